@@ -1,0 +1,85 @@
+"""Reverse-mode differentiation, graph to graph.
+
+Runs before any layout is known: there is no collective in sight, and none has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshmpi.errors import ShapeError
+from meshmpi.graph import Operation, Tensor
+from meshmpi.ops.elementwise import add
+from meshmpi.ops.sources import constant
+from meshmpi.ops.structure import transpose
+from meshmpi.scalar import FLOATS
+
+
+def gradients(
+    ys: Tensor | Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor] | None = None
+) -> list[Tensor | None]:
+    """Gradients of the sum of ``ys`` with respect to each of ``xs``.
+
+    Args:
+        ys: Tensors to differentiate; usually one scalar loss.
+        xs: Tensors to differentiate by: variables, placeholders, or any intermediate tensor.
+        grad_ys: Gradient of each of ys (same shapes); default ones.
+
+    Returns:
+        For each x a tensor of its shape, in its order of dimensions, and of its data type; None
+        where no y depends on x through differentiable operations.
+
+    Raises:
+        ShapeError: A shape in grad_ys differs, or an operation on the way has no gradient.
+    """
+    ys = [ys] if isinstance(ys, Tensor) else list(ys)
+    seeds = _seeds(ys, grad_ys)
+    graph = ys[0].graph
+    needed = _between(graph.operations, ys, xs)
+    total: dict[Tensor, Tensor] = {}
+    for y, dy in zip(ys, seeds, strict=True):
+        _accumulate(total, y, dy)
+    for operation in reversed(needed):
+        dys = [total.get(t) for t in operation.outputs]
+        if all(dy is None for dy in dys):
+            continue
+        with graph.gradient_of(operation):
+            for x, dx in zip(operation.inputs, operation.grad(dys), strict=True):
+                if dx is not None and x.dtype in FLOATS:
+                    _accumulate(total, x, dx)
+    return [total.get(x) for x in xs]
+
+
+def _seeds(ys: Sequence[Tensor], grad_ys: Sequence[Tensor] | None) -> list[Tensor]:
+    if grad_ys is None:
+        return [constant(1.0, y.shape, y.dtype) for y in ys]
+    for y, dy in zip(ys, grad_ys, strict=True):
+        if sorted(y.shape) != sorted(dy.shape):
+            raise ShapeError(
+                f"gradients: grad_ys has {dy.shape} for {y.name} {y.shape}.",
+                "Give one tensor of the same dimensions for each y.", str(y.source),
+            )  # fmt: skip
+    return list(grad_ys)
+
+
+def _between(
+    operations: Sequence[Operation], ys: Sequence[Tensor], xs: Sequence[Tensor]
+) -> list[Operation]:
+    """Operations on a path from some x to some y, in graph order."""
+    from_x = set(xs)
+    for operation in operations:
+        if any(t in from_x for t in operation.inputs):
+            from_x.update(operation.outputs)
+    to_y, path = set(ys), []
+    for operation in reversed(operations):
+        if any(t in to_y for t in operation.outputs):
+            to_y.update(operation.inputs)
+            if any(t in from_x for t in operation.inputs):
+                path.append(operation)
+    return path[::-1]
+
+
+def _accumulate(total: dict[Tensor, Tensor], x: Tensor, dx: Tensor) -> None:
+    if dx.shape != x.shape:
+        dx = transpose(dx, x.shape)
+    total[x] = add(total[x], dx) if x in total else dx

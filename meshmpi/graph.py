@@ -1,0 +1,283 @@
+"""The named-tensor graph: tensors, operations, variables.
+
+A graph says *what* is computed.  It knows no mesh, no layout, no MPI and holds no arrays (an
+initializer given as an array is carried along unread).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshmpi.dims import Layout, Shape
+from meshmpi.errors import ShapeError, VariableError
+from meshmpi.program import NOWHERE, Source
+from meshmpi.scalar import DTYPES
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY = tuple(
+    _PACKAGE + part for part in ("graph.py", "autodiff.py", "ops" + os.sep, "nn" + os.sep)
+)
+
+
+def user_source(name: str) -> Source:
+    """The innermost stack frame outside the graph-building parts of meshmpi."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        frame = frame.f_back
+    return Source(name, frame.f_code.co_filename, frame.f_lineno)
+
+
+class Tensor:
+    """A value of the graph with named dimensions.  Made by operations, never directly.
+
+    Supports ``+ - * / // % **``, unary minus, comparisons ``< <= > >=`` with tensors and numbers,
+    and ``@`` (sum over the dimensions that both sides share); dimensions are matched by name.
+    """
+
+    __slots__ = ("operation", "index", "shape", "dtype")
+
+    def __init__(self, operation: Operation, index: int, shape: Shape, dtype: str):
+        self.operation, self.index, self.shape, self.dtype = operation, index, shape, dtype
+
+    @property
+    def name(self) -> str:
+        n = self.operation.name
+        return n if len(self.operation.outputs) == 1 else f"{n}:{self.index}"
+
+    @property
+    def graph(self) -> Graph:
+        return self.operation.graph
+
+    @property
+    def source(self) -> Source:
+        return self.operation.source
+
+    @property
+    def variable(self) -> Variable | None:
+        """The variable that this tensor is the value of, if it is one."""
+        return getattr(self.operation, "variable", None)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name} {self.dtype}{self.shape}>"
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self!r} has no value while the graph is built, so it cannot steer an if or while."
+            " Use mm.where(condition, a, b)."
+        )
+
+    # numpy_scalar * tensor must reach Tensor.__rmul__ instead of being broadcast by NumPy.
+    __array_ufunc__ = None
+
+
+class Operation:
+    """A node of the graph.  One subclass is one primitive: its shape rule, gradient and lowering.
+
+    Args:
+        inputs: Tensors of one graph.
+        name: Base of the node's name; default: the class name in lower case.
+    """
+
+    follows = False
+    """Whether the result inherits the constrained layouts of the inputs (`mm.constrain`)."""
+
+    def __init__(self, inputs: Sequence[Tensor], name: str | None = None):
+        self.inputs: tuple[Tensor, ...] = tuple(inputs)
+        self.graph: Graph = self.inputs[0].graph if self.inputs else current_graph()
+        for x in self.inputs:
+            if x.graph is not self.graph:
+                raise ShapeError(
+                    f"{x!r} belongs to another graph than {self.inputs[0]!r}.",
+                    "Build a model inside one `with mm.Graph():`.",
+                )
+        self.name = ""
+        self.source = NOWHERE
+        self.outputs: tuple[Tensor, ...] = ()
+        self.graph.add(self, name or type(self).__name__.lower())
+
+    @property
+    def output(self) -> Tensor:
+        return self.outputs[0]
+
+    def fail(self, problem: str, remedy: str = "") -> ShapeError:
+        """A ShapeError about this node."""
+        return ShapeError(f"{type(self).__name__.lower()}: {problem}", remedy, str(self.source))
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        """Shape and data type of every output; raises ShapeError where the inputs do not fit."""
+        raise NotImplementedError
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Gradient with respect to every input, given those of the outputs, as new graph nodes."""
+        raise ShapeError(
+            f"{self.name} ({type(self).__name__}) has no gradient.",
+            "Put mm.stop_gradient() around its inputs if none is wanted.",
+            str(self.source),
+        )
+
+    def lower(self, lowering: Any) -> None:
+        """Emits local instructions and collectives; see `meshmpi.lowering.Lowering`."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Variable:
+    """A named array that lives between steps.
+
+    Attributes:
+        name: Unique in its graph; ``/`` separates scopes.
+        shape: Global shape.
+        dtype: Type in which it is stored and updated.
+        initializer: An ``mm.*_initializer`` or an array of the global shape.
+        trainable: Whether optimizers update it by default.
+        storage: Layout rules for how it is kept, over the computation layout; None: the default.
+        like: Stored the way this other variable is (optimizer slots); None: by its own rules.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    initializer: Any
+    trainable: bool = True
+    storage: Layout | None = None
+    like: Variable | None = None
+    source: Source = NOWHERE
+    _reads: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+
+class Update(NamedTuple):
+    """At the end of a step ``variable`` takes the value of ``value``."""
+
+    variable: Variable
+    value: Tensor
+
+
+class Graph:
+    """A graph under construction.  ``with mm.Graph() as graph: ...`` makes it the current one."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.variables: dict[str, Variable] = {}
+        self.placeholders: dict[str, Tensor] = {}
+        self.updates: list[Update] = []
+        self._names: dict[str, int] = {}
+        self._scopes: list[str] = []
+        self._source: Source | None = None
+
+    def __enter__(self) -> Graph:
+        _stack.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack.remove(self)
+
+    def add(self, operation: Operation, base: str) -> None:
+        """Names the node, records who made it, infers its outputs and appends it."""
+        operation.name = self.unique_name(base)
+        operation.source = self._new_source(operation.name)
+        operation.outputs = tuple(
+            Tensor(operation, i, shape, dtype) for i, (shape, dtype) in enumerate(operation.infer())
+        )
+        self.operations.append(operation)
+
+    def _new_source(self, name: str) -> Source:
+        if self._source is not None:
+            return Source(f"{name} (gradient of {self._source.name})", *self._source[1:])
+        return user_source(name)
+
+    def unique_name(self, base: str) -> str:
+        """``base`` inside the current scopes, with a number appended when it is taken."""
+        full = self.scoped(base)
+        n = self._names.get(full, 0)
+        self._names[full] = n + 1
+        return full if n == 0 else f"{full}_{n}"
+
+    def scoped(self, name: str) -> str:
+        return "/".join([*self._scopes, name])
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefixes the names of variables and operations made inside with ``name/``."""
+        self._scopes.append(name)
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    @contextmanager
+    def gradient_of(self, operation: Operation) -> Iterator[None]:
+        """Nodes made inside are reported at the place where ``operation`` was made."""
+        old, self._source = self._source, operation.source
+        try:
+            yield
+        finally:
+            self._source = old
+
+    def variable(
+        self, name: str, shape: Shape, dtype: str, initializer: Any, trainable: bool,
+        storage: Layout | None, like: Variable | None = None,
+    ) -> Variable:  # fmt: skip
+        """The variable of that (scoped) name: the existing one, or a new one.
+
+        Raises:
+            VariableError: It exists with another shape or data type.
+        """
+        full = self.scoped(name)
+        old = self.variables.get(full)
+        if old is None:
+            check_dtype(dtype, f"variable '{full}'")
+            source = user_source(f"variable '{full}'")
+            new = Variable(full, shape, dtype, initializer, trainable, storage, like, source)
+            self.variables[full] = new
+            return new
+        if (old.shape, old.dtype) != (shape, dtype):
+            raise VariableError(
+                f"variable '{full}' exists as {old.dtype}{old.shape} and is asked for as"
+                f" {dtype}{shape}.",
+                "Use another name, or put one of them inside `with mm.scope(...)`.",
+                str(old.source),
+            )
+        return old
+
+    @property
+    def trainable_variables(self) -> list[Variable]:
+        return [v for v in self.variables.values() if v.trainable]
+
+    @property
+    def dim_names(self) -> list[str]:
+        """Names of all dimensions of all tensors, in order of appearance."""
+        names: dict[str, None] = {}
+        for operation in self.operations:
+            for t in operation.outputs:
+                names.update(dict.fromkeys(t.shape.names))
+        for v in self.variables.values():
+            names.update(dict.fromkeys(v.shape.names))
+        return list(names)
+
+
+_stack: list[Graph] = []
+
+
+def current_graph() -> Graph:
+    if not _stack:
+        raise ShapeError("no graph is under construction.", "Write `with mm.Graph() as graph:` around it.")
+    return _stack[-1]
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """``with mm.scope("layer_0"):`` prefixes names made inside with ``layer_0/``."""
+    with current_graph().scope(name):
+        yield
+
+
+def check_dtype(dtype: object, what: str) -> str:
+    """``dtype`` if it is one of scalar.DTYPES, else ShapeError."""
+    if dtype not in DTYPES:
+        raise ShapeError(f"{what} has data type {dtype!r}.", f"Use one of {', '.join(DTYPES)}.")
+    return str(dtype)

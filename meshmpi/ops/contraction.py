@@ -1,0 +1,126 @@
+"""einsum over named dimensions: every matrix product of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshmpi.dims import Shape, ShapeLike
+from meshmpi.errors import ShapeError, suggest
+from meshmpi.graph import Operation, Tensor
+from meshmpi.ops.elementwise import broadcast
+from meshmpi.ops.reductions import reduce_sum
+
+
+class Einsum(Operation):
+    """y[out] = sum over all other dims of x1 * x2 * ..., dims matched by name.
+
+    Gradient of an input: einsum of dy with the other inputs, repeated along dims that only this
+    input has.
+    Lowers: local `contract`s of two operands, in the order opt_einsum finds cheapest for the local
+    sizes; where a summed-out dim is split, an `all_reduce` over its axes.
+    Source: Shazeer et al. 2018, section 4.
+    """
+
+    def __init__(self, xs: Sequence[Tensor], output_shape: Shape):
+        self.output_shape = output_shape
+        super().__init__(xs, "einsum")
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        known: dict[str, int] = {}
+        shapes = " and ".join(str(x.shape) for x in self.inputs)
+        for x in self.inputs:
+            for d in x.shape:
+                if known.setdefault(d.name, d.size) != d.size:
+                    raise self.fail(
+                        f"dimension '{d.name}' has sizes {known[d.name]} and {d.size} in {shapes}.",
+                        "Rename one with mm.rename_dimension(), or make the sizes equal.",
+                    )
+        for d in self.output_shape:
+            if known.get(d.name) != d.size:
+                raise self.fail(
+                    f"output dimension '{d.name}' ({d.size}) is in none of the inputs {shapes}.",
+                    suggest(d.name, known),
+                )
+        dtypes = list(dict.fromkeys(x.dtype for x in self.inputs))
+        if len(dtypes) > 1 or dtypes[0] == "bool":
+            raise self.fail(
+                f"inputs have data types {' and '.join(dtypes)}.", "Convert with mm.cast(x, dtype)."
+            )
+        return [(self.output_shape, dtypes[0])]
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        (dy,) = dys
+        out = []
+        for i, x in enumerate(self.inputs):
+            others = [dy, *self.inputs[:i], *self.inputs[i + 1 :]]
+            present = {d for t in others for d in t.shape}
+            shape = Shape([d for d in x.shape if d in present])
+            dx = einsum(others, shape)
+            out.append(dx if shape == x.shape else broadcast(dx, x.shape))
+        return out
+
+    def lower(self, lowering: Any) -> None:
+        values = [lowering.value(x) for x in self.inputs]
+        lowering.define(self.output, lowering.contract(values, self.output_shape))
+
+
+def einsum(
+    xs: Sequence[Tensor], output_shape: ShapeLike | None = None, reduced_dims: Any = None
+) -> Tensor:
+    """Product of all inputs, summed over the dims that the output lacks.
+
+    Args:
+        xs: One or more tensors of one data type.
+        output_shape: Dims of the result, in order; each must be in an input.
+        reduced_dims: Dims (or names) to sum over instead; the result has the others in order of
+            appearance.  With neither, the result has the dims that appear exactly once.
+
+    Returns:
+        A tensor of ``output_shape``.
+
+    Raises:
+        ShapeError: Sizes differ, or an output dim is in no input.
+
+    Example:
+        >>> y = mm.einsum([x, w], [batch, hidden])
+    """
+    xs = list(xs)
+    if not xs:
+        raise ShapeError("einsum: there are no inputs.", "Give at least one tensor.")
+    shape = _einsum_shape(xs, output_shape, reduced_dims)
+    if len(xs) == 1 and sorted(shape) != sorted(xs[0].shape):
+        return reduce_sum(xs[0], output_shape=shape)
+    if len(xs) == 1:
+        from meshmpi.ops.structure import transpose
+
+        return transpose(xs[0], shape)
+    return Einsum(xs, shape).output
+
+
+def _einsum_shape(xs: Sequence[Tensor], output_shape: ShapeLike | None, reduced_dims: Any) -> Shape:
+    dims = [d for x in xs for d in x.shape]
+    unique = list(dict.fromkeys(dims))
+    if reduced_dims is not None:
+        names = [d if isinstance(d, str) else d.name for d in reduced_dims]
+        for n in names:
+            if n not in [d.name for d in unique]:
+                raise ShapeError(
+                    f"einsum: reduced dimension '{n}' is in no input.",
+                    suggest(n, [d.name for d in unique]),
+                )
+        rest = [d for d in unique if d.name not in names]
+        if output_shape is not None and sorted(Shape(output_shape)) != sorted(rest):
+            raise ShapeError(
+                f"einsum: output_shape {Shape(output_shape)} and reduced_dims {names} contradict each"
+                f" other; without these dims there is {Shape(rest)}.", "Give one of them.",
+            )  # fmt: skip
+        return Shape(output_shape) if output_shape is not None else Shape(rest)
+    if output_shape is not None:
+        return Shape(output_shape)
+    return Shape([d for d in unique if dims.count(d) == 1])
+
+
+def matmul(a: Tensor, b: Tensor, output_shape: ShapeLike | None = None) -> Tensor:
+    """einsum of two tensors: sums over the dims that both have, unless ``output_shape`` keeps them."""
+    return einsum([a, b], output_shape)

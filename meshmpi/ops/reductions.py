@@ -1,0 +1,130 @@
+"""Reductions over named dimensions: one primitive, and the functions made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshmpi.dims import Dimension, Shape, ShapeLike
+from meshmpi.errors import ShapeError, suggest
+from meshmpi.graph import Operation, Tensor
+from meshmpi.scalar import FLOATS
+
+
+class Reduce(Operation):
+    """y[rest] = op over dims of x[rest, dims]; op is sum, max or min.
+
+    Gradient: of sum, dy repeated; of max and min, dy shared equally among the elements that attain
+    it (the reference gives all of it to each).
+    Lowers: a local `reduce`; where a reduced dim is split, an `all_reduce` of y over its axes.
+    """
+
+    follows = True
+
+    def __init__(self, op: str, x: Tensor, output_shape: Shape):
+        self.op, self.output_shape = op, output_shape
+        super().__init__([x], f"reduce_{op}")
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        (x,) = self.inputs
+        if self.op == "sum" and x.dtype == "bool":
+            raise self.fail("the input is bool.", "Count with mm.reduce_sum(mm.cast(x, 'int32')).")
+        return [(self.output_shape, x.dtype)]
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        from meshmpi.ops import elementwise as ew
+
+        (x,), (dy,), y = self.inputs, dys, self.output
+        if self.op == "sum":
+            return [ew.broadcast(dy, x.shape)]
+        hit = ew.cast(ew.equal(x, y), x.dtype)
+        return [ew.multiply(hit, ew.divide(dy, reduce_sum(hit, output_shape=y.shape)))]
+
+    def lower(self, lowering: Any) -> None:
+        (x,) = self.inputs
+        value = lowering.reduce(lowering.value(x), self.op, self.output_shape)
+        lowering.define(self.output, value)
+
+
+def _output_shape(x: Tensor, output_shape: ShapeLike | None, reduced_dim: object, what: str) -> Shape:
+    if (output_shape is None) == (reduced_dim is None):
+        if output_shape is not None:
+            raise ShapeError(f"{what}: both output_shape and reduced_dim are given.", "Give one of them.")
+        return Shape()
+    if output_shape is not None:
+        out = Shape(output_shape)
+        for d in out:
+            if d not in x.shape:
+                raise ShapeError(
+                    f"{what}: output dimension {d} is not in the input {x.shape}.",
+                    suggest(d.name, x.shape.names), str(x.source),
+                )  # fmt: skip
+        return out
+    many = isinstance(reduced_dim, (list, tuple)) and not isinstance(reduced_dim, Dimension)
+    names = [d if isinstance(d, str) else d.name for d in (reduced_dim if many else [reduced_dim])]
+    for n in names:
+        x.shape.position(n)
+    return x.shape.without(names)
+
+
+def _reduce(op: str, x: Tensor, output_shape: ShapeLike | None, reduced_dim: object) -> Tensor:
+    shape = _output_shape(x, output_shape, reduced_dim, f"reduce_{op}")
+    return x if shape == x.shape else Reduce(op, x, shape).output
+
+
+def reduce_sum(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+    """Sum over ``reduced_dim`` (one or a list, dims or names), or down to ``output_shape``.
+
+    With neither, over all dims.  Lowers: all_reduce of the result over the axes of reduced split
+    dims.  Source: Mesh-TensorFlow's reduce_sum.
+    """
+    return _reduce("sum", x, output_shape, reduced_dim)
+
+
+def reduce_max(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+    """Largest element; arguments as `reduce_sum`.  Ties share the gradient equally."""
+    return _reduce("max", x, output_shape, reduced_dim)
+
+
+def reduce_min(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+    """Smallest element; arguments as `reduce_sum`.  Ties share the gradient equally."""
+    return _reduce("min", x, output_shape, reduced_dim)
+
+
+def reduce_mean(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+    """Mean; arguments as `reduce_sum`."""
+    from meshmpi.ops.elementwise import multiply
+
+    if x.dtype not in FLOATS:
+        raise ShapeError(
+            f"reduce_mean: {x!r} is not floating-point.", "Convert it with mm.cast().", str(x.source)
+        )
+    y = reduce_sum(x, output_shape=output_shape, reduced_dim=reduced_dim)
+    return y if y is x else multiply(y, y.shape.size / x.shape.size)
+
+
+def reduce_any(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+    """Whether any element of a bool tensor holds."""
+    return _reduce("max", _bool(x, "reduce_any"), output_shape, reduced_dim)
+
+
+def reduce_all(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+    """Whether all elements of a bool tensor hold."""
+    return _reduce("min", _bool(x, "reduce_all"), output_shape, reduced_dim)
+
+
+def _bool(x: Tensor, what: str) -> Tensor:
+    if x.dtype != "bool":
+        raise ShapeError(f"{what}: {x!r} is not bool.", "Compare it first.", str(x.source))
+    return x
+
+
+def sum_to(x: Tensor, shape: Shape) -> Tensor:
+    """x summed down to the dims of ``shape``, in its order: the gradient of broadcasting."""
+    if len(x.shape) > len(shape):
+        return reduce_sum(x, output_shape=shape)
+    if x.shape == shape:
+        return x
+    from meshmpi.ops.structure import transpose
+
+    return transpose(x, shape)

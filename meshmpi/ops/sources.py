@@ -1,0 +1,267 @@
+"""Operations without tensor inputs: placeholders, variables, constants, ranges, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from meshmpi.dims import Dimension, Layout, LayoutLike, Shape, ShapeLike
+from meshmpi.errors import ShapeError
+from meshmpi.graph import Operation, Tensor, Update, Variable, check_dtype, current_graph
+from meshmpi.scalar import FLOATS, fill
+
+
+class Placeholder(Operation):
+    """A value given at every step.  Lowers: `feed` of the own block; no traffic."""
+
+    def __init__(self, name: str, shape: Shape, dtype: str):
+        self.shape, self.dtype = shape, dtype
+        graph = current_graph()
+        if graph.scoped(name) in graph.placeholders:
+            old = graph.placeholders[graph.scoped(name)]
+            raise ShapeError(
+                f"placeholder '{name}' exists already.", "Give each its own name.", str(old.source)
+            )
+        super().__init__([], name)
+        graph.placeholders[self.name] = self.output
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        return [(self.shape, check_dtype(self.dtype, "placeholder"))]
+
+    def lower(self, lowering: Any) -> None:
+        t = lowering.type_of(self.output)
+        lowering.add_feed(self.name, t)
+        lowering.define(self.output, lowering.emit("feed", [], t, name=self.name))
+
+
+def placeholder(name: str, shape: ShapeLike, dtype: str = "float32") -> Tensor:
+    """A tensor whose value is fed at each step: ``step(name=array)`` with an array of ``shape``."""
+    return Placeholder(name, Shape(shape), dtype).output
+
+
+class ReadVariable(Operation):
+    """The value a variable had when the step began, in the computation layout.
+
+    Lowers: `read`, then what it takes from the storage layout to the computation layout
+    (all_gather of the split dims), after the cast to the activation type.
+    """
+
+    def __init__(self, variable: Variable, activation_dtype: str):
+        self.variable, self.activation_dtype = variable, activation_dtype
+        super().__init__([], "read")
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        return [(self.variable.shape, check_dtype(self.activation_dtype, "activation"))]
+
+    def lower(self, lowering: Any) -> None:
+        value = lowering.read(self.variable)
+        lowering.define(self.output, lowering.cast(value, self.activation_dtype))
+
+
+class ReadStored(Operation):
+    """The value of a variable, kept in its storage layout: what it is computed with follows it.
+
+    Optimizers use it, so that an update is computed on the stored blocks only.
+    """
+
+    follows = True
+
+    def __init__(self, variable: Variable):
+        self.variable = variable
+        super().__init__([], "read_stored")
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        return [(self.variable.shape, self.variable.dtype)]
+
+    def lower(self, lowering: Any) -> None:
+        lowering.define(self.output, lowering.read(self.variable))
+
+
+class VariableDType(NamedTuple):
+    """Types of a variable: ``master`` is stored and updated, ``activation`` is computed with."""
+
+    master: str = "float32"
+    activation: str = "float32"
+
+
+def get_variable(
+    name: str, shape: ShapeLike, dtype: str | VariableDType = "float32", initializer: Any = None,
+    trainable: bool = True, *, storage: LayoutLike = None, like: Variable | None = None,
+) -> Tensor:  # fmt: skip
+    """The value of the variable ``name``; asking again with the same name gives the same variable.
+
+    Args:
+        name: Prefixed by the scopes around (`mm.scope`).
+        shape: Global shape.
+        dtype: Stored type, or a `VariableDType` to compute in another one.
+        initializer: An ``mm.*_initializer`` or an array of the global shape; default: variance
+            scaling for floats, zeros for others.
+        trainable: Whether optimizers update it by default.
+        storage: Layout rules for how it is kept when that differs from how it is computed with,
+            such as ``"d_model:rows"`` (ZeRO-3 / FSDP).
+        like: Keep it as this variable is kept (optimizer slots).
+
+    Raises:
+        VariableError: The name is taken by a variable of another shape or type.
+    """
+    types = dtype if isinstance(dtype, VariableDType) else VariableDType(dtype, dtype)
+    rules = None if storage is None else Layout(storage)
+    graph = current_graph()
+    variable = graph.variable(name, Shape(shape), types.master, initializer, trainable, rules, like)
+    read = variable._reads.get(types.activation)
+    if read is None:
+        read = variable._reads[types.activation] = ReadVariable(variable, types.activation).output
+    return read
+
+
+def read_stored(variable: Variable) -> Tensor:
+    """The variable's value in its storage layout and stored type."""
+    read = variable._reads.get("stored")
+    if read is None:
+        read = variable._reads["stored"] = ReadStored(variable).output
+    return read
+
+
+def assign(variable: Tensor | Variable, value: Tensor) -> Update:
+    """An update: at the end of the step ``variable`` takes ``value``.
+
+    All updates of a step read the old values of all variables.  Registered with the graph, so that
+    `mm.compile(..., updates=None)` runs it.
+    """
+    target = variable if isinstance(variable, Variable) else variable.variable
+    if target is None:
+        raise ShapeError(f"assign: {variable!r} is not the value of a variable.", "Use mm.get_variable().")
+    if sorted(value.shape) != sorted(target.shape) or value.dtype != target.dtype:
+        raise ShapeError(
+            f"assign: variable '{target.name}' is {target.dtype}{target.shape}, the value is"
+            f" {value.dtype}{value.shape}.", "Reduce or cast the value.", str(value.source),
+        )  # fmt: skip
+    update = Update(target, value)
+    value.graph.updates.append(update)
+    return update
+
+
+class Constant(Operation):
+    """One number at every point.  Lowers: a local `map` without inputs."""
+
+    follows = True
+
+    def __init__(self, value: float | int | bool, shape: Shape, dtype: str):
+        self.value, self.shape, self.dtype = value, shape, dtype
+        super().__init__([], "constant")
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        return [(self.shape, check_dtype(self.dtype, "constant"))]
+
+    def lower(self, lowering: Any) -> None:
+        t = lowering.type_of(self.output)
+        lowering.define(self.output, lowering.emit("map", [], t, expr=fill(self.value, self.dtype)))
+
+
+def constant(value: float | int | bool, shape: ShapeLike = (), dtype: str = "float32") -> Tensor:
+    """``value`` at every point of ``shape``."""
+    if not isinstance(value, (bool, int, float)):
+        raise ShapeError(
+            f"constant: {type(value).__name__} is not a number.",
+            "Keep arrays in mm.get_variable(name, shape, initializer=array, trainable=False).",
+        )
+    convert = float if dtype in FLOATS else bool if dtype == "bool" else int
+    return Constant(convert(value), Shape(shape), dtype).output
+
+
+def zeros(shape: ShapeLike, dtype: str = "float32") -> Tensor:
+    return constant(0, shape, dtype)
+
+
+def ones(shape: ShapeLike, dtype: str = "float32") -> Tensor:
+    return constant(1, shape, dtype)
+
+
+def zeros_like(x: Tensor) -> Tensor:
+    return constant(0, x.shape, x.dtype)
+
+
+def ones_like(x: Tensor) -> Tensor:
+    return constant(1, x.shape, x.dtype)
+
+
+class Range(Operation):
+    """0, 1, 2, ... along one dimension.  Lowers: local `iota` of global indices; no traffic."""
+
+    def __init__(self, dim: Dimension):
+        self.dim = dim
+        super().__init__([], "range")
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        return [(Shape([self.dim]), "int32")]
+
+    def lower(self, lowering: Any) -> None:
+        t = lowering.type_of(self.output)
+        lowering.define(self.output, lowering.emit("iota", [], t, dim=self.dim.name))
+
+
+def range(dim: Dimension, dtype: str = "int32") -> Tensor:  # noqa: A001
+    """The index along ``dim``: [0, 1, ..., dim.size - 1]."""
+    from meshmpi.ops.elementwise import cast
+
+    return cast(Range(dim).output, dtype)
+
+
+class StepNumber(Operation):
+    """The number of the running step, counted by the executor.  Lowers: local `step`."""
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        return [(Shape(), "int32")]
+
+    def lower(self, lowering: Any) -> None:
+        lowering.define(self.output, lowering.emit("step", [], lowering.type_of(self.output)))
+
+
+def step_number() -> Tensor:
+    """How many steps the compiled program has run before this one: an int32 without dims."""
+    return StepNumber([], "step").output
+
+
+class Random(Operation):
+    """Numbers that depend on (seed, name, step, global index) only, so not on the layout.
+
+    Lowers: local `random`; no traffic.
+    """
+
+    def __init__(self, distribution: str, shape: Shape, dtype: str, name: str):
+        self.distribution, self.shape, self.dtype = distribution, shape, dtype
+        super().__init__([], name)
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        if self.dtype not in FLOATS:
+            raise self.fail(f"the data type is {self.dtype}.", f"Use one of {', '.join(FLOATS)}.")
+        return [(self.shape, self.dtype)]
+
+    def lower(self, lowering: Any) -> None:
+        t = lowering.type_of(self.output)
+        attrs = {"distribution": self.distribution, "key": self.name}
+        lowering.define(self.output, lowering.emit("random", [], t, **attrs))
+
+
+def random_uniform(
+    shape: ShapeLike, minval: float = 0.0, maxval: float = 1.0, dtype: str = "float32",
+    name: str = "random_uniform",
+) -> Tensor:  # fmt: skip
+    """Uniform in [minval, maxval), new at every step, the same in every layout."""
+    u = Random("uniform", Shape(shape), dtype, name).output
+    return u if (minval, maxval) == (0.0, 1.0) else u * (maxval - minval) + minval
+
+
+def random_normal(
+    shape: ShapeLike, mean: float = 0.0, stddev: float = 1.0, dtype: str = "float32",
+    name: str = "random_normal",
+) -> Tensor:  # fmt: skip
+    """Normal, new at every step, the same in every layout."""
+    z = Random("normal", Shape(shape), dtype, name).output
+    return z if (mean, stddev) == (0.0, 1.0) else z * stddev + mean
+
+
+__all__ = [
+    "VariableDType", "assign", "constant", "get_variable", "ones", "ones_like", "placeholder",
+    "random_normal", "random_uniform", "range", "read_stored", "step_number", "zeros", "zeros_like",
+]  # fmt: skip

@@ -1,0 +1,312 @@
+"""Operations that move elements: transpose, reshape, rename, slice, pad, concat and what they make."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
+
+from meshmpi.dims import Dimension, Shape, ShapeLike
+from meshmpi.errors import ShapeError
+from meshmpi.graph import Operation, Tensor
+
+DimLike = Union[Dimension, str]
+
+
+def dim_name(dim: DimLike) -> str:
+    return dim if isinstance(dim, str) else dim.name
+
+
+class Transpose(Operation):
+    """The same elements with dims in another order.  Lowers: local `transpose`."""
+
+    follows = True
+
+    def __init__(self, x: Tensor, new_shape: Shape):
+        self.new_shape = new_shape
+        super().__init__([x])
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        (x,) = self.inputs
+        if sorted(x.shape) != sorted(self.new_shape):
+            raise self.fail(
+                f"{self.new_shape} is no reordering of the dimensions of {x.shape}.",
+                "Use mm.reshape() or mm.rename_dimension() to change dimensions.",
+            )
+        return [(self.new_shape, x.dtype)]
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return [transpose(dys[0], self.inputs[0].shape)]
+
+    def lower(self, lowering: Any) -> None:
+        lowering.define(self.output, lowering.transpose(lowering.value(self.inputs[0]), self.new_shape))
+
+
+def transpose(x: Tensor, new_shape: ShapeLike) -> Tensor:
+    """x with its dims in the order of ``new_shape``."""
+    shape = Shape(new_shape)
+    return x if shape == x.shape else Transpose(x, shape).output
+
+
+class Reshape(Operation):
+    """The same elements in row-major order under other dims.
+
+    Lowers: a local `view` where the splits of old and new dims agree; otherwise what takes one
+    layout to the other first: all_to_all where a mesh axis moves between dims, all_gather where it
+    is no longer used, take_shard where it is new (the paper's section 6.1).
+    """
+
+    def __init__(self, x: Tensor, new_shape: Shape, name: str = "reshape"):
+        self.new_shape = new_shape
+        super().__init__([x], name)
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        (x,) = self.inputs
+        if x.shape.size != self.new_shape.size:
+            raise self.fail(
+                f"{x.shape} has {x.shape.size} elements, {self.new_shape} has {self.new_shape.size}.",
+                "Make the products of sizes equal.",
+            )
+        return [(self.new_shape, x.dtype)]
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return [reshape(dys[0], self.inputs[0].shape)]
+
+    def lower(self, lowering: Any) -> None:
+        (x,) = self.inputs
+        lowering.define(self.output, lowering.reshape(lowering.value(x), self.output))
+
+
+def reshape(x: Tensor, new_shape: ShapeLike) -> Tensor:
+    """x under other dims, elements in row-major order; any layout to any layout."""
+    shape = Shape(new_shape)
+    return x if shape == x.shape else Reshape(x, shape).output
+
+
+def rename(x: Tensor, names: Mapping[str, str]) -> Tensor:
+    """x with dims renamed, and with the names their layouts: ``mm.rename(x, {"length": "memory"})``."""
+    for old in names:
+        x.shape.position(old)
+    shape = Shape([Dimension(names.get(d.name, d.name), d.size) for d in x.shape])
+    return x if shape == x.shape else Reshape(x, shape, "rename").output
+
+
+def rename_dimension(x: Tensor, old_name: str, new_name: str) -> Tensor:
+    """x with one dim renamed, and with the name its layout."""
+    return rename(x, {old_name: new_name})
+
+
+def replace_dimensions(
+    x: Tensor, old_dims: DimLike | Sequence[DimLike], new_dims: Dimension | Sequence[Dimension]
+) -> Tensor:
+    """x with adjacent ``old_dims`` replaced by ``new_dims`` of the same number of elements."""
+    old = [old_dims] if isinstance(old_dims, (str, Dimension)) else list(old_dims)
+    new = [new_dims] if isinstance(new_dims, Dimension) else list(new_dims)
+    start = x.shape.position(dim_name(old[0]))
+    if list(x.shape.names[start : start + len(old)]) != [dim_name(d) for d in old]:
+        raise ShapeError(
+            f"replace_dimensions: {[dim_name(d) for d in old]} are not adjacent in this order in"
+            f" {x.shape}.", "Use mm.transpose() first.", str(x.source),
+        )  # fmt: skip
+    return reshape(x, Shape([*x.shape[:start], *new, *x.shape[start + len(old) :]]))
+
+
+class Slice(Operation):
+    """y = x[start:stop:stride] along one dim, which keeps its name.
+
+    Gradient: dy between zeros.  Lowers: local `slice`; where the dim is split, an all_gather of it
+    first and take_shard after.
+    """
+
+    def __init__(self, x: Tensor, dim: str, start: int, stop: int, stride: int = 1):
+        self.dim, self.start, self.stop, self.stride = dim, start, stop, stride
+        super().__init__([x])
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        (x,) = self.inputs
+        n = x.shape.dim(self.dim).size
+        if not (0 <= self.start < self.stop <= n and self.stride >= 1):
+            raise self.fail(
+                f"[{self.start}:{self.stop}:{self.stride}] is not inside dimension '{self.dim}' ({n}).",
+                "Take at least one element, 0 <= start < stop <= size.",
+            )
+        size = -(-(self.stop - self.start) // self.stride)
+        return [(_resized(x.shape, self.dim, size), x.dtype)]
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        (x,), (dy,) = self.inputs, dys
+        n = x.shape.dim(self.dim).size
+        if self.stride > 1:
+            dy = _spread(dy, self.dim, self.stride)
+        used = self.start + dy.shape.dim(self.dim).size
+        if used > n:
+            dy = Slice(dy, self.dim, 0, n - self.start).output
+        return [pad(dy, [self.start, builtins.max(0, n - used)], self.dim)]
+
+    def lower(self, lowering: Any) -> None:
+        value = lowering.whole(self.inputs[0], self.dim)
+        attrs = {"dim": self.dim, "start": self.start, "stop": self.stop, "stride": self.stride}
+        lowering.define(self.output, lowering.local("slice", [value], self.output, **attrs))
+
+
+def _resized(shape: Shape, dim: str, size: int) -> Shape:
+    return Shape([Dimension(d.name, size) if d.name == dim else d for d in shape])
+
+
+def _spread(x: Tensor, dim: str, stride: int) -> Tensor:
+    """Puts stride - 1 zeros behind every element of ``dim``."""
+    i = x.shape.position(dim)
+    inner = Dimension(f"_{dim}_stride", 1)
+    y = reshape(x, Shape([*x.shape[: i + 1], inner, *x.shape[i + 1 :]]))
+    y = pad(y, [0, stride - 1], inner.name)
+    return reshape(y, _resized(x.shape, dim, x.shape[i].size * stride))
+
+
+def slice(x: Tensor, begin: int, size: int, slice_dim_name: DimLike, stride: int = 1) -> Tensor:  # noqa: A001
+    """``size`` elements of one dim from ``begin``; with ``stride``, every stride-th of them."""
+    name = dim_name(slice_dim_name)
+    n = x.shape.dim(name).size
+    return x if (begin, size, stride) == (0, n, 1) else Slice(x, name, begin, begin + size, stride).output
+
+
+class Pad(Operation):
+    """y = x with ``before`` and ``after`` copies of a number around one dim.
+
+    Gradient: the inner part of dy.  Lowers: local `pad`; where the dim is split, an all_gather of it
+    first and take_shard after.
+    """
+
+    def __init__(self, x: Tensor, dim: str, before: int, after: int, value: float):
+        self.dim, self.before, self.after, self.value = dim, before, after, value
+        super().__init__([x])
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        (x,) = self.inputs
+        if self.before < 0 or self.after < 0:
+            raise self.fail(f"widths are {self.before} and {self.after}.", "Crop with mm.slice().")
+        n = x.shape.dim(self.dim).size + self.before + self.after
+        return [(_resized(x.shape, self.dim, n), x.dtype)]
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return [slice(dys[0], self.before, self.inputs[0].shape.dim(self.dim).size, self.dim)]
+
+    def lower(self, lowering: Any) -> None:
+        value = lowering.whole(self.inputs[0], self.dim)
+        attrs = {"dim": self.dim, "before": self.before, "after": self.after, "value": self.value}
+        lowering.define(self.output, lowering.local("pad", [value], self.output, **attrs))
+
+
+def pad(x: Tensor, paddings: Sequence[int], dim_name: DimLike, value: float = 0) -> Tensor:
+    """x with ``paddings`` = [before, after] copies of ``value`` around one dim."""
+    name = dim_name if isinstance(dim_name, str) else dim_name.name
+    before, after = paddings
+    return x if before == after == 0 else Pad(x, name, before, after, value).output
+
+
+class Concat(Operation):
+    """The inputs one behind the other along one dim.
+
+    Gradient: the parts of dy.  Lowers: local `concat`; where the dim is split, an all_gather of it
+    first and take_shard after.
+    """
+
+    def __init__(self, xs: Sequence[Tensor], dim: str):
+        self.dim = dim
+        super().__init__(xs)
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        first = self.inputs[0]
+        for x in self.inputs:
+            if x.shape.without([self.dim]) != first.shape.without([self.dim]) or x.dtype != first.dtype:
+                raise self.fail(
+                    f"{x.dtype}{x.shape} and {first.dtype}{first.shape} differ outside '{self.dim}'.",
+                    "Make all other dimensions, their order and the data type equal.",
+                )
+        return [
+            (_resized(first.shape, self.dim, sum(x.shape.dim(self.dim).size for x in self.inputs)), first.dtype)
+        ]
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        out, start = [], 0
+        for x in self.inputs:
+            size = x.shape.dim(self.dim).size
+            out.append(slice(dys[0], start, size, self.dim))
+            start += size
+        return out
+
+    def lower(self, lowering: Any) -> None:
+        values = [lowering.whole(x, self.dim) for x in self.inputs]
+        lowering.define(self.output, lowering.local("concat", values, self.output, dim=self.dim))
+
+
+def concat(xs: Sequence[Tensor], concat_dim_name: DimLike) -> Tensor:
+    """Tensors one behind the other along a dim that all have."""
+    xs = list(xs)
+    name = dim_name(concat_dim_name)
+    for x in xs:
+        x.shape.position(name)
+    return xs[0] if len(xs) == 1 else Concat([transpose(x, _order_like(x, xs[0])) for x in xs], name).output
+
+
+def _order_like(x: Tensor, first: Tensor) -> Shape:
+    """The dims of x in the order of first where both have the same names."""
+    if sorted(x.shape.names) != sorted(first.shape.names):
+        return x.shape
+    return Shape([x.shape.dim(n) for n in first.shape.names])
+
+
+def split(x: Tensor, split_dim: DimLike, num_or_size_splits: int | Sequence[int]) -> list[Tensor]:
+    """x cut along one dim into equal parts (a number) or parts of the given sizes."""
+    name = dim_name(split_dim)
+    n = x.shape.dim(name).size
+    if isinstance(num_or_size_splits, int):
+        parts = num_or_size_splits
+        if parts < 1 or n % parts:
+            raise ShapeError(
+                f"split: dimension '{name}' ({n}) cannot be cut into {parts} equal parts.",
+                "Give a list of sizes.", str(x.source),
+            )  # fmt: skip
+        sizes = [n // parts] * parts
+    else:
+        sizes = list(num_or_size_splits)
+    if sum(sizes) != n:
+        raise ShapeError(
+            f"split: sizes {sizes} sum to {sum(sizes)}, dimension '{name}' has {n}.",
+            "Make them equal.", str(x.source),
+        )  # fmt: skip
+    out, start = [], 0
+    for size in sizes:
+        out.append(slice(x, start, size, name))
+        start += size
+    return out
+
+
+def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0) -> Tensor:
+    """Tensors of one shape along a new dim at position ``axis``."""
+    one = Dimension(dim_name, 1)
+    return concat([reshape(x, Shape([*x.shape[:axis], one, *x.shape[axis:]])) for x in xs], dim_name)
+
+
+def unstack(x: Tensor, dim: DimLike) -> list[Tensor]:
+    """The tensors along one dim, without it."""
+    name = dim_name(dim)
+    parts = split(x, name, x.shape.dim(name).size)
+    return [reshape(p, p.shape.without([name])) for p in parts]
+
+
+def shift(x: Tensor, offset: int, dim: DimLike, wrap: bool) -> Tensor:
+    """y[i] = x[i - offset] along one dim; from the other end with ``wrap``, else zeros."""
+    name = dim_name(dim)
+    n = x.shape.dim(name).size
+    if wrap:
+        offset %= n
+        if offset == 0:
+            return x
+        return concat([slice(x, n - offset, offset, name), slice(x, 0, n - offset, name)], name)
+    if builtins.abs(offset) >= n:
+        from meshmpi.ops.sources import zeros_like
+
+        return zeros_like(x)
+    if offset >= 0:
+        return pad(slice(x, 0, n - offset, name), [offset, 0], name)
+    return pad(slice(x, -offset, n + offset, name), [0, -offset], name)

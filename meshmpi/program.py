@@ -1,0 +1,266 @@
+"""The SPMD intermediate representation: one flat list of instructions, the same on every rank.
+
+Every value has a `LocalType`: its global named shape, how each dimension is split over mesh axes,
+and over which axes a sum is still pending.  Local instructions mean what they say *on the block a
+rank holds*; dimensions are matched by name.  The instruction set is closed:
+
+| kind | inputs -> outputs | attributes and meaning |
+|---|---|---|
+| feed | -> x | ``name``: the block of a value given at each step |
+| read | -> x | ``variable``: the block of a variable as it is stored, as it was when the step began |
+| write | x -> | ``variable``: its new block; takes effect after every read of the step |
+| step | -> s | the number of the step, int32, no dimensions |
+| map | x... -> y... | ``expr`` (scalar.Expr) at every point; inputs broadcast by name to y's dims |
+| iota | -> y[d] | ``dim``: the *global* index along the one dimension of y |
+| random | -> y | ``distribution`` uniform (in [0, 1)) or normal, ``key``; by seed, key, step, global index |
+| reduce | x -> y | ``op`` sum, max, min, prod over the dims of x that y lacks |
+| contract | a, b -> y | sum of products over the dims that y lacks |
+| transpose | x -> y | the same dims in y's order |
+| view | x -> y | the same elements in the same order under other dims |
+| slice | x -> y | ``dim, start, stop, stride`` along a whole dimension |
+| pad | x -> y | ``dim, before, after, value`` along a whole dimension |
+| concat | x... -> y | ``dim``: along a whole dimension |
+| gather | table, index -> y | ``dim``: rows of the block of table that index hits, 0 elsewhere |
+| scatter_add | updates, index -> y | ``dim``: sums updates into the block of y that index hits |
+| top_k | x -> values, index | ``dim, k``: largest first, ties lowest index first, along a whole dim |
+| all_reduce | x... -> y... | ``axes, op``: finishes the sum pending over axes; several x in one message |
+| reduce_scatter | x -> y | ``dim, axes, op``: the same, and keeps only the own block of dim |
+| all_gather | x -> y | ``dim, axes``: makes dim whole over its last axes |
+| all_to_all | x -> y | ``split, concat, axes``: moves axes from dim ``concat`` to dim ``split`` |
+| take_shard | x -> y | ``dim, axes``: keeps the own block of dim; no traffic |
+
+This module knows no arrays, no kernels, no MPI and no rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshmpi.dims import Axes, MeshShape, Shape, block_range
+from meshmpi.scalar import ITEM_BYTES
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+"""Kinds that communicate.  `take_shard` redistributes too, without traffic."""
+LOCAL_KINDS = (
+    "feed", "read", "write", "step", "map", "iota", "random", "reduce", "contract", "transpose",
+    "view", "slice", "pad", "concat", "gather", "scatter_add", "top_k", "take_shard",
+)  # fmt: skip
+KINDS = (*LOCAL_KINDS, *COLLECTIVES)
+
+
+class Source(NamedTuple):
+    """Where a tensor was made: its name and the user's file and line."""
+
+    name: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.name} made at {self.file}:{self.line}"
+
+
+NOWHERE = Source("", "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalType:
+    """What every rank knows about a value.
+
+    Attributes:
+        shape: The *global* shape.
+        dtype: One of scalar.DTYPES.
+        splits: For each dimension the mesh axes it is split over, major first.
+        partial: Axes over which a reduction is still pending, in mesh order.
+        pending: Which reduction: sum, max, min or prod.
+    """
+
+    shape: Shape
+    dtype: str
+    splits: tuple[Axes, ...]
+    partial: Axes = ()
+    pending: str = "sum"
+
+    def split(self, dim: str) -> Axes:
+        """Axes of the dimension called ``dim``; empty when there is no such dimension."""
+        i = self.shape.find(dim)
+        return self.splits[i] if i >= 0 else ()
+
+    @property
+    def used_axes(self) -> Axes:
+        return tuple(a for s in self.splits for a in s)
+
+    def with_split(self, dim: str, axes: Axes) -> LocalType:
+        i = self.shape.position(dim)
+        splits = (*self.splits[:i], tuple(axes), *self.splits[i + 1 :])
+        return LocalType(self.shape, self.dtype, splits, self.partial, self.pending)
+
+    def finished(self, axes: Iterable[str] | None = None) -> LocalType:
+        """The same without the reduction pending over ``axes`` (default: over any)."""
+        left = () if axes is None else tuple(a for a in self.partial if a not in tuple(axes))
+        return LocalType(self.shape, self.dtype, self.splits, left, self.pending if left else "sum")
+
+    def block(self, mesh: MeshShape, coordinates: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+        """(start, stop) of each dimension of the block held at ``coordinates``."""
+        return tuple(
+            block_range(d.size, mesh.count(s), mesh.block_index(s, coordinates)) if s else (0, d.size)
+            for d, s in zip(self.shape, self.splits, strict=True)
+        )
+
+    def local_sizes(self, mesh: MeshShape, coordinates: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.block(mesh, coordinates))
+
+    def max_sizes(self, mesh: MeshShape) -> tuple[int, ...]:
+        """Sizes of the largest block: that of the rank whose coordinates are all 0."""
+        return tuple(
+            -(-d.size // mesh.count(s)) if s else d.size
+            for d, s in zip(self.shape, self.splits, strict=True)
+        )
+
+    def max_elements(self, mesh: MeshShape) -> int:
+        n = 1
+        for size in self.max_sizes(mesh):
+            n *= size
+        return n
+
+    def max_bytes(self, mesh: MeshShape) -> int:
+        return self.max_elements(mesh) * ITEM_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        dims = ", ".join(
+            f"{d}/{'+'.join(s)}" if s else str(d) for d, s in zip(self.shape, self.splits, strict=True)
+        )
+        pending = f"{{{self.pending} pending over {'+'.join(self.partial)}}}" if self.partial else ""
+        return f"{self.dtype}[{dims}]{pending}"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction; ``inputs`` and ``outputs`` are numbers of values of its program."""
+
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    source: Source = NOWHERE
+
+    def replaced(self, **changes: Any) -> Instruction:
+        fields = {
+            "kind": self.kind, "inputs": self.inputs, "outputs": self.outputs,
+            "attrs": self.attrs, "source": self.source,
+        }  # fmt: skip
+        return Instruction(**{**fields, **changes})
+
+
+@dataclass(frozen=True)
+class VariableType:
+    """A variable of a program: how it is stored, and how its first value is made.
+
+    ``initializer`` is opaque here: an ``mm.*_initializer`` or an array of the global shape.
+    """
+
+    name: str
+    type: LocalType
+    initializer: Any
+    trainable: bool = True
+
+
+@dataclass(frozen=True)
+class Program:
+    """A straight-line SPMD program in static single assignment form.
+
+    Attributes:
+        mesh: Names and sizes of the mesh axes it was lowered for.
+        types: Value number -> LocalType.
+        instructions: In execution order.
+        variables: Name -> VariableType, for every variable read or written.
+        feeds: Placeholder name -> LocalType.
+        fetches: Fetch name -> value number, in the order asked for.
+        seed: Of all random instructions.
+    """
+
+    mesh: MeshShape
+    types: Mapping[int, LocalType]
+    instructions: tuple[Instruction, ...]
+    variables: Mapping[str, VariableType]
+    feeds: Mapping[str, LocalType]
+    fetches: Mapping[str, int]
+    seed: int = 0
+
+    def with_instructions(
+        self, instructions: Iterable[Instruction], types: Mapping[int, LocalType] | None = None,
+        fetches: Mapping[str, int] | None = None,
+    ) -> Program:  # fmt: skip
+        """A program with other instructions, keeping only the types of values that they make."""
+        instructions = tuple(instructions)
+        all_types = self.types if types is None else types
+        kept = {v: all_types[v] for i in instructions for v in i.outputs}
+        return Program(
+            self.mesh, kept, instructions, self.variables, self.feeds,
+            self.fetches if fetches is None else fetches, self.seed,
+        )  # fmt: skip
+
+    def text(self, sources: bool = False) -> str:
+        """The program as text; values are numbered in order of appearance."""
+        number: dict[int, int] = {}
+        lines = [f"program on mesh {self.mesh}, seed {self.seed}"]
+        for v in self.variables.values():
+            lines.append(f"variable {v.name}: {v.type}")
+        for instruction in self.instructions:
+            for v in instruction.outputs:
+                number[v] = len(number)
+            lines.append(self._line(instruction, number, sources))
+        for name, v in self.fetches.items():
+            lines.append(f"fetch {name} = %{number[v]}")
+        return "\n".join(lines)
+
+    def _line(self, i: Instruction, number: Mapping[int, int], sources: bool) -> str:
+        args = [f"%{number[v]}" for v in i.inputs]
+        args += [f"{k}={_attr_text(v)}" for k, v in i.attrs.items()]
+        out = ", ".join(f"%{number[v]}: {self.types[v]}" for v in i.outputs)
+        line = (f"{out} = " if out else "") + f"{i.kind}({', '.join(args)})"
+        if sources and i.source.name:
+            line += f"  # {i.source.name} {i.source.file.rsplit('/', 1)[-1]}:{i.source.line}"
+        return line
+
+    def __str__(self) -> str:
+        return self.text(sources=True)
+
+    def digest(self) -> str:
+        """SHA-256 of the text (without source lines): equal on two ranks iff they run the same."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+    def counts(self) -> dict[str, int]:
+        """Kind -> number of instructions."""
+        out: dict[str, int] = {}
+        for i in self.instructions:
+            out[i.kind] = out.get(i.kind, 0) + 1
+        return out
+
+    def values(self) -> dict[str, AxesTable]:
+        """Kind of collective -> mesh axes -> elements that one rank hands to it (largest block)."""
+        out: dict[str, AxesTable] = {}
+        for i in self.instructions:
+            if i.kind in COLLECTIVES:
+                table = out.setdefault(i.kind, AxesTable())
+                n = sum(self.types[v].max_elements(self.mesh) for v in i.inputs)
+                key = "+".join(i.attrs["axes"])
+                table[key] = table.get(key, 0) + n
+        return out
+
+
+class AxesTable(dict):
+    """A table by mesh axes; the key of several axes is ``"rows+cols"``, or the tuple of names."""
+
+    def __missing__(self, key: object) -> int:
+        if isinstance(key, tuple):
+            return self["+".join(key)]
+        raise KeyError(key)
+
+
+def _attr_text(value: Any) -> str:
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return "+".join(map(str, value))
+    return str(value)
