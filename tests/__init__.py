@@ -1,0 +1,1 @@
+"""Tests of meshmpi; `tests.oracle` says what is right."""

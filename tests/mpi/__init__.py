@@ -1,0 +1,1 @@
+"""Tests that run under mpirun; `tests.mpi.launcher` starts it."""

@@ -1,0 +1,1 @@
+"""Every operation of the table in every legal layout."""

@@ -1,0 +1,1 @@
+"""Passes, each against the unoptimised program."""
