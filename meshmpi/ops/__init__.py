@@ -9,7 +9,7 @@ from meshmpi.ops.elementwise import (
     sigmoid, sign, sin, sqrt, square, sub, subtract, tanh, where,
 )  # fmt: skip
 from meshmpi.ops.indexing import gather, scatter_add, top_k
-from meshmpi.ops.placement import constrain, stop_gradient
+from meshmpi.ops.placement import as_stored, constrain, stop_gradient
 from meshmpi.ops.reductions import (
     reduce_all, reduce_any, reduce_max, reduce_mean, reduce_min, reduce_sum,
 )  # fmt: skip

@@ -61,7 +61,7 @@ class Einsum(Operation):
         return out
 
     def lower(self, lowering: Any) -> None:
-        values = [lowering.value(x) for x in self.inputs]
+        values = [lowering.computed(x) for x in self.inputs]
         lowering.define(self.output, lowering.contract(values, self.output_shape))
 
 

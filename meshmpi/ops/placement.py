@@ -7,7 +7,7 @@ from typing import Any
 
 from meshmpi.dims import Layout, LayoutLike, Shape
 from meshmpi.errors import LayoutError, suggest
-from meshmpi.graph import Operation, Tensor
+from meshmpi.graph import Operation, Tensor, Variable
 
 
 class Constrain(Operation):
@@ -71,3 +71,30 @@ def stop_gradient(x: Tensor) -> Tensor:
 
 
 
+
+
+class AsStored(Operation):
+    """x, placed as a variable is stored; used for gradients, so that they are reduced only to the
+    stored block.  Lowers: take_shard; with a sum still pending, a reduce_scatter.
+    """
+
+    follows = True
+
+    def __init__(self, x: Tensor, variable: Variable):
+        self.follows_variable = variable
+        super().__init__([x], "as_stored")
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        (x,) = self.inputs
+        return [(x.shape, x.dtype)]
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return [dys[0]]
+
+    def lower(self, lowering: Any) -> None:
+        lowering.define(self.output, lowering.value(self.inputs[0]))
+
+
+def as_stored(x: Tensor, variable: Variable) -> Tensor:
+    """x in the storage layout of ``variable``, for the dims that x has in common with it."""
+    return AsStored(x, variable).output

@@ -1,0 +1,288 @@
+"""graph + layout + mesh shape -> Program.
+
+Simple on purpose: every sum is finished where it arises, every value is taken to its placement as
+soon as it is made.  The result is the oracle of all passes.  No arrays, no MPI, no rank: the program
+is the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshmpi.dims import Axes, Layout, MeshShape, Shape
+from meshmpi.graph import Graph, Operation, Tensor, Update, Variable
+from meshmpi.lowering.placement import Placement, Splits
+from meshmpi.lowering.redistribute import moves
+from meshmpi.program import Instruction, LocalType, Program, Source, VariableType
+from meshmpi.scalar import Expr, Step
+from meshmpi.typerules import aligned_groups, redistributed, verify, view_splits
+
+
+def lower(
+    graph: Graph, mesh: MeshShape, layout: Layout, fetches: Mapping[str, Tensor],
+    updates: Sequence[Update], storage: Layout | None = None, seed: int = 0,
+) -> Program:  # fmt: skip
+    """The unoptimised, verified SPMD program of one step.
+
+    Args:
+        graph: The graph.
+        mesh: Names and sizes of the mesh axes.
+        layout: The computation layout.
+        fetches: Name -> tensor to return.
+        updates: Variables to update at the end of the step.
+        storage: Storage rules for variables without rules of their own.
+        seed: Of all random numbers.
+
+    Raises:
+        LayoutError: The layout is illegal for this graph and mesh.
+    """
+    operations = _needed(graph, [*fetches.values(), *(u.value for u in updates)])
+    placement = Placement(graph, mesh, layout, storage or Layout(), operations)
+    lowering = Lowering(mesh, placement)
+    for operation in operations:
+        lowering.source = operation.source
+        operation.lower(lowering)
+    for update in updates:
+        lowering.write(update)
+    program = Program(
+        mesh, lowering.types, tuple(lowering.instructions), lowering.variables, lowering.feeds,
+        {name: lowering.values[t] for name, t in fetches.items()}, seed,
+    )  # fmt: skip
+    verify(program)
+    return program
+
+
+def _needed(graph: Graph, wanted: Sequence[Tensor]) -> list[Operation]:
+    """Operations that the wanted tensors depend on, in graph order."""
+    need = {t.operation for t in wanted}
+    out = []
+    for operation in reversed(graph.operations):
+        if operation in need:
+            out.append(operation)
+            need.update(x.operation for x in operation.inputs)
+    return out[::-1]
+
+
+class Lowering:
+    """What an operation sees while it is lowered.
+
+    Values are numbers; `type_of(tensor)` is the type a tensor must end up with, `types[value]` the
+    one a value has.
+    """
+
+    def __init__(self, mesh: MeshShape, placement: Placement):
+        self.mesh = mesh
+        self.placement = placement
+        self.types: dict[int, LocalType] = {}
+        self.instructions: list[Instruction] = []
+        self.variables: dict[str, VariableType] = {}
+        self.feeds: dict[str, LocalType] = {}
+        self.values: dict[Tensor, int] = {}
+        self.source = Source("", "", 0)
+        self._reads: dict[str, int] = {}
+
+    # ---- types -----------------------------------------------------------------------------
+
+    def type_of(self, t: Tensor) -> LocalType:
+        """The finished type of a tensor in its placement."""
+        return LocalType(t.shape, t.dtype, self.placement.splits[t])
+
+    @staticmethod
+    def splits_of(t: LocalType) -> dict[str, Axes]:
+        return dict(zip(t.shape.names, t.splits, strict=True))
+
+    def pending(self, t: LocalType, axes: Sequence[str], op: str = "sum") -> LocalType:
+        """``t`` with a reduction still pending over ``axes``."""
+        partial = self.mesh.in_mesh_order(axes)
+        return LocalType(t.shape, t.dtype, t.splits, partial, op if partial else "sum")
+
+    def like_input(self, value: int, t: Tensor) -> LocalType:
+        """Shape and type of ``t``, split as ``value`` is in the dims that both have."""
+        x = self.types[value]
+        return LocalType(t.shape, t.dtype, tuple(x.split(n) for n in t.shape.names))
+
+    # ---- emitting --------------------------------------------------------------------------
+
+    def emit_many(
+        self, kind: str, inputs: Sequence[int], types: Sequence[LocalType], **attrs: Any
+    ) -> list[int]:
+        """Appends an instruction; returns the numbers of its results."""
+        outputs = tuple(range(len(self.types), len(self.types) + len(types)))
+        self.types.update(zip(outputs, types, strict=True))
+        self.instructions.append(Instruction(kind, tuple(inputs), outputs, attrs, self.source))
+        return list(outputs)
+
+    def emit(self, kind: str, inputs: Sequence[int], type: LocalType, **attrs: Any) -> int:
+        return self.emit_many(kind, inputs, [type], **attrs)[0]
+
+    def local(self, kind: str, values: Sequence[int], output: Tensor, **attrs: Any) -> int:
+        """Emits a local instruction whose result is split as its first input is."""
+        return self.emit(kind, values, self.like_input(values[0], output), **attrs)
+
+    def _move(self, value: int, kind: str, attrs: dict) -> int:
+        return self.emit(kind, [value], redistributed(self.mesh, self.types[value], kind, attrs), **attrs)
+
+    # ---- values ----------------------------------------------------------------------------
+
+    def value(self, t: Tensor) -> int:
+        """The finished value of a tensor, in its placement."""
+        return self.values[t]
+
+    def finish(self, value: int) -> int:
+        """``value`` without a pending reduction: at most one all_reduce."""
+        t = self.types[value]
+        return value if not t.partial else self._move(value, "all_reduce", {"axes": t.partial, "op": t.pending})
+
+    def redistribute(self, value: int, splits: Splits) -> int:
+        for kind, attrs in moves(self.mesh, self.types[value], splits):
+            value = self._move(value, kind, attrs)
+        return value
+
+    def fit(self, t: Tensor, splits: Mapping[str, Axes]) -> int:
+        """The value of ``t`` with the dims named in ``splits`` split so."""
+        value = self.value(t)
+        now = self.splits_of(self.types[value])
+        return self.redistribute(value, tuple(splits.get(n, s) for n, s in now.items()))
+
+    def computed(self, t: Tensor) -> int:
+        """The value of ``t`` in the computation layout, whatever it is constrained to."""
+        return self.redistribute(self.value(t), self.placement.base(t.shape))
+
+    def whole(self, t: Tensor, dim: str) -> int:
+        """The value of ``t`` in the computation layout, but with ``dim`` whole."""
+        base = zip(t.shape.names, self.placement.base(t.shape), strict=True)
+        return self.redistribute(self.value(t), tuple(() if n == dim else s for n, s in base))
+
+    def define(self, t: Tensor, value: int) -> None:
+        """Makes ``value`` (finished and redistributed to its placement) the value of ``t``."""
+        self.values[t] = self.redistribute(self.finish(value), self.placement.splits[t])
+
+    # ---- local building blocks -----------------------------------------------------------------
+
+    def reduce(self, value: int, op: str, output_shape: Shape) -> int:
+        """Reduces over the dims that ``output_shape`` lacks, and finishes over their axes."""
+        x = self.types[value]
+        gone = [a for n in x.shape.names if output_shape.find(n) < 0 for a in x.split(n)]
+        kept = LocalType(output_shape, x.dtype, tuple(x.split(n) for n in output_shape.names))
+        return self.finish(self.emit("reduce", [value], self.pending(kept, gone, op), op=op))
+
+    def transpose(self, value: int, shape: Shape) -> int:
+        x = self.types[value]
+        if x.shape == shape:
+            return value
+        t = LocalType(shape, x.dtype, tuple(x.split(n) for n in shape.names))
+        return self.emit("transpose", [value], t)
+
+    def cast(self, value: int, dtype: str) -> int:
+        x = self.types[value]
+        if x.dtype == dtype:
+            return value
+        expr = Expr((Step("cast", ("i0",), dtype),), ("t0",))
+        return self.emit("map", [value], LocalType(x.shape, dtype, x.splits), expr=expr)
+
+    def reshape(self, value: int, output: Tensor) -> int:
+        """The same elements under the dims of ``output``; dims that cannot be viewed are joined first."""
+        x = self.types[value]
+        before, after = dict(self.splits_of(x)), {}
+        for ins, outs in aligned_groups(x.shape, output.shape):
+            splits = [before[d.name] for d in ins]
+            result = self._view_group(ins, splits, outs)
+            before.update((d.name, s) for d, s in zip(ins, splits, strict=True))
+            after.update((d.name, s) for d, s in zip(outs, result, strict=True))
+        value = self.redistribute(value, tuple(before[n] for n in x.shape.names))
+        t = LocalType(output.shape, x.dtype, tuple(after[n] for n in output.shape.names))
+        return self.emit("view", [value], t)
+
+    def _view_group(self, ins: Sequence, splits: list[Axes], outs: Sequence) -> list[Axes]:
+        """Shortens ``splits`` in place, last axes first, until the group can be viewed locally."""
+        lead = next((k for k, d in enumerate(ins) if d.size > 1), 0)
+        for k in range(len(ins)):
+            if k != lead:
+                splits[k] = ()
+        while (result := view_splits(self.mesh, ins, splits, outs)) is None:
+            splits[lead] = splits[lead][:-1]
+        return result
+
+    def contract(self, values: Sequence[int], output_shape: Shape) -> int:
+        """Sum of products of all values over the dims that ``output_shape`` lacks."""
+        values = list(values)
+        for i, j in self._contraction_order(values, output_shape):
+            a, b = values[min(i, j)], values[max(i, j)]
+            del values[max(i, j)], values[min(i, j)]
+            shape = self._pair_shape(a, b, values, output_shape) if values else output_shape
+            values.append(self._contract_pair(a, b, shape))
+        return values[0]
+
+    def _contraction_order(self, values: Sequence[int], output_shape: Shape) -> list[tuple[int, int]]:
+        if len(values) == 2:
+            return [(0, 1)]
+        from meshmpi.lowering.paths import contraction_path
+
+        shapes = [
+            dict(zip(self.types[v].shape.names, self.types[v].max_sizes(self.mesh), strict=True))
+            for v in values
+        ]
+        return contraction_path(shapes, output_shape.names)
+
+    def _pair_shape(self, a: int, b: int, others: Sequence[int], output_shape: Shape) -> Shape:
+        """Dims of a and b that the output or another operand still needs."""
+        needed = {n for v in others for n in self.types[v].shape.names} | {*output_shape.names}
+        dims = dict.fromkeys([*self.types[a].shape, *self.types[b].shape])
+        return Shape([d for d in dims if d.name in needed])
+
+    def _contract_pair(self, a: int, b: int, shape: Shape) -> int:
+        a, b = self._sum_alone(a, b, shape), self._sum_alone(b, a, shape)
+        a, b = self._without_clash(a, b)
+        x, y = self.types[a], self.types[b]
+        splits = {**self.splits_of(x), **self.splits_of(y)}
+        gone = [ax for n, s in splits.items() if shape.find(n) < 0 for ax in s]
+        t = LocalType(shape, x.dtype, tuple(splits[n] for n in shape.names))
+        return self.finish(self.emit("contract", [a, b], self.pending(t, gone)))
+
+    def _sum_alone(self, value: int, other: int, shape: Shape) -> int:
+        """Sums ``value`` over dims that neither the other operand nor the result has."""
+        x, y = self.types[value].shape, self.types[other].shape
+        kept = Shape([d for d in x if y.find(d.name) >= 0 or shape.find(d.name) >= 0])
+        return value if kept == x else self.reduce(value, "sum", kept)
+
+    def _without_clash(self, a: int, b: int) -> tuple[int, int]:
+        """Joins dims of b that are split over an axis by which another dim of a is split.
+
+        Only an intermediate result of three or more operands can have such a pair; b is joined.
+        """
+        x, y = self.types[a], self.types[b]
+        used = {ax: n for n, s in self.splits_of(x).items() for ax in s}
+        splits = tuple(
+            () if any(used.get(ax, n) != n for ax in s) else s for n, s in self.splits_of(y).items()
+        )
+        return a, self.redistribute(b, splits)
+
+    # ---- feeds, variables ------------------------------------------------------------------
+
+    def add_feed(self, name: str, t: LocalType) -> None:
+        self.feeds[name] = t
+
+    def _declare(self, variable: Variable) -> LocalType:
+        t = LocalType(variable.shape, variable.dtype, self.placement.stored(variable))
+        if variable.name not in self.variables:
+            self.variables[variable.name] = VariableType(
+                variable.name, t, variable.initializer, variable.trainable
+            )
+        return t
+
+    def read(self, variable: Variable) -> int:
+        """The stored value of a variable; read once."""
+        t = self._declare(variable)
+        if variable.name not in self._reads:
+            self._reads[variable.name] = self.emit("read", [], t, variable=variable.name)
+        return self._reads[variable.name]
+
+    def write(self, update: Update) -> None:
+        """Stores the value of an update; all writes stand behind all reads."""
+        self.source = update.value.source
+        t = self._declare(update.variable)
+        value = self.redistribute(
+            self.transpose(self.value(update.value), t.shape), t.splits
+        )
+        self.emit_many("write", [value], [], variable=update.variable.name)

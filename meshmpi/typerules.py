@@ -1,0 +1,366 @@
+"""The type rules of the instruction set: what each instruction may take and what it makes.
+
+`redistributed` gives the result type of an instruction that redistributes; `verify` checks a whole
+program.  Lowering uses the first to build, every pass is followed by the second.  Nothing here
+knows arrays, MPI or the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from meshmpi.dims import Axes, MeshShape, Shape
+from meshmpi.errors import ProgramError
+from meshmpi.program import COLLECTIVES, KINDS, Instruction, LocalType, Program
+from meshmpi.scalar import SCALAR_FUNCTIONS
+
+REDUCTIONS = ("sum", "max", "min", "prod")
+
+
+class Violation(Exception):
+    """A broken rule; `verify` adds program, instruction and source."""
+
+
+def redistributed(mesh: MeshShape, x: LocalType, kind: str, attrs: dict) -> LocalType:
+    """Type of the result of ``kind`` applied to x; raises Violation where a rule is broken."""
+    axes: Axes = tuple(attrs["axes"])
+    if kind == "all_reduce":
+        return _reduced(x, axes, attrs["op"])
+    if kind == "reduce_scatter":
+        return _split_more(mesh, _reduced(x, axes, attrs["op"]), attrs["dim"], axes)
+    if kind == "take_shard":
+        if set(x.partial) & set(axes):
+            raise Violation(f"takes blocks over {axes} of a value with a sum pending over {x.partial}")
+        return _split_more(mesh, x, attrs["dim"], axes)
+    if kind == "all_gather":
+        return _split_less(mesh, x, attrs["dim"], axes)
+    if kind == "all_to_all":
+        return _split_more(mesh, _split_less(mesh, x, attrs["concat"], axes), attrs["split"], axes)
+    raise Violation(f"{kind} does not redistribute")
+
+
+def _reduced(x: LocalType, axes: Axes, op: str) -> LocalType:
+    if not axes or any(a not in x.partial for a in axes):
+        raise Violation(f"reduces over {axes}, but the reduction is pending over {x.partial}")
+    if op != x.pending:
+        raise Violation(f"reduces with {op} what is pending as {x.pending}")
+    return x.finished(axes)
+
+
+def _split_more(mesh: MeshShape, x: LocalType, dim: str, axes: Axes) -> LocalType:
+    taken = set(axes) & set(x.used_axes)
+    if taken or not axes:
+        raise Violation(f"splits '{dim}' over {axes} of {x}")
+    _check_nested(mesh, x, dim, x.split(dim), axes)
+    return x.with_split(dim, (*x.split(dim), *axes))
+
+
+def _split_less(mesh: MeshShape, x: LocalType, dim: str, axes: Axes) -> LocalType:
+    old = x.split(dim)
+    if not axes or old[len(old) - len(axes) :] != axes:
+        raise Violation(f"joins '{dim}' over {axes}, but it is split over {old}")
+    _check_nested(mesh, x, dim, old[: len(old) - len(axes)], axes)
+    return x.with_split(dim, old[: len(old) - len(axes)])
+
+
+def nests(mesh: MeshShape, size: int, outer: Axes, inner: Axes) -> bool:
+    """Whether cutting the blocks over ``outer`` further over ``inner`` gives the blocks over both."""
+    return not outer or not inner or size % mesh.count((*outer, *inner)) == 0
+
+
+def _check_nested(mesh: MeshShape, x: LocalType, dim: str, outer: Axes, inner: Axes) -> None:
+    size = x.shape.dim(dim).size
+    if not nests(mesh, size, outer, inner):
+        raise Violation(f"blocks of '{dim}' ({size}) over {outer} do not hold whole blocks over {inner}")
+
+
+def verify(program: Program) -> None:
+    """Checks every rule of the instruction set.
+
+    Raises:
+        ProgramError: Naming the instruction, its types, the rule and the source line.
+    """
+    defined: set[int] = set()
+    for n, i in enumerate(program.instructions):
+        try:
+            _check_wiring(program, i, defined)
+            _RULES[i.kind](program, i, [program.types[v] for v in i.inputs])
+        except (Violation, KeyError) as e:
+            inputs = ", ".join(str(program.types.get(v)) for v in i.inputs)
+            outputs = ", ".join(str(program.types.get(v)) for v in i.outputs)
+            raise ProgramError(
+                f"instruction {n}, {i.kind}({inputs}) -> {outputs} with {dict(i.attrs)}: {e}.",
+                "This is a bug in lowering or in a pass.", str(i.source),
+            ) from None  # fmt: skip
+        defined.update(i.outputs)
+    for name, v in program.fetches.items():
+        if v not in defined or program.types[v].partial:
+            raise ProgramError(f"fetch '{name}' is undefined or unfinished.", "This is a bug in a pass.")
+
+
+def _check_wiring(program: Program, i: Instruction, defined: set[int]) -> None:
+    if i.kind not in KINDS:
+        raise Violation("this kind is not in the instruction set")
+    for v in i.inputs:
+        if v not in defined:
+            raise Violation(f"value {v} is used before it is made")
+    for v in i.outputs:
+        if v in defined:
+            raise Violation(f"value {v} is made twice")
+        t = program.types[v]
+        used = t.used_axes
+        if len(set(used)) < len(used) or set(used) & set(t.partial):
+            raise Violation(f"{t} uses a mesh axis twice")
+        if t.partial != program.mesh.in_mesh_order(t.partial) or t.pending not in REDUCTIONS:
+            raise Violation(f"{t} has a malformed pending reduction")
+        program.mesh.count(used)
+
+
+def _require(condition: bool, rule: str) -> None:
+    if not condition:
+        raise Violation(rule)
+
+
+def _out(program: Program, i: Instruction) -> LocalType:
+    _require(len(i.outputs) == 1, "has not exactly one result")
+    return program.types[i.outputs[0]]
+
+
+def _same_splits(x: LocalType, y: LocalType, names: Sequence[str]) -> None:
+    for name in names:
+        _require(
+            x.shape.dim(name) == y.shape.dim(name) and x.split(name) == y.split(name),
+            f"dimension '{name}' is not the same in {x} and {y}",
+        )
+
+
+def _source_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    y = _out(program, i)
+    _require(not xs and not y.partial, "has inputs or an unfinished result")
+    if i.kind == "feed":
+        _require(program.feeds[i.attrs["name"]] == y, "differs from the type of the feed")
+    if i.kind == "read":
+        _require(program.variables[i.attrs["variable"]].type == y, "differs from the stored type")
+    if i.kind == "step":
+        _require(y.dtype == "int32" and not y.shape, "is no int32 without dims")
+    if i.kind == "iota":
+        _require(y.shape.names == (i.attrs["dim"],) and y.dtype == "int32", "is no int32 of its dim")
+
+
+def _write_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    _require(not i.outputs and len(xs) == 1, "takes one value and makes none")
+    _require(program.variables[i.attrs["variable"]].type == xs[0], "differs from the stored type")
+
+
+def _map_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    expr = i.attrs["expr"]
+    ys = [program.types[v] for v in i.outputs]
+    _require(len(expr.results) == len(ys) > 0, "has not one result per output")
+    for y in ys:
+        _require((y.shape, y.splits, y.partial) == (ys[0].shape, ys[0].splits, ys[0].partial), "mixes types")
+        for x in xs:
+            _same_splits(x, y, x.shape.names)
+    _check_tape(expr, len(xs))
+    partials = {x.partial for x in xs if x.partial}
+    if partials or ys[0].partial:
+        _require(partials == {ys[0].partial}, f"mixes reductions pending over {partials}")
+        _require(linear_in(expr, [bool(x.partial) for x in xs]), "is not linear in the unfinished inputs")
+        _require(all(x.pending == "sum" for x in xs), "defers another reduction than a sum")
+
+
+def _check_tape(expr, n_inputs: int) -> None:
+    known = {f"i{k}" for k in range(n_inputs)}
+    for k, s in enumerate(expr.steps):
+        _require(s.function in SCALAR_FUNCTIONS, f"uses unknown function {s.function}")
+        _require(len(s.args) == SCALAR_FUNCTIONS[s.function].arity, f"miscounts arguments of {s.function}")
+        _require(all(a in known for a in s.args if isinstance(a, str)), "uses an undefined reference")
+        known.add(f"t{k}")
+    _require(all(r in known for r in expr.results), "returns an undefined reference")
+
+
+def linear_in(expr, pending: Sequence[bool]) -> bool:
+    """Whether every result is a sum of terms each linear in exactly one pending input."""
+    state: dict[str, bool] = {f"i{k}": p for k, p in enumerate(pending)}
+    for k, s in enumerate(expr.steps):
+        marks = [state[a] if isinstance(a, str) else False for a in s.args]
+        state[f"t{k}"] = any(marks)
+        if not any(marks):
+            continue
+        if s.function in ("add", "subtract"):
+            ok = all(marks)
+        elif s.function == "multiply":
+            ok = sum(marks) == 1
+        elif s.function == "divide":
+            ok = marks == [True, False]
+        else:
+            ok = s.function in ("negative", "identity")
+        if not ok:
+            return False
+    return all(state[r] for r in expr.results)
+
+
+def _reduce_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    (x,), y, op = xs, _out(program, i), i.attrs["op"]
+    _require(op in REDUCTIONS and x.dtype == y.dtype, "has an unknown op or changes the data type")
+    _same_splits(y, x, y.shape.names)
+    gone = [a for n in x.shape.names if y.shape.find(n) < 0 for a in x.split(n)]
+    _require(not x.partial or x.pending == op == "sum", "reduces an unfinished reduction")
+    _check_pending(program.mesh, y, [*x.partial, *gone], op)
+
+
+def _check_pending(mesh: MeshShape, y: LocalType, axes: Sequence[str], op: str) -> None:
+    _require(y.partial == mesh.in_mesh_order(axes), f"must leave a reduction pending over {axes}")
+    _require(not y.partial or y.pending == op, f"must leave {op} pending")
+
+
+def _contract_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    y = _out(program, i)
+    _require(len(xs) == 2, "takes two operands")
+    a, b = xs
+    _same_splits(a, b, [n for n in a.shape.names if b.shape.find(n) >= 0])
+    for n in y.shape.names:
+        _same_splits(y, a if a.shape.find(n) >= 0 else b, [n])
+    splits = {n: x.split(n) for x in xs for n in x.shape.names}
+    used = [ax for s in splits.values() for ax in s]
+    _require(len(set(used)) == len(used), "has operands split over one axis by different dims")
+    gone = [ax for n, s in splits.items() if y.shape.find(n) < 0 for ax in s]
+    _require(not (a.partial and b.partial), "multiplies two unfinished sums")
+    pending = [*a.partial, *b.partial]
+    _require(not set(pending) & set(used), "sums twice over one axis")
+    _require(all(x.pending == "sum" for x in xs if x.partial), "defers another reduction than a sum")
+    for x, other in ((a, b), (b, a)):
+        only = [n for n in x.shape.names if y.shape.find(n) < 0 and other.shape.find(n) < 0]
+        _require(not only, f"must reduce {only} first")
+    _check_pending(program.mesh, y, [*pending, *gone], "sum")
+
+
+def _passes_partial(x: LocalType, y: LocalType) -> None:
+    _require((x.partial, x.pending, x.dtype) == (y.partial, y.pending, y.dtype), "changes what is pending")
+
+
+def _transpose_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    (x,), y = xs, _out(program, i)
+    _require(sorted(x.shape) == sorted(y.shape), "changes dims")
+    _same_splits(x, y, x.shape.names)
+    _passes_partial(x, y)
+
+
+def _view_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    (x,), y = xs, _out(program, i)
+    _passes_partial(x, y)
+    for ins, outs in aligned_groups(x.shape, y.shape):
+        a = [x.split(d.name) for d in ins]
+        b = [y.split(d.name) for d in outs]
+        _require(view_splits(program.mesh, ins, a, outs) == b, f"is not local from {ins} to {outs}")
+
+
+def aligned_groups(old: Shape, new: Shape) -> list[tuple[list, list]]:
+    """Smallest runs of old and new dims with equal products of sizes; they reshape independently."""
+    groups: list[tuple[list, list]] = []
+    i = j = 0
+    while i < len(old) and j < len(new):
+        ins, outs = [old[i]], [new[j]]
+        i, j = i + 1, j + 1
+        while (a := math.prod(d.size for d in ins)) != (b := math.prod(d.size for d in outs)):
+            if a < b:
+                ins.append(old[i])
+                i += 1
+            else:
+                outs.append(new[j])
+                j += 1
+        groups.append((ins, outs))
+    rest = (list(old[i:]), list(new[j:]))  # dims of size 1
+    if any(rest):
+        if groups:
+            groups[-1] = (groups[-1][0] + rest[0], groups[-1][1] + rest[1])
+        else:
+            groups.append(rest)
+    return groups
+
+
+def view_splits(mesh: MeshShape, ins: Sequence, splits: Sequence[Axes], outs: Sequence) -> list | None:
+    """Splits of ``outs`` when ``ins`` with ``splits`` are reshaped locally; None when they cannot be.
+
+    Local is: nothing split; one dim renamed; or only the leading dim split, evenly on both sides.
+    """
+    if not any(splits):
+        return [()] * len(outs)
+    lead_in = next((k for k, d in enumerate(ins) if d.size > 1), 0)
+    lead_out = next((k for k, d in enumerate(outs) if d.size > 1), 0)
+    if not ins or not outs or any(s for k, s in enumerate(splits) if k != lead_in):
+        return None
+    axes, n, m = splits[lead_in], ins[lead_in].size, outs[lead_out].size
+    k = mesh.count(axes)
+    if n != m and (n % k or m % k):
+        return None
+    return [axes if j == lead_out else () for j in range(len(outs))]
+
+
+def _along_dim_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    dim = i.attrs["dim"]
+    y = _out(program, i)
+    total = 0
+    for x in xs:
+        _require(not x.split(dim) and not y.split(dim), f"works along '{dim}', which is split")
+        _require(x.shape.names == y.shape.names, "changes the order of dims")
+        _same_splits(x, y, [n for n in x.shape.names if n != dim])
+        _passes_partial(x, y)
+        total += x.shape.dim(dim).size
+    if i.kind == "slice":
+        total = len(range(i.attrs["start"], i.attrs["stop"], i.attrs["stride"]))
+    if i.kind == "pad":
+        total += i.attrs["before"] + i.attrs["after"]
+        _require(not xs[0].partial or not i.attrs["value"], "pads an unfinished sum with a number")
+    _require(y.shape.dim(dim).size == total, f"'{dim}' should have {total} elements")
+
+
+def _gather_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    (table, index), y, dim = xs, _out(program, i), i.attrs["dim"]
+    _same_splits(y, index, index.shape.names)
+    _same_splits(y, table, [n for n in table.shape.names if n != dim])
+    _require(not index.partial and table.dtype == y.dtype, "has an unfinished index or changes type")
+    axes = table.split(dim)
+    _require(not set(axes) & set(y.used_axes), f"splits its result like its dimension '{dim}'")
+    _check_pending(program.mesh, y, [*table.partial, *axes], "sum")
+
+
+def _scatter_add_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    (updates, index), y, dim = xs, _out(program, i), i.attrs["dim"]
+    _same_splits(updates, index, index.shape.names)
+    _same_splits(y, updates, [n for n in y.shape.names if n != dim])
+    _require(not index.partial and updates.dtype == y.dtype, "has an unfinished index or changes type")
+    _require(not set(y.split(dim)) & set(updates.used_axes), "has updates split like its dimension")
+    gone = [a for n in index.shape.names for a in index.split(n)]
+    _check_pending(program.mesh, y, [*updates.partial, *gone], "sum")
+
+
+def _top_k_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    (x,), ys = xs, [program.types[v] for v in i.outputs]
+    _require(len(ys) == 2 and not x.partial and not x.split(i.attrs["dim"]), "needs one whole finished dim")
+    for y in ys:
+        _same_splits(x, y, [n for n in x.shape.names if n != i.attrs["dim"]])
+        _require(not y.split(i.attrs["k"]) and not y.partial, "splits its result")
+
+
+def _redistribution_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    _require(len(xs) == len(i.outputs) > 0, "has not one result per input")
+    _require(len(xs) == 1 or i.kind == "all_reduce", "combines several values")
+    _require(len({x.dtype for x in xs}) == 1, "combines several data types")
+    for x, v in zip(xs, i.outputs, strict=True):
+        if i.kind in COLLECTIVES and i.kind not in ("all_reduce", "reduce_scatter"):
+            _require(not x.partial, "moves an unfinished sum")
+        expected = redistributed(program.mesh, x, i.kind, dict(i.attrs))
+        _require(expected == program.types[v], f"should make {expected}")
+
+
+_RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] = {
+    "feed": _source_rule, "read": _source_rule, "step": _source_rule, "iota": _source_rule,
+    "random": _source_rule, "write": _write_rule, "map": _map_rule, "reduce": _reduce_rule,
+    "contract": _contract_rule, "transpose": _transpose_rule, "view": _view_rule,
+    "slice": _along_dim_rule, "pad": _along_dim_rule, "concat": _along_dim_rule,
+    "gather": _gather_rule, "scatter_add": _scatter_add_rule, "top_k": _top_k_rule,
+    "all_reduce": _redistribution_rule, "reduce_scatter": _redistribution_rule,
+    "all_gather": _redistribution_rule, "all_to_all": _redistribution_rule,
+    "take_shard": _redistribution_rule,
+}  # fmt: skip
