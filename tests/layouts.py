@@ -1,0 +1,119 @@
+"""Every legal layout of a graph for a mesh shape.
+
+A layout gives each dimension no axis, one axis, or two axes in either order; it is legal when no
+tensor has two dimensions on one axis.  Where a graph has more than ``limit`` of them, a fixed
+sample is taken: greedily the layouts that cover most (dimension, axes) pairs-of-choices not seen
+yet, so that any two choices that can meet do meet early.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+from meshmpi.dims import Axes, MeshShape
+from meshmpi.graph import Graph
+
+Choice = dict[str, Axes]
+"""Dimension name -> its axes, for every dimension of the graph."""
+
+POOL = 3000
+"""Most layouts a sample is taken from; more are thinned to this many by a seeded shuffle."""
+MOST_ENUMERATED = 200_000
+"""Beyond this many candidates a sample is drawn at random instead of from the full list."""
+
+
+def tensor_dims(graph: Graph) -> list[tuple[str, ...]]:
+    """The names of the dims of every tensor and variable, each combination once."""
+    found: dict[tuple[str, ...], None] = {}
+    for operation in graph.operations:
+        for t in operation.outputs:
+            found[tuple(sorted(t.shape.names))] = None
+    for v in graph.variables.values():
+        found[tuple(sorted(v.shape.names))] = None
+    return list(found)
+
+
+def options(mesh: MeshShape) -> list[Axes]:
+    """(), each axis, each ordered pair of axes."""
+    return [(), *((a,) for a in mesh.names), *itertools.permutations(mesh.names, 2)]
+
+
+def legal(choice: Choice, tensors: Sequence[tuple[str, ...]]) -> bool:
+    """Whether no tensor has two dims on one axis; dims without a choice are whole."""
+    for names in tensors:
+        axes = [a for n in names for a in choice.get(n, ())]
+        if len(axes) != len(dict.fromkeys(axes)):
+            return False
+    return True
+
+
+def legal_layouts(graph: Graph, mesh: MeshShape, limit: int | None = None) -> list[str]:
+    """Layouts as text, the empty one first.  Dims whose name begins with ``_`` stay whole.
+
+    Args:
+        graph: With all its operations, gradients included.
+        mesh: The mesh shape.
+        limit: Most layouts wanted; None for all.
+    """
+    names = [n for n in graph.dim_names if not n.startswith("_")]
+    tensors = tensor_dims(graph)
+    if limit is not None and len(options(mesh)) ** len(names) > MOST_ENUMERATED:
+        all_of_them = _random_assignments(names, options(mesh), tensors)
+    else:
+        all_of_them = list(_assignments(names, options(mesh), tensors, {}))
+    if limit is not None and len(all_of_them) > limit:
+        all_of_them = _sample(all_of_them, limit)
+    return [as_text(c) for c in all_of_them]
+
+
+def as_text(choice: Choice) -> str:
+    return ";".join(f"{n}:{'+'.join(axes)}" for n, axes in choice.items() if axes)
+
+
+def _assignments(
+    names: Sequence[str], choices: Sequence[Axes], tensors: Sequence[tuple[str, ...]], done: Choice
+) -> Iterator[Choice]:
+    """All legal completions of ``done``, depth first."""
+    if len(done) == len(names):
+        yield dict(done)
+        return
+    name = names[len(done)]
+    for axes in choices:
+        done[name] = axes
+        if legal(done, tensors):
+            yield from _assignments(names, choices, tensors, done)
+        del done[name]
+
+
+def _random_assignments(
+    names: Sequence[str], choices: Sequence[Axes], tensors: Sequence[tuple[str, ...]]
+) -> list[Choice]:
+    """The empty choice and a seeded random pool: dims in random order take a random legal choice."""
+    rng = random.Random(1)
+    pool: dict[str, Choice] = {"": {n: () for n in names}}
+    for _ in range(POOL):
+        choice: Choice = {n: () for n in names}
+        for name in rng.sample(names, len(names)):
+            fitting = [axes for axes in choices if legal({**choice, name: axes}, tensors)]
+            choice[name] = rng.choice(fitting)
+        pool[as_text(choice)] = choice
+    return list(pool.values())
+
+
+def _sample(pool: list[Choice], limit: int) -> list[Choice]:
+    first, rest = pool[0], pool[1:]
+    random.Random(0).shuffle(rest)
+    rest = rest[:POOL]
+    pairs = [_pairs(c) for c in rest]
+    taken, seen = [first], _pairs(first)
+    while len(taken) < limit:
+        best = max(range(len(rest)), key=lambda i: len(pairs[i] - seen))
+        seen |= pairs.pop(best)
+        taken.append(rest.pop(best))
+    return taken
+
+
+def _pairs(choice: Choice) -> set[tuple]:
+    return set(itertools.combinations(choice.items(), 2)) | {(item,) for item in choice.items()}
