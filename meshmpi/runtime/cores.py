@@ -1,0 +1,98 @@
+"""How many processor cores this process may really use.
+
+Affinity masks, hardware threads and the quotas of containers all lower the number; asking only
+`os.cpu_count` would oversubscribe a container.  Knows nothing of MPI.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+class Cores(NamedTuple):
+    """What the machine lends to this process.
+
+    Attributes:
+        logical: Processors in the affinity mask, at most the container's quota.
+        physical: The same, with the hardware threads of one core counted once.
+        whole_machine: True when neither mask nor quota takes anything away.
+    """
+
+    logical: int
+    physical: int
+    whole_machine: bool
+
+
+def available_cores() -> Cores:
+    """Cores that this process may use, by affinity mask, core topology and cgroup quota."""
+    allowed = sorted(os.sched_getaffinity(0))
+    quota = cgroup_quota()
+    limit = len(allowed) if quota is None else max(1, int(quota))
+    cores = {_siblings(cpu) for cpu in allowed}
+    whole = len(allowed) == os.cpu_count() and limit >= len(allowed)
+    return Cores(min(limit, len(allowed)), min(limit, len(cores)), whole)
+
+
+def _siblings(cpu: int) -> str:
+    """The hardware threads of one core, as the kernel lists them; the processor if it does not."""
+    try:
+        return (_TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def cgroup_quota(
+    root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """Processors that the control groups of this process allow, or None without a limit.
+
+    Args:
+        root: Where the control groups are mounted, version 1 or 2.
+        membership: The kernel's list of the groups that this process is in.
+
+    Returns:
+        Quota divided by period, the smallest of the own group and all groups above it.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    quotas: list[float] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            quotas += [q for d in _upward(root, path) if (q := _quota_v2(d)) is not None]
+        elif "cpu" in controllers.split(","):
+            base = next((b for b in (root / controllers, root / "cpu") if b.is_dir()), root)
+            quotas += [q for d in _upward(base, path) if (q := _quota_v1(d)) is not None]
+    return min(quotas, default=None)
+
+
+def _upward(base: Path, path: str) -> Iterator[Path]:
+    """The folder of a group and those of the groups above it, up to ``base``."""
+    parts = [p for p in path.split("/") if p not in ("", "..")]
+    for n in range(len(parts), -1, -1):
+        yield base.joinpath(*parts[:n])
+
+
+def _quota_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if quota <= 0 or period <= 0 else quota / period

