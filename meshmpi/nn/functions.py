@@ -1,0 +1,154 @@
+"""Softmax, arg max, one-hot, clipping: functions without variables and without random numbers.
+
+Composed from primitives; none gathers a split dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Union
+
+from meshmpi.dims import Dimension
+from meshmpi.graph import Tensor
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.placement import stop_gradient
+from meshmpi.ops.reductions import reduce_max, reduce_min, reduce_sum
+from meshmpi.ops.sources import range as index_range
+from meshmpi.ops.structure import DimLike, dim_name
+
+TensorOrNumber = Union[Tensor, float, int]
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in at least float32: norms, softmax and losses of bfloat16 are computed with it."""
+    return ew.cast(x, "float32") if x.dtype == "bfloat16" else x
+
+
+class _ShiftedExp(NamedTuple):
+    """The parts of softmax: exp(x - m), its sum, and the maximum m (raw and made finite)."""
+
+    exps: Tensor
+    total: Tensor
+    positive: Tensor
+    raw_max: Tensor
+    max: Tensor
+
+
+def _shifted_exp(
+    x: Tensor, reduced_dim: DimLike, extra_logit: TensorOrNumber | None
+) -> _ShiftedExp:
+    """exp(x - max) and its sum, which is 1 and never 0 where every x of a row is -inf."""
+    raw = stop_gradient(reduce_max(x, reduced_dim=reduced_dim))
+    if extra_logit is not None:
+        extra = stop_gradient(extra_logit) if isinstance(extra_logit, Tensor) else extra_logit
+        raw = ew.maximum(raw, extra, output_shape=raw.shape)
+    # -inf - (-inf) would be NaN in rows without any finite element.
+    top = ew.where(ew.isfinite(raw), raw, 0.0)
+    exps = ew.exp(ew.subtract(x, top, output_shape=x.shape))
+    total = reduce_sum(exps, reduced_dim=reduced_dim)
+    if extra_logit is not None:
+        extra_exp = ew.exp(ew.negative(ew.subtract(top, extra_logit)))
+        total = ew.add(total, extra_exp)
+    positive = ew.not_equal(total, 0.0)
+    return _ShiftedExp(exps, ew.where(positive, total, 1.0), positive, raw, top)
+
+
+def softmax(
+    x: Tensor, reduced_dim: DimLike, extra_logit: TensorOrNumber | None = None
+) -> Tensor:
+    """e**x / sum of e**x over ``reduced_dim``.
+
+    Args:
+        x: Logits; a row of nothing but -inf gives zeros.
+        reduced_dim: The dim (or its name) to normalise over.
+        extra_logit: A logit whose probability counts in the sum and is not returned.
+
+    Returns:
+        A tensor of x's shape.
+
+    Lowers: where ``reduced_dim`` is split, two all_reduces (max, sum) without that dim.
+    """
+    parts = _shifted_exp(x, reduced_dim, extra_logit)
+    return ew.multiply(parts.exps, ew.reciprocal(parts.total), output_shape=x.shape)
+
+
+def reduce_logsumexp(
+    x: Tensor, reduced_dim: DimLike, extra_logit: TensorOrNumber | None = None
+) -> Tensor:
+    """log of the sum of e**x over ``reduced_dim``, without overflow; -inf where every x is -inf.
+
+    Args and traffic: as `softmax`.
+    """
+    parts = _shifted_exp(x, reduced_dim, extra_logit)
+    return ew.where(parts.positive, ew.add(ew.log(parts.total), parts.max), parts.raw_max)
+
+
+def log_softmax(
+    x: Tensor, reduced_dim: DimLike, extra_logit: TensorOrNumber | None = None
+) -> Tensor:
+    """log(softmax(x)), accurate where softmax underflows.  Args and traffic: as `softmax`."""
+    return ew.subtract(x, reduce_logsumexp(x, reduced_dim, extra_logit), output_shape=x.shape)
+
+
+def one_hot(
+    indices: Tensor, output_dim: Dimension, on_value: float = 1.0, off_value: float = 0.0,
+    dtype: str = "float32",
+) -> Tensor:  # fmt: skip
+    """``on_value`` where the index along ``output_dim`` is that of ``indices``, else ``off_value``.
+
+    Returns:
+        [dims of indices, output_dim]; an index outside 0..size-1 gives a row of ``off_value``.
+    """
+    hit = ew.cast(ew.equal(indices, index_range(output_dim, indices.dtype)), dtype)
+    if (on_value, off_value) == (1.0, 0.0):
+        return hit
+    return ew.add(ew.multiply(hit, on_value - off_value), off_value)
+
+
+def top_1(x: Tensor, reduced_dim: DimLike) -> tuple[Tensor, Tensor]:
+    """(largest value, int32 index of its first occurrence) along ``reduced_dim``.
+
+    Lowers: where the dim is split, two all_reduces without it; `mm.top_k` would gather it.
+    """
+    dim = x.shape.dim(dim_name(reduced_dim))
+    largest = reduce_max(x, reduced_dim=dim)
+    # A NaN equals nothing: such a row gives the last index, still a legal one.
+    where_largest = ew.where(
+        ew.equal(x, largest, output_shape=x.shape), index_range(dim), dim.size - 1
+    )
+    return largest, reduce_min(where_largest, reduced_dim=dim)
+
+
+def argmax(x: Tensor, reduced_dim: DimLike) -> Tensor:
+    """int32 index of the first largest element along ``reduced_dim``; traffic as `top_1`."""
+    return top_1(x, reduced_dim)[1]
+
+
+def clip_by_value(x: Tensor, minval: TensorOrNumber, maxval: TensorOrNumber) -> Tensor:
+    """x brought into [minval, maxval]; the gradient is 0 outside."""
+    return ew.minimum(ew.maximum(x, minval), maxval)
+
+
+def global_norm(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Square root of the sum of the squares of all elements, without dims; None counts nothing."""
+    squares = [reduce_sum(ew.square(widened(t))) for t in tensors if t is not None]
+    return ew.sqrt(ew.add_n(squares))
+
+
+def clip_by_global_norm(
+    tensors: Sequence[Tensor | None], clip_norm: float
+) -> tuple[list[Tensor | None], Tensor]:
+    """Scales all tensors by one factor so that their `global_norm` is at most ``clip_norm``.
+
+    Returns:
+        (scaled tensors, None where there was None; the norm before).
+
+    Source: Pascanu et al. 2013.
+    """
+    norm = global_norm(tensors)
+    factor = ew.divide(clip_norm, ew.maximum(norm, clip_norm))
+    scaled = [
+        None if t is None else ew.multiply(t, ew.cast(factor, t.dtype), output_shape=t.shape)
+        for t in tensors
+    ]
+    return scaled, norm

@@ -1,0 +1,226 @@
+"""What all optimizers share: steps, learning rates, clipping, slots and where updates are computed.
+
+An update is computed on the blocks that are *stored*: gradients go to the storage layout of the
+slots (`mm.as_stored`), so that with ZeRO-style storage they are reduce-scattered and each rank
+updates only what it keeps.  Layouts and collectives themselves are not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Union
+
+from meshmpi.autodiff import gradients
+from meshmpi.dims import Layout, LayoutLike, Shape
+from meshmpi.errors import ShapeError, VariableError
+from meshmpi.graph import Graph, Tensor, Update, Variable
+from meshmpi.nn.functions import clip_by_global_norm, widened
+from meshmpi.nn.initializers import zeros_initializer
+from meshmpi.nn.schedules import Schedule
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.placement import as_stored
+from meshmpi.ops.sources import assign, read_stored
+from meshmpi.ops.structure import transpose
+
+LearningRate = Union[float, Schedule, Tensor]
+VariableLike = Union[Variable, Tensor]
+Slots = dict[str, Variable]
+Decays = Callable[[Variable], bool]
+"""Says of a variable whether weight decay applies to it."""
+
+
+class StepValues(NamedTuple):
+    """Numbers that all updates of one step share, as tensors without dims.
+
+    They are float64, because 1 - 0.999**t loses four digits in float32; `number` brings them into
+    the type of an update.
+    """
+
+    done: Tensor
+    t: Tensor
+    rate: Union[Tensor, float]
+
+
+def number(x: Union[Tensor, float], like: Tensor) -> Union[Tensor, float]:
+    """A scalar in the type of ``like``."""
+    return ew.cast(x, like.dtype) if isinstance(x, Tensor) else x
+
+
+class Optimizer:
+    """Base of the optimizers.
+
+    Args:
+        learning_rate: A number, a schedule (int32 step -> float32, see `meshmpi.nn.schedules`), or
+            a tensor without dims.
+        clip_norm: Scales all gradients so that their common norm is at most this; None: no clipping.
+        storage: Layout rules for how the slots are kept, over how their variable is kept:
+            ``"d_model:rows"`` is ZeRO-1/2.  Rules for dims that a variable lacks are left out.
+        name: Prefix of the optimizer's variables; ``name/step`` counts the updates done.
+    """
+
+    slot_names: tuple[str, ...] = ()
+    """Names of the slots that have the shape of their variable, in float32 or wider."""
+
+    def __init__(
+        self, learning_rate: LearningRate, *, clip_norm: float | None = None,
+        storage: LayoutLike = None, name: str,
+    ):  # fmt: skip
+        self.learning_rate = learning_rate
+        self.clip_norm = clip_norm
+        self.storage = Layout(storage)
+        self.name = name
+
+    def minimize(self, loss: Tensor, variables: Sequence[VariableLike] | None = None) -> list[Update]:
+        """Updates of ``variables`` (default: all trainable ones) that lower ``loss``.
+
+        Variables that the loss does not depend on are left alone.
+
+        Raises:
+            ShapeError: The loss has dims, or depends on none of the variables.
+        """
+        if loss.shape:
+            raise ShapeError(
+                f"minimize: the loss is {loss.dtype}{loss.shape}.",
+                "Reduce it to a number with mm.reduce_mean().", str(loss.source),
+            )  # fmt: skip
+        graph = loss.graph
+        wanted = graph.trainable_variables if variables is None else variables
+        targets = [_variable(v) for v in wanted]
+        with graph:
+            pairs = list(zip(_gradients(loss, targets), targets, strict=True))
+        if all(g is None for g, _ in pairs):
+            raise ShapeError(
+                f"minimize: the loss depends on none of {[v.name for v in targets]}.",
+                "Give the variables it depends on, or make them trainable.", str(loss.source),
+            )  # fmt: skip
+        return self.apply_gradients(pairs)
+
+    def apply_gradients(self, pairs: Sequence[tuple[Tensor | None, VariableLike]]) -> list[Update]:
+        """Updates by given gradients.
+
+        Args:
+            pairs: (gradient, variable or its tensor); None in place of a gradient is skipped.
+
+        Returns:
+            Updates of variables, slots and the step count, for ``mm.compile(updates=...)``; also
+            registered with the graph.
+
+        Raises:
+            ShapeError: A gradient does not have the dims of its variable.
+            VariableError: Another optimizer of this graph has the same name.
+        """
+        found = [(g, _variable(v)) for g, v in pairs if g is not None]
+        if not found:
+            raise ShapeError("apply_gradients: there is no gradient.", "Give at least one.")
+        graph = found[0][0].graph
+        with graph:
+            counter = self._counter(graph)
+            step = self._step_values(counter)
+            slots = [self.make_slots(graph, v) for _, v in found]
+            homes = [self._home(v, s) for (_, v), s in zip(found, slots, strict=True)]
+            grads = self._placed_gradients(found, homes)
+            updates: list[Update] = []
+            for g, (_, v), own, home in zip(grads, found, slots, homes, strict=True):
+                w = as_stored(widened(read_stored(v)), home)
+                new, changed = self.update(w, g, v, own, step)
+                updates.append(assign(v, ew.cast(new, v.dtype)))
+                updates += changed
+            updates.append(assign(counter, ew.add(step.done, 1)))
+        return updates
+
+    def update(
+        self, w: Tensor, g: Tensor, variable: Variable, slots: Slots, step: StepValues
+    ) -> tuple[Tensor, list[Update]]:
+        """The new value of one variable, and the updates of its slots.
+
+        Args:
+            w: Its value, in float32 or wider, where its slots are stored.
+            g: Its gradient, of the same type and place.
+            variable: The variable.
+            slots: What `make_slots` returned.
+            step: Numbers of this step.
+        """
+        raise NotImplementedError
+
+    def make_slots(self, graph: Graph, variable: Variable) -> Slots:
+        """The variables that the optimizer keeps for ``variable``."""
+        return {n: self.slot(graph, variable, n, variable.shape) for n in self.slot_names}
+
+    def slot(self, graph: Graph, variable: Variable, name: str, shape: Shape) -> Variable:
+        """A slot ``<optimizer>/<variable>/<name>``, kept as ``variable`` is but for own rules."""
+        rules = [r for r in self.storage if shape.find(r.dim) >= 0]
+        own = Layout([(r.dim + "?" * r.optional, r.axes) for r in rules]) if rules else None
+        dtype = "float32" if variable.dtype == "bfloat16" else variable.dtype
+        full = f"{self.name}/{variable.name}/{name}"
+        return graph.variable(full, shape, dtype, zeros_initializer(), False, own, variable)
+
+    def _home(self, variable: Variable, slots: Slots) -> Variable:
+        """The variable whose storage layout the update is computed in."""
+        whole = [s for s in slots.values() if s.shape == variable.shape]
+        return whole[0] if whole else variable
+
+    def _placed_gradients(
+        self, found: Sequence[tuple[Tensor, Variable]], homes: Sequence[Variable]
+    ) -> list[Tensor]:
+        grads = []
+        for (g, v), home in zip(found, homes, strict=True):
+            if sorted(g.shape) != sorted(v.shape):
+                raise ShapeError(
+                    f"the gradient {g.shape} has other dimensions than variable '{v.name}' {v.shape}.",
+                    "Reduce it to the variable's dimensions.", str(g.source),
+                )  # fmt: skip
+            # Placed before anything else uses it, so that a pending sum is scattered, not repeated.
+            placed = as_stored(transpose(g, v.shape), home)
+            grads.append(ew.cast(placed, "float32" if v.dtype == "bfloat16" else v.dtype))
+        if self.clip_norm is None:
+            return grads
+        clipped, _ = clip_by_global_norm(grads, self.clip_norm)
+        return clipped  # type: ignore[return-value]
+
+    def _counter(self, graph: Graph) -> Variable:
+        name = f"{self.name}/step"
+        old = graph.variables.get(graph.scoped(name))
+        if old is not None:
+            raise VariableError(
+                f"variable '{old.name}' exists: this graph has an optimizer '{self.name}' already.",
+                "Give each optimizer its own name, as in mm.optimize.Adam(1e-3, name='adam_2').",
+                str(old.source),
+            )
+        return graph.variable(name, Shape(), "int32", zeros_initializer(), False, None)
+
+    def _step_values(self, counter: Variable) -> StepValues:
+        done = read_stored(counter)
+        t = ew.add(ew.cast(done, "float64"), 1.0)
+        rate = self.learning_rate
+        if not isinstance(rate, Tensor) and callable(rate):
+            rate = rate(done)
+        if isinstance(rate, Tensor):
+            if rate.shape:
+                raise ShapeError(
+                    f"the learning rate of '{self.name}' is {rate.dtype}{rate.shape}.",
+                    "Give a number, a schedule or a tensor without dimensions.", str(rate.source),
+                )  # fmt: skip
+            return StepValues(done, t, ew.cast(rate, "float64"))
+        return StepValues(done, t, float(rate))
+
+
+def _gradients(loss: Tensor, variables: Sequence[Variable]) -> list[Tensor | None]:
+    """Gradient by each variable, over all the types it is read in, in its own wide type."""
+    reads = [[t for key, t in v._reads.items() if key != "stored"] for v in variables]
+    found = iter(gradients(loss, [t for ts in reads for t in ts]))
+    out: list[Tensor | None] = []
+    for ts in reads:
+        gs = [g for g in (next(found) for _ in ts) if g is not None]
+        gs = gs if len({g.dtype for g in gs}) <= 1 else [widened(g) for g in gs]
+        out.append(ew.add_n(gs) if gs else None)
+    return out
+
+
+def _variable(v: VariableLike) -> Variable:
+    found = v if isinstance(v, Variable) else v.variable
+    if found is None:
+        raise ShapeError(
+            f"{v!r} is not the value of a variable.", "Give what mm.get_variable() returned.",
+            str(v.source),  # type: ignore[union-attr]
+        )  # fmt: skip
+    return found

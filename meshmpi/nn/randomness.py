@@ -1,0 +1,84 @@
+"""Dropout, jitter and sampling: functions that draw random numbers at every step.
+
+Numbers depend on (seed, name, step, global index), so masks are the same in every layout.
+"""
+
+from __future__ import annotations
+
+from meshmpi.dims import ShapeLike
+from meshmpi.errors import ShapeError
+from meshmpi.graph import Tensor
+from meshmpi.nn.functions import TensorOrNumber, argmax, widened
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.sources import random_uniform
+from meshmpi.ops.structure import DimLike
+
+
+def dropout(
+    x: Tensor, is_training: bool, keep_prob: float | None = None, rate: float | None = None,
+    noise_shape: ShapeLike | None = None, name: str = "dropout",
+) -> Tensor:  # fmt: skip
+    """In training keeps each element with probability ``keep_prob``, scaled by 1 / keep_prob.
+
+    Args:
+        x: Any floating-point tensor.
+        is_training: Without it, x is returned unchanged.
+        keep_prob: Probability to keep; or give ``rate`` = 1 - keep_prob.
+        rate: Probability to drop.
+        noise_shape: Dims of x along which elements are drawn independently; default all.
+        name: Part of the key of the random numbers.
+
+    Raises:
+        ShapeError: Both or neither of keep_prob and rate are given, or a value is not in (0, 1].
+
+    Source: Srivastava et al. 2014.
+    """
+    if (keep_prob is None) == (rate is None):
+        raise ShapeError(
+            f"dropout: keep_prob is {keep_prob} and rate is {rate}.", "Give exactly one of them."
+        )
+    keep = keep_prob if keep_prob is not None else 1.0 - rate  # type: ignore[operator]
+    if not 0.0 < keep <= 1.0:
+        raise ShapeError(
+            f"dropout: {keep} is no probability to keep an element.", "Give a number in (0, 1]."
+        )
+    if not is_training or keep == 1.0:
+        return x
+    # float32 numbers even for bfloat16 tensors: 8 bits are too few to compare with a probability.
+    uniform = random_uniform(x.shape if noise_shape is None else noise_shape, name=name)
+    scale = ew.multiply(ew.cast(ew.less(uniform, keep), x.dtype), 1.0 / keep)
+    return ew.multiply(x, scale, output_shape=x.shape)
+
+
+def multiplicative_jitter(
+    x: Tensor, is_training: bool, epsilon: float = 1e-2, name: str = "jitter"
+) -> Tensor:
+    """In training x times independent uniform numbers in [1 - epsilon, 1 + epsilon)."""
+    if not is_training or epsilon == 0.0:
+        return x
+    noise = random_uniform(x.shape, 1.0 - epsilon, 1.0 + epsilon, name=name)
+    return ew.multiply(x, ew.cast(noise, x.dtype))
+
+
+def sample_with_temperature(
+    logits: Tensor, dim: DimLike, temperature: TensorOrNumber = 1.0, name: str = "sample"
+) -> Tensor:
+    """Indices along ``dim`` drawn with probability softmax(logits / temperature).
+
+    Args:
+        logits: Any shape with ``dim``.
+        dim: The dim (or its name) of the alternatives; may be split.
+        temperature: 0 takes the most probable; a tensor (without dims) must be positive.
+        name: Part of the key of the random numbers.
+
+    Returns:
+        int32 of the shape of logits without ``dim``.
+
+    Source: the Gumbel-max trick (Gumbel 1954).
+    """
+    logits = widened(logits)
+    if not isinstance(temperature, Tensor) and temperature == 0:
+        return argmax(logits, dim)
+    uniform = ew.cast(random_uniform(logits.shape, name=name), logits.dtype)
+    gumbel = ew.negative(ew.log(ew.negative(ew.log(uniform))))
+    return argmax(ew.add(ew.divide(logits, temperature, output_shape=logits.shape), gumbel), dim)

@@ -1,0 +1,169 @@
+"""Learning-rate schedules: functions of the number of updates done so far.
+
+A schedule takes an int32 tensor without dims and returns a float32 tensor without dims.  It is part
+of the graph, so a resumed run goes on where it stopped.  No optimizer is known here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Union
+
+from meshmpi.errors import ConfigError, suggest
+from meshmpi.graph import Tensor
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.sources import constant as constant_tensor
+
+Schedule = Callable[[Tensor], Tensor]
+
+
+def constant(value: float) -> Schedule:
+    """``value`` at every step."""
+    return lambda step: constant_tensor(float(value))
+
+
+def linear_warmup(warmup_steps: int = 10000) -> Schedule:
+    """(step + 1) / warmup_steps, at most 1."""
+    _positive("linear_warmup", warmup_steps)
+
+    def schedule(step: Tensor) -> Tensor:
+        return ew.minimum(ew.divide(ew.add(_float(step), 1.0), float(warmup_steps)), 1.0)
+
+    return schedule
+
+
+def rsqrt_decay(warmup_steps: int = 10000) -> Schedule:
+    """1 / sqrt(step), and 1 / sqrt(warmup_steps) until then.  Source: the paper's T2T code."""
+    _positive("rsqrt_decay", warmup_steps)
+    return lambda step: ew.rsqrt(ew.maximum(_float(step), float(warmup_steps)))
+
+
+def linear_decay(total_steps: int, decay_steps: int | None = None) -> Schedule:
+    """1, then falling to 0 at ``total_steps`` over the last ``decay_steps`` (default all)."""
+    decay = total_steps if decay_steps is None else decay_steps
+    _positive("linear_decay", decay)
+
+    def schedule(step: Tensor) -> Tensor:
+        left = ew.divide(ew.subtract(float(total_steps), _float(step)), float(decay))
+        return ew.maximum(ew.minimum(left, 1.0), 0.0)
+
+    return schedule
+
+
+def cosine_decay(total_steps: int, minimum: float = 0.0, warmup_steps: int = 0) -> Schedule:
+    """1 until ``warmup_steps``, half a cosine down to ``minimum`` at ``total_steps``, then that."""
+    _positive("cosine_decay", total_steps - warmup_steps)
+
+    def schedule(step: Tensor) -> Tensor:
+        done = ew.subtract(_float(step), float(warmup_steps))
+        share = ew.divide(done, float(total_steps - warmup_steps))
+        share = ew.minimum(ew.maximum(share, 0.0), 1.0)
+        half = ew.multiply(0.5 * (1.0 - minimum), ew.add(1.0, ew.cos(ew.multiply(math.pi, share))))
+        return ew.add(minimum, half)
+
+    return schedule
+
+
+def cosine(
+    peak: float, warmup_steps: int, total_steps: int, minimum: float = 0.0
+) -> Schedule:
+    """Linear warm-up to ``peak``, half a cosine down to ``minimum``, then that.
+
+    Args:
+        peak: Highest learning rate.
+        warmup_steps: The rate is peak * (step + 1) / (warmup_steps + 1) before this step.
+        total_steps: Step from which on it is ``minimum``.
+        minimum: Lowest learning rate.
+
+    Source: nanoGPT's train.py.
+    """
+    decay = cosine_decay(total_steps, minimum / peak, warmup_steps)
+
+    def schedule(step: Tensor) -> Tensor:
+        rising = ew.divide(ew.add(_float(step), 1.0), float(warmup_steps + 1))
+        warming = ew.less(_float(step), float(warmup_steps))
+        return ew.multiply(peak, ew.where(warming, rising, decay(step)))
+
+    return schedule
+
+
+def product(*factors: float | Schedule) -> Schedule:
+    """The product of numbers and schedules."""
+    schedules = [f for f in factors if callable(f)]
+    number = math.prod(float(f) for f in factors if not callable(f))
+
+    def schedule(step: Tensor) -> Tensor:
+        value = schedules[0](step) if schedules else constant_tensor(1.0)
+        for s in schedules[1:]:
+            value = ew.multiply(value, s(step))
+        return ew.multiply(value, number) if number != 1.0 else value
+
+    return schedule
+
+
+def paper_schedule(
+    total_steps: int, last_steps: int, warmup_steps: int = 10000, factor: float = 1.0
+) -> Schedule:
+    """factor * linear_warmup * rsqrt_decay * linear_decay over the last steps.
+
+    Source: Mesh-TensorFlow's Transformer configurations (136,000 steps, the last 13,600 decaying).
+    """
+    return product(
+        factor, linear_warmup(warmup_steps), rsqrt_decay(warmup_steps),
+        linear_decay(total_steps, last_steps),
+    )  # fmt: skip
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "constant": constant, "linear_warmup": linear_warmup, "rsqrt_decay": rsqrt_decay,
+    "linear_decay": linear_decay, "cosine_decay": cosine_decay, "cosine": cosine,
+    "paper_schedule": paper_schedule,
+}  # fmt: skip
+_CALL = re.compile(r"^([a-z_]+)\s*(?:\(([^()]*)\))?$")
+
+
+def parse_schedule(text: str | float) -> Schedule:
+    """A product of numbers and schedules: ``"0.001*linear_warmup(100)*cosine_decay(2000, 0.1)"``.
+
+    Raises:
+        ConfigError: A factor is neither a number nor a known schedule with fitting arguments.
+    """
+    return product(*(_parse_factor(f.strip(), str(text)) for f in str(text).split("*")))
+
+
+def _parse_factor(factor: str, text: str) -> float | Schedule:
+    number = _number(factor)
+    if number is not None:
+        return number
+    match = _CALL.match(factor)
+    if match is None or match[1] not in SCHEDULES:
+        name = match[1] if match else factor
+        raise ConfigError(
+            f"'{factor}' in the schedule '{text}' is neither a number nor a schedule.",
+            suggest(name, SCHEDULES),
+        )
+    numbers = [_number(a.strip()) for a in (match[2] or "").split(",") if a.strip()]
+    try:
+        return SCHEDULES[match[1]](*numbers)
+    except TypeError as e:
+        raise ConfigError(f"'{factor}' in the schedule '{text}': {e}.", "Give numbers only.") from None
+
+
+def _number(text: str) -> int | float | None:
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _float(step: Tensor) -> Tensor:
+    return ew.cast(step, "float32")
+
+
+def _positive(name: str, steps: Union[int, float]) -> None:
+    if steps <= 0:
+        raise ConfigError(f"{name} lasts {steps} steps.", "Give a positive number of steps.")

@@ -1,0 +1,15 @@
+"""Transformer models: ``mm.nn.transformer.lm(config, tokens)``."""
+
+from meshmpi.nn.transformer.config import TransformerConfig
+from meshmpi.nn.transformer.encoder_decoder import encoder_decoder, encoder_decoder_loss
+from meshmpi.nn.transformer.language_model import lm, lm_loss
+from meshmpi.nn.transformer.sizes import (
+    PAPER_LM_SIZES, PAPER_MT_SIZES, encoder_decoder_parameter_count, paper_language_model,
+    paper_translation_model, parameter_count,
+)  # fmt: skip
+
+__all__ = [
+    "PAPER_LM_SIZES", "PAPER_MT_SIZES", "TransformerConfig", "encoder_decoder",
+    "encoder_decoder_loss", "encoder_decoder_parameter_count", "lm", "lm_loss",
+    "paper_language_model", "paper_translation_model", "parameter_count",
+]  # fmt: skip

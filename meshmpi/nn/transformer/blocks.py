@@ -1,0 +1,166 @@
+"""Sublayers that the language model and the encoder-decoder share: norm, attention, feed-forward,
+the residual stream, embeddings and logits.  All options come from the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshmpi.dims import Shape
+from meshmpi.errors import ShapeError
+from meshmpi.graph import Tensor, scope
+from meshmpi.nn.attention import multihead_attention
+from meshmpi.nn.layers import (
+    dense_relu_dense, dropout_over, embedding_weights, layer_norm, rms_norm,
+)  # fmt: skip
+from meshmpi.nn.losses import (
+    softmax_cross_entropy_with_logits, weighted_mean, weights_nonzero,
+)  # fmt: skip
+from meshmpi.nn.randomness import multiplicative_jitter
+from meshmpi.nn.transformer.config import TransformerConfig
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.contraction import einsum
+from meshmpi.ops.indexing import gather
+from meshmpi.ops.placement import constrain
+from meshmpi.ops.sources import get_variable
+from meshmpi.ops.structure import rename_dimension
+from meshmpi.ops.structure import slice as slice_dim
+
+
+def norm(config: TransformerConfig, x: Tensor, name: str) -> Tensor:
+    """x normalised over d_model."""
+    if config.norm == "rms":
+        return rms_norm(
+            x, "d_model", config.norm_epsilon, name, config.norm_scale, config.variable_dtype
+        )
+    return layer_norm(
+        x, "d_model", config.norm_epsilon, name, config.norm_scale, config.norm_bias,
+        config.variable_dtype,
+    )  # fmt: skip
+
+
+def residual_stream(config: TransformerConfig, x: Tensor, training: bool) -> Tensor:
+    """What enters the residual stream: placed as the config says, with dropout."""
+    if config.residual_constraint:
+        x = constrain(x, config.residual_constraint)
+    return dropout_over(x, training, config.residual_dropout, config.dropout_broadcast)
+
+
+def sublayer(
+    config: TransformerConfig, x: Tensor, name: str, training: bool,
+    function: Callable[[Tensor], Tensor],
+) -> Tensor:  # fmt: skip
+    """x + dropout(function(norm(x))): the pre-norm residual connection."""
+    y = function(norm(config, x, f"{name}_norm"))
+    return ew.add(x, residual_stream(config, y, training))
+
+
+def attention_sublayer(
+    config: TransformerConfig, x: Tensor, mask: Tensor | None, training: bool,
+    memory: Tensor | None = None, name: str = "attention",
+) -> Tensor:  # fmt: skip
+    """x plus attention to itself, or to ``memory`` [batch, memory_length, d_model]."""
+
+    def attend(h: Tensor) -> Tensor:
+        return multihead_attention(
+            h, memory, mask, config.kv_dim, config.heads_dim, training, config.attention_dropout,
+            config.dropout_broadcast, use_bias=config.attention_bias, scale=config.attention_scale,
+            initializers=config.attention_initializers(), variable_dtype=config.variable_dtype,
+            name=name,
+        )  # fmt: skip
+
+    return sublayer(config, x, name, training, attend)
+
+
+def feed_forward_sublayer(config: TransformerConfig, x: Tensor, training: bool) -> Tensor:
+    """x plus two dense layers."""
+
+    def feed_forward(h: Tensor) -> Tensor:
+        return dense_relu_dense(
+            h, config.ff_dim, training, config.ff_dropout, config.dropout_broadcast,
+            activation=config.activation, use_bias=config.ff_bias,
+            variable_dtype=config.variable_dtype, initializers=config.ff_initializers(),
+            name="feed_forward",
+        )  # fmt: skip
+
+    return sublayer(config, x, "feed_forward", training, feed_forward)
+
+
+def token_embedding(config: TransformerConfig) -> Tensor:
+    """The table ``embedding`` [vocab, d_model] of the current scope."""
+    return embedding_weights(
+        config.vocab_dim, config.model_dim, config.variable_dtype, config.embedding_initializer()
+    )
+
+
+def position_embedding(config: TransformerConfig) -> Tensor | None:
+    """The table ``positions`` [length, d_model] of the current scope, if the config has one."""
+    if not config.learned_positions:
+        return None
+    shape = Shape([config.length_dim, config.model_dim])
+    return get_variable("positions", shape, config.variable_dtype, config.embedding_initializer())
+
+
+def embed(
+    config: TransformerConfig, tokens: Tensor, table: Tensor, positions: Tensor | None,
+    training: bool, length_name: str = "length",
+) -> Tensor:  # fmt: skip
+    """Token plus position vectors, [batch, length, d_model].
+
+    Raises:
+        ShapeError: The tokens are longer than the config's length.
+    """
+    length = tokens.shape.dim(length_name).size
+    x = gather(table, tokens, config.vocab_dim)
+    if positions is not None:
+        if length > config.length:
+            raise ShapeError(
+                f"the tokens have {length_name} {length}, but there are {config.length} positions.",
+                "Cut the tokens, or make a config with a greater length.", str(tokens.source),
+            )  # fmt: skip
+        positions = slice_dim(positions, 0, length, "length")
+        x = ew.add(x, rename_dimension(positions, "length", length_name), output_shape=x.shape)
+    return residual_stream(config, x, training)
+
+
+def softmax_logits(
+    config: TransformerConfig, x: Tensor, table: Tensor, training: bool
+) -> Tensor:
+    """Logits [batch, length, vocab] by the matrix ``softmax`` of the current scope, or ``table``."""
+    shape = Shape([*x.shape.without(["d_model"]), config.vocab_dim])
+    if config.tied_softmax:
+        weight = table
+    else:
+        weight_shape = Shape([config.model_dim, config.vocab_dim])
+        dtype, init = config.variable_dtype, config.softmax_initializer()
+        weight = get_variable("softmax", weight_shape, dtype, init)
+    if config.softmax_scale != 1.0:
+        x = ew.multiply(x, config.softmax_scale)
+    return multiplicative_jitter(einsum([x, weight], shape), training, config.logit_jitter)
+
+
+def mean_loss(
+    config: TransformerConfig, logits: Tensor, targets: Tensor, training: bool
+) -> Tensor:
+    """Mean cross entropy in nats over the targets that are not padding.
+
+    Label smoothing and z_loss act in training only, so that evaluation is plain cross entropy.
+    """
+    losses = softmax_cross_entropy_with_logits(
+        logits, targets, config.vocab_dim, config.z_loss if training else 0.0,
+        config.label_smoothing if training else 0.0,
+    )  # fmt: skip
+    if config.padding_id < 0:
+        return weighted_mean(losses)
+    return weighted_mean(losses, weights_nonzero(targets, config.padding_id, losses.dtype))
+
+
+def layer_scope(number: int):
+    """Prefix ``layer_007`` of one layer's variables."""
+    return scope(f"layer_{number:03d}")
+
+
+__all__ = [
+    "attention_sublayer", "embed", "feed_forward_sublayer", "layer_scope", "mean_loss", "norm",
+    "position_embedding", "residual_stream", "softmax_logits", "sublayer", "token_embedding",
+]  # fmt: skip

@@ -1,0 +1,199 @@
+"""What a Transformer is made of: sizes, options, dims and initializers.  Builds no graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from meshmpi.dims import Dimension, Layout
+from meshmpi.errors import ConfigError, suggest
+from meshmpi.nn.activations import activation_function
+from meshmpi.nn.attention import AttentionInitializers, attention_initializers
+from meshmpi.nn.initializers import random_normal_initializer, variance_scaling_initializer
+from meshmpi.ops.sources import VariableDType
+
+GPT2_STDDEV = 0.02
+"""Source: GPT-2's code (Radford et al. 2019)."""
+_CHOICES = {
+    "norm": ("rms", "layer"),
+    "initializers": ("paper", "gpt2"),
+    "dtype": ("float32", "float64"),
+    "activation_dtype": ("", "float32", "float64", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and options of a Transformer; the defaults are the paper's language model.
+
+    Attributes:
+        vocab: Number of token ids.
+        length: Longest sequence, in tokens.
+        d_model: Width of the residual stream.
+        d_ff: Width inside the feed-forward layers.
+        heads: Attention heads.
+        d_kv: Width of keys and values of one head.
+        layers: Layers of the decoder, and of the encoder where there is one.
+        norm: "rms" or "layer", before every sublayer and at the end.
+        norm_scale: Whether norms have a scale.
+        norm_bias: Whether layer norms have a bias (an RMS norm never has).
+        norm_epsilon: Added to the variance.
+        activation: Between the two feed-forward matrices; a name of `mm.nn.ACTIVATIONS`.
+        ff_bias: Whether feed-forward layers have biases.
+        attention_bias: Whether attention projections have biases.
+        tied_softmax: Whether the embedding is also the softmax matrix.
+        learned_positions: Whether there is a learned vector for each position.
+        attention_dropout: Share of attention weights dropped in training.
+        ff_dropout: Share of hidden feed-forward activations dropped.
+        residual_dropout: Share of the embedding and of each sublayer's output dropped.
+        dropout_over_length: Whether dropout uses one mask for all positions, as the paper does.
+        initializers: "paper" or "gpt2" (normal 0.02; output projections / sqrt(2 * layers)).
+        scale_logits: Whether attention logits are divided by sqrt(d_kv); None: unless the
+            initializers are the paper's, which contain that factor.
+        label_smoothing: In training.
+        z_loss: In training.
+        logit_jitter: Logits are multiplied by numbers in 1 +- this, in training.
+        padding_id: Target id that does not count in the loss; -1: every position counts.
+        dtype: In which variables are stored and updated.
+        activation_dtype: In which is computed; empty: as ``dtype``.
+        residual_constraint: Layout of the residual stream between sublayers, such as
+            ``"length:cols"`` (sequence parallelism); empty: the computation layout.
+    """
+
+    vocab: int
+    length: int
+    d_model: int
+    d_ff: int
+    heads: int
+    d_kv: int
+    layers: int
+    norm: str = "rms"
+    norm_scale: bool = True
+    norm_bias: bool = True
+    norm_epsilon: float = 1e-6
+    activation: str = "relu"
+    ff_bias: bool = False
+    attention_bias: bool = False
+    tied_softmax: bool = False
+    learned_positions: bool = True
+    attention_dropout: float = 0.0
+    ff_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    dropout_over_length: bool = False
+    initializers: str = "paper"
+    scale_logits: bool | None = None
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    logit_jitter: float = 0.0
+    padding_id: int = -1
+    dtype: str = "float32"
+    activation_dtype: str = ""
+    residual_constraint: str = ""
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(f"Transformer: {name} is '{value}'.", suggest(str(value), allowed))
+        for name in ("vocab", "length", "d_model", "d_ff", "heads", "d_kv", "layers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Transformer: {name} is {getattr(self, name)}.", "Give at least 1.")
+        for name in ("attention_dropout", "ff_dropout", "residual_dropout", "label_smoothing"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(
+                    f"Transformer: {name} is {getattr(self, name)}.", "Give a number in [0, 1)."
+                )
+        activation_function(self.activation)
+        Layout(self.residual_constraint)
+
+    @classmethod
+    def from_mapping(cls, values: dict[str, Any]) -> TransformerConfig:
+        """A config from keys and values, as a TOML file has them.
+
+        Raises:
+            ConfigError: A key does not exist, or one without a default is missing.
+        """
+        known = [f.name for f in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"a Transformer has no option '{key}'.", suggest(key, known))
+        missing = [n for n in known[:7] if n not in values]
+        if missing:
+            raise ConfigError(f"a Transformer needs {', '.join(missing)}.", "Give a number for each.")
+        return cls(**values)
+
+    def with_options(self, **changes: Any) -> TransformerConfig:
+        """The same config with some options changed."""
+        return replace(self, **changes)
+
+    # ---- dims ------------------------------------------------------------------------------
+
+    @property
+    def vocab_dim(self) -> Dimension:
+        return Dimension("vocab", self.vocab)
+
+    @property
+    def length_dim(self) -> Dimension:
+        return Dimension("length", self.length)
+
+    @property
+    def model_dim(self) -> Dimension:
+        return Dimension("d_model", self.d_model)
+
+    @property
+    def ff_dim(self) -> Dimension:
+        return Dimension("d_ff", self.d_ff)
+
+    @property
+    def heads_dim(self) -> Dimension:
+        return Dimension("heads", self.heads)
+
+    @property
+    def kv_dim(self) -> Dimension:
+        return Dimension("d_kv", self.d_kv)
+
+    # ---- what follows from the options -----------------------------------------------------
+
+    @property
+    def variable_dtype(self) -> VariableDType:
+        return VariableDType(self.dtype, self.activation_dtype or self.dtype)
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the attention logits."""
+        explicit = self.initializers != "paper" if self.scale_logits is None else self.scale_logits
+        return self.d_kv**-0.5 if explicit else 1.0
+
+    @property
+    def softmax_scale(self) -> float:
+        """Factor of the logits: d_model**-0.5 where the softmax matrix is an embedding of variance 1."""
+        return self.d_model**-0.5 if self.tied_softmax and self.initializers == "paper" else 1.0
+
+    @property
+    def dropout_broadcast(self) -> tuple[str, ...]:
+        return ("length",) if self.dropout_over_length else ()
+
+    def attention_initializers(self) -> AttentionInitializers:
+        if self.initializers == "paper":
+            folded = self.attention_scale == 1.0
+            return attention_initializers(self.model_dim, self.kv_dim, self.heads_dim, folded)
+        into = random_normal_initializer(0.0, GPT2_STDDEV)
+        return AttentionInitializers(into, into, into, self._output_initializer())
+
+    def ff_initializers(self) -> tuple[Any, Any]:
+        """Of the kernels into and out of the hidden layer."""
+        if self.initializers == "paper":
+            return variance_scaling_initializer(), variance_scaling_initializer()
+        return random_normal_initializer(0.0, GPT2_STDDEV), self._output_initializer()
+
+    def embedding_initializer(self) -> Any:
+        """Of the token and position embeddings."""
+        stddev = 1.0 if self.initializers == "paper" else GPT2_STDDEV
+        return random_normal_initializer(0.0, stddev)
+
+    def softmax_initializer(self) -> Any:
+        stddev = self.d_model**-0.5 if self.initializers == "paper" else GPT2_STDDEV
+        return random_normal_initializer(0.0, stddev)
+
+    def _output_initializer(self) -> Any:
+        return random_normal_initializer(0.0, GPT2_STDDEV / (2 * self.layers) ** 0.5)

@@ -1,0 +1,85 @@
+"""The encoder-decoder of the paper's translation models.
+
+One embedding and one position table are shared by source and target, as in the paper.
+"""
+
+from __future__ import annotations
+
+from meshmpi.graph import Tensor, scope
+from meshmpi.nn.attention import (
+    attention_mask_autoregressive, attention_mask_ignore_padding, rename_length_to_memory_length,
+)  # fmt: skip
+from meshmpi.nn.transformer.blocks import (
+    attention_sublayer, embed, feed_forward_sublayer, layer_scope, mean_loss, norm,
+    position_embedding, softmax_logits, token_embedding,
+)  # fmt: skip
+from meshmpi.nn.transformer.config import TransformerConfig
+from meshmpi.nn.transformer.language_model import check_tokens
+from meshmpi.ops.structure import rename_dimension
+
+SOURCE_LENGTH = "source_length"
+
+
+def encoder_decoder(
+    config: TransformerConfig, source: Tensor, decoder_tokens: Tensor, training: bool = False
+) -> Tensor:
+    """Logits of the next target token at every target position.
+
+    Args:
+        config: The model; ``layers`` are those of the encoder and of the decoder each.
+        source: int32 [batch, source_length]; ``config.padding_id`` marks padding, which nothing
+            attends to.
+        decoder_tokens: int32 [batch, length], the target moved right by one.
+        training: Whether dropout and jitter act.
+
+    Returns:
+        [batch, length, vocab].
+
+    Raises:
+        ShapeError: Tokens have other dims or are too long.
+
+    Source: Vaswani et al. 2017, with norms before the sublayers.
+    """
+    check_tokens(source, "source tokens", SOURCE_LENGTH)
+    check_tokens(decoder_tokens, "decoder tokens", "length")
+    table, positions = token_embedding(config), position_embedding(config)
+    with scope("encoder"):
+        memory, seen = _encode(config, source, table, positions, training)
+    with scope("decoder"):
+        x = embed(config, decoder_tokens, table, positions, training)
+        length = decoder_tokens.shape.dim("length")
+        causal = attention_mask_autoregressive(length, length._replace(name="memory_length"))
+        for i in range(config.layers):
+            with layer_scope(i):
+                x = attention_sublayer(config, x, causal, training)
+                x = attention_sublayer(config, x, seen, training, memory, "encdec_attention")
+                x = feed_forward_sublayer(config, x, training)
+        return softmax_logits(config, norm(config, x, "final_norm"), table, training)
+
+
+def _encode(
+    config: TransformerConfig, source: Tensor, table: Tensor, positions: Tensor | None,
+    training: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The encoder's output as a memory, and the mask of the source positions that hold tokens."""
+    x = embed(config, source, table, positions, training, SOURCE_LENGTH)
+    seen = None
+    if config.padding_id >= 0:
+        ids = rename_dimension(source, SOURCE_LENGTH, "memory_length")
+        seen = attention_mask_ignore_padding(ids, config.padding_id)
+    for i in range(config.layers):
+        with layer_scope(i):
+            x = attention_sublayer(config, x, seen, training)
+            x = feed_forward_sublayer(config, x, training)
+    x = norm(config, x, "final_norm")
+    return rename_length_to_memory_length(x, SOURCE_LENGTH), seen
+
+
+def encoder_decoder_loss(
+    config: TransformerConfig, source: Tensor, decoder_tokens: Tensor, targets: Tensor,
+    training: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(mean loss in nats per counted target token, logits); arguments as `encoder_decoder` and
+    `lm_loss`."""
+    logits = encoder_decoder(config, source, decoder_tokens, training)
+    return mean_loss(config, logits, targets, training), logits

@@ -1,0 +1,71 @@
+"""The decoder-only language model of the paper's section 9 (and its modern variants).
+
+One model for every layout: data-parallel ``"batch:all"``, model-parallel
+``"heads:all;d_ff:all;vocab:all"``, or both on a two-dimensional mesh.
+"""
+
+from __future__ import annotations
+
+from meshmpi.errors import ShapeError
+from meshmpi.graph import Tensor, scope
+from meshmpi.nn.attention import attention_mask_autoregressive
+from meshmpi.nn.transformer.blocks import (
+    attention_sublayer, embed, feed_forward_sublayer, layer_scope, mean_loss, norm,
+    position_embedding, softmax_logits, token_embedding,
+)  # fmt: skip
+from meshmpi.nn.transformer.config import TransformerConfig
+from meshmpi.scalar import INTEGERS
+
+
+def lm(config: TransformerConfig, tokens: Tensor, training: bool = False) -> Tensor:
+    """Logits of the next token at every position.
+
+    Args:
+        config: The model.
+        tokens: int32 [batch, length], length at most ``config.length``.
+        training: Whether dropout and jitter act.
+
+    Returns:
+        [batch, length, vocab] in the activation type; position i sees tokens 0..i.
+
+    Raises:
+        ShapeError: The tokens have other dims or are too long.
+    """
+    check_tokens(tokens, "tokens", "length")
+    length = tokens.shape.dim("length")
+    memory_length = length._replace(name="memory_length")
+    with scope("decoder"):
+        table, positions = token_embedding(config), position_embedding(config)
+        x = embed(config, tokens, table, positions, training)
+        mask = attention_mask_autoregressive(length, memory_length)
+        for i in range(config.layers):
+            with layer_scope(i):
+                x = attention_sublayer(config, x, mask, training)
+                x = feed_forward_sublayer(config, x, training)
+        return softmax_logits(config, norm(config, x, "final_norm"), table, training)
+
+
+def lm_loss(
+    config: TransformerConfig, tokens: Tensor, targets: Tensor, training: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(mean loss in nats per counted token, logits).
+
+    Args:
+        config: The model.
+        tokens: int32 [batch, length].
+        targets: int32 [batch, length], the token that follows each of ``tokens``; those equal to
+            ``config.padding_id`` do not count.
+        training: Whether dropout, jitter, label smoothing and z_loss act.
+    """
+    logits = lm(config, tokens, training)
+    return mean_loss(config, logits, targets, training), logits
+
+
+def check_tokens(tokens: Tensor, what: str, length_name: str) -> None:
+    """ShapeError unless ``tokens`` are integers with the given length dim last."""
+    shape = tokens.shape
+    if tokens.dtype not in INTEGERS or shape.ndims < 2 or shape[-1].name != length_name:
+        raise ShapeError(
+            f"the {what} are {tokens.dtype}{shape}.", f"Give int32 [batch, {length_name}].",
+            str(tokens.source),
+        )  # fmt: skip

@@ -1,0 +1,80 @@
+"""Numbers of parameters, by formula, and the models of the paper's Tables 2 and 3."""
+
+from __future__ import annotations
+
+from meshmpi.errors import ConfigError
+from meshmpi.nn.transformer.config import TransformerConfig
+
+PAPER_LM_SIZES = tuple(range(7))
+"""k of the language models of Table 2: d_ff 4096 * 2**k, 4 * 2**k heads."""
+PAPER_MT_SIZES = tuple(range(6))
+"""k of the translation models of Table 3: d_ff 2048 * 2**k, 4 * 2**k heads."""
+
+
+def parameter_count(config: TransformerConfig) -> int:
+    """Trainable numbers of the language model `lm`."""
+    return _shared(config) + config.layers * _layer(config) + _norm(config)
+
+
+def encoder_decoder_parameter_count(config: TransformerConfig) -> int:
+    """Trainable numbers of `encoder_decoder`."""
+    decoder_layer = _layer(config) + _attention(config) + _norm(config)
+    layers = config.layers * (_layer(config) + decoder_layer)
+    return _shared(config) + layers + 2 * _norm(config)
+
+
+def _shared(c: TransformerConfig) -> int:
+    """Embedding, softmax matrix and positions."""
+    tables = c.vocab * (1 if c.tied_softmax else 2)
+    return (tables + (c.length if c.learned_positions else 0)) * c.d_model
+
+
+def _layer(c: TransformerConfig) -> int:
+    """Self-attention and feed-forward, each with its norm."""
+    ff = 2 * c.d_model * c.d_ff + (c.d_ff + c.d_model if c.ff_bias else 0)
+    return _attention(c) + ff + 2 * _norm(c)
+
+
+def _attention(c: TransformerConfig) -> int:
+    biases = 3 * c.heads * c.d_kv + c.d_model if c.attention_bias else 0
+    return 4 * c.d_model * c.heads * c.d_kv + biases
+
+
+def _norm(c: TransformerConfig) -> int:
+    vectors = int(c.norm_scale) + int(c.norm_bias and c.norm == "layer")
+    return vectors * c.d_model
+
+
+_PAPER_TRAINING = {
+    "attention_dropout": 0.1, "ff_dropout": 0.1, "residual_dropout": 0.1,
+    "dropout_over_length": True, "logit_jitter": 1e-2,
+}  # fmt: skip
+
+
+def paper_language_model(k: int) -> TransformerConfig:
+    """The k-th language model of Table 2, k = 0 (0.14 B parameters) to 6 (4.9 B)."""
+    _check(k, PAPER_LM_SIZES, "language")
+    return TransformerConfig(
+        vocab=32768, length=256, d_model=1024, d_ff=4096 * 2**k, heads=4 * 2**k, d_kv=256, layers=6,
+        **_PAPER_TRAINING,
+    )  # fmt: skip
+
+
+def paper_translation_model(k: int) -> TransformerConfig:
+    """The k-th translation model of Table 3, k = 0 (0.15 B parameters) to 5 (2.9 B).
+
+    The vocabulary of 32,512 is derived: the paper prints "32k", and of the multiples of 128 only
+    those up to about 32.5k give all six printed sizes.
+    """
+    _check(k, PAPER_MT_SIZES, "translation")
+    return TransformerConfig(
+        vocab=32512, length=256, d_model=1024, d_ff=2048 * 2**k, heads=4 * 2**k, d_kv=128, layers=6,
+        label_smoothing=0.1, padding_id=0, **_PAPER_TRAINING,
+    )  # fmt: skip
+
+
+def _check(k: int, sizes: tuple[int, ...], what: str) -> None:
+    if k not in sizes:
+        raise ConfigError(
+            f"the paper has no {what} model number {k}.", f"Give {sizes[0]} to {sizes[-1]}."
+        )
