@@ -247,14 +247,15 @@ class Lowering:
         return value if kept == x else self.reduce(value, "sum", kept)
 
     def _without_clash(self, a: int, b: int) -> tuple[int, int]:
-        """Joins dims of b that are split over an axis by which another dim of a is split.
+        """Splits b as a is in the dims of both, and joins its other dims that would take a's axes.
 
-        Only an intermediate result of three or more operands can have such a pair; b is joined.
+        Only an intermediate result of three or more operands can differ or clash.
         """
         x, y = self.types[a], self.types[b]
-        used = {ax: n for n, s in self.splits_of(x).items() for ax in s}
+        used = x.used_axes
         splits = tuple(
-            () if any(used.get(ax, n) != n for ax in s) else s for n, s in self.splits_of(y).items()
+            x.split(n) if x.shape.find(n) >= 0 else () if any(ax in used for ax in s) else s
+            for n, s in self.splits_of(y).items()
         )
         return a, self.redistribute(b, splits)
 
