@@ -298,6 +298,7 @@ _RULES: dict[str, Callable[[Any, list, Environment], Any]] = {
     "Pad": _pad,
     "Concat": _concat,
     "Constrain": _same,
+    "AsStored": _same,
     "StopGradient": _same,
     "Gather": _gather,
     "ScatterAdd": _scatter_add,

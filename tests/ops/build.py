@@ -6,7 +6,7 @@ It knows how graphs are built and nothing of how they are lowered or run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -140,7 +140,7 @@ class Built:
     updates: list[Update]
     feeds: dict[str, np.ndarray]
     variables: dict[str, np.ndarray]
-    forward_feeds: list[str] = field(default_factory=list)
+    sources: dict[str, Tensor]
 
 
 def build(case: Case, sizes: Mapping[str, int]) -> Built:
@@ -148,7 +148,6 @@ def build(case: Case, sizes: Mapping[str, int]) -> Built:
     with mm.Graph() as graph:
         b = Builder(sizes)
         outputs = list(case.build(b))
-        forward_feeds = list(b.feeds)
         floats = [y for y in outputs if y.dtype in FLOATS]
         loss, grads = None, {}
         if case.gradients and floats:
@@ -158,7 +157,7 @@ def build(case: Case, sizes: Mapping[str, int]) -> Built:
             grads = {n: g for n, g in found if g is not None}
     return Built(
         case, graph, outputs, loss if grads else None, grads, b.updates, b.feeds, b.variables,
-        forward_feeds,
+        b.sources,
     )  # fmt: skip
 
 
