@@ -1,0 +1,38 @@
+"""meshmpi: named-tensor SPMD programs on MPI.  ``import meshmpi as mm``.
+
+Importing it neither imports mpi4py nor initialises MPI; a Mesh does.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from meshmpi import ops as _ops
+from meshmpi.api import Plan, compile, plan
+from meshmpi.autodiff import gradients
+from meshmpi.dims import Dimension, Layout, MeshShape, Shape
+from meshmpi.errors import (
+    CheckpointError, ConfigError, DataError, FeedError, LayoutError, MeshError, MeshmpiError,
+    ProgramError, ShapeError, VariableError,
+)  # fmt: skip
+from meshmpi.graph import Graph, Tensor, Update, Variable, scope
+from meshmpi.ops import *  # noqa: F403
+
+if TYPE_CHECKING:
+    from meshmpi.runtime.arrays import ShardedArray, local
+    from meshmpi.runtime.mesh import Mesh
+    from meshmpi.runtime.simulated_mesh import SimulatedMesh
+
+_LAZY = {
+    "Mesh": "meshmpi.runtime.mesh",
+    "SimulatedMesh": "meshmpi.runtime.simulated_mesh",
+    "ShardedArray": "meshmpi.runtime.arrays",
+    "local": "meshmpi.runtime.arrays",
+}
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'meshmpi' has no attribute '{name}'")

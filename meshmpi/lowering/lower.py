@@ -15,7 +15,7 @@ from meshmpi.graph import Graph, Operation, Tensor, Update, Variable
 from meshmpi.lowering.placement import Placement, Splits
 from meshmpi.lowering.redistribute import moves
 from meshmpi.program import Instruction, LocalType, Program, Source, VariableType
-from meshmpi.scalar import Expr, Step
+from meshmpi.scalar import Expr, Step, call
 from meshmpi.typerules import aligned_groups, redistributed, verify, view_splits
 
 
@@ -279,11 +279,19 @@ class Lowering:
             self._reads[variable.name] = self.emit("read", [], t, variable=variable.name)
         return self._reads[variable.name]
 
+    def _is_stored(self, value: int) -> bool:
+        """Whether a value is the block of a variable or feed itself, perhaps under other names."""
+        made = {i.outputs[0]: i for i in self.instructions if i.kind in ("read", "feed", "view")}
+        while value in made and made[value].kind == "view":
+            value = made[value].inputs[0]
+        return value in made
+
     def write(self, update: Update) -> None:
         """Stores the value of an update; all writes stand behind all reads."""
         self.source = update.value.source
         t = self._declare(update.variable)
-        value = self.redistribute(
-            self.transpose(self.value(update.value), t.shape), t.splits
-        )
+        value = self.redistribute(self.transpose(self.value(update.value), t.shape), t.splits)
+        if self._is_stored(value):
+            # Two variables may swap values: what is written must not share memory with a variable.
+            value = self.emit("map", [value], t, expr=call("identity", 1, t.dtype))
         self.emit_many("write", [value], [], variable=update.variable.name)

@@ -125,8 +125,8 @@ def read_stored(variable: Variable) -> Tensor:
 def assign(variable: Tensor | Variable, value: Tensor) -> Update:
     """An update: at the end of the step ``variable`` takes ``value``.
 
-    All updates of a step read the old values of all variables.  Registered with the graph, so that
-    `mm.compile(..., updates=None)` runs it.
+    All updates of a step read the old values of all variables.  Pass it to
+    ``mm.compile(..., updates=[...])``; the graph remembers it for `mm.plan`.
     """
     target = variable if isinstance(variable, Variable) else variable.variable
     if target is None:

@@ -1,0 +1,122 @@
+"""compile() and plan(): from a graph to something that runs, or to what it would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshmpi.dims import Layout, LayoutLike, MeshShape
+from meshmpi.errors import ConfigError, ShapeError
+from meshmpi.graph import Graph, Tensor, Update
+from meshmpi.lowering import lower
+from meshmpi.program import Program
+
+if TYPE_CHECKING:
+    from meshmpi.planner.cost import Cost
+    from meshmpi.runtime.compiled import CompiledStep
+    from meshmpi.runtime.variables import VariableStore
+
+
+def _named_fetches(graph: Graph, fetches: Sequence[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    named = dict(fetches) if isinstance(fetches, Mapping) else {}
+    if not named:
+        for t in fetches:
+            if not isinstance(t, Tensor):
+                raise ShapeError(f"fetch {t!r} is not a tensor.", "Give tensors of the graph.")
+            named[t.name] = t
+    for name, t in named.items():
+        if t.graph is not graph:
+            raise ShapeError(f"fetch '{name}' belongs to another graph.", "Fetch tensors of this graph.")
+    return named
+
+
+def _lowered(
+    graph: Graph, mesh: MeshShape, layout: LayoutLike, fetches: Mapping[str, Tensor],
+    updates: Sequence[Update], storage: LayoutLike, optimize: bool, seed: int,
+) -> Program:  # fmt: skip
+    program = lower(graph, mesh, Layout(layout), fetches, updates, Layout(storage), seed)
+    if not optimize:
+        return program
+    from meshmpi.passes.pipeline import optimize as run_passes
+
+    return run_passes(program)
+
+
+def compile(  # noqa: A001
+    graph: Graph, mesh: Any, layout: LayoutLike = "", *, fetches: Sequence[Tensor] = (),
+    updates: Sequence[Update] = (), storage: LayoutLike = None, optimize: bool = True,
+    kernels: str = "auto", seed: int = 0, variables: VariableStore | None = None,
+) -> CompiledStep:  # fmt: skip
+    """The SPMD program of one step, bound to a mesh and ready to be called.
+
+    Args:
+        graph: What to compute.
+        mesh: `mm.Mesh` (this process is one rank of it) or `mm.SimulatedMesh` (it plays all).
+        layout: Dimension -> mesh axes, as ``"batch:rows;heads:cols"``.
+        fetches: Tensors whose values each call returns.
+        updates: Variable updates that each call makes, from `mm.assign` or an optimizer.
+        storage: Storage rules for variables without rules of their own (``"d_model:rows"``: ZeRO-3).
+        optimize: False runs the program as lowered, the oracle of the passes.
+        kernels: "numpy", "native" or "auto" (native where it can be had).
+        seed: Of initial values and of all random numbers.
+        variables: ``other_step.variables``, to share them with another program of the same mesh.
+
+    Returns:
+        A `CompiledStep`; ``step(x=array)[loss]``.
+
+    Raises:
+        LayoutError, ShapeError: Before any communication, the same on every rank.
+        ProgramError: The ranks built different graphs.
+    """
+    from meshmpi.runtime.compiled import CompiledStep
+
+    if kernels not in ("auto", "numpy"):
+        raise ConfigError(
+            f"kernels='{kernels}' cannot be had: this version has NumPy kernels only.",
+            "Use kernels='auto' or 'numpy'.",
+        )
+    named = _named_fetches(graph, fetches)
+    program = _lowered(graph, mesh.shape, layout, named, list(updates), storage, optimize, seed)
+    return CompiledStep(program, mesh, named, variables)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program and its predicted cost per rank, for a mesh that need not exist."""
+
+    program: Program
+    cost: Cost
+
+    def __str__(self) -> str:
+        return f"{self.program}\n{self.cost}"
+
+
+def plan(
+    graph: Graph, mesh_shape: str | MeshShape, layout: LayoutLike = "", *,
+    fetches: Sequence[Tensor] | None = None, updates: Sequence[Update] | None = None,
+    storage: LayoutLike = None, optimize: bool = True, seed: int = 0,
+) -> Plan:  # fmt: skip
+    """Program and cost of a step on a mesh of any size, without allocating a tensor.
+
+    Args:
+        graph: What to compute.
+        mesh_shape: ``"rows:16;cols:32"``.
+        layout, storage, optimize, seed: As for `mm.compile`.
+        fetches: Default: every tensor that no operation uses.
+        updates: Default: every update registered with the graph.
+    """
+    from meshmpi.runtime.compiled import predict_cost
+
+    if fetches is None:
+        fetches = _leaves(graph)
+    chosen = graph.updates if updates is None else updates
+    named = _named_fetches(graph, fetches)
+    program = _lowered(graph, MeshShape(mesh_shape), layout, named, list(chosen), storage, optimize, seed)
+    return Plan(program, predict_cost(program))
+
+
+def _leaves(graph: Graph) -> list[Tensor]:
+    used = {x for operation in graph.operations for x in operation.inputs}
+    used.update(u.value for u in graph.updates)
+    return [t for operation in graph.operations for t in operation.outputs if t not in used]

@@ -1,0 +1,1 @@
+"""Program -> Program, one transformation a file; each is checked against the unoptimised program."""

@@ -1,0 +1,106 @@
+"""Constants and copies: numbers known while compiling move into expressions, copies vanish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshmpi.passes.rewrite import producers, substituted, users, with_substitution
+from meshmpi.program import Instruction, Program
+from meshmpi.scalar import FLOATS, Arg, Expr, Step
+
+_ARITHMETIC: dict[str, Callable[..., float]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "negative": lambda a: -a,
+    "square": lambda a: a * a,
+    "identity": lambda a: a,
+}
+
+
+def fold(program: Program) -> Program:
+    """Puts constants into the maps that use them, evaluates constant maps, drops copies."""
+    constants: dict[int, float | int | bool] = {}
+    instead: dict[int, int] = {}
+    kept: list[Instruction] = []
+    protected = _protected(program)
+    for i in program.instructions:
+        i = substituted(i, instead)
+        if i.kind == "map":
+            i = _with_literals(i, constants)
+            value = _constant_value(i, program)
+            if value is not None:
+                constants[i.outputs[0]] = value
+                i = i.replaced(inputs=(), attrs={"expr": _fill(value, program.types[i.outputs[0]].dtype)})
+            elif _is_copy(i, program) and i.outputs[0] not in protected:
+                instead[i.outputs[0]] = i.inputs[0]
+                continue
+        kept.append(i)
+    return with_substitution(program, kept, instead)
+
+
+def _fill(value: float | int | bool, dtype: str) -> Expr:
+    return Expr((Step("identity", (value,), dtype),), ("t0",))
+
+
+def _protected(program: Program) -> set[int]:
+    """Copies that stand between a stored or fed value and a write: the write must not see through."""
+    by, used = producers(program), users(program)
+    out = set()
+    for i in program.instructions:
+        if i.kind == "map" and len(i.inputs) == 1 and by[i.inputs[0]].kind in ("read", "feed", "view"):
+            out.update(v for v in i.outputs if any(u.kind == "write" for u in used[v]))
+    return out
+
+
+def _with_literals(i: Instruction, constants: dict[int, float | int | bool]) -> Instruction:
+    """The map with constant inputs written into its expression."""
+    if not any(v in constants for v in i.inputs):
+        return i
+    renaming: dict[str, Arg] = {}
+    inputs: list[int] = []
+    for k, v in enumerate(i.inputs):
+        if v in constants:
+            renaming[f"i{k}"] = constants[v]
+        else:
+            renaming[f"i{k}"] = f"i{len(inputs)}"
+            inputs.append(v)
+    steps = tuple(
+        Step(s.function, tuple(renaming.get(a, a) if isinstance(a, str) else a for a in s.args), s.dtype)
+        for s in i.attrs["expr"].steps
+    )
+    if any(isinstance(renaming.get(r), (int, float)) for r in i.attrs["expr"].results):
+        return i
+    if any(_all_literal(s) and s.function not in _ARITHMETIC for s in steps):
+        return i
+    results = tuple(str(renaming.get(r, r)) for r in i.attrs["expr"].results)
+    return i.replaced(inputs=tuple(inputs), attrs={"expr": Expr(steps, results)})
+
+
+def _all_literal(s: Step) -> bool:
+    return not any(isinstance(a, str) for a in s.args)
+
+
+def _constant_value(i: Instruction, program: Program) -> float | int | bool | None:
+    """The value of a map of one step without tensors, if it is plain arithmetic in a float type."""
+    expr = i.attrs["expr"]
+    if i.inputs or len(expr.steps) != 1 or len(i.outputs) != 1:
+        return None
+    (step,) = expr.steps
+    if step.function == "identity":
+        return step.args[0]  # type: ignore[return-value]
+    if step.function in _ARITHMETIC and step.dtype in FLOATS:
+        return _ARITHMETIC[step.function](*step.args)
+    return None
+
+
+def _is_copy(i: Instruction, program: Program) -> bool:
+    """Whether the map returns its only input unchanged (perhaps multiplied by 1)."""
+    expr = i.attrs["expr"]
+    if len(i.inputs) != 1 or len(i.outputs) != 1 or len(expr.steps) != 1:
+        return False
+    if program.types[i.inputs[0]] != program.types[i.outputs[0]]:
+        return False
+    (s,) = expr.steps
+    by_one = s.function == "multiply" and any(a == 1 for a in s.args if not isinstance(a, str))
+    return (s.function == "identity" or by_one) and "i0" in s.args

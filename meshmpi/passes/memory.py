@@ -1,0 +1,222 @@
+"""Where every value lives: one arena per rank, known before the first step.
+
+A value gets bytes of the arena from the instruction that makes it to the last that uses it.  Views,
+updates in place and the stored blocks of variables share memory with another value.  Types and
+integers only; the executors take the plan as it is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from meshmpi.program import Instruction, LocalType, Program
+from meshmpi.scalar import ITEM_BYTES
+
+ALIGNMENT = 64
+"""Bytes: one cache line, and the widest vector of today's CPUs."""
+
+Workspace = Callable[[Instruction, Program, Mapping[str, int]], int]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of one rank.
+
+    Attributes:
+        offsets: Value -> first byte in the arena, for values that own bytes there.
+        shares: Value -> the value (or ``"variable name"``) whose memory it uses.
+        arena_bytes, workspace_bytes, variable_bytes, feed_bytes: Sizes.
+        live_bytes: Arena bytes in use during each instruction, for pictures.
+    """
+
+    offsets: Mapping[int, int]
+    shares: Mapping[int, int | str]
+    arena_bytes: int
+    workspace_bytes: int
+    variable_bytes: int
+    feed_bytes: int
+    live_bytes: tuple[int, ...] = field(default=(), repr=False)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.arena_bytes + self.workspace_bytes + self.variable_bytes + self.feed_bytes
+
+
+def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Workspace) -> MemoryPlan:
+    """Plans the memory of the rank at ``coordinates``.
+
+    Args:
+        program: A verified program.
+        coordinates: Mesh axis -> coordinate.
+        workspace: (instruction, program, coordinates) -> scratch bytes of its kernel.
+    """
+    sharing = _Sharing(program)
+    sizes = {
+        v: aligned_bytes(t, program, coordinates) for v, t in program.types.items()
+    }  # fmt: skip
+    arena = _Arena()
+    offsets: dict[int, int] = {}
+    live: list[int] = []
+    for n, i in enumerate(program.instructions):
+        for v in i.outputs:
+            if sharing.root(v) == v:
+                offsets[v] = arena.allocate(sizes[v])
+        live.append(arena.used)
+        for v in sharing.ending[n]:
+            if v in offsets:
+                arena.free(offsets[v], sizes[v])
+    return MemoryPlan(
+        offsets, sharing.shares, arena.high,
+        max((_round(workspace(i, program, coordinates)) for i in program.instructions), default=0),
+        sum(aligned_bytes(v.type, program, coordinates) for v in program.variables.values()),
+        sum(aligned_bytes(t, program, coordinates) for t in program.feeds.values()),
+        tuple(live),
+    )  # fmt: skip
+
+
+def _round(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+def aligned_bytes(t: LocalType, program: Program, coordinates: Mapping[str, int]) -> int:
+    """Bytes of the block held at ``coordinates``, rounded up to whole cache lines."""
+    return _round(math.prod(t.local_sizes(program.mesh, coordinates)) * ITEM_BYTES[t.dtype])
+
+
+class _Sharing:
+    """Which values share memory, and after which instruction each owner is no longer needed."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.shares: dict[int, int | str] = {}
+        self.last: dict[int | str, int] = {}
+        end = len(program.instructions)
+        last_use = dict.fromkeys(program.types, -1)
+        for n, i in enumerate(program.instructions):
+            for v in i.inputs:
+                last_use[v] = n
+        self._written = {}
+        for n, i in enumerate(program.instructions):
+            if i.kind == "write":
+                self._written.setdefault(i.inputs[0], []).append(i.attrs["variable"])
+        for v in program.fetches.values():
+            last_use[v] = end
+        self._last_use = last_use
+        self._share_sources_and_views()
+        self._share_in_place()
+        self.ending: list[list[int]] = [[] for _ in range(end)]
+        for v in program.types:
+            root = self.root(v)
+            if root == v and self.last[v] < end:
+                made = self._made_at[v]
+                self.ending[max(self.last[v], made)].append(v)
+
+    def root(self, v: int | str) -> int | str:
+        while v in self.shares:
+            v = self.shares[v]  # type: ignore[index]
+        return v
+
+    def _share_sources_and_views(self) -> None:
+        self._made_at = {}
+        for n, i in enumerate(self.program.instructions):
+            for v in i.outputs:
+                self._made_at[v] = n
+            if i.kind == "read":
+                self.shares[i.outputs[0]] = f"variable {i.attrs['variable']}"
+            elif i.kind == "feed":
+                self.shares[i.outputs[0]] = f"feed {i.attrs['name']}"
+            elif i.kind == "view":
+                self.shares[i.outputs[0]] = i.inputs[0]
+        for v in self.program.types:
+            self._extend(v)
+
+    def _extend(self, v: int) -> None:
+        root = self.root(v)
+        self.last[root] = max(self.last.get(root, -1), self._last_use[v])
+
+    def _share_in_place(self) -> None:
+        """Lets results take over the memory of inputs, or of variables, that end there."""
+        for n, i in enumerate(self.program.instructions):
+            if i.kind == "map" and len(i.outputs) == 1:
+                taken = self._variable_to_overwrite(i, n)
+                candidates = [taken] if taken else [x for x in i.inputs if self._ends_here(x, i, n)]
+            elif i.kind == "all_reduce" and len(i.outputs) == 1:
+                candidates = [x for x in i.inputs if self._ends_here(x, i, n)]
+            else:
+                continue
+            if candidates:
+                self.shares[i.outputs[0]] = candidates[0]
+                self._extend(i.outputs[0])
+
+    def _ends_here(self, x: int, i: Instruction, n: int) -> bool:
+        """Whether instruction n is the last to need the arena memory of x, and its result fits there."""
+        a, b = self.program.types[x], self.program.types[i.outputs[0]]
+        root = self.root(x)
+        same_place = (a.shape, a.splits, ITEM_BYTES[a.dtype]) == (b.shape, b.splits, ITEM_BYTES[b.dtype])
+        alone = sum(self.root(y) == root for y in i.inputs) == 1
+        return isinstance(root, int) and same_place and alone and self.last[root] == n
+
+    def _variable_to_overwrite(self, i: Instruction, n: int) -> str | None:
+        """The variable that only takes this result, when nothing reads its old value later."""
+        names = self._written.get(i.outputs[0], [])
+        fetched = i.outputs[0] in self.program.fetches.values()
+        if len(names) != 1 or fetched:
+            return None
+        place = f"variable {names[0]}"
+        stored = self.program.variables[names[0]].type
+        for x in i.inputs:
+            if self.root(x) == place and self.program.types[x] != stored:
+                return None
+        return place if self.last.get(place, -1) <= n else None
+
+
+class _Arena:
+    """A first-address best-fit allocator over integers; remembers the highest address used."""
+
+    def __init__(self) -> None:
+        self.high = 0
+        self.used = 0
+        self._starts: list[int] = []  # free gaps below `high`, ascending, never adjacent
+        self._sizes: list[int] = []
+
+    def allocate(self, size: int) -> int:
+        self.used += size
+        best = -1
+        for k, gap in enumerate(self._sizes):
+            if gap >= size and (best < 0 or gap < self._sizes[best]):
+                best = k
+        if best >= 0:
+            start = self._starts[best]
+            if self._sizes[best] == size:
+                del self._starts[best], self._sizes[best]
+            else:
+                self._starts[best] += size
+                self._sizes[best] -= size
+            return start
+        return self._grow(size)
+
+    def _grow(self, size: int) -> int:
+        if self._starts and self._starts[-1] + self._sizes[-1] == self.high:
+            start = self._starts.pop()
+            self._sizes.pop()
+        else:
+            start = self.high
+        self.high = start + size
+        return start
+
+    def free(self, start: int, size: int) -> None:
+        self.used -= size
+        if not size:
+            return
+        k = bisect.bisect(self._starts, start)
+        self._starts.insert(k, start)
+        self._sizes.insert(k, size)
+        if k + 1 < len(self._starts) and start + size == self._starts[k + 1]:
+            self._sizes[k] += self._sizes.pop(k + 1)
+            self._starts.pop(k + 1)
+        if k and self._starts[k - 1] + self._sizes[k - 1] == start:
+            self._sizes[k - 1] += self._sizes.pop(k)
+            self._starts.pop(k)

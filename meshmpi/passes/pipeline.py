@@ -1,0 +1,28 @@
+"""The order of the passes; every one is followed by verify()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshmpi.passes.clean import cse, dce
+from meshmpi.passes.combine import combine
+from meshmpi.passes.fold import fold
+from meshmpi.passes.fuse import fuse
+from meshmpi.passes.reductions import place_reductions
+from meshmpi.passes.scatter import form_reduce_scatter, shard_early
+from meshmpi.program import Program
+from meshmpi.typerules import verify
+
+Pass = Callable[[Program], Program]
+
+PASSES: tuple[Pass, ...] = (
+    dce, fold, cse, place_reductions, shard_early, form_reduce_scatter, cse, dce, fuse, combine,
+)  # fmt: skip
+
+
+def optimize(program: Program, passes: tuple[Pass, ...] = PASSES) -> Program:
+    """Runs the passes; the result computes the same as ``program`` up to rounding."""
+    for one in passes:
+        program = one(program)
+        verify(program)
+    return program

@@ -1,0 +1,122 @@
+"""Arrays in and out of a step: blocks given by one rank, results split over the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshmpi.dims import MeshShape, block_range
+from meshmpi.lowering.redistribute import moves
+from meshmpi.program import LocalType
+from meshmpi.scalar import ITEM_BYTES
+from meshmpi.typerules import redistributed
+
+
+class LocalBlock(NamedTuple):
+    """A feed of which this rank gives its own block only; see `local`."""
+
+    block: Any
+
+
+def local(block: Any) -> LocalBlock:
+    """Marks an array as this rank's own block of a feed: ``step(x=mm.local(block))``.
+
+    ``step.feed_block("x")`` tells which index ranges the block covers.
+    """
+    return LocalBlock(block)
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """The NumPy data type of a meshmpi one; bfloat16 comes from ml_dtypes."""
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def block_of(array: np.ndarray, t: LocalType, mesh: MeshShape, coordinates: dict) -> np.ndarray:
+    """The view of a global array that the rank at ``coordinates`` holds."""
+    return array[tuple(slice(a, b) for a, b in t.block(mesh, coordinates))]
+
+
+class ShardedArray:
+    """A result split over the ranks of a mesh.
+
+    Attributes:
+        type: Global shape, data type and splits.
+        local: This rank's block (on a simulated mesh: that of rank 0).
+        blocks: The blocks held in this process, by rank.
+    """
+
+    def __init__(self, mesh: Any, t: LocalType, blocks: dict[int, np.ndarray]):
+        self.mesh, self.type, self.blocks = mesh, t, blocks
+
+    @property
+    def local(self) -> np.ndarray:
+        return next(iter(self.blocks.values()))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Global sizes."""
+        return self.type.shape.sizes
+
+    @property
+    def dtype(self) -> str:
+        return self.type.dtype
+
+    def numpy(self) -> np.ndarray:
+        """The whole array, on every rank.  Collective: every rank of the mesh must call it."""
+        return gather_whole(self.mesh, self.type, self.blocks)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        whole = self.numpy()
+        return whole if dtype is None else whole.astype(dtype)
+
+    def __repr__(self) -> str:
+        # Prints what this rank knows, so that printing on one rank cannot hang.
+        held = "" if len(self.blocks) > 1 else f", block {self.local.shape} of rank {next(iter(self.blocks))}"
+        return f"<ShardedArray {self.type} on mesh {self.mesh.shape}{held}>"
+
+
+def gather_whole(mesh: Any, t: LocalType, blocks: dict[int, np.ndarray]) -> np.ndarray:
+    """The global array from the blocks of all ranks; collective over the mesh."""
+    if len(blocks) == mesh.shape.size and mesh.shape.size > 1:
+        return _assemble(mesh.shape, t, blocks)
+    (x,) = blocks.values()
+    whole = tuple(() for _ in t.shape)
+    for kind, attrs in moves(mesh.shape, t, whole):
+        t_next = redistributed(mesh.shape, t, kind, attrs)
+        out = np.empty(t_next.local_sizes(mesh.shape, mesh.coordinates), x.dtype)
+        axis = t.shape.position(attrs["dim"])
+        sizes = block_sizes(out.shape[axis], mesh.shape.count(attrs["axes"]))
+        mesh.all_gather(np.ascontiguousarray(x), out, axis, sizes, attrs["axes"])
+        t, x = t_next, out
+    return x.copy() if x is next(iter(blocks.values())) else x
+
+
+def block_sizes(extent: int, blocks: int) -> list[int]:
+    """Extents of all blocks of ``extent`` elements cut into ``blocks``."""
+    return [b - a for a, b in (block_range(extent, blocks, i) for i in range(blocks))]
+
+
+def _assemble(shape: MeshShape, t: LocalType, blocks: dict[int, np.ndarray]) -> np.ndarray:
+    out = np.empty(t.shape.sizes, numpy_dtype(t.dtype))
+    for rank, block in blocks.items():
+        block_of(out, t, shape, shape.coordinates(rank))[...] = block
+    return out
+
+
+def aligned_empty(nbytes: int, alignment: int = 64) -> np.ndarray:
+    """Uninitialised bytes that start on a cache line."""
+    raw = np.empty(nbytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + nbytes]
+
+
+def view_of(buffer: np.ndarray, offset: int, sizes: Sequence[int], dtype: str) -> np.ndarray:
+    """A C-contiguous array of ``sizes`` at ``offset`` bytes in ``buffer``."""
+    n = int(np.prod(sizes, dtype=np.int64)) * ITEM_BYTES[dtype]
+    return buffer[offset : offset + n].view(numpy_dtype(dtype)).reshape(sizes)

@@ -1,0 +1,197 @@
+"""A compiled step: feeds in, fetches out, variables in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshmpi.errors import FeedError, ProgramError, suggest
+from meshmpi.graph import Tensor
+from meshmpi.passes.memory import plan_memory
+from meshmpi.planner.cost import Cost, program_cost
+from meshmpi.program import LocalType, Program
+from meshmpi.runtime.arrays import LocalBlock, ShardedArray, block_of, numpy_dtype
+from meshmpi.runtime.executor import Executor, instruction_workspace
+from meshmpi.runtime.variables import VariableStore
+
+
+def predict_cost(program: Program) -> Cost:
+    """Cost for the rank with the largest blocks; allocates nothing."""
+    first = dict.fromkeys(program.mesh.names, 0)
+    return program_cost(program, plan_memory(program, first, instruction_workspace))
+
+
+class Fetched(dict):
+    """Results of a step by fetched tensor; a tensor's name works as a key too."""
+
+    def __missing__(self, key: object) -> Any:
+        for tensor, value in self.items():
+            if getattr(tensor, "name", None) == key:
+                return value
+        raise KeyError(f"{key!r} was not fetched; fetched: {', '.join(t.name for t in self)}")
+
+
+class CompiledStep:
+    """A program bound to a mesh.  Call it with feeds; see `mm.compile`.
+
+    Attributes:
+        program: The SPMD program.
+        cost: Predicted FLOP, bytes sent and memory of the rank with the largest blocks.
+        variables: Name -> whole array (collective); shared with other steps when asked for.
+        mesh: The mesh.
+        step_number: How many steps have run; random numbers depend on it.  Settable (resume).
+    """
+
+    def __init__(
+        self, program: Program, mesh: Any, fetches: Mapping[str, Tensor], variables: VariableStore | None
+    ):  # fmt: skip
+        self.program, self.mesh = program, mesh
+        simulated = not hasattr(mesh, "comm")
+        if not simulated:
+            compare_programs(mesh, program)
+        ranks = list(range(mesh.shape.size)) if simulated else [mesh.rank]
+        self.variables = variables if variables is not None else VariableStore(mesh, ranks)
+        for variable in program.variables.values():
+            self.variables.add(variable, program.seed)
+        self._executor = Executor(program, mesh, self.variables)
+        self._tensors = dict(fetches)
+        self.cost = predict_cost(program)
+
+    @property
+    def step_number(self) -> int:
+        return self._executor.runtime.step
+
+    @step_number.setter
+    def step_number(self, n: int) -> None:
+        self._executor.runtime.step = n
+
+    @property
+    def comm_seconds(self) -> float:
+        """Seconds spent in collectives so far."""
+        return self._executor.comm_seconds
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes allocated for the (largest) rank of this process; `cost.peak_memory` predicts it."""
+        return max(s.held_bytes for s in self._executor.states)
+
+    def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Fetched:
+        """Runs one step.
+
+        Args:
+            feeds: Placeholder name -> array of the global shape, or `mm.local(block)`.
+            **named: The same as keyword arguments.
+
+        Returns:
+            Fetched tensor -> Python float (scalars) or ShardedArray.
+
+        Raises:
+            FeedError: A feed is missing, unknown, misshapen or of the wrong data type.
+        """
+        self._feed({**(feeds or {}), **named})
+        self._executor.run()
+        result = Fetched({t: self._result(name) for name, t in self._tensors.items()})
+        self._executor.runtime.step += 1
+        return result
+
+    def feed_block(self, name: str) -> tuple[tuple[int, int], ...]:
+        """(start, stop) along each dimension of the block of a feed that this rank holds."""
+        self._known_feed(name)
+        coordinates = self._executor.states[0].coordinates
+        return self.program.feeds[name].block(self.mesh.shape, coordinates)
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Writes variables: name -> array of the global shape, or `mm.local(block)`."""
+        self.variables.assign(values)
+
+    def _known_feed(self, name: str) -> None:
+        if name not in self.program.feeds:
+            raise FeedError(
+                f"there is no placeholder '{name}' in this program.", suggest(name, self.program.feeds)
+            )
+
+    def _feed(self, feeds: Mapping[str, Any]) -> None:
+        for name in feeds:
+            self._known_feed(name)
+        arrays: dict[str, tuple[np.ndarray, bool]] = {}
+        for name, t in self.program.feeds.items():
+            if name not in feeds:
+                raise FeedError(
+                    f"placeholder '{name}' {t.dtype}{t.shape} is not fed.",
+                    f"Call step({', '.join(f'{n}=...' for n in self.program.feeds)}).",
+                )
+            arrays[name] = self._checked(name, t, feeds[name])
+        for name, (array, whole) in arrays.items():
+            t = self.program.feeds[name]
+            for s in self._executor.states:
+                part = block_of(array, t, self.mesh.shape, s.coordinates) if whole else array
+                np.copyto(s.feeds[name], part, casting="unsafe")
+
+    def _checked(self, name: str, t: LocalType, value: Any) -> tuple[np.ndarray, bool]:
+        """The array of a feed, and whether it is the global one."""
+        whole = not isinstance(value, LocalBlock)
+        array = np.asarray(value if whole else value.block)
+        states = self._executor.states
+        expected = t.shape.sizes if whole else states[0].feeds[name].shape
+        if array.shape != expected or (not whole and len(states) > 1):
+            raise FeedError(
+                f"feed '{name}' has shape {array.shape}, but {'the placeholder' if whole else 'this block'}"
+                f" has {expected}: {t}.",
+                "Give the array of the global shape on every rank, or mm.local(block) with the block of"
+                " step.feed_block(name) under MPI.",
+            )
+        if _family(array.dtype) != _family(numpy_dtype(t.dtype)):
+            raise FeedError(
+                f"feed '{name}' has data type {array.dtype}, the placeholder has {t.dtype}.",
+                f"Convert it with array.astype('{t.dtype}').",
+            )
+        return array, whole
+
+    def _result(self, name: str) -> Any:
+        v = self.program.fetches[name]
+        t = self.program.types[v]
+        if not t.shape:
+            return self._executor.states[0].arrays[v].item()
+        blocks = {s.rank: s.arrays[v].copy() for s in self._executor.states}
+        return ShardedArray(self.mesh, t, blocks)
+
+
+def _family(dtype: np.dtype) -> str:
+    """Floats, integers or bools: within a family feeds are converted, between them refused."""
+    if dtype.kind == "f" or dtype.name == "bfloat16":
+        return "float"
+    return {"i": "integer", "u": "integer", "b": "bool"}.get(dtype.kind, str(dtype))
+
+
+def compare_programs(mesh: Any, program: Program) -> None:
+    """Raises the same ProgramError on every rank when the ranks lowered different programs."""
+    digests = mesh.comm.allgather(program.digest())
+    if len(dict.fromkeys(digests)) == 1:
+        return
+    texts = mesh.comm.allgather(program.text().splitlines())
+    other = next(r for r, d in enumerate(digests) if d != digests[0])
+    line, a, b = _first_difference(texts[0], texts[other])
+    groups: dict[str, list[int]] = {}
+    for r, d in enumerate(digests):
+        groups.setdefault(d, []).append(r)
+    summary = ", ".join(f"{d[:8]} on ranks {_ranges(ranks)}" for d, ranks in groups.items())
+    raise ProgramError(
+        f"ranks lowered different programs: digest {summary}; first difference at line {line}:"
+        f"\n  rank 0: {a}\n  rank {other}: {b}\n",
+        "The graph must be built identically on every rank; look for code that depends on rank, time,"
+        " set order or an unseeded random number.",
+    )
+
+
+def _first_difference(a: Sequence[str], b: Sequence[str]) -> tuple[int, str, str]:
+    for n in range(max(len(a), len(b))):
+        x, y = (a[n] if n < len(a) else "(end)"), (b[n] if n < len(b) else "(end)")
+        if x != y:
+            return n, x, y
+    return 0, "", ""
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    return ",".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]},...,{ranks[-1]}"

@@ -1,0 +1,220 @@
+"""Runs a program: one arena per rank, every instruction bound once, then a list of calls.
+
+One class serves both meshes: under MPI this process plays one rank, on a simulated mesh it plays
+all of them, instruction by instruction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshmpi import collective_bytes as cb
+from meshmpi.kernels import Runtime, bind, workspace_bytes
+from meshmpi.passes.memory import MemoryPlan, plan_memory
+from meshmpi.program import COLLECTIVES, Instruction, Program
+from meshmpi.runtime.arrays import aligned_empty, block_sizes, numpy_dtype, view_of
+from meshmpi.runtime.variables import VariableStore
+
+Thunk = Callable[[], None]
+
+
+def instruction_workspace(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
+    """Scratch bytes of one instruction on the rank at ``coordinates``: local kernel or collective."""
+    if i.kind not in COLLECTIVES:
+        if i.kind in ("feed", "read", "write", "view"):
+            return 0
+        return workspace_bytes(i, program, coordinates)
+    types = [program.types[v] for v in i.inputs]
+    shapes = [t.local_sizes(program.mesh, coordinates) for t in types]
+    if i.kind == "all_reduce":
+        if len(types) > 1:
+            wire = cb.wire_bytes("all_reduce", types[0].dtype)
+            return sum(int(np.prod(s, dtype=np.int64)) * wire for s in shapes)
+        return cb.all_reduce_workspace_bytes(shapes[0], types[0].dtype)
+    (shape,), x = shapes, types[0]
+    n = program.mesh.count(i.attrs["axes"])
+    if i.kind == "all_to_all":
+        split, concat, outs = _exchange_sizes(i, program, shape, n, coordinates)
+        index = program.mesh.block_index(i.attrs["axes"], coordinates)
+        return cb.all_to_all_workspace_bytes(shape, x.dtype, split, concat, *outs, index)
+    axis = x.shape.position(i.attrs["dim"])
+    if i.kind == "all_gather":
+        whole = program.types[i.outputs[0]].local_sizes(program.mesh, coordinates)[axis]
+        return cb.all_gather_workspace_bytes(shape, x.dtype, axis, block_sizes(whole, n))
+    return cb.reduce_scatter_workspace_bytes(shape, x.dtype, axis, block_sizes(shape[axis], n))
+
+
+def _exchange_sizes(
+    i: Instruction, program: Program, shape: Sequence[int], n: int, coordinates: Mapping[str, int]
+) -> tuple[int, int, tuple[list[int], list[int]]]:
+    """Array axes and block extents of an all_to_all."""
+    x, y = program.types[i.inputs[0]], program.types[i.outputs[0]]
+    split, concat = x.shape.position(i.attrs["split"]), x.shape.position(i.attrs["concat"])
+    whole = y.local_sizes(program.mesh, coordinates)[concat]
+    return split, concat, (block_sizes(shape[split], n), block_sizes(whole, n))
+
+
+class RankState:
+    """Memory and coordinates of one rank."""
+
+    def __init__(self, program: Program, rank: int, store: VariableStore):
+        self.rank, self.program = rank, program
+        self.coordinates = program.mesh.coordinates(rank)
+        self.plan: MemoryPlan = plan_memory(program, self.coordinates, instruction_workspace)
+        self.arena = aligned_empty(self.plan.arena_bytes)
+        self.workspace = aligned_empty(self.plan.workspace_bytes)
+        self.variables = {name: store.blocks[name][rank] for name in program.variables}
+        self.feeds = {name: self._buffer(t) for name, t in program.feeds.items()}
+        self.arrays: dict[int, np.ndarray] = {}
+        for v in program.types:
+            self.arrays[v] = self._array(v)
+
+    def _buffer(self, t: Any) -> np.ndarray:
+        sizes = t.local_sizes(self.program.mesh, self.coordinates)
+        nbytes = int(np.prod(sizes, dtype=np.int64)) * numpy_dtype(t.dtype).itemsize
+        return view_of(aligned_empty(nbytes), 0, sizes, t.dtype)
+
+    def _array(self, v: int) -> np.ndarray:
+        t = self.program.types[v]
+        sizes = t.local_sizes(self.program.mesh, self.coordinates)
+        shared = self.plan.shares.get(v)
+        if shared is None:
+            return view_of(self.arena, self.plan.offsets[v], sizes, t.dtype)
+        if isinstance(shared, int):
+            base = self.arrays[shared]
+        else:
+            kind, name = shared.split(" ", 1)
+            base = (self.variables if kind == "variable" else self.feeds)[name]
+        return base.view(numpy_dtype(t.dtype)).reshape(sizes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes really allocated for this rank, rounded up to cache lines as the plan does."""
+        blocks = [*self.variables.values(), *self.feeds.values()]
+        return self.arena.nbytes + self.workspace.nbytes + sum(-(-b.nbytes // 64) * 64 for b in blocks)
+
+
+class Executor:
+    """Runs a program on a mesh.
+
+    Args:
+        program: Verified, the same on every rank.
+        mesh: A Mesh (this process is one rank) or a SimulatedMesh (it plays all).
+        store: Variables; those of the program are in it.
+    """
+
+    def __init__(self, program: Program, mesh: Any, store: VariableStore):
+        self.program, self.mesh = program, mesh
+        self.simulated = len(store.ranks) == mesh.shape.size and not hasattr(mesh, "comm")
+        self.runtime = Runtime()
+        self.states = [RankState(program, rank, store) for rank in store.ranks]
+        self.comm_seconds = 0.0
+        self._calls: list[Thunk] = []
+        self._is_collective: list[bool] = []
+        for i in program.instructions:
+            for thunk in self._bind(i):
+                self._calls.append(thunk)
+                self._is_collective.append(i.kind in COLLECTIVES)
+
+    def run(self) -> None:
+        """One step on the feeds that are in place; adds the time in collectives to comm_seconds."""
+        clock, communicating = time.perf_counter, 0.0
+        for call, collective in zip(self._calls, self._is_collective, strict=True):
+            if collective:
+                start = clock()
+                call()
+                communicating += clock() - start
+            else:
+                call()
+        self.comm_seconds += communicating
+
+    def _bind(self, i: Instruction) -> list[Thunk]:
+        if i.kind in ("feed", "read", "view"):
+            return []
+        if i.kind in COLLECTIVES:
+            return [self._bind_collective(i)]
+        if i.kind == "write":
+            return [t for s in self.states for t in _bind_write(s, i)]
+        return [
+            bind(i, self.program, s.coordinates, s.arrays, s.workspace, self.runtime) for s in self.states
+        ]
+
+    def _arrays(self, v: int) -> Any:
+        """The array of value v, as the mesh's collectives want it: one, or a list by rank."""
+        arrays = [s.arrays[v] for s in self.states]
+        return arrays if self.simulated else arrays[0]
+
+    def _bind_collective(self, i: Instruction) -> Thunk:
+        axes, workspace = i.attrs["axes"], {} if self.simulated else {"workspace": self.states[0].workspace}
+        if i.kind == "all_reduce":
+            return self._bind_all_reduce(i, axes, workspace)
+        x, out = self._arrays(i.inputs[0]), self._arrays(i.outputs[0])
+        t = self.program.types[i.inputs[0]]
+        one = self.states[0]
+        shape = one.arrays[i.inputs[0]].shape
+        n = self.program.mesh.count(axes)
+        mesh = self.mesh
+        if i.kind == "all_to_all":
+            split, concat, outs = _exchange_sizes(i, self.program, shape, n, one.coordinates)
+            return lambda: mesh.all_to_all(x, out, split, concat, *outs, axes, **workspace)
+        axis = t.shape.position(i.attrs["dim"])
+        if i.kind == "all_gather":
+            sizes = block_sizes(one.arrays[i.outputs[0]].shape[axis], n)
+            return lambda: mesh.all_gather(x, out, axis, sizes, axes, **workspace)
+        sizes, op = block_sizes(shape[axis], n), i.attrs["op"]
+        return lambda: mesh.reduce_scatter(x, out, axis, sizes, axes, op, **workspace)
+
+    def _bind_all_reduce(self, i: Instruction, axes: tuple, workspace: dict) -> Thunk:
+        mesh, op = self.mesh, i.attrs["op"]
+        pairs = [
+            (s.arrays[v], s.arrays[w])
+            for v, w in zip(i.inputs, i.outputs, strict=True)
+            for s in self.states
+            if s.plan.shares.get(w) != v
+        ]
+        outs = [self._arrays(w) for w in i.outputs]
+
+        def copy_in() -> None:
+            for x, y in pairs:
+                np.copyto(y, x)
+
+        if len(outs) == 1 or self.simulated:
+
+            def reduce_each() -> None:
+                copy_in()
+                for y in outs:
+                    mesh.all_reduce(y, axes, op, **workspace)
+
+            return reduce_each
+        return self._bind_packed(i, axes, op)
+
+    def _bind_packed(self, i: Instruction, axes: tuple, op: str) -> Thunk:
+        """Several values in one message, packed one behind the other in the workspace."""
+        (state,), mesh = self.states, self.mesh
+        ins, outs = [state.arrays[v] for v in i.inputs], [state.arrays[v] for v in i.outputs]
+        dtype = "float32" if ins[0].dtype.name == "bfloat16" else self.program.types[i.inputs[0]].dtype
+        packed = view_of(state.workspace, 0, (sum(x.size for x in ins),), dtype)
+        parts, start = [], 0
+        for x in ins:
+            parts.append(packed[start : start + x.size].reshape(x.shape))
+            start += x.size
+
+        def reduce_packed() -> None:
+            for x, part in zip(ins, parts, strict=True):
+                part[...] = x
+            mesh.all_reduce(packed, axes, op)
+            for y, part in zip(outs, parts, strict=True):
+                y[...] = part
+
+        return reduce_packed
+
+
+def _bind_write(state: RankState, i: Instruction) -> list[Thunk]:
+    x, block = state.arrays[i.inputs[0]], state.variables[i.attrs["variable"]]
+    if x.size == 0 or x.__array_interface__["data"] == block.__array_interface__["data"]:
+        return []
+    return [lambda: np.copyto(block, x)]

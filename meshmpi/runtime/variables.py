@@ -1,0 +1,118 @@
+"""The variables of compiled steps: blocks that live between steps, shared between programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from meshmpi.errors import VariableError, suggest
+from meshmpi.kernels import random_block
+from meshmpi.nn.initializers import default_initializer
+from meshmpi.program import VariableType
+from meshmpi.runtime.arrays import (
+    LocalBlock, aligned_empty, block_of, gather_whole, numpy_dtype, view_of,
+)  # fmt: skip
+
+
+class VariableStore(Mapping[str, np.ndarray]):
+    """Blocks of variables, one per rank played by this process.
+
+    As a mapping: name -> the whole array (``store["w"]`` gathers it, collectively).
+
+    Args:
+        mesh: A Mesh or SimulatedMesh.
+        ranks: The ranks played by this process.
+    """
+
+    def __init__(self, mesh: Any, ranks: list[int]):
+        self.mesh, self.ranks = mesh, ranks
+        self.types: dict[str, VariableType] = {}
+        self.blocks: dict[str, dict[int, np.ndarray]] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self._known(name)
+        return gather_whole(self.mesh, self.types[name].type, self.blocks[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.types)
+
+    def __len__(self) -> int:
+        return len(self.types)
+
+    def _known(self, name: str) -> None:
+        if name not in self.types:
+            raise VariableError(f"there is no variable '{name}'.", suggest(name, self.types))
+
+    def add(self, variable: VariableType, seed: int) -> None:
+        """Makes the blocks of a variable and fills them by its initializer; known ones are kept.
+
+        Raises:
+            VariableError: It is known with another type or storage layout.
+        """
+        old = self.types.get(variable.name)
+        if old is not None:
+            if old.type != variable.type:
+                raise VariableError(
+                    f"variable '{variable.name}' is kept as {old.type} by one program and as"
+                    f" {variable.type} by another.",
+                    "Compile both with the same layout and storage rules.",
+                )
+            return
+        self.types[variable.name] = variable
+        self.blocks[variable.name] = blocks = {}
+        for rank in self.ranks:
+            coordinates = self.mesh.shape.coordinates(rank)
+            sizes = variable.type.local_sizes(self.mesh.shape, coordinates)
+            dtype = numpy_dtype(variable.type.dtype)
+            buffer = aligned_empty(int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize)
+            blocks[rank] = view_of(buffer, 0, sizes, variable.type.dtype)
+            blocks[rank][...] = self._initial(variable, coordinates, seed)
+
+    def _initial(self, variable: VariableType, coordinates: dict, seed: int) -> np.ndarray:
+        t, initializer = variable.type, variable.initializer
+        if initializer is None:
+            initializer = default_initializer(t.shape, t.dtype)
+        if not hasattr(initializer, "resolve"):
+            array = np.asarray(initializer)
+            if array.shape != t.shape.sizes:
+                raise VariableError(
+                    f"the initializer of variable '{variable.name}' has shape {array.shape}, the"
+                    f" variable {t.shape}.", "Give an array of the global shape.",
+                )  # fmt: skip
+            return block_of(array, t, self.mesh.shape, coordinates)
+        d = initializer.resolve(t.shape)
+        block = t.block(self.mesh.shape, coordinates)
+        if d.kind == "constant":
+            return np.full([b - a for a, b in block], d.shift)
+        key = f"variable {variable.name}"
+        # In float64, so that rounding to the stored type happens once, everywhere alike.
+        z = random_block(d.kind, seed, key, 0, t.shape.sizes, block, "float64")
+        return z * d.scale + d.shift
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Writes variables: name -> global array, or `local` block of this rank.
+
+        Raises:
+            VariableError: An unknown name or a wrong shape; nothing is written then.
+        """
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
+        for name, value in values.items():
+            self._known(name)
+            t = self.types[name].type
+            for rank, block in self.blocks[name].items():
+                if isinstance(value, LocalBlock):
+                    part = np.asarray(value.block)
+                else:
+                    part = np.asarray(value)
+                    if part.shape == t.shape.sizes:
+                        part = block_of(part, t, self.mesh.shape, self.mesh.shape.coordinates(rank))
+                if part.shape != block.shape:
+                    raise VariableError(
+                        f"variable '{name}' is {t.shape} (block {block.shape} on rank {rank}), the"
+                        f" value has shape {part.shape}.", "Give an array of the global shape.",
+                    )  # fmt: skip
+                parts.append((block, part))
+        for block, part in parts:
+            block[...] = part
