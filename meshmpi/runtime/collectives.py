@@ -1,0 +1,294 @@
+"""The collectives on NumPy arrays over one group of ranks, by MPI.
+
+A dimension that is split over mesh axes ``(a, b)`` has its blocks numbered in *that* order, while
+MPI numbers the ranks of a communicator in the order of the mesh; `Group.blocks` translates.
+Messages are cut into pieces, the same on every rank, so that scratch memory stays small.
+
+Not known here: named tensors, layouts, programs.  Counting is the mesh's business.
+Importing this module initialises MPI.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+from meshmpi.collective_bytes import PIECE_BYTES, REDUCED_IN, all_to_all_rows, pieces
+from meshmpi.dims import Axes
+from meshmpi.errors import ProgramError
+from meshmpi.runtime.blocks import as_bits, block, replaced, scratch, starts
+
+_OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
+_BOOL_OPS = {"sum": MPI.MAX, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.MIN}
+
+REDUCE_SCATTER_ALGORITHMS = {"Open MPI": "all_reduce"}
+"""MPI library -> how a reduce_scatter is done there; "reduce_scatter" for the libraries not named.
+
+``all_reduce`` reduces whole blocks and takes the own one; ``reduce_scatter`` calls
+MPI_Reduce_scatter.  Status: measured on two ranks of one machine (Open MPI 5.0 takes 10-14 ms to
+reduce-scatter 16 MB, 2.6 ms to all-reduce it; MPICH 5.0 reduce-scatters it in 2.6 ms).
+"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that hold the blocks of one split dimension, seen by one of them.
+
+    Attributes:
+        axes: Mesh axes, major first, in the order in which blocks are numbered.
+        comm: Communicator of the group.
+        blocks: Number of the block that each rank of ``comm`` holds.
+        index: Number of this rank's block.
+    """
+
+    axes: Axes
+    comm: MPI.Comm
+    blocks: tuple[int, ...]
+    index: int
+
+    @property
+    def n(self) -> int:
+        return len(self.blocks)
+
+    def by_rank(self, sizes: Sequence[int], scale: int = 1) -> tuple[list[int], list[int]]:
+        """Counts and displacements for MPI of blocks of ``sizes`` that lie in block order."""
+        begin = starts(sizes)
+        counts = [sizes[b] * scale for b in self.blocks]
+        return counts, [begin[b] * scale for b in self.blocks]
+
+
+def _reducible(x: np.ndarray) -> np.ndarray:
+    """``x`` flat, in a data type that MPI can reduce or that `scratch` memory converts."""
+    flat = x.reshape(-1)
+    return flat.view(np.uint8) if x.dtype == np.bool_ else flat
+
+
+def _mpi_op(op: str, dtype: np.dtype) -> MPI.Op:
+    return (_BOOL_OPS if dtype == np.bool_ else _OPS)[op]
+
+
+def _wire_dtype(dtype: np.dtype) -> np.dtype:
+    """The data type in which a reduction of ``dtype`` is done."""
+    if dtype == np.bool_:
+        return np.dtype(np.uint8)  # as 0 and 1, by max and min
+    return np.dtype(REDUCED_IN.get(dtype.name, dtype))
+
+
+def all_reduce(group: Group, x: np.ndarray, op: str, workspace: np.ndarray | None = None) -> None:
+    """Reduces ``x`` in place over the group, in pieces."""
+    if group.n == 1 or x.size == 0:
+        return
+    flat, wire, mpi_op = _reducible(x), _wire_dtype(x.dtype), _mpi_op(op, x.dtype)
+    step = PIECE_BYTES // wire.itemsize
+    if flat.dtype == wire:
+        for start in range(0, flat.size, step):
+            group.comm.Allreduce(MPI.IN_PLACE, flat[start : start + step], mpi_op)
+        return
+    buffer = scratch(workspace, min(flat.size, step), wire)
+    for start in range(0, flat.size, step):
+        part = flat[start : start + step]
+        sent = buffer[: part.size]
+        sent[...] = part
+        group.comm.Allreduce(MPI.IN_PLACE, sent, mpi_op)
+        part[...] = sent
+
+
+def all_gather(
+    group: Group,
+    x: np.ndarray,
+    out: np.ndarray,
+    axis: int,
+    sizes: Sequence[int],
+    workspace: np.ndarray | None = None,
+) -> None:
+    """Concatenates the group's blocks ``x`` along ``axis`` into ``out``."""
+    if group.n == 1:
+        out[...] = x
+        return
+    rows, post = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
+    widths = [size * post for size in sizes]
+    total = sum(widths)
+    mine = as_bits(x).reshape(rows, widths[group.index])
+    whole = as_bits(out).reshape(rows, total)
+    if rows == 1 or total * out.itemsize > PIECE_BYTES:
+        layout = group.by_rank(widths)
+        for row in range(rows):
+            group.comm.Allgatherv(mine[row], [whole[row], layout])
+        return
+    begin, buffer = starts(widths), None
+    for first, end, _, _ in pieces(rows, widths, out.itemsize):
+        n = end - first
+        if buffer is None:  # the first piece is the largest
+            buffer = scratch(workspace, n * total, whole.dtype)
+        received = buffer[: n * total]
+        group.comm.Allgatherv(mine[first:end], [received, group.by_rank(widths, n)])
+        for start, width in zip(begin[:-1], widths, strict=True):
+            part = received[n * start : n * (start + width)]
+            whole[first:end, start : start + width] = part.reshape(n, width)
+
+
+def reduce_scatter(
+    group: Group,
+    x: np.ndarray,
+    out: np.ndarray,
+    axis: int,
+    sizes: Sequence[int],
+    op: str,
+    workspace: np.ndarray | None = None,
+    algorithm: str | None = None,
+) -> None:
+    """Reduces ``x`` over the group and leaves block ``group.index`` along ``axis`` in ``out``."""
+    if group.n == 1:
+        out[...] = x
+        return
+    algorithm = algorithm or reduce_scatter_algorithm()
+    rows, post = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    widths, wire = [size * post for size in sizes], _wire_dtype(x.dtype)
+    mpi_op = _mpi_op(op, x.dtype)
+    whole = _reducible(x).reshape(rows, sum(widths))
+    mine = _reducible(out).reshape(rows, widths[group.index])
+    begin, buffer = starts(widths), None
+    direct = rows == 1 and whole.dtype == wire and group.blocks == tuple(range(group.n))
+    if direct and algorithm == "reduce_scatter" and whole.nbytes <= PIECE_BYTES:
+        group.comm.Reduce_scatter(whole[0], mine[0], widths, mpi_op)
+        return
+    for first, end, low, high in pieces(rows, widths, wire.itemsize):
+        cuts = [(begin[b] + min(w, low), begin[b] + min(w, high)) for b, w in enumerate(widths)]
+        if buffer is None:  # the first piece is the largest
+            buffer = scratch(workspace, (end - first) * sum(b - a for a, b in cuts), wire)
+        own = _reduce_piece(group, whole[first:end], cuts, buffer, mpi_op, algorithm)
+        start, stop = (c - begin[group.index] for c in cuts[group.index])
+        mine[first:end, start:stop] = own
+
+
+def _reduce_piece(
+    group: Group,
+    rows: np.ndarray,
+    cuts: Sequence[tuple[int, int]],
+    buffer: np.ndarray,
+    op: MPI.Op,
+    algorithm: str,
+) -> np.ndarray:
+    """Reduces the columns ``cuts[b]`` of ``rows`` to the rank of block b; returns the own ones.
+
+    Blocks are packed in the order of MPI's ranks, as MPI_Reduce_scatter wants them.
+    """
+    n = rows.shape[0]
+    counts, at, own = [], 0, 0
+    for b in group.blocks:
+        start, stop = cuts[b]
+        if b == group.index:
+            own = at
+        part = buffer[at : at + n * (stop - start)]
+        part.reshape(n, stop - start)[...] = rows[:, start:stop]
+        counts.append(part.size)
+        at += part.size
+    if algorithm == "reduce_scatter":
+        own = 0  # in place, MPI leaves the result at the front
+        group.comm.Reduce_scatter(MPI.IN_PLACE, buffer[:at], counts, op)
+    else:
+        group.comm.Allreduce(MPI.IN_PLACE, buffer[:at], op)
+    width = cuts[group.index][1] - cuts[group.index][0]
+    return buffer[own : own + n * width].reshape(n, width)
+
+
+def reduce_scatter_algorithm() -> str:
+    """The algorithm of `REDUCE_SCATTER_ALGORITHMS` for the running MPI library."""
+    return REDUCE_SCATTER_ALGORITHMS.get(MPI.get_vendor()[0], "reduce_scatter")
+
+
+def all_to_all(
+    group: Group,
+    x: np.ndarray,
+    out: np.ndarray,
+    split_axis: int,
+    concat_axis: int,
+    split_sizes: Sequence[int],
+    concat_sizes: Sequence[int],
+    workspace: np.ndarray | None = None,
+) -> None:
+    """Cuts ``x`` along ``split_axis``, sends each rank its block, joins along ``concat_axis``."""
+    if group.n == 1:
+        out[...] = x
+        return
+    lead = min(split_axis, concat_axis)
+    total_rows = math.prod(x.shape[:lead])
+    rows = all_to_all_rows(x.shape, x.itemsize, split_axis, concat_axis, split_sizes, concat_sizes)
+    sent = as_bits(x).reshape(total_rows, *x.shape[lead:])
+    kept = as_bits(out).reshape(total_rows, *out.shape[lead:])
+    row_sent, row_kept = math.prod(x.shape[lead:]), math.prod(out.shape[lead:])
+    pack = math.prod(x.shape[:split_axis]) != 1
+    unpack = math.prod(out.shape[:concat_axis]) != 1
+    buffer = scratch(workspace, rows * (pack * row_sent + unpack * row_kept), sent.dtype)
+    send, split, concat = buffer[: pack * rows * row_sent], split_axis - lead, concat_axis - lead
+    receive = buffer[pack * rows * row_sent :]
+    for first in range(0, total_rows, max(rows, 1)):
+        piece, target = sent[first : first + rows], kept[first : first + rows]
+        n = piece.shape[0]
+        if pack:
+            _pack(piece, split + 1, split_sizes, send)
+        row = math.prod(replaced(x.shape[lead:], split, 1))
+        to = group.by_rank(split_sizes, n * row)
+        row = math.prod(replaced(out.shape[lead:], concat, 1))
+        come = group.by_rank(concat_sizes, n * row)
+        group.comm.Alltoallv(
+            [send if pack else piece.reshape(-1), to],
+            [receive if unpack else target.reshape(-1), come],
+        )
+        if unpack:
+            _unpack(receive, concat + 1, concat_sizes, target)
+
+
+def _pack(x: np.ndarray, axis: int, sizes: Sequence[int], flat: np.ndarray) -> None:
+    """Lays the blocks of ``x`` along ``axis`` one after another into ``flat``."""
+    at = 0
+    for start, size in zip(starts(sizes)[:-1], sizes, strict=True):
+        part = block(x, axis, start, start + size)
+        flat[at : at + part.size].reshape(part.shape)[...] = part
+        at += part.size
+
+
+def _unpack(flat: np.ndarray, axis: int, sizes: Sequence[int], out: np.ndarray) -> None:
+    """The reverse of `_pack`."""
+    at = 0
+    for start, size in zip(starts(sizes)[:-1], sizes, strict=True):
+        part = block(out, axis, start, start + size)
+        part[...] = flat[at : at + part.size].reshape(part.shape)
+        at += part.size
+
+
+def shift(group: Group, x: np.ndarray, out: np.ndarray, offset: int, wrap: bool) -> None:
+    """Sends ``x`` to the rank ``offset`` further along the axis; ``out`` takes what arrives.
+
+    Raises:
+        ProgramError: The block that arrives has another size than ``out``.
+    """
+    n, here = group.n, group.index
+    to, source = here + offset, here - offset
+    if wrap:
+        to, source = to % n, source % n
+    if to == source == here:
+        out[...] = x
+        return
+    requests, received = [], None
+    if 0 <= source < n:
+        received = group.comm.Irecv(as_bits(out), source)
+        requests.append(received)
+    else:
+        out[...] = 0
+    if 0 <= to < n:
+        requests.append(group.comm.Isend(as_bits(x), to))
+    statuses = [MPI.Status() for _ in requests]
+    MPI.Request.Waitall(requests, statuses)
+    if received is not None:
+        arrived = statuses[0].Get_count(MPI.BYTE)
+        if arrived != out.nbytes:
+            raise ProgramError(
+                f"shift by {offset} over '{group.axes[0]}': {arrived} bytes arrived for an output"
+                f" of {out.nbytes} bytes.",
+                "Give an output as large as the block of the rank it comes from.",
+            )

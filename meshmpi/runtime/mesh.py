@@ -1,0 +1,330 @@
+"""A mesh of MPI ranks: coordinates, groups, sub-communicators, and counted collectives.
+
+Not known here: tensors, layouts, programs.  mpi4py is imported when a `Mesh` is made, not before.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshmpi.collective_bytes import bytes_sent, wire_bytes
+from meshmpi.dims import Axes, MeshShape
+from meshmpi.errors import MeshError, ProgramError
+from meshmpi.runtime.blocks import check_array, check_op, check_out, check_sizes, replaced
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from meshmpi.runtime.collectives import Group
+
+MeshShapeLike = str | Mapping[str, int] | Sequence[tuple[str, int]] | MeshShape
+Counters = dict[str, dict[str, list]]
+"""Kind -> axes joined by + -> [calls, elements handed, bytes sent by the formulas, seconds]."""
+
+
+def alternatives(shape: MeshShape, ranks: int) -> list[MeshShape]:
+    """Meshes over the same axes with exactly ``ranks`` ranks, those most like ``shape`` first.
+
+    Near means: few axes shrink to one rank, then small ratios of sizes.
+    """
+
+    def distance(sizes: tuple[int, ...]) -> tuple[int, float]:
+        pairs = list(zip(sizes, shape.sizes, strict=True))
+        lost = sum(size == 1 and wanted > 1 for size, wanted in pairs)
+        return lost, round(sum(abs(math.log(size / wanted)) for size, wanted in pairs), 9)
+
+    found = sorted(_factorisations(ranks, len(shape.sizes)), key=distance)
+    return [MeshShape(list(zip(shape.names, sizes, strict=True))) for sizes in found]
+
+
+def _factorisations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write ``n`` as an ordered product of ``parts`` factors."""
+    if parts == 0:
+        if n == 1:
+            yield ()
+        return
+    for first in range(n, 0, -1):
+        if n % first == 0 and (parts > 1 or first == n):
+            for rest in _factorisations(n // first, parts - 1):
+                yield (first, *rest)
+
+
+def size_error(shape: MeshShape, ranks: int) -> MeshError:
+    """The error for a communicator of ``ranks`` ranks, with meshes that would fit it."""
+    legal = alternatives(shape, ranks)
+
+    def lost(m: MeshShape) -> int:
+        return sum(a == 1 < b for a, b in zip(m.sizes, shape.sizes, strict=True))
+
+    near = [str(m) for m in legal if lost(m) == lost(legal[0])][:3]
+    remedy = f"Run with mpirun -n {shape.size}"
+    if near:
+        remedy += f", or use {'one of ' if len(near) > 1 else ''}{', '.join(near)}"
+    plural = "s" if shape.size > 1 else ""
+    return MeshError(
+        f"mesh {shape} needs {shape.size} rank{plural}, but the communicator has {ranks}.",
+        f"{remedy}.",
+    )
+
+
+class Mesh:
+    """An n-dimensional array of MPI ranks whose axes have names.
+
+    The ranks are those of a new Cartesian communicator, numbered row-major as in `MeshShape`.
+    Making a mesh is collective; so is the first use of each set of axes.  With more than one rank
+    it also sees to it that an error on one rank ends the job on all (`meshmpi.runtime.abort`).
+
+    Args:
+        shape: ``"rows:2;cols:2"``, a MeshShape, a mapping, or (name, size) pairs.
+        comm: Any mpi4py intracommunicator; default MPI.COMM_WORLD.  It is duplicated.
+
+    Attributes:
+        shape: The MeshShape.
+        size: Number of ranks.
+        rank: This rank.
+        coordinates: Axis name -> coordinate of this rank.
+        comm: The Cartesian communicator.
+        counters: What the collectives did so far on this rank, see `Counters`.
+
+    Raises:
+        MeshError: The communicator has another number of ranks, or is an intercommunicator.
+
+    Example:
+        >>> Mesh("rows:1;cols:1").coordinates
+        {'rows': 0, 'cols': 0}
+    """
+
+    def __init__(self, shape: MeshShapeLike, comm: MPI.Comm | None = None):
+        from mpi4py import MPI
+
+        from meshmpi.runtime import abort, collectives
+
+        self.shape = MeshShape(shape)
+        comm = MPI.COMM_WORLD if comm is None else comm
+        if comm.Is_inter():
+            raise MeshError(
+                f"mesh {self.shape} was given an intercommunicator.",
+                "Give an intracommunicator, for instance its Merge().",
+            )
+        if comm.size > 1:
+            abort.install(comm)
+        if comm.size != self.shape.size:
+            raise size_error(self.shape, comm.size)
+        sizes = self.shape.sizes
+        # Both calls below give a communicator of our own: user messages on comm cannot match ours.
+        self.comm: MPI.Comm = (
+            comm.Create_cart(sizes, [False] * len(sizes), reorder=False) if sizes else comm.Dup()
+        )
+        self.size, self.rank = self.comm.size, self.comm.rank
+        self.coordinates = self.shape.coordinates(self.rank)
+        self.counters: Counters = {}
+        self._collectives = collectives
+        self._communicators: dict[Axes, MPI.Comm] = {}
+        self._groups: dict[Axes, Group] = {}
+
+    def communicator(self, axes: Iterable[str]) -> MPI.Comm:
+        """The communicator of the ranks that differ from this one only in ``axes``.
+
+        Made at the first call for a set of axes, which all ranks must make alike, then kept.  Its
+        ranks are numbered in the order of the mesh, whatever the order of ``axes``.
+        """
+        axes = self.shape.in_mesh_order((axes,) if isinstance(axes, str) else axes)
+        if axes not in self._communicators:
+            self._communicators[axes] = self._sub(axes)
+        return self._communicators[axes]
+
+    def _sub(self, axes: Axes) -> MPI.Comm:
+        from mpi4py import MPI
+
+        if axes == self.shape.names:
+            return self.comm
+        if not axes:  # not Cart_sub, which need not know meshes without an axis
+            return MPI.COMM_SELF.Dup()
+        return self.comm.Sub([name in axes for name in self.shape.names])  # type: ignore
+
+    def group(self, axes: Iterable[str]) -> tuple[int, ...]:
+        """Ranks of this rank's group over ``axes``, ascending."""
+        return self.shape.group(self.rank, axes)
+
+    def groups(self, axes: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """All groups over ``axes``; each rank is in exactly one."""
+        return self.shape.groups(axes)
+
+    def _group(self, axes: Iterable[str]) -> Group:
+        axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        group = self._groups.get(axes)
+        if group is None:
+            check_axes(self.shape, axes)
+            numbers = [
+                self.shape.block_index(axes, self.shape.coordinates(r)) for r in self.group(axes)
+            ]
+            index = self.shape.block_index(axes, self.coordinates)
+            group = self._collectives.Group(axes, self.communicator(axes), tuple(numbers), index)
+            self._groups[axes] = group
+        return group
+
+    def _count(self, kind: str, group: Group, x: np.ndarray, began: float) -> None:
+        seconds = time.perf_counter() - began
+        table = self.counters.setdefault(kind, {})
+        row = table.setdefault("+".join(group.axes), [0, 0, 0, 0.0])
+        row[0] += 1
+        row[1] += x.size
+        row[2] += bytes_sent(kind, x.size, wire_bytes(kind, x.dtype), group.n)
+        row[3] += seconds
+
+    def all_reduce(
+        self,
+        x: np.ndarray,
+        axes: Iterable[str],
+        op: str = "sum",
+        workspace: np.ndarray | None = None,
+    ) -> None:
+        """Reduces ``x`` in place over the ranks that differ only in ``axes``.
+
+        bfloat16 is reduced in float32 and rounded once.  On bool, sum and max mean "or", prod and
+        min mean "and".  What max and min make of NaN is up to the MPI library.
+
+        Args:
+            x: C-contiguous array of the same shape on all ranks of the group.
+            axes: Mesh axes.
+            op: sum, max, min or prod.
+            workspace: uint8 array of `all_reduce_workspace_bytes`; allocated when not given.
+        """
+        check_op(op)
+        check_array("all_reduce", "array", x)
+        group, began = self._group(axes), time.perf_counter()
+        self._collectives.all_reduce(group, x, op, workspace)
+        self._count("all_reduce", group, x, began)
+
+    def all_gather(
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        axis: int,
+        sizes: Sequence[int],
+        axes: Iterable[str],
+        workspace: np.ndarray | None = None,
+    ) -> None:
+        """Joins the blocks ``x`` of the group along array axis ``axis`` into ``out``.
+
+        Args:
+            x: This rank's block.
+            out: Takes the whole.
+            axis: Array axis along which the blocks follow each other.
+            sizes: Extent of each block along it; may differ, may be 0.
+            axes: Mesh axes over which it is split, major first: they number the blocks.
+            workspace: uint8 array of `all_gather_workspace_bytes`; allocated when not given.
+        """
+        group = self._group(axes)
+        check_out("all_gather", x, out, replaced(x.shape, axis, sum(sizes)))
+        check_sizes("all_gather", sizes, group.n, out.shape[axis], "an output")
+        check_sizes("all_gather", [x.shape[axis]], 1, sizes[group.index], "a block")
+        began = time.perf_counter()
+        self._collectives.all_gather(group, x, out, axis, sizes, workspace)
+        self._count("all_gather", group, x, began)
+
+    def reduce_scatter(
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        axis: int,
+        sizes: Sequence[int],
+        axes: Iterable[str],
+        op: str = "sum",
+        workspace: np.ndarray | None = None,
+    ) -> None:
+        """Reduces ``x`` over the group and keeps in ``out`` this rank's block along ``axis``.
+
+        Args:
+            x: Array of the same shape on all ranks of the group; it is not changed.
+            out: Takes this rank's block.
+            axis: Array axis that is cut.
+            sizes: Extent of each block along it; may differ, may be 0.
+            axes: Mesh axes, major first: they number the blocks.
+            op: sum, max, min or prod, as in `all_reduce`.
+            workspace: uint8 array of `reduce_scatter_workspace_bytes`; allocated when not given.
+        """
+        check_op(op)
+        group = self._group(axes)
+        check_sizes("reduce_scatter", sizes, group.n, x.shape[axis], "an input")
+        check_out("reduce_scatter", x, out, replaced(x.shape, axis, sizes[group.index]))
+        began = time.perf_counter()
+        self._collectives.reduce_scatter(group, x, out, axis, sizes, op, workspace)
+        self._count("reduce_scatter", group, x, began)
+
+    def all_to_all(
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        split_axis: int,
+        concat_axis: int,
+        split_sizes: Sequence[int],
+        concat_sizes: Sequence[int],
+        axes: Iterable[str],
+        workspace: np.ndarray | None = None,
+    ) -> None:
+        """Moves a cut from array axis ``concat_axis`` to ``split_axis``.
+
+        Args:
+            x: Whole along ``split_axis``, this rank's block along ``concat_axis``.
+            out: The other way round.
+            split_axis: Array axis that is cut after.
+            concat_axis: Array axis that was cut before.
+            split_sizes: Extent of each block along ``split_axis``.
+            concat_sizes: Extent of each block along ``concat_axis``.
+            axes: Mesh axes, major first: they number the blocks of both.
+            workspace: uint8 array of `all_to_all_workspace_bytes`; allocated when not given.
+        """
+        group = self._group(axes)
+        if split_axis == concat_axis:
+            raise ProgramError(f"all_to_all from axis {split_axis} to itself.", "Give two axes.")
+        check_sizes("all_to_all", split_sizes, group.n, x.shape[split_axis], "an input")
+        check_sizes("all_to_all", concat_sizes, group.n, out.shape[concat_axis], "an output")
+        check_sizes("all_to_all", [x.shape[concat_axis]], 1, concat_sizes[group.index], "a block")
+        shape = replaced(x.shape, split_axis, split_sizes[group.index])
+        check_out("all_to_all", x, out, replaced(shape, concat_axis, sum(concat_sizes)))
+        began = time.perf_counter()
+        self._collectives.all_to_all(
+            group, x, out, split_axis, concat_axis, split_sizes, concat_sizes, workspace
+        )
+        self._count("all_to_all", group, x, began)
+
+    def shift(
+        self, x: np.ndarray, out: np.ndarray, axis_name: str, offset: int, wrap: bool = False
+    ) -> None:
+        """Sends ``x`` to the rank ``offset`` further along a mesh axis; ``out`` takes what comes.
+
+        Args:
+            x: What this rank sends.
+            out: Takes the array of the rank ``offset`` before; zeros where there is none.
+            axis_name: The mesh axis.
+            offset: Distance in ranks, positive or negative.
+            wrap: Whether the axis is a ring.
+
+        Raises:
+            ProgramError: What arrives has another size than ``out``.
+        """
+        check_array("shift", "input", x)
+        check_array("shift", "output", out)
+        group, began = self._group((axis_name,)), time.perf_counter()
+        self._collectives.shift(group, x, out, offset, wrap)
+        self._count("shift", group, x, began)
+
+    def __repr__(self) -> str:
+        return f"<Mesh {self.shape}, rank {self.rank}>"
+
+
+def check_axes(shape: MeshShape, axes: Axes) -> None:
+    """Raises MeshError for an axis that the mesh lacks, ProgramError for one named twice."""
+    for axis in axes:
+        shape.axis_size(axis)
+        if axes.count(axis) > 1:
+            raise ProgramError(
+                f"a collective over {'+'.join(axes)} names mesh axis '{axis}' twice.",
+                "Name each axis once.",
+            )

@@ -1,0 +1,205 @@
+"""A mesh whose ranks all live in one object: the meaning of every collective, and their oracle.
+
+The methods are those of `Mesh` in the same argument order, but arrays are given and returned as
+lists indexed by rank; there is no attribute ``comm``, which tells the two kinds apart.  NumPy only:
+no MPI, no programs, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from meshmpi.collective_bytes import bytes_sent, wire_bytes
+from meshmpi.dims import Axes, MeshShape
+from meshmpi.errors import MeshError, ProgramError
+from meshmpi.runtime.blocks import (
+    block,
+    check_array,
+    check_op,
+    check_out,
+    check_sizes,
+    replaced,
+    starts,
+)
+from meshmpi.runtime.mesh import Counters, MeshShapeLike, check_axes
+
+_OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+Arrays = Sequence[np.ndarray]
+
+
+class SimulatedMesh:
+    """All ranks of a mesh in one process, without MPI.
+
+    Args:
+        shape: As for `Mesh`.
+
+    Attributes:
+        shape: The MeshShape.
+        size: Number of ranks.
+        rank: 0: one process speaks for all, as rank 0 does of a real mesh.
+        coordinates: For each rank, axis name -> coordinate.
+        counters: For each rank, what `Mesh.counters` would hold there; seconds stay 0.
+
+    Example:
+        >>> mesh = SimulatedMesh("rows:2")
+        >>> xs = [np.array([1.0]), np.array([2.0])]
+        >>> mesh.all_reduce(xs, ("rows",))
+        >>> float(xs[0][0]), float(xs[1][0])
+        (3.0, 3.0)
+    """
+
+    def __init__(self, shape: MeshShapeLike):
+        self.shape = MeshShape(shape)
+        self.size, self.rank = self.shape.size, 0
+        self.coordinates = [self.shape.coordinates(r) for r in range(self.size)]
+        self.counters: list[Counters] = [{} for _ in range(self.size)]
+
+    def communicator(self, axes: Iterable[str]) -> None:
+        """Raises MeshError: there is none."""
+        raise MeshError(
+            f"simulated mesh {self.shape} has no communicators.", "Use a Mesh under mpirun."
+        )
+
+    def group(self, axes: Iterable[str], rank: int = 0) -> tuple[int, ...]:
+        """Ranks of the group of ``rank`` over ``axes``, ascending."""
+        return self.shape.group(rank, axes)
+
+    def groups(self, axes: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """All groups over ``axes``; each rank is in exactly one."""
+        return self.shape.groups(axes)
+
+    def _by_block(self, axes: Iterable[str]) -> Iterator[list[int]]:
+        """For each group its ranks, in the order of the blocks that they hold."""
+        axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        check_axes(self.shape, axes)
+        for group in self.shape.groups(axes):
+            yield sorted(group, key=lambda r: self.shape.block_index(axes, self.coordinates[r]))
+
+    def _count(self, kind: str, axes: Iterable[str], rank: int, x: np.ndarray) -> None:
+        axes: Axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        row = self.counters[rank].setdefault(kind, {}).setdefault("+".join(axes), [0, 0, 0, 0.0])
+        item = wire_bytes(kind, x.dtype)
+        row[0] += 1
+        row[1] += x.size
+        row[2] += bytes_sent(kind, x.size, item, self.shape.count(axes))
+
+    def all_reduce(
+        self, xs: Arrays, axes: Iterable[str], op: str = "sum", workspace: object = None
+    ) -> None:
+        """Reduces in place over each group, in ascending order of rank.  See `Mesh.all_reduce`."""
+        check_op(op)
+        for ranks in self._by_block(axes):
+            for r in ranks:
+                check_array("all_reduce", "array", xs[r])
+                self._count("all_reduce", axes, r, xs[r])
+            total = _reduced([xs[r] for r in sorted(ranks)], op)
+            for r in ranks:
+                xs[r][...] = total
+
+    def all_gather(
+        self,
+        xs: Arrays,
+        outs: Arrays,
+        axis: int,
+        sizes: Sequence[int],
+        axes: Iterable[str],
+        workspace: object = None,
+    ) -> None:
+        """Joins the blocks of each group.  See `Mesh.all_gather`."""
+        for ranks in self._by_block(axes):
+            for i, r in enumerate(ranks):
+                check_out("all_gather", xs[r], outs[r], replaced(xs[r].shape, axis, sum(sizes)))
+                check_sizes("all_gather", sizes, len(ranks), outs[r].shape[axis], "an output")
+                check_sizes("all_gather", [xs[r].shape[axis]], 1, sizes[i], "a block")
+                self._count("all_gather", axes, r, xs[r])
+            whole = np.concatenate([xs[r] for r in ranks], axis)
+            for r in ranks:
+                outs[r][...] = whole
+
+    def reduce_scatter(
+        self,
+        xs: Arrays,
+        outs: Arrays,
+        axis: int,
+        sizes: Sequence[int],
+        axes: Iterable[str],
+        op: str = "sum",
+        workspace: object = None,
+    ) -> None:
+        """Reduces over each group and cuts the result.  See `Mesh.reduce_scatter`."""
+        check_op(op)
+        for ranks in self._by_block(axes):
+            for i, r in enumerate(ranks):
+                check_sizes("reduce_scatter", sizes, len(ranks), xs[r].shape[axis], "an input")
+                check_out("reduce_scatter", xs[r], outs[r], replaced(xs[r].shape, axis, sizes[i]))
+                self._count("reduce_scatter", axes, r, xs[r])
+            total, begin = _reduced([xs[r] for r in sorted(ranks)], op), starts(sizes)
+            for i, r in enumerate(ranks):
+                outs[r][...] = block(total, axis, begin[i], begin[i + 1])
+
+    def all_to_all(
+        self,
+        xs: Arrays,
+        outs: Arrays,
+        split_axis: int,
+        concat_axis: int,
+        split_sizes: Sequence[int],
+        concat_sizes: Sequence[int],
+        axes: Iterable[str],
+        workspace: object = None,
+    ) -> None:
+        """Moves a cut from one array axis to another.  See `Mesh.all_to_all`."""
+        if split_axis == concat_axis:
+            raise ProgramError(f"all_to_all from axis {split_axis} to itself.", "Give two axes.")
+        for ranks in self._by_block(axes):
+            n = len(ranks)
+            for i, r in enumerate(ranks):
+                x, out = xs[r], outs[r]
+                check_sizes("all_to_all", split_sizes, n, x.shape[split_axis], "an input")
+                check_sizes("all_to_all", concat_sizes, n, out.shape[concat_axis], "an output")
+                check_sizes("all_to_all", [x.shape[concat_axis]], 1, concat_sizes[i], "a block")
+                shape = replaced(x.shape, split_axis, split_sizes[i])
+                check_out("all_to_all", x, out, replaced(shape, concat_axis, sum(concat_sizes)))
+                self._count("all_to_all", axes, r, x)
+            whole = np.concatenate([xs[r] for r in ranks], concat_axis)
+            begin = starts(split_sizes)
+            for i, r in enumerate(ranks):
+                outs[r][...] = block(whole, split_axis, begin[i], begin[i + 1])
+
+    def shift(
+        self, xs: Arrays, outs: Arrays, axis_name: str, offset: int, wrap: bool = False
+    ) -> None:
+        """Moves arrays along one mesh axis.  See `Mesh.shift`."""
+        for ranks in self._by_block((axis_name,)):
+            n = len(ranks)
+            taken = [xs[r].copy() for r in ranks]
+            for i, r in enumerate(ranks):
+                check_array("shift", "input", xs[r])
+                check_array("shift", "output", outs[r])
+                self._count("shift", (axis_name,), r, xs[r])
+                source = (i - offset) % n if wrap else i - offset
+                if not 0 <= source < n:
+                    outs[r][...] = 0
+                elif taken[source].nbytes != outs[r].nbytes:
+                    raise ProgramError(
+                        f"shift by {offset} over '{axis_name}': {taken[source].nbytes} bytes"
+                        f" arrived for an output of {outs[r].nbytes} bytes.",
+                        "Give an output as large as the block of the rank it comes from.",
+                    )
+                else:
+                    outs[r].reshape(-1)[...] = taken[source].reshape(-1)
+
+    def __repr__(self) -> str:
+        return f"<SimulatedMesh {self.shape}>"
+
+
+def _reduced(xs: Arrays, op: str) -> np.ndarray:
+    """The reduction of ``xs`` from first to last; bfloat16 in float32, rounded once."""
+    dtype = xs[0].dtype
+    wide = np.float32 if dtype.name == "bfloat16" else dtype
+    total = xs[0].astype(wide)
+    for x in xs[1:]:
+        _OPS[op](total, x.astype(wide, copy=False), out=total)
+    return total.astype(dtype)
