@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Union
 
 from meshmpi.errors import ConfigError, suggest
 from meshmpi.graph import Tensor
 from meshmpi.ops import elementwise as ew
 
-Activation = Union[str, Callable[[Tensor], Tensor], None]
+Activation = str | Callable[[Tensor], Tensor] | None
 """A name of `ACTIVATIONS`, a function of a tensor, or None for none."""
 
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772

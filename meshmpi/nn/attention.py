@@ -90,8 +90,7 @@ def dot_product_attention(
 
 
 def _logits_shape(q: Tensor, k: Tensor, key: Dimension, memory: Dimension) -> Shape:
-    """Dims shared by q and k, then those of q alone, then those of k alone: one GEMM per index
-    of the shared dims (batch and heads)."""
+    """Dims shared by q and k, then those of q alone, then of k alone: one GEMM per shared index."""
     shared = [d for d in q.shape if d in k.shape and d != key]
     alone = [d for d in q.shape if d not in k.shape]
     extra = [d for d in k.shape if d not in q.shape and d != memory]

@@ -6,7 +6,7 @@ Composed from primitives; none gathers a split dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from meshmpi.dims import Dimension
 from meshmpi.graph import Tensor
@@ -16,7 +16,7 @@ from meshmpi.ops.reductions import reduce_max, reduce_min, reduce_sum
 from meshmpi.ops.sources import range as index_range
 from meshmpi.ops.structure import DimLike, dim_name
 
-TensorOrNumber = Union[Tensor, float, int]
+TensorOrNumber = Tensor | float | int
 
 
 def widened(x: Tensor) -> Tensor:
@@ -53,9 +53,7 @@ def _shifted_exp(
     return _ShiftedExp(exps, ew.where(positive, total, 1.0), positive, raw, top)
 
 
-def softmax(
-    x: Tensor, reduced_dim: DimLike, extra_logit: TensorOrNumber | None = None
-) -> Tensor:
+def softmax(x: Tensor, reduced_dim: DimLike, extra_logit: TensorOrNumber | None = None) -> Tensor:
     """e**x / sum of e**x over ``reduced_dim``.
 
     Args:

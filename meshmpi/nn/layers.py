@@ -7,7 +7,7 @@ here: the same layer is data-parallel, model-parallel or both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
@@ -15,8 +15,11 @@ from meshmpi.graph import Tensor, scope
 from meshmpi.nn.activations import Activation, activation_function
 from meshmpi.nn.functions import widened
 from meshmpi.nn.initializers import (
-    ones_initializer, random_normal_initializer, variance_scaling_initializer, zeros_initializer,
-)  # fmt: skip
+    ones_initializer,
+    random_normal_initializer,
+    variance_scaling_initializer,
+    zeros_initializer,
+)
 from meshmpi.nn.randomness import dropout
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.contraction import einsum
@@ -25,8 +28,8 @@ from meshmpi.ops.reductions import reduce_mean
 from meshmpi.ops.sources import VariableDType, get_variable
 from meshmpi.ops.structure import DimLike, dim_name
 
-Dims = Union[Dimension, Sequence[Dimension]]
-DTypeLike = Union[str, VariableDType, None]
+Dims = Dimension | Sequence[Dimension]
+DTypeLike = str | VariableDType | None
 
 
 def variable_type(dtype: DTypeLike, x: Tensor) -> VariableDType:
@@ -174,7 +177,7 @@ def embedding(
     """Rows of a variable [vocab_dim, output_dims] at ``indices``.
 
     Args:
-        indices: Integers, any shape without the dims of the table; outside 0..size-1 a row is zeros.
+        indices: Integers over any dims that the table lacks; outside 0..size-1 a row is zeros.
         vocab_dim: The dim that is looked up.
         output_dims: One or more dims of a row.
         variable_dtype: Types of the table.
@@ -208,7 +211,7 @@ def dense_relu_dense(
         use_bias: Whether both layers have biases.
         variable_dtype: Types of the variables; default see `variable_type`.
         initializers: Of the kernels in and out; default as `dense`.
-        name: Variables are ``name/wi/kernel``, ``name/wi/bias``, ``name/wo/kernel``, ``name/wo/bias``.
+        name: Variables are ``name/wi/kernel``, ``name/wi/bias`` and the same of ``wo``.
 
     Returns:
         A tensor of x's shape.

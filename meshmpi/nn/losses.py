@@ -65,13 +65,13 @@ def _target_logit(logits: Tensor, targets: Tensor, dim: Dimension) -> Tensor:
 
 
 def _check_targets(logits: Tensor, targets: Tensor, dim: Dimension) -> None:
-    integer = targets.dtype in INTEGERS
-    expected = logits.shape.without([dim.name]) if integer else logits.shape
+    indices = logits.shape.without([dim.name])
+    expected = indices if targets.dtype in INTEGERS else logits.shape
     if sorted(targets.shape) != sorted(expected):
         raise ShapeError(
             f"softmax_cross_entropy_with_logits: targets are {targets.dtype}{targets.shape} for"
             f" logits {logits.shape} over '{dim.name}'.",
-            f"Give integers of {logits.shape.without([dim.name])} or probabilities of {logits.shape}.",
+            f"Give integers of {indices} or probabilities of {logits.shape}.",
             str(targets.source),
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Union
 
 from meshmpi.errors import ConfigError, suggest
 from meshmpi.graph import Tensor
@@ -66,9 +65,7 @@ def cosine_decay(total_steps: int, minimum: float = 0.0, warmup_steps: int = 0) 
     return schedule
 
 
-def cosine(
-    peak: float, warmup_steps: int, total_steps: int, minimum: float = 0.0
-) -> Schedule:
+def cosine(peak: float, warmup_steps: int, total_steps: int, minimum: float = 0.0) -> Schedule:
     """Linear warm-up to ``peak``, half a cosine down to ``minimum``, then that.
 
     Args:
@@ -148,7 +145,9 @@ def _parse_factor(factor: str, text: str) -> float | Schedule:
     try:
         return SCHEDULES[match[1]](*numbers)
     except TypeError as e:
-        raise ConfigError(f"'{factor}' in the schedule '{text}': {e}.", "Give numbers only.") from None
+        raise ConfigError(
+            f"'{factor}' in the schedule '{text}': {e}.", "Give its arguments as numbers."
+        ) from None
 
 
 def _number(text: str) -> int | float | None:
@@ -164,6 +163,6 @@ def _float(step: Tensor) -> Tensor:
     return ew.cast(step, "float32")
 
 
-def _positive(name: str, steps: Union[int, float]) -> None:
+def _positive(name: str, steps: float) -> None:
     if steps <= 0:
         raise ConfigError(f"{name} lasts {steps} steps.", "Give a positive number of steps.")

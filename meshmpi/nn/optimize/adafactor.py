@@ -80,7 +80,7 @@ class Adafactor(Optimizer):
         self, w: Tensor, g: Tensor, variable: Variable, slots: Slots, step: StepValues
     ) -> tuple[Tensor, list[Update]]:
         # 1 - t**-0.8 in float64, as the other numbers of a step; the first step forgets everything.
-        decay = number(ew.subtract(1.0, ew.pow(step.t, -self.decay_exponent)), w)
+        decay = ew.cast(ew.subtract(1.0, ew.pow(step.t, -self.decay_exponent)), w.dtype)
         squares = ew.add(ew.square(g), self.epsilon1)
         u, updates = self._normalised(g, squares, decay, variable.shape, slots)
         if self.clipping_threshold is not None:

@@ -8,7 +8,7 @@ updates only what it keeps.  Layouts and collectives themselves are not known he
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from meshmpi.autodiff import gradients
 from meshmpi.dims import Layout, LayoutLike, Shape
@@ -22,8 +22,8 @@ from meshmpi.ops.placement import as_stored
 from meshmpi.ops.sources import assign, read_stored
 from meshmpi.ops.structure import transpose
 
-LearningRate = Union[float, Schedule, Tensor]
-VariableLike = Union[Variable, Tensor]
+LearningRate = float | Schedule | Tensor
+VariableLike = Variable | Tensor
 Slots = dict[str, Variable]
 Decays = Callable[[Variable], bool]
 """Says of a variable whether weight decay applies to it."""
@@ -38,10 +38,10 @@ class StepValues(NamedTuple):
 
     done: Tensor
     t: Tensor
-    rate: Union[Tensor, float]
+    rate: Tensor | float
 
 
-def number(x: Union[Tensor, float], like: Tensor) -> Union[Tensor, float]:
+def number(x: Tensor | float, like: Tensor) -> Tensor | float:
     """A scalar in the type of ``like``."""
     return ew.cast(x, like.dtype) if isinstance(x, Tensor) else x
 
@@ -52,7 +52,7 @@ class Optimizer:
     Args:
         learning_rate: A number, a schedule (int32 step -> float32, see `meshmpi.nn.schedules`), or
             a tensor without dims.
-        clip_norm: Scales all gradients so that their common norm is at most this; None: no clipping.
+        clip_norm: Scales all gradients so that their common norm is at most this; None: not.
         storage: Layout rules for how the slots are kept, over how their variable is kept:
             ``"d_model:rows"`` is ZeRO-1/2.  Rules for dims that a variable lacks are left out.
         name: Prefix of the optimizer's variables; ``name/step`` counts the updates done.
@@ -70,7 +70,9 @@ class Optimizer:
         self.storage = Layout(storage)
         self.name = name
 
-    def minimize(self, loss: Tensor, variables: Sequence[VariableLike] | None = None) -> list[Update]:
+    def minimize(
+        self, loss: Tensor, variables: Sequence[VariableLike] | None = None
+    ) -> list[Update]:
         """Updates of ``variables`` (default: all trainable ones) that lower ``loss``.
 
         Variables that the loss does not depend on are left alone.
@@ -148,10 +150,10 @@ class Optimizer:
 
     def slot(self, graph: Graph, variable: Variable, name: str, shape: Shape) -> Variable:
         """A slot ``<optimizer>/<variable>/<name>``, kept as ``variable`` is but for own rules."""
-        rules = [r for r in self.storage if shape.find(r.dim) >= 0]
-        own = Layout([(r.dim + "?" * r.optional, r.axes) for r in rules]) if rules else None
+        rules = {r.dim + "?" * r.optional: r.axes for r in self.storage if shape.find(r.dim) >= 0}
         dtype = "float32" if variable.dtype == "bfloat16" else variable.dtype
         full = f"{self.name}/{variable.name}/{name}"
+        own = Layout(rules) if rules else None
         return graph.variable(full, shape, dtype, zeros_initializer(), False, own, variable)
 
     def _home(self, variable: Variable, slots: Slots) -> Variable:
@@ -166,7 +168,7 @@ class Optimizer:
         for (g, v), home in zip(found, homes, strict=True):
             if sorted(g.shape) != sorted(v.shape):
                 raise ShapeError(
-                    f"the gradient {g.shape} has other dimensions than variable '{v.name}' {v.shape}.",
+                    f"the gradient {g.shape} does not have the dimensions of '{v.name}' {v.shape}.",
                     "Reduce it to the variable's dimensions.", str(g.source),
                 )  # fmt: skip
             # Placed before anything else uses it, so that a pending sum is scattered, not repeated.

@@ -55,7 +55,8 @@ class AdamW(Optimizer):
     """Adam with weight decay that is not part of the gradient.
 
     m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g**2
-    w <- w - rate * weight_decay * w - rate * (m / (1 - beta1**t)) / (sqrt(v / (1 - beta2**t)) + epsilon)
+    w <- w - rate * weight_decay * w - rate * m1 / (sqrt(v1) + epsilon)
+    where m1 = m / (1 - beta1**t), v1 = v / (1 - beta2**t)
 
     Args:
         learning_rate: See `Optimizer`.
@@ -93,7 +94,8 @@ class AdamW(Optimizer):
         root = number(ew.rsqrt(_bias_correction(self.beta2, step.t)), w)
         denominator = ew.add(ew.multiply(ew.sqrt(v), root), self.epsilon)
         if self.weight_decay and self.decays(variable):
-            w = ew.multiply(w, number(1.0 - step.rate * self.weight_decay, w))
+            kept = 1.0 - step.rate * self.weight_decay  # pyright: ignore[reportOperatorIssue]
+            w = ew.multiply(w, number(kept, w))
         new = ew.subtract(w, ew.multiply(rate, ew.divide(m, denominator)))
         return new, [assign(slots["m"], m), assign(slots["v"], v)]
 
@@ -107,8 +109,9 @@ class Adam(AdamW):
         name: str = "adam",
     ):  # fmt: skip
         super().__init__(
-            learning_rate, beta1, beta2, epsilon, 0.0, clip_norm=clip_norm, storage=storage, name=name
-        )
+            learning_rate, beta1, beta2, epsilon, 0.0, clip_norm=clip_norm, storage=storage,
+            name=name,
+        )  # fmt: skip
 
 
 def _moving_average(beta: float, old: Tensor, new: Tensor) -> Tensor:

@@ -4,9 +4,13 @@ from meshmpi.nn.transformer.config import TransformerConfig
 from meshmpi.nn.transformer.encoder_decoder import encoder_decoder, encoder_decoder_loss
 from meshmpi.nn.transformer.language_model import lm, lm_loss
 from meshmpi.nn.transformer.sizes import (
-    PAPER_LM_SIZES, PAPER_MT_SIZES, encoder_decoder_parameter_count, paper_language_model,
-    paper_translation_model, parameter_count,
-)  # fmt: skip
+    PAPER_LM_SIZES,
+    PAPER_MT_SIZES,
+    encoder_decoder_parameter_count,
+    paper_language_model,
+    paper_translation_model,
+    parameter_count,
+)
 
 __all__ = [
     "PAPER_LM_SIZES", "PAPER_MT_SIZES", "TransformerConfig", "encoder_decoder",

@@ -11,11 +11,17 @@ from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, scope
 from meshmpi.nn.attention import multihead_attention
 from meshmpi.nn.layers import (
-    dense_relu_dense, dropout_over, embedding_weights, layer_norm, rms_norm,
-)  # fmt: skip
+    dense_relu_dense,
+    dropout_over,
+    embedding_weights,
+    layer_norm,
+    rms_norm,
+)
 from meshmpi.nn.losses import (
-    softmax_cross_entropy_with_logits, weighted_mean, weights_nonzero,
-)  # fmt: skip
+    softmax_cross_entropy_with_logits,
+    weighted_mean,
+    weights_nonzero,
+)
 from meshmpi.nn.randomness import multiplicative_jitter
 from meshmpi.nn.transformer.config import TransformerConfig
 from meshmpi.ops import elementwise as ew
@@ -123,10 +129,8 @@ def embed(
     return residual_stream(config, x, training)
 
 
-def softmax_logits(
-    config: TransformerConfig, x: Tensor, table: Tensor, training: bool
-) -> Tensor:
-    """Logits [batch, length, vocab] by the matrix ``softmax`` of the current scope, or ``table``."""
+def softmax_logits(config: TransformerConfig, x: Tensor, table: Tensor, training: bool) -> Tensor:
+    """Logits [batch, length, vocab], by the variable ``softmax`` or by the embedding ``table``."""
     shape = Shape([*x.shape.without(["d_model"]), config.vocab_dim])
     if config.tied_softmax:
         weight = table
@@ -139,9 +143,7 @@ def softmax_logits(
     return multiplicative_jitter(einsum([x, weight], shape), training, config.logit_jitter)
 
 
-def mean_loss(
-    config: TransformerConfig, logits: Tensor, targets: Tensor, training: bool
-) -> Tensor:
+def mean_loss(config: TransformerConfig, logits: Tensor, targets: Tensor, training: bool) -> Tensor:
     """Mean cross entropy in nats over the targets that are not padding.
 
     Label smoothing and z_loss act in training only, so that evaluation is plain cross entropy.

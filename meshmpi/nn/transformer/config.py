@@ -94,10 +94,14 @@ class TransformerConfig:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise ConfigError(f"Transformer: {name} is '{value}'.", suggest(str(value), allowed))
+                raise ConfigError(
+                    f"Transformer: {name} is '{value}'.", suggest(str(value), allowed)
+                )
         for name in ("vocab", "length", "d_model", "d_ff", "heads", "d_kv", "layers"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"Transformer: {name} is {getattr(self, name)}.", "Give at least 1.")
+                raise ConfigError(
+                    f"Transformer: {name} is {getattr(self, name)}.", "Give at least 1."
+                )
         for name in ("attention_dropout", "ff_dropout", "residual_dropout", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(
@@ -119,7 +123,7 @@ class TransformerConfig:
                 raise ConfigError(f"a Transformer has no option '{key}'.", suggest(key, known))
         missing = [n for n in known[:7] if n not in values]
         if missing:
-            raise ConfigError(f"a Transformer needs {', '.join(missing)}.", "Give a number for each.")
+            raise ConfigError(f"a Transformer needs {', '.join(missing)}.", "Give numbers.")
         return cls(**values)
 
     def with_options(self, **changes: Any) -> TransformerConfig:
@@ -166,7 +170,7 @@ class TransformerConfig:
 
     @property
     def softmax_scale(self) -> float:
-        """Factor of the logits: d_model**-0.5 where the softmax matrix is an embedding of variance 1."""
+        """Factor of the logits: d_model**-0.5 where an embedding of variance 1 makes them."""
         return self.d_model**-0.5 if self.tied_softmax and self.initializers == "paper" else 1.0
 
     @property

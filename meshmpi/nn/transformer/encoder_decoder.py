@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from meshmpi.graph import Tensor, scope
 from meshmpi.nn.attention import (
-    attention_mask_autoregressive, attention_mask_ignore_padding, rename_length_to_memory_length,
-)  # fmt: skip
+    attention_mask_autoregressive,
+    attention_mask_ignore_padding,
+    rename_length_to_memory_length,
+)
 from meshmpi.nn.transformer.blocks import (
-    attention_sublayer, embed, feed_forward_sublayer, layer_scope, mean_loss, norm,
-    position_embedding, softmax_logits, token_embedding,
-)  # fmt: skip
+    attention_sublayer,
+    embed,
+    feed_forward_sublayer,
+    layer_scope,
+    mean_loss,
+    norm,
+    position_embedding,
+    softmax_logits,
+    token_embedding,
+)
 from meshmpi.nn.transformer.config import TransformerConfig
 from meshmpi.nn.transformer.language_model import check_tokens
 from meshmpi.ops.structure import rename_dimension
@@ -79,7 +88,9 @@ def encoder_decoder_loss(
     config: TransformerConfig, source: Tensor, decoder_tokens: Tensor, targets: Tensor,
     training: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(mean loss in nats per counted target token, logits); arguments as `encoder_decoder` and
-    `lm_loss`."""
+    """(mean loss in nats per counted target token, logits).
+
+    Args: as `encoder_decoder` and `lm_loss`.
+    """
     logits = encoder_decoder(config, source, decoder_tokens, training)
     return mean_loss(config, logits, targets, training), logits

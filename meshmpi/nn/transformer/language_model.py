@@ -10,9 +10,16 @@ from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, scope
 from meshmpi.nn.attention import attention_mask_autoregressive
 from meshmpi.nn.transformer.blocks import (
-    attention_sublayer, embed, feed_forward_sublayer, layer_scope, mean_loss, norm,
-    position_embedding, softmax_logits, token_embedding,
-)  # fmt: skip
+    attention_sublayer,
+    embed,
+    feed_forward_sublayer,
+    layer_scope,
+    mean_loss,
+    norm,
+    position_embedding,
+    softmax_logits,
+    token_embedding,
+)
 from meshmpi.nn.transformer.config import TransformerConfig
 from meshmpi.scalar import INTEGERS
 
