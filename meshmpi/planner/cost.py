@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshmpi.collective_bytes import bytes_sent, wire_bytes
-from meshmpi.flops import flops
+from meshmpi.flops import local_flops
 from meshmpi.passes.memory import MemoryPlan
 from meshmpi.program import COLLECTIVES, AxesTable, Program
 
@@ -75,5 +75,5 @@ def program_cost(program: Program, plan: MemoryPlan) -> Cost:
         "arena": plan.arena_bytes,
         "workspace": plan.workspace_bytes,
     }
-    total = sum(flops(i, program, first) for i in program.instructions)
+    total = sum(local_flops(i, program, first) for i in program.instructions)
     return Cost(total, bytes_by_collective(program), program.values(), memory)

@@ -1,0 +1,164 @@
+"""Maps and reductions over the same rows become one segment: one loop nest over memory.
+
+A segment has a shape of rows and columns.  Its instructions are maps over all points or over rows,
+reductions along each row (softmax, normalisations) and sums over the rows (gradients of biases and
+scales).  Row by row its intermediate values stay in registers or in cache; only what others need is
+stored.  Which loops that becomes is the business of the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshmpi.dims import Shape
+from meshmpi.passes.rewrite import fetched, users
+from meshmpi.program import Instruction, Program
+
+MAX_BODY = 24
+"""Most instructions of a segment.  Status: assumption; keeps generated functions readable."""
+MAX_OPERANDS = 20
+"""Most arrays a segment reads and writes.  Status: assumption."""
+MAX_OPEN = 8
+"""Segments under construction at once: more would keep their inputs alive for longer."""
+
+
+def form_segments(program: Program) -> Program:
+    """Groups maps and reductions that share rows; other instructions keep their order."""
+    former = _Former(program)
+    for n, i in enumerate(program.instructions):
+        former.add(n, i)
+    return former.finish()
+
+
+@dataclass
+class _Open:
+    """A segment under construction: all points have dims ``full``, of which ``rows`` lead."""
+
+    full: Shape
+    rows: Shape | None = None
+    body: list[Instruction] = field(default_factory=list)
+    over_rows: dict[int, None] = field(default_factory=dict)  # results known only after all rows
+
+    def accepts(self, program: Program, i: Instruction) -> bool:
+        """Whether the instruction can run in these loops; settles ``rows`` when it tells them."""
+        if len(self.body) >= MAX_BODY or any(v in self.over_rows for v in i.inputs):
+            return False
+        y = program.types[i.outputs[0]].shape
+        if i.kind == "map":
+            return y == self.full or y == self.rows
+        if i.kind != "reduce":
+            return False
+        x = program.types[i.inputs[0]].shape
+        rows = _rows(x, y, i.attrs["op"])
+        if x != self.full or rows is None or self.rows not in (None, rows):
+            return False
+        return True
+
+    def take(self, program: Program, i: Instruction) -> None:
+        if i.kind == "reduce":
+            x, y = (program.types[v].shape for v in (i.inputs[0], i.outputs[0]))
+            self.rows = _rows(x, y, i.attrs["op"])
+            if y != self.rows:
+                self.over_rows[i.outputs[0]] = None
+        self.body.append(i)
+
+    def operands(self) -> int:
+        return len(dict.fromkeys(v for i in self.body for v in (*i.inputs, *i.outputs)))
+
+
+def _rows(x: Shape, y: Shape, op: str) -> Shape | None:
+    """The leading dims that are rows when x is reduced to y; None where it fits no segment."""
+    if y == Shape(x[: len(y)]) and len(y) < len(x):
+        return y
+    lead = len(x) - len(y)
+    if y == Shape(x[lead:]) and len(y) and op == "sum":
+        return Shape(x[:lead])
+    return None
+
+
+class _Former:
+    def __init__(self, program: Program):
+        self.program = program
+        self.used, self.kept = users(program), fetched(program)
+        self.out: list[Instruction] = []
+        self.open: list[_Open] = []
+        self.home: dict[int, _Open] = {}  # value -> the open segment that makes it
+
+    def add(self, n: int, i: Instruction) -> None:
+        sources = [s for s in self.open if any(self.home.get(v) is s for v in i.inputs)]
+        target = self._target(i, sources)
+        for s in sources:
+            if s is not target:
+                self._close(s)
+        if target is None:
+            if i.kind not in ("map", "reduce") or not i.inputs:
+                self.out.append(i)
+                return
+            target = self._new(i)
+            if target is None:
+                self.out.append(i)
+                return
+        target.take(self.program, i)
+        for v in i.outputs:
+            self.home[v] = target
+
+    def _target(self, i: Instruction, sources: list[_Open]) -> _Open | None:
+        if i.kind not in ("map", "reduce") or not i.inputs:
+            return None
+        for s in sources:
+            if s.accepts(self.program, i) and s.operands() + len(i.inputs) <= MAX_OPERANDS:
+                return s
+        for s in self.open:
+            if s in sources or not s.accepts(self.program, i):
+                continue
+            shared = [
+                v for b in s.body for v in b.inputs
+                if v in i.inputs and self.program.types[v].shape == s.full and v not in self.home
+            ]  # fmt: skip
+            if shared and s.operands() + len(i.inputs) <= MAX_OPERANDS:
+                return s
+        return None
+
+    def _new(self, i: Instruction) -> _Open | None:
+        x = self.program.types[i.inputs[0]].shape
+        y = self.program.types[i.outputs[0]].shape
+        full = y if i.kind == "map" else x
+        if i.kind == "reduce" and _rows(x, y, i.attrs["op"]) is None:
+            return None
+        if not full:
+            return None
+        if len(self.open) >= MAX_OPEN:
+            self._close(self.open[0])
+        new = _Open(full)
+        self.open.append(new)
+        return new
+
+    def _close(self, s: _Open) -> None:
+        self.open.remove(s)
+        for i in s.body:
+            for v in i.outputs:
+                del self.home[v]
+        if len(s.body) == 1:
+            self.out.append(s.body[0])
+            return
+        self.out.append(self._segment(s))
+
+    def _segment(self, s: _Open) -> Instruction:
+        made = [v for i in s.body for v in i.outputs]
+        inputs = dict.fromkeys(v for i in s.body for v in i.inputs if v not in made)
+        outputs = tuple(
+            v for v in made
+            if v in self.kept or any(not u.outputs or u.outputs[0] not in made for u in self.used[v])
+        )
+        inner = {v: self.program.types[v] for v in made if v not in outputs}
+        attrs = {"rows": s.rows if s.rows is not None else Shape(), "body": tuple(s.body), "inner": inner}
+        return Instruction("segment", tuple(inputs), outputs, attrs, s.body[-1].source)
+
+    def finish(self) -> Program:
+        for s in list(self.open):
+            self._close(s)
+        return self.program.with_instructions(self._writes_last())
+
+    def _writes_last(self) -> list[Instruction]:
+        writes = [i for i in self.out if i.kind == "write"]
+        return [i for i in self.out if i.kind != "write"] + writes
