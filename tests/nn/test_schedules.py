@@ -1,0 +1,75 @@
+"""Schedules against NumPy, and their text form."""
+
+import math
+
+import numpy as np
+import pytest
+
+from meshmpi import ops
+from meshmpi.errors import ConfigError
+from meshmpi.graph import Graph
+from meshmpi.nn import schedules as s
+from tests.nn.build import value
+
+STEPS = [0, 1, 5, 9, 10, 11, 49, 50, 99, 100, 150]
+
+
+def nanogpt(it, peak=0.001, warmup=10, total=100, minimum=0.0001):
+    if it < warmup:
+        return peak * (it + 1) / (warmup + 1)
+    if it > total:
+        return minimum
+    ratio = (it - warmup) / (total - warmup)
+    return minimum + 0.5 * (1 + math.cos(math.pi * ratio)) * (peak - minimum)
+
+
+CASES = {
+    "constant": (s.constant(0.3), lambda t: 0.3),
+    "warmup": (s.linear_warmup(10), lambda t: min(1, (t + 1) / 10)),
+    "rsqrt": (s.rsqrt_decay(10), lambda t: max(t, 10) ** -0.5),
+    "linear": (s.linear_decay(100, 40), lambda t: min(1, max(0, (100 - t) / 40))),
+    "linear_all": (s.linear_decay(100), lambda t: max(0, (100 - t) / 100)),
+    "cosine": (s.cosine(0.001, 10, 100, 0.0001), nanogpt),
+    "cosine_decay": (
+        s.cosine_decay(100, 0.1),
+        lambda t: 0.1 + 0.45 * (1 + math.cos(math.pi * min(1, t / 100))),
+    ),
+    "paper": (
+        s.paper_schedule(100, 40, 10),
+        lambda t: min(1, (t + 1) / 10) * max(t, 10) ** -0.5 * min(1, max(0, (100 - t) / 40)),
+    ),
+    "product": (s.product(2.0, s.linear_warmup(10), 0.5), lambda t: min(1, (t + 1) / 10)),
+    "number": (s.product(2.0, 3.0), lambda t: 6.0),
+    "text": (
+        s.parse_schedule("0.001 * linear_warmup(10)*cosine_decay(100, 0.1)"),
+        lambda t: 0.001 * min(1, (t + 1) / 10) * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1, t / 100)))),
+    ),
+    "text_number": (s.parse_schedule(3e-4), lambda t: 3e-4),
+    "text_default": (s.parse_schedule("rsqrt_decay"), lambda t: 0.01),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name):
+    schedule, formula = CASES[name]
+    with Graph():
+        rate = schedule(ops.placeholder("step", [], "int32"))
+    assert (rate.dtype, rate.shape.names) == ("float32", ())
+    found = [float(value(rate, {"step": np.int32(t)})) for t in STEPS]
+    np.testing.assert_allclose(found, [formula(t) for t in STEPS], rtol=1e-12, atol=1e-18)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0.1*linear_warmpu(3)", "Did you mean 'linear_warmup'"),
+        ("linear_warmup(x)", "numbers"),
+        ("linear_warmup(1, 2, 3)", "numbers"),
+        ("cosine_decay(", "neither a number nor a schedule"),
+        ("linear_warmup(0)", "positive number of steps"),
+        ("", "neither a number nor a schedule"),
+    ],
+)
+def test_bad_text(text, message):
+    with pytest.raises(ConfigError, match=message):
+        s.parse_schedule(text)
