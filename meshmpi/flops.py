@@ -1,0 +1,60 @@
+"""Floating-point operations of local instructions: the one place of these formulas.
+
+Functions of extents and types only, so that kernels and cost model count the same.  Nothing here
+knows arrays or ranks of a running job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from meshmpi.program import Instruction, Program
+
+Extents = Mapping[str, int]
+"""Dimension name -> number of elements of the block."""
+
+
+def instruction_flops(
+    instruction: Instruction, inputs: Sequence[Extents], outputs: Sequence[Extents]
+) -> int:
+    """Floating-point operations of one instruction on blocks of the given extents.
+
+    map: operations of the expression x elements of the output; reduce: elements of the input;
+    contract: 2 x product of the extents of all its dims; scatter_add: elements of the updates;
+    every other kind: 0.
+    """
+    kind = instruction.kind
+    if kind == "map":
+        return instruction.attrs["expr"].flops * math.prod(outputs[0].values())
+    if kind == "reduce":
+        return math.prod(inputs[0].values())
+    if kind == "contract":
+        return 2 * math.prod({**inputs[0], **inputs[1]}.values())
+    if kind == "scatter_add":
+        return math.prod(inputs[0].values())
+    return 0
+
+
+def local_flops(
+    instruction: Instruction, program: Program, coordinates: Mapping[str, int] | None = None
+) -> int:
+    """Floating-point operations of one instruction on one rank.
+
+    Args:
+        instruction: Of ``program``.
+        program: Supplies types and mesh.
+        coordinates: Of the rank; None means the largest blocks.
+    """
+
+    def extents(v: int) -> Extents:
+        t = program.types[v]
+        sizes = (
+            t.max_sizes(program.mesh) if coordinates is None
+            else t.local_sizes(program.mesh, coordinates)
+        )  # fmt: skip
+        return dict(zip(t.shape.names, sizes, strict=True))
+
+    return instruction_flops(
+        instruction, [extents(v) for v in instruction.inputs], [extents(v) for v in instruction.outputs]
+    )

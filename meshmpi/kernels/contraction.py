@@ -1,0 +1,336 @@
+"""contract: sums of products of two operands, mapped onto np.matmul, so onto BLAS.
+
+Dims are batch (in both operands and the result), K (in both, summed), M (of the first only) or N (of
+the second only).  `choose` weighs every way to lay them out as a batch of matrix products: groups of
+dims that memory steps through evenly are one matrix dim, others are looped over, and an operand
+that no BLAS call can read in place is copied first.  bfloat16 operands are always copied, to float32,
+a slab at a time.  This module knows sizes and strides, but nothing of what the dims mean.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from meshmpi.kernels.binding import (
+    Bound, Call, Operand, Plan, Runtime, Scratch, Slot, accumulator_dtype, nothing, quiet, run_all,
+)  # fmt: skip
+from meshmpi.kernels.expressions import MapPlan
+from meshmpi.scalar import Expr, Step
+
+SLAB_ELEMENTS = 1 << 22
+"""Of a converted operand: 16 MB of float32.  assumption: well above the cache, well below an operand."""
+FLOP_PER_NS, CALL_NS, COPY_NS, VECTOR_NS = 120.0, 300.0, 0.7, 0.1
+"""Of a large matrix product; of one BLAS call; per element copied; per element of a matrix times a
+vector.  Only the order of alternatives depends on them.  Measured: docs/performance.md."""
+
+Strides = Mapping[str, int]
+"""Dim -> distance between neighbours, in elements."""
+Sizes = Mapping[str, int]
+
+
+class Run(NamedTuple):
+    """Dims that two arrays step through evenly: one size, and each array's stride."""
+
+    size: int
+    first: int
+    second: int
+
+
+class Groups(NamedTuple):
+    """Names of the dims of each role; dims of size 1 are left out."""
+
+    batch: tuple[str, ...]
+    k: tuple[str, ...]
+    m: tuple[str, ...]
+    n: tuple[str, ...]
+
+
+class Choice(NamedTuple):
+    """One way to do it: ``y[loops, m, n] = a[loops, m, k] @ b[loops, k, n]``.
+
+    Attributes:
+        cost_ns: Estimate.
+        packed: For a, b, y: order of dims of a contiguous copy, or None where it is used in place.
+        shape: (loop sizes, m, k, n).
+        steps: For a, b, y its strides along (loops..., rows, columns).
+    """
+
+    cost_ns: float
+    packed: tuple[tuple[str, ...] | None, ...]
+    shape: tuple[tuple[int, ...], int, int, int]
+    steps: tuple[tuple[int, ...], ...]
+
+
+def contiguous(order: Sequence[str], sizes: Sizes) -> dict[str, int]:
+    """Strides of a C-contiguous array with dims in ``order``."""
+    out, step = {}, 1
+    for name in reversed(order):
+        out[name] = step
+        step *= sizes[name]
+    return out
+
+
+def runs(names: Sequence[str], sizes: Sizes, first: Strides, second: Strides) -> list[Run]:
+    """Neighbouring dims merged where both arrays allow it; a stride is 0 where a dim is absent."""
+    out: list[Run] = []
+    for name in names:
+        n, s, t = sizes[name], first.get(name, 0), second.get(name, 0)
+        if out and out[-1].first == s * n and out[-1].second == t * n:
+            out[-1] = Run(out[-1].size * n, s, t)
+        else:
+            out.append(Run(n, s, t))
+    return out
+
+
+def by_stride(names: Sequence[str], strides: Strides) -> tuple[str, ...]:
+    """``names`` from the outermost to the innermost in memory."""
+    return tuple(sorted(names, key=lambda n: -strides[n]))
+
+
+def readable(rows: int, columns: int, row_step: int, column_step: int) -> bool:
+    """Whether BLAS can read (or write) such a matrix in place."""
+    if rows == 1 or columns == 1:
+        return True
+    return (column_step == 1 and row_step >= columns) or (row_step == 1 and column_step >= rows)
+
+
+def choose(
+    sizes: Sizes, groups: Groups, a: Strides, b: Strides, y: Strides, must_pack: Sequence[bool]
+) -> Choice:  # fmt: skip
+    """The cheapest way; ``must_pack`` says which of a, b, y cannot be used in place at all."""
+    best: Choice | None = None
+    options = [(True,) if must else (False, True) for must in must_pack]
+    for pack in itertools.product(*options):
+        for choice in _candidates(sizes, groups, (a, b, y), pack):
+            if best is None or choice.cost_ns < best.cost_ns:
+                best = choice
+    assert best is not None  # copying all three is always possible
+    return best
+
+
+def _candidates(
+    sizes: Sizes, groups: Groups, strides: tuple[Strides, Strides, Strides], pack: Sequence[bool]
+) -> Iterator[Choice]:  # fmt: skip
+    a, b, y = strides
+    pack_a, pack_b, pack_y = pack
+    batch = by_stride(groups.batch, a if pack_y else y)
+    m = by_stride(groups.m, a if pack_y else y)
+    n = by_stride(groups.n, b if pack_y else y)
+    k = by_stride(groups.k, b if pack_a and not pack_b else a)
+    columns_last = not groups.m or not groups.n or min(y[d] for d in n) < min(y[d] for d in m)
+    orders = (
+        (*batch, *m, *k) if pack_a else None,
+        (*batch, *k, *n) if pack_b else None,
+        ((*batch, *m, *n) if columns_last else (*batch, *n, *m)) if pack_y else None,
+    )
+    a, b, y = (
+        s if order is None else contiguous(order, sizes)
+        for s, order in zip(strides, orders, strict=True)
+    )
+    k_runs = runs(k, sizes, a, b)
+    if len(k_runs) > 1:
+        return
+    copied = sum(math.prod(sizes[d] for d in order) for order in orders if order is not None)
+    m_runs, n_runs = runs(m, sizes, a, y), runs(n, sizes, b, y)
+    for i in range(max(1, len(m_runs))):
+        for j in range(max(1, len(n_runs))):
+            choice = _product(sizes, batch, (a, b, y), k_runs[0], m_runs, n_runs, i, j)
+            if choice is not None:
+                yield choice._replace(packed=orders, cost_ns=choice.cost_ns + COPY_NS * copied)
+
+
+def _product(
+    sizes: Sizes, batch: Sequence[str], strides: Sequence[Strides], k: Run,
+    m_runs: Sequence[Run], n_runs: Sequence[Run], i: int, j: int,
+) -> Choice | None:  # fmt: skip
+    """The product with run i of M and run j of N as matrix dims, looping over all others."""
+    a, b, y = strides
+    m = m_runs[i] if m_runs else Run(1, k.size * k.first, 1)
+    n = n_runs[j] if n_runs else Run(1, 1, 1)
+    if not n_runs:
+        n = Run(1, k.size * k.second, m.second)
+    if not m_runs:
+        m = Run(1, k.size * k.first, n.size * n.second)
+    if not (
+        readable(m.size, k.size, m.first, k.first)
+        and readable(k.size, n.size, k.second, n.first)
+        and readable(m.size, n.size, m.second, n.second)
+    ):
+        return None
+    loops = [(sizes[d], a[d], b[d], y[d]) for d in batch]
+    loops += [(r.size, r.first, 0, r.second) for p, r in enumerate(m_runs) if p != i]
+    loops += [(r.size, 0, r.first, r.second) for p, r in enumerate(n_runs) if p != j]
+    count = math.prod(s for s, *_ in loops)
+    steps = [tuple(loop[position] for loop in loops) for position in (1, 2, 3)]
+    return Choice(
+        count * _product_ns(m.size, k.size, n.size),
+        (None, None, None),
+        (tuple(s for s, *_ in loops), m.size, k.size, n.size),
+        (
+            (*steps[0], m.first, k.first),
+            (*steps[1], k.second, n.first),
+            (*steps[2], m.second, n.second),
+        ),
+    )
+
+
+def _product_ns(m: int, k: int, n: int) -> float:
+    if m == 1 or n == 1:
+        return CALL_NS + VECTOR_NS * m * k * n
+    small = (1 + 8 / m) * (1 + 8 / n) * (1 + 16 / k)
+    return CALL_NS + 2 * m * k * n * small / FLOP_PER_NS
+
+
+class _Slab(NamedTuple):
+    """A part of the result: sizes of its dims and the element each array begins at."""
+
+    sizes: dict[str, int]
+    offsets: tuple[int, int, int]
+    choice: Choice
+
+
+class _GemmPlan(Plan):
+    """Matrix products, whole or in slabs."""
+
+    def __init__(self, call: Call, groups: Groups, sizes: dict[str, int]):
+        self.groups = groups
+        self.operands = (*call.inputs, call.outputs[0])
+        self.compute = accumulator_dtype(self.operands[0].dtype)
+        self.strides = tuple(_kept(x, sizes) for x in self.operands)
+        self.must_pack = [x.dtype != self.compute for x in self.operands]
+        self.slabs = list(self._slabs(sizes))
+        scratch = Scratch()
+        self.slots: list[Slot | None] = []
+        for position in range(3):
+            needed = [
+                math.prod(s.sizes[d] for d in s.choice.packed[position])
+                for s in self.slabs if s.choice.packed[position] is not None
+            ]  # fmt: skip
+            self.slots.append(scratch.reserve((max(needed),), self.compute) if needed else None)
+        self.workspace_bytes = scratch.bytes
+
+    def _slabs(self, sizes: dict[str, int]) -> Iterator[_Slab]:
+        """The whole, or where operands must be converted, parts along one dim of each side."""
+        cuts: dict[str, int] = {}
+        if any(self.must_pack):
+            a_count, b_count, y_count = (
+                -(-math.prod(sizes[d] for d in s) // SLAB_ELEMENTS) for s in self.strides
+            )
+            rows, columns = (*self.groups.batch, *self.groups.m), self.groups.n
+            for names, count in ((rows, max(a_count, y_count)), (columns, b_count)):
+                if names and count > 1:
+                    widest = max(names, key=lambda d: sizes[d])
+                    cuts[widest] = -(-sizes[widest] // min(count, sizes[widest]))
+        starts = [range(0, sizes[d], size) for d, size in cuts.items()]
+        choices: dict[tuple[int, ...], Choice] = {}
+        for at in itertools.product(*starts):
+            begin = dict(zip(cuts, at, strict=True))
+            here = {d: min(cuts.get(d, n), n - begin.get(d, 0)) for d, n in sizes.items()}
+            key = tuple(here.values())
+            if key not in choices:
+                choices[key] = choose(here, self.groups, *self.strides, self.must_pack)
+            offsets = [sum(s.get(d, 0) * k for d, k in begin.items()) for s in self.strides]
+            yield _Slab(here, (offsets[0], offsets[1], offsets[2]), choices[key])
+
+    def bind(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
+        workspace: np.ndarray, runtime: Runtime,
+    ) -> Bound:  # fmt: skip
+        arrays = [*inputs, outputs[0]]
+        steps: list[Bound] = []
+        for slab in self.slabs:
+            steps += self._bind_slab(slab, arrays, workspace)
+        return quiet(run_all(steps))
+
+    def _bind_slab(
+        self, slab: _Slab, arrays: Sequence[np.ndarray], workspace: np.ndarray
+    ) -> list[Bound]:
+        before: list[Bound] = []
+        after: list[Bound] = []
+        operands: list[np.ndarray] = []
+        loops, m, k, n = slab.choice.shape
+        for position, ends in enumerate(((m, k), (k, n), (m, n))):
+            array = arrays[position].reshape(-1)[slab.offsets[position] :]
+            order, slot = slab.choice.packed[position], self.slots[position]
+            if order is not None and slot is not None:
+                sizes = [slab.sizes[d] for d in order]
+                own = _strided(array, sizes, [self.strides[position][d] for d in order])
+                array = slot._replace(shape=(math.prod(sizes),)).array(workspace)
+                copy = array.reshape(sizes)
+                before += [_copy(copy, own)] if position < 2 else []
+                after += [_copy(own, copy)] if position == 2 else []
+            operands.append(_strided(array, (*loops, *ends), slab.choice.steps[position]))
+        return [*before, _matmul(*operands), *after]
+
+
+def _kept(x: Operand, sizes: Sizes) -> dict[str, int]:
+    return {name: step for name, step in x.strides().items() if name in sizes}
+
+
+def _strided(array: np.ndarray, sizes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    item = array.itemsize
+    return np.lib.stride_tricks.as_strided(array, tuple(sizes), [s * item for s in steps])
+
+
+def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
+    return lambda: np.copyto(to, source, casting="unsafe")
+
+
+def _matmul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Bound:
+    matmul = np.matmul
+
+    def run() -> None:
+        matmul(a, b, out=y)
+
+    return run
+
+
+class ContractPlan(Plan):
+    """y = sum of a * b over the dims that y lacks, dims matched by name, any orders."""
+
+    def __init__(self, call: Call):
+        a, b = call.inputs
+        y = call.outputs[0]
+        sizes = {**a.extents(), **b.extents()}
+        for x, other in ((a, b), (b, a)):
+            alone = [d for d in x.names if d not in other.names and d not in y.names]
+            if alone:
+                raise call.fail(f"{alone} are summed over, but only one operand has them.", "Reduce first.")
+        for x in (a, b, y):
+            if any(sizes.get(d) != size for d, size in x.extents().items()):
+                raise call.fail(f"block {x.extents()} does not fit to {sizes}.")
+        sizes = {d: size for d, size in sizes.items() if size != 1}
+        groups = Groups(
+            tuple(d for d in sizes if d in a.names and d in b.names and d in y.names),
+            tuple(d for d in sizes if d in a.names and d in b.names and d not in y.names),
+            tuple(d for d in sizes if d in a.names and d not in b.names),
+            tuple(d for d in sizes if d not in a.names),
+        )
+        self.planned: Plan | None = None
+        if a.elements and b.elements:
+            self.planned = _GemmPlan(call, groups, sizes) if groups.k else _products(call)
+            self.workspace_bytes = self.planned.workspace_bytes
+
+    def bind(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
+        workspace: np.ndarray, runtime: Runtime,
+    ) -> Bound:  # fmt: skip
+        if self.planned is not None:
+            return self.planned.bind(inputs, outputs, workspace, runtime)
+        y = outputs[0]
+        return (lambda: y.fill(0)) if y.size else nothing
+
+
+def _products(call: Call) -> Plan:
+    """Nothing is summed: products at every point of y, as a map; size-1 summed dims drop out."""
+    y = call.outputs[0]
+    expr = Expr((Step("multiply", ("i0", "i1"), y.type.dtype),), ("t0",))
+    squeezed = tuple(x.restricted(y.names) for x in call.inputs)
+    return MapPlan(
+        Call(call.instruction.replaced(kind="map", attrs={"expr": expr}), squeezed, call.outputs, call.program)
+    )

@@ -1,0 +1,307 @@
+"""map: a scalar expression at every point, evaluated in pieces that stay in the cache.
+
+The dims of the output are merged where all operands step through them evenly, then cut into pieces;
+the whole tape runs over one piece before the next.  A value that does not vary along an inner dim
+is computed once for it.  This module knows arrays and memory, but not what a step computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshmpi.kernels.binding import (
+    Bound, Call, Plan, Runtime, Scratch, Slot, collapse, nothing, quiet,
+)  # fmt: skip
+from meshmpi.kernels.tape import BITS, MicroOp, Tape
+
+PIECE_ELEMENTS = 16384
+"""Of a piece: 64 KB per float32 value, so that a tape's live values stay in the second-level cache.
+Measured: docs/performance.md."""
+PREBUILT_CALLS = 128
+"""Up to so many calls are prepared at binding; beyond, pieces are cut while running, to save memory."""
+
+Support = tuple[bool, ...]
+"""For each dim of the iteration whether a value varies along it."""
+
+
+class Space(NamedTuple):
+    """The points of an output, cut into pieces along one dim.
+
+    Attributes:
+        sizes: Extents of the merged dims.
+        axis: Dim that is cut; the dims before it are walked one index at a time.
+        chunk: Extent of a piece along ``axis`` (the last may be shorter).
+    """
+
+    sizes: tuple[int, ...]
+    axis: int
+    chunk: int
+
+    def piece_shape(self, extent: int, support: Support) -> tuple[int, ...]:
+        """Shape of a value on a piece of ``extent`` along the axis; 1 where it does not vary."""
+        walked = [extent, *self.sizes[self.axis + 1 :]]
+        return tuple(n if s else 1 for n, s in zip(walked, support[self.axis :], strict=True))
+
+    def pieces(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
+        """(indices of the leading dims, start, stop along the axis) of every piece."""
+        for index in np.ndindex(*self.sizes[: self.axis]):
+            for start in range(0, self.sizes[self.axis], self.chunk):
+                yield index, start, min(start + self.chunk, self.sizes[self.axis])
+
+
+def cut(sizes: Sequence[int], limit: int) -> Space:
+    """Cuts a space into near-equal pieces of at most ``limit`` elements."""
+    sizes = tuple(sizes) or (1,)
+    axis = 0
+    while axis < len(sizes) - 1 and math.prod(sizes[axis + 1 :]) > limit:
+        axis += 1
+    inner = math.prod(sizes[axis + 1 :])
+    most = max(1, limit // inner)
+    count = -(-sizes[axis] // most)
+    return Space(sizes, axis, -(-sizes[axis] // count))
+
+
+class _Layout:
+    """Where every value of a tape lives: an input, an output, or a slot of the workspace.
+
+    Args:
+        tape: The code.
+        supports: Of the inputs.
+        space: The iteration.
+        aliases: (input, output) pairs that may share memory.
+    """
+
+    def __init__(
+        self, tape: Tape, supports: Sequence[Support], space: Space, aliases: Sequence[tuple[int, int]]
+    ):  # fmt: skip
+        self.ops = list(tape.ops)
+        self.dtypes = list(tape.dtypes)
+        self.space = space
+        self.supports = list(supports)
+        for op in self.ops:
+            self.supports.append(self._union(op))
+        self.n_inputs = tape.n_inputs
+        self.output_of: dict[int, int] = {}
+        self._place_outputs(tape, aliases)
+        self.scratch = Scratch()
+        self.slots: dict[int, Slot] = {}
+        self._allocate()
+
+    def _union(self, op: MicroOp) -> Support:
+        held = [self.supports[a] for a in op.args if isinstance(a, int)]
+        return tuple(any(s) for s in zip(*held)) if held else (False,) * len(self.space.sizes)
+
+    def _place_outputs(self, tape: Tape, aliases: Sequence[tuple[int, int]]) -> None:
+        """Results are written straight to their output, or copied there when that is not safe."""
+        full = tuple(n > 1 for n in self.space.sizes)
+        for output, v in enumerate(tape.results):
+            aliased = [i for i, o in aliases if o == output]
+            if self.supports[v] == full and self._safe(v, aliased):
+                self.output_of[v] = output
+                continue
+            self.dtypes.append(self.dtypes[v])
+            self.supports.append(full)
+            copy = MicroOp(_copy_same, (v,), len(self.dtypes) - 1, in_place=())
+            self.ops.append(copy)
+            self.output_of[copy.result] = output
+
+    def _safe(self, v: int, aliased: Sequence[int]) -> bool:
+        """Whether no aliased input is read after (or unsafely while) value v is written."""
+        made = v - self.n_inputs
+        for k, op in enumerate(self.ops[made:]):
+            for position, a in enumerate(op.args):
+                if a in aliased and (k > 0 or position not in op.in_place):
+                    return False
+        return True
+
+    def _allocate(self) -> None:
+        """Slots for values between steps, taken again once their last reader has run."""
+        last = {a: k for k, op in enumerate(self.ops) for a in op.args if isinstance(a, int)}
+        free: dict[int, list[Slot]] = {}
+        for k, op in enumerate(self.ops):
+            read = dict.fromkeys(a for a in op.args if isinstance(a, int))
+            dying = [a for a in read if a in self.slots and last[a] == k]
+            taken = -1
+            if op.result not in self.output_of:
+                self.slots[op.result] = self._slot(op, dying, free)
+                taken = self.slots[op.result].offset
+                if op.result not in last:  # a step that nobody reads
+                    dying.append(op.result)
+                    taken = -1
+            for a in dying:
+                if self.slots[a].offset != taken:
+                    free.setdefault(self._bytes(a), []).append(self.slots[a])
+
+    def _slot(self, op: MicroOp, dying: Sequence[int], free: dict[int, list[Slot]]) -> Slot:
+        shape = self.space.piece_shape(self.space.chunk, self.supports[op.result])
+        dtype = self.dtypes[op.result]
+        for a in dying:
+            positions = [p for p, b in enumerate(op.args) if isinstance(b, int) and b == a]
+            same = self.supports[a] == self.supports[op.result]
+            if same and self._bytes(a) == self._bytes(op.result) and set(positions) <= set(op.in_place):
+                return Slot(self.slots[a].offset, shape, dtype)
+        unused = free.get(self._bytes(op.result))
+        if unused:
+            return Slot(unused.pop().offset, shape, dtype)
+        return self.scratch.reserve(shape, dtype)
+
+    def _bytes(self, v: int) -> int:
+        shape = self.space.piece_shape(self.space.chunk, self.supports[v])
+        return math.prod(shape) * self.dtypes[v].itemsize
+
+
+def _copy_same(x: np.ndarray, out: np.ndarray) -> None:
+    np.copyto(out, x)
+
+
+class MapPlan(Plan):
+    """Evaluates ``attrs['expr']``; outputs may be the very memory of inputs of equal type."""
+
+    def __init__(self, call: Call):
+        self.call = call
+        expr = call.attrs["expr"]
+        self.tape = Tape(expr, [x.type.dtype for x in call.inputs], [y.type.dtype for y in call.outputs])
+        first = call.outputs[0]
+        if first.elements == 0:
+            return
+        operands = [*call.inputs, *call.outputs]
+        strides = [[x.strides().get(n, 0) for n in first.names] for x in operands]
+        for x in operands:
+            if any(first.extents().get(n) != size for n, size in x.extents().items()):
+                raise call.fail(f"block {x.extents()} does not fit into {first.extents()}.")
+        sizes, self.strides = collapse(first.sizes, strides)
+        limit = PIECE_ELEMENTS if len(self.tape.ops) > 1 else math.prod(sizes)
+        self.space = cut(sizes, limit)
+        self.strides = [s or (0,) for s in self.strides]
+        self.supports = [tuple(step != 0 for step in s) for s in self.strides[: len(call.inputs)]]
+        may_alias = [
+            (i, o) for i, x in enumerate(call.inputs) for o, y in enumerate(call.outputs)
+            if x.type == y.type
+        ]  # fmt: skip
+        self.workspace_bytes = self._layout(may_alias).scratch.bytes
+
+    def _layout(self, aliases: Sequence[tuple[int, int]]) -> _Layout:
+        return _Layout(self.tape, self.supports, self.space, aliases)
+
+    def bind(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
+        workspace: np.ndarray, runtime: Runtime,
+    ) -> Bound:  # fmt: skip
+        if self.call.outputs[0].elements == 0:
+            return nothing
+        layout = self._layout(self._aliases(inputs, outputs))
+        arrays = [
+            np.lib.stride_tricks.as_strided(
+                a, [n if s else 1 for n, s in zip(self.space.sizes, steps, strict=True)],
+                [s * a.itemsize for s in steps],
+            )
+            for a, steps in zip([*inputs, *outputs], self.strides, strict=True)
+        ]  # fmt: skip
+        cutter = _Cutter(layout, arrays, workspace)
+        pieces = list(self.space.pieces()) if self._piece_count() * len(layout.ops) <= PREBUILT_CALLS else None
+        if pieces is None:
+            return quiet(cutter.run)
+        return quiet(_prebuilt([c for piece in pieces for c in cutter.calls(*piece)]))
+
+    def _piece_count(self) -> int:
+        space = self.space
+        return math.prod(space.sizes[: space.axis]) * -(-space.sizes[space.axis] // space.chunk)
+
+    def _aliases(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+    ) -> list[tuple[int, int]]:
+        pairs = []
+        for i, x in enumerate(inputs):
+            for o, y in enumerate(outputs):
+                if not np.may_share_memory(x, y):
+                    continue
+                if self.call.inputs[i].type != self.call.outputs[o].type or x.ctypes.data != y.ctypes.data:
+                    raise self.call.fail(f"output {o} overlaps input {i}, which has another type or place.")
+                pairs.append((i, o))
+        return pairs
+
+
+class _Cutter:
+    """The calls of a tape on one piece of its arrays."""
+
+    def __init__(self, layout: _Layout, arrays: Sequence[np.ndarray], workspace: np.ndarray):
+        self.space = layout.space
+        self.code: list[tuple[Any, tuple[int, ...], int]] = []
+        self._entries: dict[tuple[int, bool, bool], int] = {}
+        self._whole: list[tuple[int, np.ndarray, Support]] = []
+        self._fixed: list[np.ndarray | None] = []
+        self._slots: list[tuple[int, int, bool]] = []
+        self._layout, self._arrays, self._workspace = layout, arrays, workspace
+        for op in layout.ops:
+            args = tuple(self._entry(a, op.bits) for a in op.args)
+            self.code.append((op.function, args, self._entry(op.result, op.bits)))
+        self._tables: dict[int, list[np.ndarray | None]] = {}
+
+    def _entry(self, a: int | np.ndarray, bits: bool) -> int:
+        """Position of an argument in the table of a piece."""
+        literal = isinstance(a, np.ndarray)
+        key = (id(a) if literal else a, bits, literal)
+        if key in self._entries:
+            return self._entries[key]
+        n = self._entries[key] = len(self._fixed)
+        self._fixed.append(None)
+        layout = self._layout
+        if isinstance(a, np.ndarray):
+            self._fixed[n] = a.view(BITS[a.itemsize]) if bits else a
+        elif a in layout.slots:
+            self._slots.append((n, a, bits))
+        else:
+            array = self._arrays[a if a < layout.n_inputs else layout.n_inputs + layout.output_of[a]]
+            array = array.view(BITS[array.itemsize]) if bits else array
+            self._whole.append((n, array, layout.supports[a]))
+        return n
+
+    def _table(self, extent: int) -> list[np.ndarray | None]:
+        """The table with literals and slots of the workspace for pieces of ``extent``."""
+        if extent not in self._tables:
+            table = list(self._fixed)
+            for n, v, bits in self._slots:
+                shape = self.space.piece_shape(extent, self._layout.supports[v])
+                array = self._layout.slots[v]._replace(shape=shape).array(self._workspace)
+                table[n] = array.view(BITS[array.itemsize]) if bits else array
+            self._tables[extent] = table
+        return self._tables[extent]
+
+    def _cut(self, index: tuple[int, ...], start: int, stop: int) -> list[np.ndarray | None]:
+        table = self._table(stop - start)
+        axis = self.space.axis
+        for n, array, support in self._whole:
+            key = tuple(i if s else 0 for i, s in zip(index, support)) if axis else ()
+            table[n] = array[(*key, slice(start, stop) if support[axis] else slice(None))]
+        return table
+
+    def calls(self, index: tuple[int, ...], start: int, stop: int) -> list[tuple[Any, tuple, Any]]:
+        """(function, arguments, out) of every op on one piece."""
+        table = self._cut(index, start, stop)
+        return [(f, tuple(table[a] for a in args), table[out]) for f, args, out in self.code]
+
+    def run(self) -> None:
+        for index, start, stop in self.space.pieces():
+            table = self._cut(index, start, stop)
+            for f, args, out in self.code:
+                f(*[table[a] for a in args], out=table[out])
+
+
+def _prebuilt(calls: Sequence[tuple[Any, tuple, Any]]) -> Bound:
+    if len(calls) == 1:
+        ((f, args, out),) = calls
+
+        def run_one() -> None:
+            f(*args, out=out)
+
+        return run_one
+
+    def run() -> None:
+        for f, args, out in calls:
+            f(*args, out=out)
+
+    return run

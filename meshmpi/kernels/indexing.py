@@ -1,0 +1,189 @@
+"""gather and scatter_add: rows addressed by an integer tensor.
+
+The own block of the addressed dim begins somewhere in the global one: an index outside the block
+reads zeros, and its update is dropped, so that the sum over all blocks is the whole result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshmpi.kernels.binding import (
+    Bound, Call, Operand, Plan, Runtime, Scratch, Slot, accumulator_dtype, named_view, nothing, quiet,
+)  # fmt: skip
+
+PIECE_ELEMENTS = 65536
+"""Of the sorted updates that are summed at a time.  Measured: docs/performance.md."""
+_INT64 = np.dtype(np.int64)
+_BOOL = np.dtype(bool)
+
+
+class _Rows:
+    """Local row numbers of an index, and which of them are in the block."""
+
+    def __init__(self, index: Operand, block: tuple[int, int], scratch: Scratch):
+        self.start, self.stop = block
+        self.row = scratch.reserve((index.elements,), _INT64)
+        self.outside = scratch.reserve((index.elements,), _BOOL)
+        self.below = scratch.reserve((index.elements,), _BOOL)
+
+    def bind(self, index: np.ndarray, workspace: np.ndarray):
+        """(function that computes them, row numbers, mask of those outside)."""
+        row, outside = self.row.array(workspace), self.outside.array(workspace)
+        below = self.below.array(workspace)
+        flat, start = index.reshape(-1), np.array(self.start, _INT64)
+        count = np.array(self.stop - self.start, _INT64)
+
+        def run() -> None:
+            np.subtract(flat, start, out=row)
+            np.less(row, 0, out=below)
+            np.greater_equal(row, count, out=outside)
+            np.logical_or(outside, below, out=outside)
+
+        return run, row, outside
+
+
+class GatherPlan(Plan):
+    """Inputs table[.., dim, ..] and index; output in any order of dims."""
+
+    def __init__(self, call: Call):
+        self.call = call
+        table, index = call.inputs
+        y, dim = call.outputs[0], call.attrs["dim"]
+        self.axis = table.type.shape.position(dim)
+        self.natural = (*table.names[: self.axis], *index.names, *table.names[self.axis + 1 :])
+        if sorted(self.natural) != sorted(y.names):
+            raise call.fail(f"rows {self.natural} do not fill the output {y.names}.")
+        self.block = table.block[self.axis]
+        before, after = table.sizes[: self.axis], table.sizes[self.axis + 1 :]
+        self.shape = (math.prod(before), index.elements, math.prod(after))
+        scratch = Scratch()
+        self.rows = _Rows(index, self.block, scratch)
+        self.copied: Slot | None = None
+        if self.natural != y.names:
+            self.copied = scratch.reserve(self.shape, y.dtype)
+        self.workspace_bytes = scratch.bytes
+
+    def bind(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
+        workspace: np.ndarray, runtime: Runtime,
+    ) -> Bound:  # fmt: skip
+        (table, index), y = inputs, outputs[0]
+        if not y.size:
+            return nothing
+        if not table.size:
+            return lambda: y.fill(0)
+        locate, row, outside = self.rows.bind(index, workspace)
+        table = table.reshape(self.shape[0], -1, self.shape[2])
+        target = y.reshape(self.shape) if self.copied is None else self.copied.array(workspace)
+        copies = None if self.copied is None else self._reordered(target, y)
+
+        def run() -> None:
+            locate()
+            np.take(table, row, axis=1, out=target, mode="clip")
+            if outside.any():
+                target[:, outside] = 0
+            if copies is not None:
+                np.copyto(y, copies)
+
+        return run
+
+    def _reordered(self, target: np.ndarray, y: np.ndarray) -> np.ndarray:
+        extents = self.call.outputs[0].extents()
+        full = target.reshape([extents[n] for n in self.natural])
+        return full.transpose([self.natural.index(n) for n in self.call.outputs[0].names])
+
+
+class ScatterAddPlan(Plan):
+    """Inputs updates[index dims and rest, in any order] and index; output [dim and rest].
+
+    Updates are sorted by row, stably, and runs of equal rows are summed in that order, so the result
+    depends on nothing but the inputs.
+    """
+
+    def __init__(self, call: Call):
+        self.call = call
+        updates, index = call.inputs
+        y, dim = call.outputs[0], call.attrs["dim"]
+        self.rest = [n for n in y.names if n != dim]
+        if sorted([*index.names, *self.rest]) != sorted(updates.names):
+            raise call.fail(f"updates {updates.names} are not index {index.names} and {self.rest}.")
+        self.count = index.elements
+        self.width = math.prod(y.extents()[n] for n in self.rest)
+        self.block = y.block[y.type.shape.position(dim)]
+        self.sum_dtype = accumulator_dtype(y.dtype)
+        scratch = Scratch()
+        self.rows = _Rows(index, self.block, scratch)
+        self.order = (*index.names, *self.rest)
+        self.piece_rows = max(1, min(self.count, PIECE_ELEMENTS // max(1, self.width)))
+        self.copied = self.total = None
+        if self.order != updates.names:
+            self.copied = scratch.reserve((self.count, self.width), updates.dtype)
+        self.names = (dim, *self.rest)
+        if self.names != y.names or self.sum_dtype != y.dtype:
+            self.total = scratch.reserve((self.block[1] - self.block[0], self.width), self.sum_dtype)
+        self.taken = scratch.reserve((self.piece_rows, self.width), y.dtype)
+        self.widened = self.taken
+        if self.sum_dtype != y.dtype:
+            self.widened = scratch.reserve((self.piece_rows, self.width), self.sum_dtype)
+        self.summed = scratch.reserve((self.piece_rows, self.width), self.sum_dtype)
+        self.workspace_bytes = scratch.bytes
+
+    def bind(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
+        workspace: np.ndarray, runtime: Runtime,
+    ) -> Bound:  # fmt: skip
+        (updates, index), y = inputs, outputs[0]
+        if not y.size:
+            return nothing
+        if not updates.size:
+            return lambda: y.fill(0)
+        locate, row, outside = self.rows.bind(index, workspace)
+        canonical = named_view(updates, self.call.inputs[0], self.order)
+        source = updates.reshape(self.count, self.width) if self.copied is None else self.copied.array(workspace)
+        total = y.reshape(-1, self.width) if self.total is None else self.total.array(workspace)
+        add_rows = self._bind_sum(source, total, workspace)
+
+        def run() -> None:
+            if self.copied is not None:
+                np.copyto(source.reshape(canonical.shape), canonical)
+            locate()
+            order = np.argsort(row, kind="stable")
+            if outside.any():
+                order = order[~outside[order]]
+            total.fill(0)
+            add_rows(order, row[order])
+            if self.total is not None:
+                self._write(total, y)
+
+        return quiet(run)
+
+    def _bind_sum(self, source: np.ndarray, total: np.ndarray, workspace: np.ndarray):
+        """A function that adds rows of ``source`` in the given order to the given rows of ``total``."""
+        taken, summed = self.taken.array(workspace), self.summed.array(workspace)
+        widened = self.widened.array(workspace)
+        step = self.piece_rows
+
+        def add_rows(order: np.ndarray, rows: np.ndarray) -> None:
+            for start in range(0, len(order), step):
+                here = rows[start : start + step]
+                n = len(here)
+                np.take(source, order[start : start + step], axis=0, out=taken[:n], mode="clip")
+                if widened.dtype != taken.dtype:
+                    np.copyto(widened[:n], taken[:n])
+                first = np.flatnonzero(np.diff(here, prepend=-1))
+                sums = summed[: len(first)]
+                np.add.reduceat(widened[:n], first, axis=0, out=sums)
+                total[here[0]] += sums[0]  # may go on from the piece before
+                total[here[first[1:]]] = sums[1:]
+
+        return add_rows
+
+    def _write(self, total: np.ndarray, y: np.ndarray) -> None:
+        out = self.call.outputs[0]
+        extents = out.extents()
+        full = total.reshape([extents[n] for n in self.names])
+        np.copyto(y, full.transpose([self.names.index(n) for n in out.names]), casting="unsafe")

@@ -1,0 +1,97 @@
+"""NumPy kernels: the meaning of every local instruction, and the oracle of every other kernel.
+
+`bind` turns one instruction into a function without arguments on the arrays of one rank, whose
+addresses do not change from step to step.  Knows program, dims and scalar only: no graph, no MPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from meshmpi.errors import ProgramError
+from meshmpi.flops import local_flops
+from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, local_call
+from meshmpi.kernels.contraction import ContractPlan
+from meshmpi.kernels.expressions import MapPlan
+from meshmpi.kernels.indexing import GatherPlan, ScatterAddPlan
+from meshmpi.kernels.random_numbers import RandomPlan
+from meshmpi.kernels.ranking import TopKPlan
+from meshmpi.kernels.reduction import ReducePlan
+from meshmpi.kernels.structure import PAIRS, CopyPlan, IotaPlan, StepPlan
+from meshmpi.program import Instruction, Program
+
+PLANS: dict[str, Callable[[Call], Plan]] = {
+    "map": MapPlan, "reduce": ReducePlan, "contract": ContractPlan, "random": RandomPlan,
+    "gather": GatherPlan, "scatter_add": ScatterAddPlan, "top_k": TopKPlan,
+    "iota": IotaPlan, "step": StepPlan,
+    **{kind: partial(CopyPlan, pairs=pairs) for kind, pairs in PAIRS.items()},
+}  # fmt: skip
+"""Kind -> how it is planned.  feed, read and write are the executor's own."""
+
+
+def plan(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> Plan:
+    """How the rank at ``coordinates`` will run the instruction.
+
+    Raises:
+        ProgramError: The kind has no local kernel, or the blocks do not fit together.
+    """
+    if instruction.kind not in PLANS:
+        raise ProgramError(
+            f"there is no NumPy kernel for '{instruction.kind}'.",
+            f"Kinds with one: {', '.join(PLANS)}.", str(instruction.source),
+        )  # fmt: skip
+    return PLANS[instruction.kind](local_call(instruction, program, coordinates))
+
+
+def workspace_bytes(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
+    """The most bytes of the shared workspace that the bound kernel uses."""
+    return plan(instruction, program, coordinates).workspace_bytes
+
+
+def flops(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
+    """Floating-point operations on the rank at ``coordinates``; formulas in `meshmpi.flops`."""
+    return local_flops(instruction, program, coordinates)
+
+
+def bind(
+    instruction: Instruction, program: Program, coordinates: Mapping[str, int],
+    arrays: Mapping[int, np.ndarray], workspace: np.ndarray, runtime: Runtime,
+) -> Bound:  # fmt: skip
+    """The instruction as a function without arguments.
+
+    Args:
+        instruction: Of a kind in `PLANS`.
+        program: Supplies types, mesh and seed.
+        coordinates: Mesh axis -> coordinate of this rank.
+        arrays: Value number -> array of the local block: C-contiguous, dims in its type's order.
+        workspace: uint8, 64-byte aligned, at least `workspace_bytes` long; shared by all kernels,
+            which run one after another.
+        runtime: Read when the function is called.
+
+    Returns:
+        A function that reads the inputs and writes the outputs.  Only a `map` may have an output
+        in the very memory of an input of equal type.
+
+    Raises:
+        ProgramError: An array or the workspace does not fit.
+    """
+    planned = plan(instruction, program, coordinates)
+    call = local_call(instruction, program, coordinates)
+    for x in (*call.inputs, *call.outputs):
+        a = arrays[x.value]
+        if a.shape != x.sizes or a.dtype != x.dtype or not a.flags.c_contiguous:
+            raise call.fail(
+                f"value {x.value} is {a.dtype}{a.shape}, its block is {x.dtype}{x.sizes}.",
+                "Give C-contiguous arrays of the local blocks.",
+            )
+    if workspace.nbytes < planned.workspace_bytes:
+        raise call.fail(
+            f"the workspace has {workspace.nbytes} bytes, {planned.workspace_bytes} are needed.",
+            "Size it by workspace_bytes().",
+        )
+    ins = [arrays[v] for v in instruction.inputs]
+    outs = [arrays[v] for v in instruction.outputs]
+    return planned.bind(ins, outs, workspace, runtime)
