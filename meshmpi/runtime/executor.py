@@ -170,47 +170,46 @@ class Executor:
 
     def _bind_all_reduce(self, i: Instruction, axes: tuple, workspace: dict) -> Thunk:
         mesh, op = self.mesh, i.attrs["op"]
-        pairs = [
-            (s.arrays[v], s.arrays[w])
-            for v, w in zip(i.inputs, i.outputs, strict=True)
-            for s in self.states
-            if s.plan.shares.get(w) != v
-        ]
-        outs = [self._arrays(w) for w in i.outputs]
+        if len(i.outputs) > 1:
+            return self._bind_packed(i, axes, op)
+        (v,), (w,) = i.inputs, i.outputs
+        pairs = [(s.arrays[v], s.arrays[w]) for s in self.states if s.plan.shares.get(w) != v]
+        out = self._arrays(w)
 
-        def copy_in() -> None:
+        def reduce_one() -> None:
             for x, y in pairs:
                 np.copyto(y, x)
+            mesh.all_reduce(out, axes, op, **workspace)
 
-        if len(outs) == 1 or self.simulated:
-
-            def reduce_each() -> None:
-                copy_in()
-                for y in outs:
-                    mesh.all_reduce(y, axes, op, **workspace)
-
-            return reduce_each
-        return self._bind_packed(i, axes, op)
+        return reduce_one
 
     def _bind_packed(self, i: Instruction, axes: tuple, op: str) -> Thunk:
         """Several values in one message, packed one behind the other in the workspace."""
-        (state,), mesh = self.states, self.mesh
-        ins, outs = [state.arrays[v] for v in i.inputs], [state.arrays[v] for v in i.outputs]
-        dtype = "float32" if ins[0].dtype.name == "bfloat16" else self.program.types[i.inputs[0]].dtype
-        packed = view_of(state.workspace, 0, (sum(x.size for x in ins),), dtype)
-        parts, start = [], 0
-        for x in ins:
-            parts.append(packed[start : start + x.size].reshape(x.shape))
-            start += x.size
+        mesh = self.mesh
+        packed = [_pack(s, i, self.program) for s in self.states]
+        message = [m for m, _ in packed] if self.simulated else packed[0][0]
+        rows = [row for _, rows in packed for row in rows]
 
         def reduce_packed() -> None:
-            for x, part in zip(ins, parts, strict=True):
+            for x, part, _ in rows:
                 part[...] = x
-            mesh.all_reduce(packed, axes, op)
-            for y, part in zip(outs, parts, strict=True):
+            mesh.all_reduce(message, axes, op)
+            for _, part, y in rows:
                 y[...] = part
 
         return reduce_packed
+
+
+def _pack(state: RankState, i: Instruction, program: Program) -> tuple[np.ndarray, list[tuple]]:
+    """The message of a combined all_reduce, and (input, its part of the message, output) of each."""
+    ins, outs = [state.arrays[v] for v in i.inputs], [state.arrays[v] for v in i.outputs]
+    dtype = "float32" if ins[0].dtype.name == "bfloat16" else program.types[i.inputs[0]].dtype
+    message = view_of(state.workspace, 0, (sum(x.size for x in ins),), dtype)
+    rows, start = [], 0
+    for x, y in zip(ins, outs, strict=True):
+        rows.append((x, message[start : start + x.size].reshape(x.shape), y))
+        start += x.size
+    return message, rows
 
 
 def _bind_write(state: RankState, i: Instruction) -> list[Thunk]:
