@@ -32,8 +32,8 @@ test-mpi: $(DEV_READY) ## Run tests/mpi inside one MPI job of N ranks: make test
 	$(LAUNCH) -n $(N) --timeout 900 -m pytest --with-mpi tests/mpi $(ARGS)
 
 lint: $(DEV_READY) ## Check style and formatting
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check --quiet . || { echo "Run: make format"; exit 1; }
+	$(BIN)/ruff check --output-format concise .
+	$(BIN)/ruff format --check . || { echo "Run: make format"; exit 1; }
 
 format: $(DEV_READY) ## Repair style and formatting where that is mechanical
 	$(BIN)/ruff check --fix .
@@ -52,18 +52,19 @@ clean: ## Remove the virtual environment and all caches; runs/ is kept
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find meshmpi apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/pyvenv.cfg:
+$(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "meshmpi needs Python 3.10 or newer. Name one: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "$(PYTHON) cannot make virtual environments." \
 		"On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
 
-$(RUN_READY): $(VENV)/pyvenv.cfg pyproject.toml
+$(RUN_READY): $(VENV)/.made pyproject.toml
 	$(PIP_INSTALL) --editable '.[$(MPI),plot]'
 	@touch $@
 
-$(DEV_READY): $(VENV)/pyvenv.cfg pyproject.toml
+$(DEV_READY): $(VENV)/.made pyproject.toml
 	$(PIP_INSTALL) --editable '.[$(MPI),plot,text,dev]'
 	@touch $@ $(RUN_READY)
