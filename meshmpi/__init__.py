@@ -14,6 +14,7 @@ from meshmpi.errors import (
     ProgramError, ShapeError, VariableError,
 )  # fmt: skip
 from meshmpi.graph import Graph, Tensor, Update, Variable, scope
+from meshmpi.nn import *  # noqa: F403
 from meshmpi.ops import *  # noqa: F403
 
 if TYPE_CHECKING:
