@@ -41,7 +41,7 @@ def check_gradients(
     graph, rng = y.graph, np.random.default_rng(seed)
     inputs = dict(graph.placeholders)
     for v in graph.variables.values():
-        inputs.update({v.name: t for key, t in v._reads.items() if key != "stored"})
+        inputs.update((v.name, t) for key, t in v._reads.items() if key != "stored")
     names = [n for n, t in inputs.items() if t.dtype in FLOATS and (wanted is None or n in wanted)]
     with graph:
         grads = gradients(y, [inputs[n] for n in names])

@@ -89,7 +89,7 @@ def test_shapes_are_the_ones_that_map_to_batched_products():
 
 
 def test_only_the_antecedent_is_renamed():
-    """One rename of [batch, length, d_model]: with a split length one gather, not two of k and v."""
+    """One rename of [batch, length, d_model]: with a split length one gather, not two."""
     graph, _ = build()
     reshapes = [op for op in graph.operations if type(op).__name__ == "Reshape"]
     assert [op.inputs[0].name for op in reshapes] == ["x"]

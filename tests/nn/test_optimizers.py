@@ -171,7 +171,8 @@ def test_learning_rate_as_a_tensor():
         w = ops.get_variable("w", "n:3", "float64")
         rate = ops.placeholder("rate", [])
         updates = optimize.SGD(rate).minimize(ops.reduce_sum(ops.square(w)))
-    found = run_updates(updates, {"w": np.ones(3), "sgd/step": np.int32(4)}, {"rate": np.array(0.25)})
+    start = {"w": np.ones(3), "sgd/step": np.int32(4)}
+    found = run_updates(updates, start, {"rate": np.array(0.25)})
     np.testing.assert_allclose(found["w"], 0.5)
     assert found["sgd/step"] == 5
 

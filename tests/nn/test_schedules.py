@@ -23,6 +23,10 @@ def nanogpt(it, peak=0.001, warmup=10, total=100, minimum=0.0001):
     return minimum + 0.5 * (1 + math.cos(math.pi * ratio)) * (peak - minimum)
 
 
+def half_cosine(t):
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1, t / 100)))
+
+
 CASES = {
     "constant": (s.constant(0.3), lambda t: 0.3),
     "warmup": (s.linear_warmup(10), lambda t: min(1, (t + 1) / 10)),
@@ -30,10 +34,7 @@ CASES = {
     "linear": (s.linear_decay(100, 40), lambda t: min(1, max(0, (100 - t) / 40))),
     "linear_all": (s.linear_decay(100), lambda t: max(0, (100 - t) / 100)),
     "cosine": (s.cosine(0.001, 10, 100, 0.0001), nanogpt),
-    "cosine_decay": (
-        s.cosine_decay(100, 0.1),
-        lambda t: 0.1 + 0.45 * (1 + math.cos(math.pi * min(1, t / 100))),
-    ),
+    "cosine_decay": (s.cosine_decay(100, 0.1), half_cosine),
     "paper": (
         s.paper_schedule(100, 40, 10),
         lambda t: min(1, (t + 1) / 10) * max(t, 10) ** -0.5 * min(1, max(0, (100 - t) / 40)),
@@ -42,7 +43,7 @@ CASES = {
     "number": (s.product(2.0, 3.0), lambda t: 6.0),
     "text": (
         s.parse_schedule("0.001 * linear_warmup(10)*cosine_decay(100, 0.1)"),
-        lambda t: 0.001 * min(1, (t + 1) / 10) * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1, t / 100)))),
+        lambda t: 0.001 * min(1, (t + 1) / 10) * half_cosine(t),
     ),
     "text_number": (s.parse_schedule(3e-4), lambda t: 3e-4),
     "text_default": (s.parse_schedule("rsqrt_decay"), lambda t: 0.01),

@@ -33,22 +33,28 @@ from meshmpi.ops.structure import rename_dimension
 from meshmpi.ops.structure import slice as slice_dim
 
 
+def placed(config: TransformerConfig, x: Tensor) -> Tensor:
+    """x placed as the config says of the residual stream."""
+    return constrain(x, config.residual_constraint) if config.residual_constraint else x
+
+
 def norm(config: TransformerConfig, x: Tensor, name: str) -> Tensor:
     """x normalised over d_model."""
+    epsilon, dtype = config.norm_epsilon, config.variable_dtype
     if config.norm == "rms":
-        return rms_norm(
-            x, "d_model", config.norm_epsilon, name, config.norm_scale, config.variable_dtype
-        )
-    return layer_norm(
-        x, "d_model", config.norm_epsilon, name, config.norm_scale, config.norm_bias,
-        config.variable_dtype,
-    )  # fmt: skip
+        y = rms_norm(x, "d_model", epsilon, name, config.norm_scale, dtype)
+    else:
+        y = layer_norm(
+            x, "d_model", epsilon, name, config.norm_scale, config.norm_bias, dtype
+        )  # fmt: skip
+    # y is placed like x already.  This places its *gradient* before anything else uses it, so that
+    # the sum pending in it is scattered at once.
+    return placed(config, y)
 
 
 def residual_stream(config: TransformerConfig, x: Tensor, training: bool) -> Tensor:
     """What enters the residual stream: placed as the config says, with dropout."""
-    if config.residual_constraint:
-        x = constrain(x, config.residual_constraint)
+    x = placed(config, x)
     return dropout_over(x, training, config.residual_dropout, config.dropout_broadcast)
 
 
@@ -164,5 +170,6 @@ def layer_scope(number: int):
 
 __all__ = [
     "attention_sublayer", "embed", "feed_forward_sublayer", "layer_scope", "mean_loss", "norm",
+    "placed",
     "position_embedding", "residual_stream", "softmax_logits", "sublayer", "token_embedding",
 ]  # fmt: skip
