@@ -148,8 +148,10 @@ class _Sharing:
             else:
                 continue
             if candidates:
+                own = self.last.get(i.outputs[0], -1)  # of the result and all its views
                 self.shares[i.outputs[0]] = candidates[0]
-                self._extend(i.outputs[0])
+                root = self.root(i.outputs[0])
+                self.last[root] = max(self.last.get(root, -1), own)
 
     def _ends_here(self, x: int, i: Instruction, n: int) -> bool:
         """Whether instruction n is the last to need the arena memory of x, and its result fits there."""
