@@ -43,8 +43,7 @@ def lower(
     for operation in operations:
         lowering.source = operation.source
         operation.lower(lowering)
-    for update in updates:
-        lowering.write(update)
+    lowering.write(updates)
     program = Program(
         mesh, lowering.types, tuple(lowering.instructions), lowering.variables, lowering.feeds,
         {name: lowering.values[t] for name, t in fetches.items()}, seed,
@@ -286,12 +285,17 @@ class Lowering:
             value = made[value].inputs[0]
         return value in made
 
-    def write(self, update: Update) -> None:
-        """Stores the value of an update; all writes stand behind all reads."""
-        self.source = update.value.source
-        t = self._declare(update.variable)
-        value = self.redistribute(self.transpose(self.value(update.value), t.shape), t.splits)
-        if self._is_stored(value):
-            # Two variables may swap values: what is written must not share memory with a variable.
-            value = self.emit("map", [value], t, expr=call("identity", 1, t.dtype))
-        self.emit_many("write", [value], [], variable=update.variable.name)
+    def write(self, updates: Sequence[Update]) -> None:
+        """Stores the values of all updates; the writes stand behind everything else."""
+        ready: list[tuple[Update, int]] = []
+        for update in updates:
+            self.source = update.value.source
+            t = self._declare(update.variable)
+            value = self.redistribute(self.transpose(self.value(update.value), t.shape), t.splits)
+            if self._is_stored(value):
+                # Two variables may swap values: what is written must not share memory with one.
+                value = self.emit("map", [value], t, expr=call("identity", 1, t.dtype))
+            ready.append((update, value))
+        for update, value in ready:
+            self.source = update.value.source
+            self.emit_many("write", [value], [], variable=update.variable.name)
