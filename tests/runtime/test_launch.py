@@ -15,7 +15,19 @@ from meshmpi.runtime.cores import Cores, available_cores, cgroup_quota
 from meshmpi.runtime.launch import Launcher, find_launcher, launch, launch_command, main
 
 RANK = "from mpi4py import MPI; c = MPI.COMM_WORLD; "
-_JOB = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "I_MPI")
+_JOB = (
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "PRTE_",
+    "SLURM_",
+    "OMP_NUM",
+    "OPENBLAS_NUM",
+    "MKL_NUM",
+    "I_MPI",
+    "PBS_",
+    "LSB_",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +139,17 @@ def test_several_nodes_share_the_ranks(monkeypatch):
     command, variables = launch_command(32, ["t.py"])
     assert variables["OMP_NUM_THREADS"] == "1"
     assert command[command.index("--bind-to") + 1] == "core"
+
+
+def test_hosts_of_other_batch_systems(monkeypatch, tmp_path):
+    _pretend(monkeypatch)
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
+    assert launch_command(16, ["t.py"])[1]["OMP_NUM_THREADS"] == "1"
+    assert launch_command(8, ["t.py"])[1]["OMP_NUM_THREADS"] == "2"
+    monkeypatch.delenv("PBS_NODEFILE")
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "n1 8 n2 8 n3 8 n4 8")
+    assert launch_command(16, ["t.py"])[1]["OMP_NUM_THREADS"] == "2"
 
 
 # What it finds
