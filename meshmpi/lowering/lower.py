@@ -43,11 +43,11 @@ def lower(
     for operation in operations:
         lowering.source = operation.source
         operation.lower(lowering)
+    results = {name: lowering.old_value(t) if updates else lowering.value(t) for name, t in fetches.items()}
     lowering.write(updates)
     program = Program(
-        mesh, lowering.types, tuple(lowering.instructions), lowering.variables, lowering.feeds,
-        {name: lowering.values[t] for name, t in fetches.items()}, seed,
-    )  # fmt: skip
+        mesh, lowering.types, tuple(lowering.instructions), lowering.variables, lowering.feeds, results, seed
+    )
     verify(program)
     return program
 
@@ -285,6 +285,18 @@ class Lowering:
             value = made[value].inputs[0]
         return value in made
 
+    def _apart(self, value: int) -> int:
+        """A copy of ``value`` where it is the memory of a variable: two may swap values in a step."""
+        t = self.types[value]
+        if not self._is_stored(value):
+            return value
+        return self.emit("map", [value], t, expr=call("identity", 1, t.dtype))
+
+    def old_value(self, t: Tensor) -> int:
+        """The value of ``t`` to return from a step that writes variables."""
+        self.source = t.source
+        return self._apart(self.value(t))
+
     def write(self, updates: Sequence[Update]) -> None:
         """Stores the values of all updates; the writes stand behind everything else."""
         ready: list[tuple[Update, int]] = []
@@ -292,10 +304,7 @@ class Lowering:
             self.source = update.value.source
             t = self._declare(update.variable)
             value = self.redistribute(self.transpose(self.value(update.value), t.shape), t.splits)
-            if self._is_stored(value):
-                # Two variables may swap values: what is written must not share memory with one.
-                value = self.emit("map", [value], t, expr=call("identity", 1, t.dtype))
-            ready.append((update, value))
+            ready.append((update, self._apart(value)))
         for update, value in ready:
             self.source = update.value.source
             self.emit_many("write", [value], [], variable=update.variable.name)

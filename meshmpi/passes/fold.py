@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshmpi.passes.rewrite import producers, substituted, users, with_substitution
+from meshmpi.passes.rewrite import producers, substituted, with_substitution
 from meshmpi.program import Instruction, Program
 from meshmpi.scalar import FLOATS, Arg, Expr, Step
 
@@ -23,7 +23,7 @@ def fold(program: Program) -> Program:
     constants: dict[int, float | int | bool] = {}
     instead: dict[int, int] = {}
     kept: list[Instruction] = []
-    protected = _protected(program)
+    stored, leaving = _stored(program), _leaving(program)
     for i in program.instructions:
         i = substituted(i, instead)
         if i.kind == "map":
@@ -32,7 +32,7 @@ def fold(program: Program) -> Program:
             if value is not None:
                 constants[i.outputs[0]] = value
                 i = i.replaced(inputs=(), attrs={"expr": _fill(value, program.types[i.outputs[0]].dtype)})
-            elif _is_copy(i, program) and i.outputs[0] not in protected:
+            elif _is_copy(i, program) and not (i.inputs[0] in stored and i.outputs[0] in leaving):
                 instead[i.outputs[0]] = i.inputs[0]
                 continue
         kept.append(i)
@@ -43,14 +43,20 @@ def _fill(value: float | int | bool, dtype: str) -> Expr:
     return Expr((Step("identity", (value,), dtype),), ("t0",))
 
 
-def _protected(program: Program) -> set[int]:
-    """Copies that stand between a stored or fed value and a write: the write must not see through."""
-    by, used = producers(program), users(program)
-    out = set()
-    for i in program.instructions:
-        if i.kind == "map" and len(i.inputs) == 1 and by[i.inputs[0]].kind in ("read", "feed", "view"):
-            out.update(v for v in i.outputs if any(u.kind == "write" for u in used[v]))
+def _stored(program: Program) -> set[int]:
+    """Values that are the memory of a variable or feed; for membership tests only."""
+    by = producers(program)
+    out: set[int] = set()
+    for v, i in by.items():
+        if i.kind in ("read", "feed") or (i.kind == "view" and i.inputs[0] in out):
+            out.add(v)
     return out
+
+
+def _leaving(program: Program) -> set[int]:
+    """Values that are written or fetched: they must be copies of what a write may change."""
+    written = {i.inputs[0] for i in program.instructions if i.kind == "write"}
+    return written | set(program.fetches.values())
 
 
 def _with_literals(i: Instruction, constants: dict[int, float | int | bool]) -> Instruction:

@@ -39,7 +39,7 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 def block_of(array: np.ndarray, t: LocalType, mesh: MeshShape, coordinates: dict) -> np.ndarray:
     """The view of a global array that the rank at ``coordinates`` holds."""
-    return array[tuple(slice(a, b) for a, b in t.block(mesh, coordinates))]
+    return array[(*(slice(a, b) for a, b in t.block(mesh, coordinates)), ...)]
 
 
 class ShardedArray:
