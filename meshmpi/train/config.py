@@ -20,7 +20,7 @@ from meshmpi.errors import ConfigError, suggest
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 T = TypeVar("T")
 _REQUIRED = dataclasses.MISSING
@@ -154,7 +154,8 @@ def _sections(
 
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is not _REQUIRED:
-        return f"= {field.default!r}"
+        shown = str(field.default) if isinstance(field.default, Path) else field.default
+        return f"= {shown!r}"
     if field.default_factory is not _REQUIRED:
         return f"= {field.default_factory()!r}"
     return "(required)"
@@ -165,7 +166,7 @@ def _meaning(field: dataclasses.Field[Any]) -> str:
     parts = [f"[{about['unit']}]"] if about.get("unit") else []
     parts += [about["help"]] if about.get("help") else []
     if about.get("choices"):
-        parts.append(f"One of: {', '.join(map(str, about['choices']))}.")
+        parts.append(f"(one of: {', '.join(map(str, about['choices']))})")
     return " ".join(parts)
 
 

@@ -149,4 +149,4 @@ def test_describe_lists_every_setting():
     assert "[train.optimizer]" in lines
     (steps,) = [line for line in lines if line.startswith("steps")]
     assert " ".join(steps.split()) == "steps int = 2000 [steps] length of the training"
-    assert "One of: float32, bfloat16." in describe(Config)
+    assert "(one of: float32, bfloat16)" in describe(Config)
