@@ -8,12 +8,12 @@ cache; elsewhere NumPy's own pairwise summation does it.  bfloat16 is accumulate
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from meshmpi.kernels.binding import (
-    Bound, Call, Operand, Plan, Runtime, Scratch, Slot, accumulator_dtype, collapse, nothing, quiet,
+    Bound, Call, Plan, Runtime, Scratch, Slot, accumulator_dtype, collapse, named_view, nothing, quiet,
 )  # fmt: skip
 from meshmpi.scalar import FLOATS
 
@@ -38,6 +38,88 @@ def identity(op: str, dtype: str) -> float | int | bool:
     return int(info.min if op == "max" else info.max)
 
 
+class ChunkedReduction:
+    """A reduction over some dims of an iteration, in chunks along its first dim.
+
+    Args:
+        sizes: Extents of the merged dims; none is 0.
+        out_steps: Strides of the output along them, 0 where a dim is reduced.
+        op, ufunc: What combines the values.
+        compute: The type they are combined in.
+        prepared: Whether each chunk is computed into a buffer first; see `bind`.
+        converted: Whether the output has another type than ``compute``.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], out_steps: Sequence[int], op: str, ufunc: np.ufunc,
+        compute: np.dtype, prepared: bool, converted: bool, scratch: Scratch,
+    ):  # fmt: skip
+        self.sizes, self.out_steps, self.ufunc, self.compute = sizes, out_steps, ufunc, compute
+        self.axes = tuple(k for k, s in enumerate(out_steps) if s == 0)
+        self.leading = self.axes[0] == 0
+        inner = math.prod(sizes[1:])
+        two_level = self.leading and op == "sum" and out_steps[-1] != 0
+        rows = max(LONG_SUM, SMALL_CHUNK // inner) if two_level else PIECE_ELEMENTS // inner
+        self.rows = max(1, min(sizes[0], rows))
+        self.chunks = -(-sizes[0] // self.rows)
+        in_pieces = self.chunks > 1 and (two_level or prepared)
+        kept = tuple(n for n, s in zip(sizes, out_steps, strict=True) if s)
+        self.piece = scratch.reserve((self.rows, *sizes[1:]), compute) if prepared else None
+        self.partial = None
+        if in_pieces and self.leading:
+            self.partial = scratch.reserve((self.chunks, *kept), compute)
+        self.total = scratch.reserve(kept, compute) if converted else None
+        if not in_pieces:
+            self.rows, self.chunks = sizes[0], 1
+
+    def bind(
+        self, sources: Sequence[np.ndarray], prepare: Callable[..., object] | None, out: np.ndarray,
+        workspace: np.ndarray,
+    ) -> Bound:  # fmt: skip
+        """The reduction as a function.
+
+        Args:
+            sources: Arrays over the iteration; one, or what ``prepare`` takes.
+            prepare: Called as ``prepare(*chunks, out=buffer)`` before a chunk is reduced.
+            out: The output.
+            workspace: Where the reserved slots are.
+        """
+        piece, partial, total = (
+            slot.array(workspace) if isinstance(slot, Slot) else None
+            for slot in (self.piece, self.partial, self.total)
+        )
+        kept = [(n, s * out.itemsize) for n, s in zip(self.sizes, self.out_steps, strict=True) if s]
+        y = np.lib.stride_tricks.as_strided(out, [n for n, _ in kept], [s for _, s in kept])
+        target = y if total is None else total
+        parts = []
+        for k in range(self.chunks):
+            rows = slice(k * self.rows, min((k + 1) * self.rows, self.sizes[0]))
+            chunks = [x[rows] for x in sources]
+            if partial is not None:
+                result = partial[k, ...]
+            else:
+                result = target if self.leading else target[rows]
+            buffer = chunks[0] if piece is None else piece[: rows.stop - rows.start]
+            parts.append((chunks, buffer, result))
+        reduce, axes, dtype = self.ufunc.reduce, self.axes, self.compute
+
+        def run() -> None:
+            for chunks, buffer, result in parts:
+                if prepare is not None:
+                    prepare(*chunks, out=buffer)
+                reduce(buffer, axes, dtype, result)
+            if partial is not None:
+                reduce(partial, 0, dtype, target)
+            if total is not None:
+                np.copyto(y, total, casting="unsafe")
+
+        return quiet(run)
+
+
+def _widen(x: np.ndarray, out: np.ndarray) -> None:
+    np.copyto(out, x)
+
+
 class ReducePlan(Plan):
     """Reduces over the dims that the output lacks; the output's dims may be in any order."""
 
@@ -47,96 +129,37 @@ class ReducePlan(Plan):
         self.op = call.attrs["op"]
         if x.type.dtype == "bool" and self.op not in _BOOL_UFUNCS:
             raise call.fail("the values are bool.", "Count with a cast to int32.")
-        self.ufunc = _BOOL_UFUNCS[self.op] if x.type.dtype == "bool" else UFUNCS[self.op]
-        self.empty = x.elements == 0 or y.elements == 0
-        if self.empty:
+        ufunc = _BOOL_UFUNCS[self.op] if x.type.dtype == "bool" else UFUNCS[self.op]
+        self.reduction: ChunkedReduction | None = None
+        if x.elements == 0 or y.elements == 0:
             return
-        out_strides = y.strides()
-        in_strides = x.strides()
+        in_strides, out_strides = x.strides(), y.strides()
         sizes, (_, out_steps) = collapse(
             x.sizes, [[in_strides[n] for n in x.names], [out_strides.get(n, 0) for n in x.names]]
         )
         self.sizes, self.out_steps = sizes or (1,), out_steps or (1,)
-        self.axes = tuple(k for k, s in enumerate(self.out_steps) if s == 0)
-        self.compute = accumulator_dtype(x.dtype)
-        self._choose(x, y)
-
-    def _choose(self, x: Operand, y: Operand) -> None:
-        """Whether to go through chunks along the first dim, and the slots that takes."""
-        scratch = Scratch()
-        inner = math.prod(self.sizes[1:])
-        self.widen = x.dtype != self.compute
-        self.leading = bool(self.axes) and self.axes[0] == 0
-        two_level = self.leading and self.op == "sum" and self.out_steps[-1] != 0
-        rows = max(LONG_SUM, SMALL_CHUNK // inner) if two_level else PIECE_ELEMENTS // inner
-        self.rows = max(1, min(self.sizes[0], rows))
-        self.chunks = -(-self.sizes[0] // self.rows)
-        self.piece = self.partial = self.total = None
-        if self.widen:
-            self.piece = scratch.reserve((self.rows, *self.sizes[1:]), self.compute)
-        kept = tuple(n for k, n in enumerate(self.sizes) if k not in self.axes)
-        if (two_level or (self.widen and self.leading)) and self.chunks > 1:
-            self.partial = scratch.reserve((self.chunks, *kept), self.compute)
-        if self.widen:
-            self.total = scratch.reserve(kept, self.compute)
-        self.workspace_bytes = scratch.bytes
+        self.widen = accumulator_dtype(x.dtype) != x.dtype
+        if 0 in self.out_steps:
+            scratch = Scratch()
+            self.reduction = ChunkedReduction(
+                self.sizes, self.out_steps, self.op, ufunc, accumulator_dtype(x.dtype),
+                self.widen, self.widen, scratch,
+            )  # fmt: skip
+            self.workspace_bytes = scratch.bytes
 
     def bind(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
         workspace: np.ndarray, runtime: Runtime,
     ) -> Bound:  # fmt: skip
-        out = outputs[0]
-        if self.empty:
-            if not out.size:
-                return nothing
-            value = np.asarray(identity(self.op, self.call.outputs[0].type.dtype)).astype(out.dtype)
-            return lambda: np.copyto(out, value)
-        x = inputs[0].reshape(self.sizes)
-        kept = [(n, s) for n, s in zip(self.sizes, self.out_steps, strict=True) if s]
-        y = np.lib.stride_tricks.as_strided(
-            out, [n for n, _ in kept], [s * out.itemsize for _, s in kept]
-        )
-        if not self.axes:
-            return lambda: np.copyto(y, x)
-        if self.partial is None and not self.widen:
-            return quiet(self._direct(x, y, self.axes))
-        return quiet(self._in_chunks(x, y, workspace))
-
-    def _direct(self, x: np.ndarray, y: np.ndarray, axes: tuple[int, ...]) -> Bound:
-        reduce, axis, dtype = self.ufunc.reduce, axes if len(axes) > 1 else axes[0], y.dtype
-
-        def run() -> None:
-            reduce(x, axis, dtype, y)
-
-        return run
-
-    def _in_chunks(self, x: np.ndarray, y: np.ndarray, workspace: np.ndarray) -> Bound:
-        """Chunks of the first dim: each widened if need be and reduced to a partial result."""
-        piece, partial, total = (
-            slot.array(workspace) if isinstance(slot, Slot) else None
-            for slot in (self.piece, self.partial, self.total)
-        )
-        target = y if total is None else total
-        reduce = self.ufunc.reduce
-        parts: list[tuple[np.ndarray, np.ndarray]] = []
-        for k in range(self.chunks):
-            source = x[k * self.rows : (k + 1) * self.rows]
-            if partial is not None:
-                parts.append((source, partial[k]))
-            elif self.leading:
-                parts.append((source, target))
-            else:
-                parts.append((source, target[k * self.rows : (k + 1) * self.rows]))
-
-        def run() -> None:
-            for source, result in parts:
-                if piece is not None:
-                    narrow, source = source, piece[: len(source)]
-                    np.copyto(source, narrow)
-                reduce(source, self.axes, self.compute, result)
-            if partial is not None:
-                reduce(partial, 0, self.compute, target)
-            if total is not None:
-                np.copyto(y, total, casting="unsafe")
-
-        return run
+        x, y = inputs[0], outputs[0]
+        if not y.size:
+            return nothing
+        if not x.size:
+            value = np.asarray(identity(self.op, self.call.outputs[0].type.dtype)).astype(y.dtype)
+            return lambda: np.copyto(y, value)
+        if self.reduction is None:  # every reduced dim has one element
+            names = self.call.outputs[0].names
+            source = named_view(x, self.call.inputs[0].restricted(names), names)
+            return lambda: np.copyto(y, source)
+        prepare = _widen if self.widen else None
+        return self.reduction.bind([x.reshape(self.sizes)], prepare, y, workspace)
