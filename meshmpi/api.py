@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshmpi.dims import Layout, LayoutLike, MeshShape
-from meshmpi.errors import ConfigError, ShapeError
+from meshmpi.errors import ConfigError, ShapeError, suggest
 from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.lowering import lower
 from meshmpi.program import Program
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from meshmpi.planner.cost import Cost
     from meshmpi.runtime.compiled import CompiledStep
     from meshmpi.runtime.variables import VariableStore
+
+
+KERNELS = ("auto", "native", "numpy")
 
 
 def _named_fetches(graph: Graph, fetches: Sequence[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,14 +74,11 @@ def compile(  # noqa: A001
     """
     from meshmpi.runtime.compiled import CompiledStep
 
-    if kernels not in ("auto", "numpy"):
-        raise ConfigError(
-            f"kernels='{kernels}' cannot be had: this version has NumPy kernels only.",
-            "Use kernels='auto' or 'numpy'.",
-        )
+    if kernels not in KERNELS:
+        raise ConfigError(f"there are no kernels '{kernels}'.", suggest(kernels, KERNELS))
     named = _named_fetches(graph, fetches)
     program = _lowered(graph, mesh.shape, layout, named, list(updates), storage, optimize, seed)
-    return CompiledStep(program, mesh, named, variables)
+    return CompiledStep(program, mesh, named, variables, kernels)
 
 
 @dataclass(frozen=True)

@@ -46,15 +46,17 @@ def local_flops(
         program: Supplies types and mesh.
         coordinates: Of the rank; None means the largest blocks.
     """
+    inner = instruction.attrs.get("inner", {})
 
     def extents(v: int) -> Extents:
-        t = program.types[v]
+        t = inner[v] if v in inner else program.types[v]
         sizes = (
             t.max_sizes(program.mesh) if coordinates is None
             else t.local_sizes(program.mesh, coordinates)
         )  # fmt: skip
         return dict(zip(t.shape.names, sizes, strict=True))
 
-    return instruction_flops(
-        instruction, [extents(v) for v in instruction.inputs], [extents(v) for v in instruction.outputs]
+    return sum(
+        instruction_flops(i, [extents(v) for v in i.inputs], [extents(v) for v in i.outputs])
+        for i in instruction.attrs.get("body", (instruction,))
     )

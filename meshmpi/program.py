@@ -22,6 +22,7 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | concat | x... -> y | ``dim``: along a whole dimension |
 | gather | table, index -> y | ``dim``: rows of the block of table that index hits, 0 elsewhere |
 | scatter_add | updates, index -> y | ``dim``: sums updates into the block of y that index hits |
+| segment | x... -> y... | ``body``: maps and reductions over the same ``rows`` as one loop nest; ``inner``: types of values that only they use |
 | top_k | x -> values, index | ``dim, k``: largest first, ties lowest index first, along a whole dim |
 | all_reduce | x... -> y... | ``axes, op``: finishes the sum pending over axes; several x in one message |
 | reduce_scatter | x -> y | ``dim, axes, op``: the same, and keeps only the own block of dim |
@@ -46,7 +47,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 """Kinds that communicate.  `take_shard` redistributes too, without traffic."""
 LOCAL_KINDS = (
     "feed", "read", "write", "step", "map", "iota", "random", "reduce", "contract", "transpose",
-    "view", "slice", "pad", "concat", "gather", "scatter_add", "top_k", "take_shard",
+    "view", "slice", "pad", "concat", "gather", "scatter_add", "top_k", "segment", "take_shard",
 )  # fmt: skip
 KINDS = (*LOCAL_KINDS, *COLLECTIVES)
 
@@ -209,8 +210,9 @@ class Program:
         for v in self.variables.values():
             lines.append(f"variable {v.name}: {v.type}")
         for instruction in self.instructions:
-            for v in instruction.outputs:
-                number[v] = len(number)
+            for i in (*instruction.attrs.get("body", ()), instruction):
+                for v in i.outputs:
+                    number.setdefault(v, len(number))
             lines.append(self._line(instruction, number, sources))
         for name, v in self.fetches.items():
             lines.append(f"fetch {name} = %{number[v]}")
@@ -218,11 +220,15 @@ class Program:
 
     def _line(self, i: Instruction, number: Mapping[int, int], sources: bool) -> str:
         args = [f"%{number[v]}" for v in i.inputs]
-        args += [f"{k}={_attr_text(v)}" for k, v in i.attrs.items()]
-        out = ", ".join(f"%{number[v]}: {self.types[v]}" for v in i.outputs)
+        args += [f"{k}={_attr_text(v)}" for k, v in i.attrs.items() if k not in ("body", "inner")]
+        types = {**i.attrs.get("inner", {})}
+        out = ", ".join(f"%{number[v]}: {types.get(v) or self.types[v]}" for v in i.outputs)
         line = (f"{out} = " if out else "") + f"{i.kind}({', '.join(args)})"
         if sources and i.source.name:
             line += f"  # {i.source.name} {i.source.file.rsplit('/', 1)[-1]}:{i.source.line}"
+        for inner in i.attrs.get("body", ()):
+            whole = inner.replaced(attrs={**inner.attrs, "inner": types})
+            line += "\n  " + self._line(whole, number, sources)
         return line
 
     def __str__(self) -> str:
@@ -233,10 +239,11 @@ class Program:
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     def counts(self) -> dict[str, int]:
-        """Kind -> number of instructions."""
+        """Kind -> number of instructions; those in the body of a segment count too."""
         out: dict[str, int] = {}
-        for i in self.instructions:
-            out[i.kind] = out.get(i.kind, 0) + 1
+        for instruction in self.instructions:
+            for i in (instruction, *instruction.attrs.get("body", ())):
+                out[i.kind] = out.get(i.kind, 0) + 1
         return out
 
     def values(self) -> dict[str, AxesTable]:

@@ -8,7 +8,9 @@ knows arrays, MPI or the graph.
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from meshmpi.dims import Axes, MeshShape, Shape
 from meshmpi.errors import ProgramError
@@ -343,6 +345,18 @@ def _top_k_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> No
         _require(not y.split(i.attrs["k"]) and not y.partial, "splits its result")
 
 
+def _segment_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    types = ChainMap(i.attrs["inner"], program.types)
+    inside = replace(program, types=types)
+    known = set(i.inputs)
+    for one in i.attrs["body"]:
+        _require(one.kind in ("map", "reduce"), f"has {one.kind} in its body")
+        _require(all(v in known for v in one.inputs), "has a body that uses an undefined value")
+        _RULES[one.kind](inside, one, [types[v] for v in one.inputs])
+        known.update(one.outputs)
+    _require(all(v in known for v in i.outputs), "returns an undefined value")
+
+
 def _redistribution_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
     _require(len(xs) == len(i.outputs) > 0, "has not one result per input")
     _require(len(xs) == 1 or i.kind == "all_reduce", "combines several values")
@@ -359,7 +373,7 @@ _RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] =
     "random": _source_rule, "write": _write_rule, "map": _map_rule, "reduce": _reduce_rule,
     "contract": _contract_rule, "transpose": _transpose_rule, "view": _view_rule,
     "slice": _along_dim_rule, "pad": _along_dim_rule, "concat": _along_dim_rule,
-    "gather": _gather_rule, "scatter_add": _scatter_add_rule, "top_k": _top_k_rule,
+    "gather": _gather_rule, "scatter_add": _scatter_add_rule, "top_k": _top_k_rule, "segment": _segment_rule,
     "all_reduce": _redistribution_rule, "reduce_scatter": _redistribution_rule,
     "all_gather": _redistribution_rule, "all_to_all": _redistribution_rule,
     "take_shard": _redistribution_rule,

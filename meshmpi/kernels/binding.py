@@ -105,13 +105,18 @@ class Call(NamedTuple):
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
     program: Program
+    coordinates: Mapping[str, int] = {}
 
     @property
     def attrs(self) -> Mapping[str, Any]:
         return self.instruction.attrs
 
-    def fail(self, problem: str, remedy: str = "This is a bug in lowering or in a pass.") -> ProgramError:
-        return ProgramError(f"{self.instruction.kind}: {problem}", remedy, str(self.instruction.source))
+    def fail(
+        self, problem: str, remedy: str = "This is a bug in lowering or in a pass."
+    ) -> ProgramError:
+        return ProgramError(
+            f"{self.instruction.kind}: {problem}", remedy, str(self.instruction.source)
+        )
 
 
 def local_call(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> Call:
@@ -123,7 +128,7 @@ def local_call(instruction: Instruction, program: Program, coordinates: Mapping[
 
     inputs = tuple(operand(v) for v in instruction.inputs)
     outputs = tuple(operand(v) for v in instruction.outputs)
-    return Call(instruction, inputs, outputs, program)
+    return Call(instruction, inputs, outputs, program, coordinates)
 
 
 class Slot(NamedTuple):
@@ -187,7 +192,10 @@ def run_all(steps: Sequence[Bound]) -> Bound:
 
 
 def named_view(
-    array: np.ndarray, operand: Operand, order: Sequence[str], sizes: Mapping[str, int] | None = None
+    array: np.ndarray,
+    operand: Operand,
+    order: Sequence[str],
+    sizes: Mapping[str, int] | None = None,
 ) -> np.ndarray:
     """``array`` with its dims in ``order``; dims it lacks have size 1, or are repeated to ``sizes``."""
     strides = operand.strides()

@@ -20,6 +20,7 @@ from meshmpi.kernels.indexing import GatherPlan, ScatterAddPlan
 from meshmpi.kernels.random_numbers import RandomPlan
 from meshmpi.kernels.ranking import TopKPlan
 from meshmpi.kernels.reduction import ReducePlan
+from meshmpi.kernels.segments import SegmentPlan
 from meshmpi.kernels.structure import PAIRS, CopyPlan, IotaPlan, StepPlan
 from meshmpi.program import Instruction, Program
 
@@ -27,6 +28,7 @@ PLANS: dict[str, Callable[[Call], Plan]] = {
     "map": MapPlan, "reduce": ReducePlan, "contract": ContractPlan, "random": RandomPlan,
     "gather": GatherPlan, "scatter_add": ScatterAddPlan, "top_k": TopKPlan,
     "iota": IotaPlan, "step": StepPlan,
+    "segment": lambda call: SegmentPlan(call, _planned),
     **{kind: partial(CopyPlan, pairs=pairs) for kind, pairs in PAIRS.items()},
 }  # fmt: skip
 """Kind -> how it is planned.  feed, read and write are the executor's own."""
@@ -43,10 +45,16 @@ def plan(instruction: Instruction, program: Program, coordinates: Mapping[str, i
             f"there is no NumPy kernel for '{instruction.kind}'.",
             f"Kinds with one: {', '.join(PLANS)}.", str(instruction.source),
         )  # fmt: skip
-    return PLANS[instruction.kind](local_call(instruction, program, coordinates))
+    return _planned(local_call(instruction, program, coordinates))
 
 
-def workspace_bytes(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
+def _planned(call: Call) -> Plan:
+    return PLANS[call.instruction.kind](call)
+
+
+def workspace_bytes(
+    instruction: Instruction, program: Program, coordinates: Mapping[str, int]
+) -> int:
     """The most bytes of the shared workspace that the bound kernel uses."""
     return plan(instruction, program, coordinates).workspace_bytes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshmpi.passes.rewrite import fetched, users
 from meshmpi.program import Instruction, Program
 from meshmpi.scalar import Expr, Step
@@ -13,79 +15,57 @@ MAX_INPUTS = 12
 
 
 def fuse(program: Program) -> Program:
-    """Merges a map into the map that uses it.
+    """Merges a map into the only instruction that uses it, where that is a map too.
 
-    A result that something later needs too stays a result of the merged map.  A map over fewer dims
-    is merged only when it does no arithmetic, since it would be repeated.
+    A map over fewer dims is merged only when it does no arithmetic, since it would be repeated.
     """
-    fusion = _Fusion(program)
+    used, kept = users(program), fetched(program)
+    made: dict[int, Instruction] = {}  # result of a map with one result -> the map, as merged so far
+    gone: set[int] = set()
+    out: list[Instruction] = []
     for i in program.instructions:
-        fusion.add(i)
-    return program.with_instructions(fusion.out())
-
-
-class _Fusion:
-    def __init__(self, program: Program):
-        self.program = program
-        self.kept: list[Instruction | None] = []
-        self.made_at: dict[int, int] = {}
-        self.fetched = fetched(program)
-        position = {id_: n for n, id_ in enumerate(map(_key, program.instructions))}
-        self.uses = {
-            v: [position[_key(u)] for u in us] for v, us in users(program).items()
-        }  # fmt: skip
-        self.now = -1
-
-    def add(self, i: Instruction) -> None:
-        self.now += 1
         while i.kind == "map":
-            merged = next((m for v in i.inputs if (m := self._merge(v, i)) is not None), None)
+            merged = None
+            for v in i.inputs:
+                once = v in made and len(used[v]) == 1 and v not in kept
+                if once and _fits(program, made[v], i):
+                    merged = merged_maps(made[v], i, [])
+                if merged is not None and _small(merged):
+                    gone.add(v)
+                    break
+                merged = None
             if merged is None:
                 break
             i = merged
-        for v in i.outputs:
-            self.made_at[v] = len(self.kept)
-        self.kept.append(i)
-
-    def out(self) -> list[Instruction]:
-        return [i for i in self.kept if i is not None]
-
-    def _merge(self, v: int, consumer: Instruction) -> Instruction | None:
-        """The consumer with the map that makes v merged in, or None where that is not allowed."""
-        at = self.made_at.get(v)
-        producer = self.kept[at] if at is not None else None
-        if producer is None or producer.kind != "map":
-            return None
-        keep = [w for w in producer.outputs if self._needed_beside(w)]
-        if not self._fits(producer, consumer, keep):
-            return None
-        merged = _merged(producer, consumer, keep)
-        if len(merged.attrs["expr"].steps) > MAX_STEPS or len(merged.inputs) > MAX_INPUTS:
-            return None
-        self.kept[at] = None  # type: ignore[index]
-        return merged
-
-    def _needed_beside(self, w: int) -> bool:
-        """Whether anything but the present instruction needs w."""
-        return w in self.fetched or any(n != self.now for n in self.uses[w])
-
-    def _fits(self, producer: Instruction, consumer: Instruction, keep: list[int]) -> bool:
-        types = self.program.types
-        a, b = types[producer.outputs[0]], types[consumer.outputs[0]]
-        if a.partial != b.partial:
-            return False
-        if (a.shape, a.splits) != (b.shape, b.splits):
-            same_points = sorted(a.shape) == sorted(b.shape)
-            return not keep and (same_points or producer.attrs["expr"].flops == 0)
-        # A kept result moves down to the consumer: nothing between may need it.
-        return all(n >= self.now for w in keep for n in self.uses[w])
+        if i.kind == "map" and len(i.outputs) == 1:
+            made[i.outputs[0]] = i
+        out.append(i)
+    return program.with_instructions(i for i in out if not i.outputs or i.outputs[0] not in gone)
 
 
-def _key(i: Instruction) -> tuple:
-    return (i.kind, i.outputs, i.inputs, str(i.attrs.get("variable", "")))
+def _fits(program: Program, producer: Instruction, consumer: Instruction) -> bool:
+    a, b = (program.types[i.outputs[0]] for i in (producer, consumer))
+    if a.partial != b.partial:
+        return False
+    same_points = sorted(a.shape) == sorted(b.shape) and a.used_axes == b.used_axes
+    return same_points or producer.attrs["expr"].flops == 0
 
 
-def _merged(producer: Instruction, consumer: Instruction, keep: list[int]) -> Instruction:
+def _small(i: Instruction) -> bool:
+    return len(i.attrs["expr"].steps) <= MAX_STEPS and len(i.inputs) <= MAX_INPUTS
+
+
+def flattened(body: Sequence[Instruction], outputs: Sequence[int]) -> Instruction:
+    """Maps over the same points as one map with the given results."""
+    whole = body[0]
+    for i in body[1:]:
+        whole = merged_maps(whole, i, list(whole.outputs))
+    result = dict(zip(whole.outputs, whole.attrs["expr"].results, strict=True))
+    expr = Expr(whole.attrs["expr"].steps, tuple(result[v] for v in outputs))
+    return whole.replaced(outputs=tuple(outputs), attrs={"expr": expr})
+
+
+def merged_maps(producer: Instruction, consumer: Instruction, keep: list[int]) -> Instruction:
     """One map computing both, with the results of the consumer and those in ``keep``."""
     inputs = list(producer.inputs)
     p, c = producer.attrs["expr"], consumer.attrs["expr"]

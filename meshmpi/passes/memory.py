@@ -70,20 +70,21 @@ def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Wor
                 arena.free(offsets[v], sizes[v])
     return MemoryPlan(
         offsets, sharing.shares, arena.high,
-        max((_round(workspace(i, program, coordinates)) for i in program.instructions), default=0),
+        max((round_up(workspace(i, program, coordinates)) for i in program.instructions), default=0),
         sum(aligned_bytes(v.type, program, coordinates) for v in program.variables.values()),
         sum(aligned_bytes(t, program, coordinates) for t in program.feeds.values()),
         tuple(live),
     )  # fmt: skip
 
 
-def _round(n: int) -> int:
+def round_up(n: int) -> int:
+    """Bytes rounded up to whole cache lines."""
     return -(-n // ALIGNMENT) * ALIGNMENT
 
 
 def aligned_bytes(t: LocalType, program: Program, coordinates: Mapping[str, int]) -> int:
     """Bytes of the block held at ``coordinates``, rounded up to whole cache lines."""
-    return _round(math.prod(t.local_sizes(program.mesh, coordinates)) * ITEM_BYTES[t.dtype])
+    return round_up(math.prod(t.local_sizes(program.mesh, coordinates)) * ITEM_BYTES[t.dtype])
 
 
 class _Sharing:
@@ -140,32 +141,35 @@ class _Sharing:
     def _share_in_place(self) -> None:
         """Lets results take over the memory of inputs, or of variables, that end there."""
         for n, i in enumerate(self.program.instructions):
-            if i.kind == "map" and len(i.outputs) == 1:
-                taken = self._variable_to_overwrite(i, n)
-                candidates = [taken] if taken else [x for x in i.inputs if self._ends_here(x, i, n)]
-            elif i.kind == "all_reduce" and len(i.outputs) == 1:
-                candidates = [x for x in i.inputs if self._ends_here(x, i, n)]
-            else:
+            if i.kind not in ("map", "all_reduce"):
                 continue
-            if candidates:
-                own = self.last.get(i.outputs[0], -1)  # of the result and all its views
-                self.shares[i.outputs[0]] = candidates[0]
-                root = self.root(i.outputs[0])
+            taken: list[int | str] = []
+            for k, y in enumerate(i.outputs):
+                candidates = i.inputs if i.kind == "map" else i.inputs[k : k + 1]
+                place = self._variable_to_overwrite(i, y, n) if i.kind == "map" else None
+                for x in candidates:
+                    if place is None and self.root(x) not in taken and self._ends_here(x, y, i, n):
+                        place = x
+                if place is None or place in taken:
+                    continue
+                own = self.last.get(y, -1)  # of the result and all its views
+                self.shares[y] = place
+                root = self.root(y)
+                taken.append(root)
                 self.last[root] = max(self.last.get(root, -1), own)
 
-    def _ends_here(self, x: int, i: Instruction, n: int) -> bool:
-        """Whether instruction n is the last to need the arena memory of x, and its result fits there."""
-        a, b = self.program.types[x], self.program.types[i.outputs[0]]
+    def _ends_here(self, x: int, y: int, i: Instruction, n: int) -> bool:
+        """Whether instruction n is the last to need the arena memory of x, and result y fits there."""
+        a, b = self.program.types[x], self.program.types[y]
         root = self.root(x)
         same_place = (a.shape, a.splits, ITEM_BYTES[a.dtype]) == (b.shape, b.splits, ITEM_BYTES[b.dtype])
-        alone = sum(self.root(y) == root for y in i.inputs) == 1
+        alone = sum(self.root(other) == root for other in i.inputs) == 1
         return isinstance(root, int) and same_place and alone and self.last[root] == n
 
-    def _variable_to_overwrite(self, i: Instruction, n: int) -> str | None:
-        """The variable that only takes this result, when nothing reads its old value later."""
-        names = self._written.get(i.outputs[0], [])
-        fetched = i.outputs[0] in self.program.fetches.values()
-        if len(names) != 1 or fetched:
+    def _variable_to_overwrite(self, i: Instruction, y: int, n: int) -> str | None:
+        """The variable that only takes result y, when nothing reads its old value later."""
+        names = self._written.get(y, [])
+        if len(names) != 1 or y in self.program.fetches.values():
             return None
         place = f"variable {names[0]}"
         stored = self.program.variables[names[0]].type

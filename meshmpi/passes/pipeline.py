@@ -10,13 +10,15 @@ from meshmpi.passes.fold import fold
 from meshmpi.passes.fuse import fuse
 from meshmpi.passes.reductions import place_reductions
 from meshmpi.passes.scatter import form_reduce_scatter, shard_early
+from meshmpi.passes.segments import form_segments
 from meshmpi.program import Program
 from meshmpi.typerules import verify
 
 Pass = Callable[[Program], Program]
 
 PASSES: tuple[Pass, ...] = (
-    dce, fold, cse, place_reductions, shard_early, form_reduce_scatter, cse, dce, fuse, combine,
+    dce, fold, cse, place_reductions, shard_early, form_reduce_scatter, cse, dce, fuse,
+    form_segments, combine,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meshmpi.dims import Shape
+from meshmpi.passes.fuse import flattened
 from meshmpi.passes.rewrite import fetched, users
 from meshmpi.program import Instruction, Program
 
@@ -150,9 +151,16 @@ class _Former:
             v for v in made
             if v in self.kept or any(not u.outputs or u.outputs[0] not in made for u in self.used[v])
         )
+        if all(i.kind == "map" for i in s.body) and self._same_points(s.body):
+            return flattened(s.body, outputs)
         inner = {v: self.program.types[v] for v in made if v not in outputs}
         attrs = {"rows": s.rows if s.rows is not None else Shape(), "body": tuple(s.body), "inner": inner}
         return Instruction("segment", tuple(inputs), outputs, attrs, s.body[-1].source)
+
+    def _same_points(self, body: list[Instruction]) -> bool:
+        types = [self.program.types[v] for i in body for v in i.outputs]
+        first = types[0]
+        return all((t.shape, t.splits, t.partial) == (first.shape, first.splits, first.partial) for t in types)
 
     def finish(self) -> Program:
         for s in list(self.open):

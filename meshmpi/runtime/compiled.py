@@ -45,7 +45,8 @@ class CompiledStep:
     """
 
     def __init__(
-        self, program: Program, mesh: Any, fetches: Mapping[str, Tensor], variables: VariableStore | None
+        self, program: Program, mesh: Any, fetches: Mapping[str, Tensor], variables: VariableStore | None,
+        kernels: str = "auto",
     ):  # fmt: skip
         self.program, self.mesh = program, mesh
         simulated = not hasattr(mesh, "comm")
@@ -55,7 +56,7 @@ class CompiledStep:
         self.variables = variables if variables is not None else VariableStore(mesh, ranks)
         for variable in program.variables.values():
             self.variables.add(variable, program.seed)
-        self._executor = Executor(program, mesh, self.variables)
+        self._executor = Executor(program, mesh, self.variables, kernels)
         self._tensors = dict(fetches)
         self.cost = predict_cost(program)
 
@@ -75,7 +76,21 @@ class CompiledStep:
     @property
     def held_bytes(self) -> int:
         """Bytes allocated for the (largest) rank of this process; `cost.peak_memory` predicts it."""
-        return max(s.held_bytes for s in self._executor.states)
+        return sum(self.held_memory.values())
+
+    @property
+    def held_memory(self) -> dict[str, int]:
+        """Kind of memory -> bytes allocated for the (largest) rank; `cost.memory` predicts it."""
+        return max((s.held_memory for s in self._executor.states), key=lambda m: sum(m.values()))
+
+    @property
+    def counted_flops(self) -> dict[str, int]:
+        """Kind of instruction -> FLOP that the (first) rank of this process has done so far.
+
+        They are counted from the shapes of the arrays that the kernels work on;
+        ``sum(step.counted_flops.values())`` is ``cost.flops`` times the number of runs.
+        """
+        return {kind: n * self._executor.runs for kind, n in self._executor.states[0].flops_by_kind().items()}
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Fetched:
         """Runs one step.

@@ -13,13 +13,20 @@ from typing import Any
 import numpy as np
 
 from meshmpi import collective_bytes as cb
+from meshmpi.errors import ConfigError
+from meshmpi.flops import instruction_flops
 from meshmpi.kernels import Runtime, bind, workspace_bytes
-from meshmpi.passes.memory import MemoryPlan, plan_memory
+from meshmpi.kernels.native import NATIVE_KINDS, NativeKernels
+from meshmpi.kernels.native import available as native_available
+from meshmpi.passes.memory import MemoryPlan, plan_memory, round_up
 from meshmpi.program import COLLECTIVES, Instruction, Program
 from meshmpi.runtime.arrays import aligned_empty, block_sizes, numpy_dtype, view_of
 from meshmpi.runtime.variables import VariableStore
 
 Thunk = Callable[[], None]
+NATIVE_POINTS = 2_000_000
+"""From so many points a step on, "auto" builds native kernels.  Status: assumption; a build takes
+about a second, NumPy some nanoseconds a point, and a program that is built runs many steps."""
 
 
 def instruction_workspace(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
@@ -61,17 +68,22 @@ def _exchange_sizes(
 class RankState:
     """Memory and coordinates of one rank."""
 
-    def __init__(self, program: Program, rank: int, store: VariableStore):
-        self.rank, self.program = rank, program
+    def __init__(self, program: Program, rank: int, store: VariableStore, plan: MemoryPlan):
+        self.rank, self.program, self.plan = rank, program, plan
         self.coordinates = program.mesh.coordinates(rank)
-        self.plan: MemoryPlan = plan_memory(program, self.coordinates, instruction_workspace)
-        self.arena = aligned_empty(self.plan.arena_bytes)
-        self.workspace = aligned_empty(self.plan.workspace_bytes)
+        self.arena = aligned_empty(plan.arena_bytes)
+        self.workspace = aligned_empty(self._workspace_bytes())
         self.variables = {name: store.blocks[name][rank] for name in program.variables}
         self.feeds = {name: self._buffer(t) for name, t in program.feeds.items()}
         self.arrays: dict[int, np.ndarray] = {}
         for v in program.types:
             self.arrays[v] = self._array(v)
+
+    def _workspace_bytes(self) -> int:
+        """Scratch that the instructions need on this rank: smaller blocks may need more."""
+        program, here = self.program, self.coordinates
+        needed = (instruction_workspace(i, program, here) for i in program.instructions)
+        return round_up(max(needed, default=0))
 
     def _buffer(self, t: Any) -> np.ndarray:
         sizes = t.local_sizes(self.program.mesh, self.coordinates)
@@ -92,10 +104,36 @@ class RankState:
         return base.view(numpy_dtype(t.dtype)).reshape(sizes)
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes really allocated for this rank, rounded up to cache lines as the plan does."""
-        blocks = [*self.variables.values(), *self.feeds.values()]
-        return self.arena.nbytes + self.workspace.nbytes + sum(-(-b.nbytes // 64) * 64 for b in blocks)
+    def held_memory(self) -> dict[str, int]:
+        """Kind of memory -> bytes really allocated, rounded up to cache lines as the plan does."""
+        return {
+            "variables": sum(round_up(b.nbytes) for b in self.variables.values()),
+            "feeds": sum(round_up(b.nbytes) for b in self.feeds.values()),
+            "arena": self.arena.nbytes,
+            "workspace": self.workspace.nbytes,
+        }
+
+    def flops_by_kind(self) -> dict[str, int]:
+        """Kind of instruction -> FLOP of one run, by the shapes of the arrays its kernels work on."""
+
+        inner = {v: t for i in self.program.instructions for v, t in i.attrs.get("inner", {}).items()}
+
+        def extents(v: int) -> dict[str, int]:
+            if v in inner:  # lives in registers or scratch only
+                sizes = inner[v].local_sizes(self.program.mesh, self.coordinates)
+                return dict(zip(inner[v].shape.names, sizes, strict=True))
+            return dict(zip(self.program.types[v].shape.names, self.arrays[v].shape, strict=True))
+
+        table: dict[str, int] = {}
+        for i in self._flat():
+            inputs, outputs = ([extents(v) for v in values] for values in (i.inputs, i.outputs))
+            if flops := instruction_flops(i, inputs, outputs):
+                table[i.kind] = table.get(i.kind, 0) + flops
+        return table
+
+    def _flat(self) -> list[Instruction]:
+        """All instructions, those of segments instead of the segments."""
+        return [j for i in self.program.instructions for j in i.attrs.get("body", (i,))]
 
 
 class Executor:
@@ -105,14 +143,23 @@ class Executor:
         program: Verified, the same on every rank.
         mesh: A Mesh (this process is one rank) or a SimulatedMesh (it plays all).
         store: Variables; those of the program are in it.
+        kernels: "numpy", "native", or "auto": native where a compiler is found and it pays.
+
+    Attributes:
+        native: The generated kernels, or None where NumPy does everything.
     """
 
-    def __init__(self, program: Program, mesh: Any, store: VariableStore):
+    def __init__(self, program: Program, mesh: Any, store: VariableStore, kernels: str = "auto"):
         self.program, self.mesh = program, mesh
         self.simulated = len(store.ranks) == mesh.shape.size and not hasattr(mesh, "comm")
         self.runtime = Runtime()
-        self.states = [RankState(program, rank, store) for rank in store.ranks]
+        # The rank at the origin holds the largest block of every value, so its plan fits all ranks.
+        origin = dict.fromkeys(program.mesh.names, 0)
+        plan = plan_memory(program, origin, instruction_workspace)
+        self.states = [RankState(program, rank, store, plan) for rank in store.ranks]
         self.comm_seconds = 0.0
+        self.runs = 0
+        self.native = self._native_kernels(kernels)
         self._calls: list[Thunk] = []
         self._is_collective: list[bool] = []
         for i in program.instructions:
@@ -131,6 +178,7 @@ class Executor:
             else:
                 call()
         self.comm_seconds += communicating
+        self.runs += 1
 
     def _bind(self, i: Instruction) -> list[Thunk]:
         if i.kind in ("feed", "read", "view"):
@@ -139,9 +187,32 @@ class Executor:
             return [self._bind_collective(i)]
         if i.kind == "write":
             return [t for s in self.states for t in _bind_write(s, i)]
-        return [
-            bind(i, self.program, s.coordinates, s.arrays, s.workspace, self.runtime) for s in self.states
-        ]
+        return [self._bind_local(i, s) for s in self.states]
+
+    def _bind_local(self, i: Instruction, s: RankState) -> Thunk:
+        bound = None if self.native is None else self.native.bind(i, s.coordinates, s.arrays)
+        if bound is not None:
+            return bound
+        return bind(i, self.program, s.coordinates, s.arrays, s.workspace, self.runtime)
+
+    def _native_kernels(self, kernels: str) -> NativeKernels | None:
+        """Generated kernels, if they are wanted and every rank can build them.
+
+        All ranks use the same kind, since replicated values must stay equal to the last bit.
+        """
+        if kernels == "numpy" or (kernels == "auto" and _points(self.program) < NATIVE_POINTS):
+            return None
+        can = native_available()
+        if not self.simulated:
+            can = all(self.mesh.comm.allgather(can))
+        if can:
+            return NativeKernels(self.program, [s.coordinates for s in self.states])
+        if kernels == "native":
+            raise ConfigError(
+                "kernels='native' needs a C compiler on every rank, and one has none that works.",
+                "Install one (Debian: apt install gcc), set MESHMPI_CC, or use kernels='numpy'.",
+            )
+        return None
 
     def _arrays(self, v: int) -> Any:
         """The array of value v, as the mesh's collectives want it: one, or a list by rank."""
@@ -198,6 +269,13 @@ class Executor:
                 y[...] = part
 
         return reduce_packed
+
+
+def _points(program: Program) -> int:
+    """Elements that maps, reductions and segments of one step make or take, on the largest blocks."""
+    chosen = [i for i in program.instructions if i.kind in NATIVE_KINDS]
+    values = [v for i in chosen for v in (*i.inputs, *i.outputs)]
+    return sum(program.types[v].max_elements(program.mesh) for v in values)
 
 
 def _pack(state: RankState, i: Instruction, program: Program) -> tuple[np.ndarray, list[tuple]]:

@@ -54,7 +54,9 @@ def compiler() -> tuple[str, ...]:
         )
     command = (*shlex.split(found), *FLAGS)
     if not _accepts(command):
-        raise CompilerError(f"'{found}' cannot build a trivial file.", "Try it by hand: " + shlex.join(command))
+        raise CompilerError(
+            f"'{found}' cannot build a trivial file.", "Try it by hand: " + shlex.join(command)
+        )
     for flag in OPTIONAL_FLAGS:
         if _accepts((*command, flag)):
             command = (*command, flag)
@@ -66,7 +68,9 @@ def _accepts(command: tuple[str, ...]) -> bool:
         source = Path(folder, "t.c")
         source.write_text("int f(void) { return 0; }\n")
         done = subprocess.run(
-            [*command, str(source), "-o", str(Path(folder, "t.so"))], capture_output=True, timeout=60
+            [*command, str(source), "-o", str(Path(folder, "t.so"))],
+            capture_output=True,
+            timeout=60,
         )
         return done.returncode == 0
 

@@ -77,7 +77,9 @@ class LoopNest:
         return max(candidates, key=lambda t: len(t.shape))
 
     @staticmethod
-    def _rows(body: Sequence[Instruction], types: Mapping[int, LocalType], full: LocalType) -> tuple:
+    def _rows(
+        body: Sequence[Instruction], types: Mapping[int, LocalType], full: LocalType
+    ) -> tuple:
         for i in body:
             if i.kind == "reduce":
                 names = types[i.outputs[0]].shape.names
@@ -172,8 +174,12 @@ class Writer:
         for i in summed:
             t = number_type(nest.values[i.outputs[0]].dtype)
             v = i.outputs[0]
-            self.lines.append(f"static __thread {t} sum{v}[{nest.columns}], part{v}[{nest.columns}];")
-            self.lines.append(f"memset(sum{v}, 0, sizeof sum{v}); memset(part{v}, 0, sizeof part{v});")
+            self.lines.append(
+                f"static __thread {t} sum{v}[{nest.columns}], part{v}[{nest.columns}];"
+            )
+            self.lines.append(
+                f"memset(sum{v}, 0, sizeof sum{v}); memset(part{v}, 0, sizeof part{v});"
+            )
         if summed:
             self.lines.append("long row = 0;")
         self._rows_loop(bool(summed))
@@ -191,7 +197,9 @@ class Writer:
             self.lines.append(f"for (long r{k} = 0; r{k} < {n}; ++r{k}) {{")
         for v, k in self.order.items():
             offset = " + ".join(
-                f"r{j} * {strides[v]}L" for j, (_, strides) in enumerate(self.nest.row_dims) if strides[v]
+                f"r{j} * {strides[v]}L"
+                for j, (_, strides) in enumerate(self.nest.row_dims)
+                if strides[v]
             )
             const = "const " if v not in self.stored else ""
             t = C_TYPES[self.nest.values[v].dtype]
@@ -302,7 +310,9 @@ class Writer:
             dtypes[f"t{k}"] = step.dtype
             self.lines.append(f"const {number_type(step.dtype)} t{first}_{k} = {source};")
         for v, r in zip(i.outputs, expr.results, strict=True):
-            self.lines.append(f"const {number_type(self.nest.values[v].dtype)} {prefix}{v} = {names[r]};")
+            self.lines.append(
+                f"const {number_type(self.nest.values[v].dtype)} {prefix}{v} = {names[r]};"
+            )
 
     def _store_points(self, body: Sequence[Instruction]) -> None:
         # All stores come last: a result may have the memory of an input of the same point.
@@ -312,7 +322,9 @@ class Writer:
                     continue
                 if v in self.stored:
                     dtype = self.nest.values[v].dtype
-                    self.lines.append(f"q{self.order[v]}[{self._column(v)}] = {store(dtype, f'v{v}')};")
+                    self.lines.append(
+                        f"q{self.order[v]}[{self._column(v)}] = {store(dtype, f'v{v}')};"
+                    )
                 elif v in self.buffered:
                     self.lines.append(f"b{v}[{self._flat()}] = v{v};")
 
@@ -342,7 +354,9 @@ class Writer:
             key = {"float": "key_f32", "double": "key_f64"}.get(t, "")
             x = f"{key}({'-' if op == 'min' and key else ''}{x})"
             better = "<" if op == "min" and not key else ">"
-            self.lines.append(f"{{ const {self._accumulator(i)} k = {x}; a{v} = k {better} a{v} ? k : a{v}; }}")
+            self.lines.append(
+                f"{{ const {self._accumulator(i)} k = {x}; a{v} = k {better} a{v} ? k : a{v}; }}"
+            )
 
     def _finish_reduction(self, i: Instruction) -> None:
         v, op = i.outputs[0], i.attrs["op"]
@@ -366,7 +380,9 @@ class Writer:
 
     def _finish_column(self, v: int) -> None:
         source = store(self.nest.values[v].dtype, f"sum{v}[c]")
-        self.lines.append(f"for (long c = 0; c < {self.nest.columns}; ++c) p{self.order[v]}[c] = {source};")
+        self.lines.append(
+            f"for (long c = 0; c < {self.nest.columns}; ++c) p{self.order[v]}[c] = {source};"
+        )
 
 
 def function_body(
