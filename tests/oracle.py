@@ -59,7 +59,7 @@ def evaluate(
 
 def directional_derivative(
     graph: Graph, y: Tensor, name: str, direction: np.ndarray, feeds: Arrays,
-    variables: Arrays | None = None, step: int = 0, epsilon: float = 1e-5,
+    variables: Arrays | None = None, step: int = 0, seed: int = 0, epsilon: float = 1e-5,
 ) -> float:  # fmt: skip
     """d/dh of sum(y) with the feed or variable ``name`` moved by h * direction, central differences."""
 
@@ -68,7 +68,7 @@ def directional_derivative(
         for arrays in moved:
             if name in arrays:
                 arrays[name] = np.asarray(arrays[name], np.float64) + h * direction
-        return float(np.sum(evaluate(graph, [y], *moved, step=step)[0]))
+        return float(np.sum(evaluate(graph, [y], *moved, step, seed)[0]))
 
     return (total(epsilon) - total(-epsilon)) / (2 * epsilon)
 

@@ -162,7 +162,7 @@ class _Sharing:
         """Whether instruction n is the last to need the arena memory of x, and result y fits there."""
         a, b = self.program.types[x], self.program.types[y]
         root = self.root(x)
-        same_place = (a.shape, a.splits, ITEM_BYTES[a.dtype]) == (b.shape, b.splits, ITEM_BYTES[b.dtype])
+        same_place = (a.shape, a.splits, a.dtype) == (b.shape, b.splits, b.dtype)
         alone = sum(self.root(other) == root for other in i.inputs) == 1
         return isinstance(root, int) and same_place and alone and self.last[root] == n
 

@@ -131,6 +131,16 @@ def where_of_tensors(b: Builder) -> Sequence[Tensor]:
 
 
 @case()
+def where_of_numbers(b: Builder) -> Sequence[Tensor]:
+    condition, x = b.feed("condition", "b a", "bool", "bool"), b.feed("x", "a b")
+    return [
+        mm.where(condition, 2.5, -1.0), mm.where(condition, x, 0.0), mm.where(condition, 1.5, x),
+        mm.where(condition, mm.ones(b.shape("b"), "float64"), mm.zeros(b.shape("a"), "float64")),
+        mm.where(mm.less(x, 0.5), 3, -2),
+    ]  # fmt: skip
+
+
+@case()
 def where_hides_nan(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b", kind="away")
     positive = mm.greater(x, 0.0)
@@ -155,7 +165,7 @@ def float_floordiv_and_mod(b: Builder) -> Sequence[Tensor]:
     return [x // y, x % y, x // 2.0, x % 0.75]
 
 
-@case()
+@case(tolerance=FLOAT32)
 def casts(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b", "float32", "away")
     i = b.feed("i", "b", "int32", "whole")
@@ -572,6 +582,15 @@ def swap_of_variables(b: Builder) -> Sequence[Tensor]:
     b.assign(v, w)
     b.assign(w, v)
     return [mm.reduce_sum(v)]
+
+
+@case()
+def updates_by_transposed_and_copied_variables(b: Builder) -> Sequence[Tensor]:
+    # Every value is computed, and every fetch taken, before the first variable changes.
+    v, w = b.variable("v", "a b"), b.variable("w", "b a")
+    b.assign(v, w)
+    b.assign(w, mm.identity(mm.stop_gradient(mm.identity(v))))
+    return [v, w, v - 1.0]
 
 
 @case(limit=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from meshmpi.graph import Tensor
 from meshmpi.scalar import FLOATS
 from tests import oracle
 from tests.ops.build import Built
+
+if TYPE_CHECKING:
+    from meshmpi.runtime.compiled import CompiledStep
 
 SEED = 11
 
@@ -44,15 +48,17 @@ def expected(built: Built) -> list[Expected]:
 
 
 def check(
-    built: Built, steps: Sequence[Expected], mesh: object, layout: str, optimize: bool,
+    built: Built, steps: Sequence[Expected], mesh: Any, layout: str, optimize: bool,
     forward_only: bool = False,
-) -> mm.CompiledStep:  # fmt: skip
+) -> CompiledStep:  # fmt: skip
     """Compiles, runs and compares; AssertionError says what differs and in which layout."""
     compiled = compile_case(built, mesh, layout, optimize, forward_only)
     feeds = {n: a for n, a in built.feeds.items() if n in compiled.program.feeds}
     label = f"{built.case.name} layout '{layout}' optimize={optimize}"
     for number, want in enumerate(steps):
+        before = bytes_counted(mesh)
         got = compiled(feeds)
+        check_cost(compiled, mesh, bytes_counted(mesh) - before, label)
         for t in fetched(built, forward_only):
             what = f"{label}, step {number}: {t.name} {t.shape}"
             compare(result_array(got[t]), want.fetches[t], t.dtype, built.case.tolerance, what)
@@ -63,9 +69,26 @@ def check(
     return compiled
 
 
+def bytes_counted(mesh: Any) -> int:
+    """Bytes that the collectives of this process's first rank have sent, as the mesh counted them."""
+    counters = mesh.counters[0] if isinstance(mesh.counters, list) else mesh.counters
+    return sum(row[2] for table in counters.values() for row in table.values())
+
+
+def check_cost(compiled: CompiledStep, mesh: Any, sent: int, label: str) -> None:
+    """What was predicted is what happened: exactly on rank 0, whose blocks are the largest."""
+    cost = compiled.cost
+    if mesh.rank == 0:
+        assert sent == cost.bytes_sent, f"{label}: {sent} bytes sent, {cost.bytes_sent} predicted"
+        held = compiled._executor.states[0].held_bytes
+        assert held == cost.peak_memory, f"{label}: {held} bytes held, {cost.peak_memory} predicted"
+    else:
+        assert sent <= cost.bytes_sent, f"{label}: {sent} bytes sent, {cost.bytes_sent} predicted"
+
+
 def compile_case(
-    built: Built, mesh: object, layout: str, optimize: bool, forward_only: bool = False
-) -> mm.CompiledStep:
+    built: Built, mesh: Any, layout: str, optimize: bool, forward_only: bool = False
+) -> CompiledStep:
     return mm.compile(
         built.graph, mesh, layout=layout, fetches=fetched(built, forward_only),
         updates=built.updates, optimize=optimize, kernels="numpy", seed=SEED,
@@ -84,16 +107,21 @@ def compare(
     got = np.asarray(got)
     assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
     if dtype not in FLOATS:
-        assert np.array_equal(got, want), f"{what}:\n{got}\nexpected\n{want}"
+        assert np.array_equal(got, want), f"{what}: {_difference(got, want, got != want)}"
         return
     got = got.astype(np.float64)
     finite = np.isfinite(want)
     size = max(1.0, float(np.max(np.abs(want[finite]), initial=0.0)))
-    assert np.array_equal(np.where(finite, 0, got), np.where(finite, 0, want), equal_nan=True), (
-        f"{what}: NaN or infinity differ:\n{got}\nexpected\n{want}"
-    )
-    error = float(np.max(np.abs(got[finite] - want[finite]), initial=0.0)) / size
-    assert error <= tolerance, f"{what}: error {error:.2e} > {tolerance:.0e}\n{got}\nexpected\n{want}"
+    special = ~np.isclose(got, want, equal_nan=True) & ~(finite & np.isfinite(got))
+    assert not special.any(), f"{what}: {_difference(got, want, special)}"
+    error = np.abs(np.where(finite, got, 0) - np.where(finite, want, 0)) / size
+    assert error.max(initial=0.0) <= tolerance, f"{what}: {_difference(got, want, error > tolerance)}"
+
+
+def _difference(got: np.ndarray, want: np.ndarray, wrong: np.ndarray) -> str:
+    """How many elements are wrong, and the first of them."""
+    first = tuple(int(k) for k in np.argwhere(wrong)[0])
+    return f"{wrong.sum()} of {wrong.size} differ, at {first}: {got[first]!r}, expected {want[first]!r}"
 
 
 def gradient_errors(built: Built, rng: np.random.Generator) -> Mapping[str, float]:
@@ -107,7 +135,7 @@ def gradient_errors(built: Built, rng: np.random.Generator) -> Mapping[str, floa
         assert g.shape == built.sources[name].shape, f"gradient of {name} has dims {g.shape}"
         v = rng.standard_normal(value.shape)
         want = oracle.directional_derivative(
-            built.graph, built.loss, name, v, built.feeds, built.variables
+            built.graph, built.loss, name, v, built.feeds, built.variables, 0, SEED
         )
         out[name] = abs(float(np.sum(v * value)) - want) / max(1.0, abs(want))
     return out

@@ -25,11 +25,11 @@ SIZES = {"even": EVEN, "uneven": UNEVEN}
 _by_name = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
 
-@_by_name
+@pytest.mark.parametrize("case", [c for c in CASES if c.smooth and c.gradients], ids=lambda c: c.name)
 def test_gradient_is_the_central_difference(case: Case):
     built = build(case, UNEVEN)
-    if built.loss is None or not case.smooth:
-        pytest.skip("no gradient, or none that central differences can tell")
+    if built.loss is None:  # integers and bools
+        return
     for name, error in gradient_errors(built, np.random.default_rng(3)).items():
         assert error < 1e-6, f"{case.name}: gradient of {name} is off by {error:.2e}"
 
