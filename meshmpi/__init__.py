@@ -10,8 +10,16 @@ from meshmpi.api import Plan, compile, plan
 from meshmpi.autodiff import gradients
 from meshmpi.dims import Dimension, Layout, MeshShape, Shape
 from meshmpi.errors import (
-    CheckpointError, ConfigError, DataError, FeedError, LayoutError, MeshError, MeshmpiError,
-    ProgramError, ShapeError, VariableError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    FeedError,
+    LayoutError,
+    MeshError,
+    MeshmpiError,
+    ProgramError,
+    ShapeError,
+    VariableError,
 )  # fmt: skip
 from meshmpi.graph import Graph, Tensor, Update, Variable, scope
 from meshmpi.nn import *  # noqa: F403

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 KERNELS = ("auto", "native", "numpy")
 
 
-def _named_fetches(graph: Graph, fetches: Sequence[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _named_fetches(
+    graph: Graph, fetches: Sequence[Tensor] | Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     named = dict(fetches) if isinstance(fetches, Mapping) else {}
     if not named:
         for t in fetches:
@@ -30,7 +32,9 @@ def _named_fetches(graph: Graph, fetches: Sequence[Tensor] | Mapping[str, Tensor
             named[t.name] = t
     for name, t in named.items():
         if t.graph is not graph:
-            raise ShapeError(f"fetch '{name}' belongs to another graph.", "Fetch tensors of this graph.")
+            raise ShapeError(
+                f"fetch '{name}' belongs to another graph.", "Fetch tensors of this graph."
+            )
     return named
 
 
@@ -46,7 +50,7 @@ def _lowered(
     return run_passes(program)
 
 
-def compile(  # noqa: A001
+def compile(
     graph: Graph, mesh: Any, layout: LayoutLike = "", *, fetches: Sequence[Tensor] = (),
     updates: Sequence[Update] = (), storage: LayoutLike = None, optimize: bool = True,
     kernels: str = "auto", seed: int = 0, variables: VariableStore | None = None,
@@ -112,7 +116,9 @@ def plan(
         fetches = _leaves(graph)
     chosen = graph.updates if updates is None else updates
     named = _named_fetches(graph, fetches)
-    program = _lowered(graph, MeshShape(mesh_shape), layout, named, list(chosen), storage, optimize, seed)
+    program = _lowered(
+        graph, MeshShape(mesh_shape), layout, named, list(chosen), storage, optimize, seed
+    )
     return Plan(program, predict_cost(program))
 
 

@@ -313,7 +313,8 @@ class Layout:
         for a in axes:
             if axes.count(a) > 1:
                 raise LayoutError(
-                    f"layout sends dimension '{dim}' to mesh axis '{a}' twice.", "Name each axis once."
+                    f"layout sends dimension '{dim}' to mesh axis '{a}' twice.",
+                    "Name each axis once.",
                 )
         return Rule(dim.rstrip("?"), axes, dim.endswith("?"))
 
@@ -357,4 +358,6 @@ class Layout:
         return f"Layout('{self}')"
 
 
-LayoutLike = Union[str, Layout, Mapping[str, Union[str, Sequence[str]]], Sequence[tuple[str, str]], None]
+LayoutLike = Union[
+    str, Layout, Mapping[str, Union[str, Sequence[str]]], Sequence[tuple[str, str]], None
+]

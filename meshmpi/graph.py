@@ -265,7 +265,9 @@ _stack: list[Graph] = []
 
 def current_graph() -> Graph:
     if not _stack:
-        raise ShapeError("no graph is under construction.", "Write `with mm.Graph() as graph:` around it.")
+        raise ShapeError(
+            "no graph is under construction.", "Write `with mm.Graph() as graph:` around it."
+        )
     return _stack[-1]
 
 

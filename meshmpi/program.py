@@ -106,7 +106,9 @@ class LocalType:
     def block(self, mesh: MeshShape, coordinates: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
         """(start, stop) of each dimension of the block held at ``coordinates``."""
         return tuple(
-            block_range(d.size, mesh.count(s), mesh.block_index(s, coordinates)) if s else (0, d.size)
+            block_range(d.size, mesh.count(s), mesh.block_index(s, coordinates))
+            if s
+            else (0, d.size)
             for d, s in zip(self.shape, self.splits, strict=True)
         )
 
@@ -131,9 +133,12 @@ class LocalType:
 
     def __str__(self) -> str:
         dims = ", ".join(
-            f"{d}/{'+'.join(s)}" if s else str(d) for d, s in zip(self.shape, self.splits, strict=True)
+            f"{d}/{'+'.join(s)}" if s else str(d)
+            for d, s in zip(self.shape, self.splits, strict=True)
         )
-        pending = f"{{{self.pending} pending over {'+'.join(self.partial)}}}" if self.partial else ""
+        pending = (
+            f"{{{self.pending} pending over {'+'.join(self.partial)}}}" if self.partial else ""
+        )
         return f"{self.dtype}[{dims}]{pending}"
 
 

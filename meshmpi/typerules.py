@@ -33,7 +33,9 @@ def redistributed(mesh: MeshShape, x: LocalType, kind: str, attrs: dict) -> Loca
         return _split_more(mesh, _reduced(x, axes, attrs["op"]), attrs["dim"], axes)
     if kind == "take_shard":
         if set(x.partial) & set(axes):
-            raise Violation(f"takes blocks over {axes} of a value with a sum pending over {x.partial}")
+            raise Violation(
+                f"takes blocks over {axes} of a value with a sum pending over {x.partial}"
+            )
         return _split_more(mesh, x, attrs["dim"], axes)
     if kind == "all_gather":
         return _split_less(mesh, x, attrs["dim"], axes)
@@ -74,7 +76,9 @@ def nests(mesh: MeshShape, size: int, outer: Axes, inner: Axes) -> bool:
 def _check_nested(mesh: MeshShape, x: LocalType, dim: str, outer: Axes, inner: Axes) -> None:
     size = x.shape.dim(dim).size
     if not nests(mesh, size, outer, inner):
-        raise Violation(f"blocks of '{dim}' ({size}) over {outer} do not hold whole blocks over {inner}")
+        raise Violation(
+            f"blocks of '{dim}' ({size}) over {outer} do not hold whole blocks over {inner}"
+        )
 
 
 def verify(program: Program) -> None:
@@ -98,7 +102,9 @@ def verify(program: Program) -> None:
         defined.update(i.outputs)
     for name, v in program.fetches.items():
         if v not in defined or program.types[v].partial:
-            raise ProgramError(f"fetch '{name}' is undefined or unfinished.", "This is a bug in a pass.")
+            raise ProgramError(
+                f"fetch '{name}' is undefined or unfinished.", "This is a bug in a pass."
+            )
 
 
 def _check_wiring(program: Program, i: Instruction, defined: set[int]) -> None:
@@ -147,7 +153,9 @@ def _source_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> N
     if i.kind == "step":
         _require(y.dtype == "int32" and not y.shape, "is no int32 without dims")
     if i.kind == "iota":
-        _require(y.shape.names == (i.attrs["dim"],) and y.dtype == "int32", "is no int32 of its dim")
+        _require(
+            y.shape.names == (i.attrs["dim"],) and y.dtype == "int32", "is no int32 of its dim"
+        )
 
 
 def _write_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
@@ -160,14 +168,19 @@ def _map_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None
     ys = [program.types[v] for v in i.outputs]
     _require(len(expr.results) == len(ys) > 0, "has not one result per output")
     for y in ys:
-        _require((y.shape, y.splits, y.partial) == (ys[0].shape, ys[0].splits, ys[0].partial), "mixes types")
+        _require(
+            (y.shape, y.splits, y.partial) == (ys[0].shape, ys[0].splits, ys[0].partial),
+            "mixes types",
+        )
         for x in xs:
             _same_splits(x, y, x.shape.names)
     _check_tape(expr, len(xs))
     partials = {x.partial for x in xs if x.partial}
     if partials or ys[0].partial:
         _require(partials == {ys[0].partial}, f"mixes reductions pending over {partials}")
-        _require(linear_in(expr, [bool(x.partial) for x in xs]), "is not linear in the unfinished inputs")
+        _require(
+            linear_in(expr, [bool(x.partial) for x in xs]), "is not linear in the unfinished inputs"
+        )
         _require(all(x.pending == "sum" for x in xs), "defers another reduction than a sum")
 
 
@@ -175,8 +188,13 @@ def _check_tape(expr, n_inputs: int) -> None:
     known = {f"i{k}" for k in range(n_inputs)}
     for k, s in enumerate(expr.steps):
         _require(s.function in SCALAR_FUNCTIONS, f"uses unknown function {s.function}")
-        _require(len(s.args) == SCALAR_FUNCTIONS[s.function].arity, f"miscounts arguments of {s.function}")
-        _require(all(a in known for a in s.args if isinstance(a, str)), "uses an undefined reference")
+        _require(
+            len(s.args) == SCALAR_FUNCTIONS[s.function].arity,
+            f"miscounts arguments of {s.function}",
+        )
+        _require(
+            all(a in known for a in s.args if isinstance(a, str)), "uses an undefined reference"
+        )
         known.add(f"t{k}")
     _require(all(r in known for r in expr.results), "returns an undefined reference")
 
@@ -230,7 +248,9 @@ def _contract_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) ->
     _require(not (a.partial and b.partial), "multiplies two unfinished sums")
     pending = [*a.partial, *b.partial]
     _require(not set(pending) & set(used), "sums twice over one axis")
-    _require(all(x.pending == "sum" for x in xs if x.partial), "defers another reduction than a sum")
+    _require(
+        all(x.pending == "sum" for x in xs if x.partial), "defers another reduction than a sum"
+    )
     for x, other in ((a, b), (b, a)):
         only = [n for n in x.shape.names if y.shape.find(n) < 0 and other.shape.find(n) < 0]
         _require(not only, f"must reduce {only} first")
@@ -238,7 +258,10 @@ def _contract_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) ->
 
 
 def _passes_partial(x: LocalType, y: LocalType) -> None:
-    _require((x.partial, x.pending, x.dtype) == (y.partial, y.pending, y.dtype), "changes what is pending")
+    _require(
+        (x.partial, x.pending, x.dtype) == (y.partial, y.pending, y.dtype),
+        "changes what is pending",
+    )
 
 
 def _transpose_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
@@ -281,7 +304,9 @@ def aligned_groups(old: Shape, new: Shape) -> list[tuple[list, list]]:
     return groups
 
 
-def view_splits(mesh: MeshShape, ins: Sequence, splits: Sequence[Axes], outs: Sequence) -> list | None:
+def view_splits(
+    mesh: MeshShape, ins: Sequence, splits: Sequence[Axes], outs: Sequence
+) -> list | None:
     """Splits of ``outs`` when ``ins`` with ``splits`` are reshaped locally; None when they cannot be.
 
     Local is: nothing split; one dim renamed; or only the leading dim split, evenly on both sides.
@@ -321,7 +346,9 @@ def _gather_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> N
     (table, index), y, dim = xs, _out(program, i), i.attrs["dim"]
     _same_splits(y, index, index.shape.names)
     _same_splits(y, table, [n for n in table.shape.names if n != dim])
-    _require(not index.partial and table.dtype == y.dtype, "has an unfinished index or changes type")
+    _require(
+        not index.partial and table.dtype == y.dtype, "has an unfinished index or changes type"
+    )
     axes = table.split(dim)
     _require(not set(axes) & set(y.used_axes), f"splits its result like its dimension '{dim}'")
     _check_pending(program.mesh, y, [*table.partial, *axes], "sum")
@@ -331,7 +358,9 @@ def _scatter_add_rule(program: Program, i: Instruction, xs: Sequence[LocalType])
     (updates, index), y, dim = xs, _out(program, i), i.attrs["dim"]
     _same_splits(updates, index, index.shape.names)
     _same_splits(y, updates, [n for n in y.shape.names if n != dim])
-    _require(not index.partial and updates.dtype == y.dtype, "has an unfinished index or changes type")
+    _require(
+        not index.partial and updates.dtype == y.dtype, "has an unfinished index or changes type"
+    )
     _require(not set(y.split(dim)) & set(updates.used_axes), "has updates split like its dimension")
     gone = [a for n in index.shape.names for a in index.split(n)]
     _check_pending(program.mesh, y, [*updates.partial, *gone], "sum")
@@ -339,7 +368,10 @@ def _scatter_add_rule(program: Program, i: Instruction, xs: Sequence[LocalType])
 
 def _top_k_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
     (x,), ys = xs, [program.types[v] for v in i.outputs]
-    _require(len(ys) == 2 and not x.partial and not x.split(i.attrs["dim"]), "needs one whole finished dim")
+    _require(
+        len(ys) == 2 and not x.partial and not x.split(i.attrs["dim"]),
+        "needs one whole finished dim",
+    )
     for y in ys:
         _same_splits(x, y, [n for n in x.shape.names if n != i.attrs["dim"]])
         _require(not y.split(i.attrs["k"]) and not y.partial, "splits its result")

@@ -43,10 +43,18 @@ def lower(
     for operation in operations:
         lowering.source = operation.source
         operation.lower(lowering)
-    results = {name: lowering.old_value(t) if updates else lowering.value(t) for name, t in fetches.items()}
+    results = {
+        name: lowering.old_value(t) if updates else lowering.value(t) for name, t in fetches.items()
+    }
     lowering.write(updates)
     program = Program(
-        mesh, lowering.types, tuple(lowering.instructions), lowering.variables, lowering.feeds, results, seed
+        mesh,
+        lowering.types,
+        tuple(lowering.instructions),
+        lowering.variables,
+        lowering.feeds,
+        results,
+        seed,
     )
     verify(program)
     return program
@@ -120,7 +128,9 @@ class Lowering:
         return self.emit(kind, values, self.like_input(values[0], output), **attrs)
 
     def _move(self, value: int, kind: str, attrs: dict) -> int:
-        return self.emit(kind, [value], redistributed(self.mesh, self.types[value], kind, attrs), **attrs)
+        return self.emit(
+            kind, [value], redistributed(self.mesh, self.types[value], kind, attrs), **attrs
+        )
 
     # ---- values ----------------------------------------------------------------------------
 
@@ -131,7 +141,11 @@ class Lowering:
     def finish(self, value: int) -> int:
         """``value`` without a pending reduction: at most one all_reduce."""
         t = self.types[value]
-        return value if not t.partial else self._move(value, "all_reduce", {"axes": t.partial, "op": t.pending})
+        return (
+            value
+            if not t.partial
+            else self._move(value, "all_reduce", {"axes": t.partial, "op": t.pending})
+        )
 
     def redistribute(self, value: int, splits: Splits) -> int:
         for kind, attrs in moves(self.mesh, self.types[value], splits):
@@ -213,7 +227,9 @@ class Lowering:
             values.append(self._contract_pair(a, b, shape))
         return values[0]
 
-    def _contraction_order(self, values: Sequence[int], output_shape: Shape) -> list[tuple[int, int]]:
+    def _contraction_order(
+        self, values: Sequence[int], output_shape: Shape
+    ) -> list[tuple[int, int]]:
         if len(values) == 2:
             return [(0, 1)]
         from meshmpi.lowering.paths import contraction_path

@@ -87,16 +87,20 @@ class Elementwise(Operation):
         dtypes = list(dict.fromkeys(x.dtype for x in operands))
         if len(dtypes) > 1:
             raise self.fail(
-                f"inputs have data types {' and '.join(dtypes)}.", "Convert one with mm.cast(x, dtype)."
+                f"inputs have data types {' and '.join(dtypes)}.",
+                "Convert one with mm.cast(x, dtype).",
             )
         dtype = dtypes[0] if dtypes else "float32"
         for a in self.args:
             if isinstance(a, float) and dtype not in FLOATS:
                 raise self.fail(
-                    f"the number {a} does not fit data type {dtype}.", "Convert the tensor with mm.cast()."
+                    f"the number {a} does not fit data type {dtype}.",
+                    "Convert the tensor with mm.cast().",
                 )
         if self.function in _FLOAT_ONLY and dtype not in FLOATS:
-            raise self.fail(f"the input has data type {dtype}.", "Convert it with mm.cast(x, 'float32').")
+            raise self.fail(
+                f"the input has data type {dtype}.", "Convert it with mm.cast(x, 'float32')."
+            )
         if result == "cast":
             return check_dtype(self.cast_to, "cast")
         return "bool" if result == "bool" else dtype
@@ -123,7 +127,9 @@ class Elementwise(Operation):
 
 def _apply(function: str, *args: TensorLike, **options: Any) -> Tensor:
     if not any(isinstance(a, Tensor) for a in args):
-        raise ShapeError(f"{function}: none of {args} is a tensor.", "Use mm.constant() or Python's math.")
+        raise ShapeError(
+            f"{function}: none of {args} is a tensor.", "Use mm.constant() or Python's math."
+        )
     args = tuple(a if isinstance(a, Tensor) else _number(function, a) for a in args)
     return Elementwise(function, args, **options).output
 
@@ -172,20 +178,22 @@ def mod(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -
     return _apply("mod", x1, x2, output_shape=output_shape)
 
 
-def pow(x: TensorLike, y: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:  # noqa: A001
+def pow(x: TensorLike, y: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
     """x ** y, right for negative x with whole y (the reference gives NaN)."""
     return _apply("power", x, y, output_shape=output_shape)
 
 
 def minimum(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
     """The smaller; a NaN wins.  Tied tensors take half of the gradient each; a tie
-    with a number gives 0."""
+    with a number gives 0.
+    """
     return _apply("minimum", x1, x2, output_shape=output_shape)
 
 
 def maximum(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
     """The larger; a NaN wins.  Tied tensors take half of the gradient each; a tie
-    with a number gives 0."""
+    with a number gives 0.
+    """
     return _apply("maximum", x1, x2, output_shape=output_shape)
 
 
@@ -235,7 +243,10 @@ def logical_not(x: Tensor) -> Tensor:
 
 
 def where(
-    condition: Tensor, if_true: TensorLike, if_false: TensorLike, output_shape: ShapeLike | None = None
+    condition: Tensor,
+    if_true: TensorLike,
+    if_false: TensorLike,
+    output_shape: ShapeLike | None = None,
 ) -> Tensor:
     """``if_true`` where condition holds, else ``if_false``; the other side's NaN does not leak."""
     if condition.dtype != "bool":
@@ -251,7 +262,7 @@ def negative(x: Tensor) -> Tensor:
     return _apply("negative", x)
 
 
-def abs(x: Tensor) -> Tensor:  # noqa: A001
+def abs(x: Tensor) -> Tensor:
     """Absolute value; gradient 0 at 0."""
     return _apply("abs", x)
 
@@ -426,7 +437,9 @@ _DERIVATIVES: dict[str, Callable[..., Sequence[Tensor | None]]] = {
     "cos": lambda dy, y, x: (negative(multiply(dy, sin(x))),),
     "tanh": lambda dy, y, x: (multiply(dy, subtract(1.0, square(y))),),
     "sigmoid": lambda dy, y, x: (multiply(dy, multiply(y, subtract(1.0, y))),),
-    "erf": lambda dy, y, x: (multiply(dy, multiply(2 / math.sqrt(math.pi), exp(negative(square(x))))),),
+    "erf": lambda dy, y, x: (
+        multiply(dy, multiply(2 / math.sqrt(math.pi), exp(negative(square(x))))),
+    ),
     "identity": lambda dy, y, x: (dy,),
     "cast": lambda dy, y, x: (cast(dy, x.dtype) if x.dtype in FLOATS else None,),
 }

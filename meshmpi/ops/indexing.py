@@ -103,7 +103,9 @@ class ScatterAdd(Operation):
         wanted = {**lowering.splits_of(here), **lowering.splits_of(lowering.type_of(index))}
         values = [lowering.fit(updates, wanted), lowering.value(index)]
         free = [a for a in summed if a not in here.used_axes]
-        result = lowering.emit("scatter_add", values, lowering.pending(here, free), dim=self.dim.name)
+        result = lowering.emit(
+            "scatter_add", values, lowering.pending(here, free), dim=self.dim.name
+        )
         lowering.define(self.output, result)
 
 

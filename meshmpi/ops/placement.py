@@ -70,9 +70,6 @@ def stop_gradient(x: Tensor) -> Tensor:
     return StopGradient([x], "stop_gradient").output
 
 
-
-
-
 class AsStored(Operation):
     """x, placed as a variable is stored; used for gradients, so that they are reduced only to the
     stored block.  Lowers: take_shard; with a sum still pending, a reduce_scatter.

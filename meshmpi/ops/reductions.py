@@ -46,10 +46,14 @@ class Reduce(Operation):
         lowering.define(self.output, value)
 
 
-def _output_shape(x: Tensor, output_shape: ShapeLike | None, reduced_dim: object, what: str) -> Shape:
+def _output_shape(
+    x: Tensor, output_shape: ShapeLike | None, reduced_dim: object, what: str
+) -> Shape:
     if (output_shape is None) == (reduced_dim is None):
         if output_shape is not None:
-            raise ShapeError(f"{what}: both output_shape and reduced_dim are given.", "Give one of them.")
+            raise ShapeError(
+                f"{what}: both output_shape and reduced_dim are given.", "Give one of them."
+            )
         return Shape()
     if output_shape is not None:
         out = Shape(output_shape)
@@ -72,7 +76,9 @@ def _reduce(op: str, x: Tensor, output_shape: ShapeLike | None, reduced_dim: obj
     return x if shape == x.shape else Reduce(op, x, shape).output
 
 
-def reduce_sum(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_sum(
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None
+) -> Tensor:
     """Sum over ``reduced_dim`` (one or a list, dims or names), or down to ``output_shape``.
 
     With neither, over all dims.  Lowers: all_reduce of the result over the axes of reduced split
@@ -81,34 +87,46 @@ def reduce_sum(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim:
     return _reduce("sum", x, output_shape, reduced_dim)
 
 
-def reduce_max(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_max(
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None
+) -> Tensor:
     """Largest element; arguments as `reduce_sum`.  Ties share the gradient equally."""
     return _reduce("max", x, output_shape, reduced_dim)
 
 
-def reduce_min(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_min(
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None
+) -> Tensor:
     """Smallest element; arguments as `reduce_sum`.  Ties share the gradient equally."""
     return _reduce("min", x, output_shape, reduced_dim)
 
 
-def reduce_mean(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_mean(
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None
+) -> Tensor:
     """Mean; arguments as `reduce_sum`."""
     from meshmpi.ops.elementwise import multiply
 
     if x.dtype not in FLOATS:
         raise ShapeError(
-            f"reduce_mean: {x!r} is not floating-point.", "Convert it with mm.cast().", str(x.source)
+            f"reduce_mean: {x!r} is not floating-point.",
+            "Convert it with mm.cast().",
+            str(x.source),
         )
     y = reduce_sum(x, output_shape=output_shape, reduced_dim=reduced_dim)
     return y if y is x else multiply(y, y.shape.size / x.shape.size)
 
 
-def reduce_any(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_any(
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None
+) -> Tensor:
     """Whether any element of a bool tensor holds."""
     return _reduce("max", _bool(x, "reduce_any"), output_shape, reduced_dim)
 
 
-def reduce_all(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_all(
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None
+) -> Tensor:
     """Whether all elements of a bool tensor hold."""
     return _reduce("min", _bool(x, "reduce_all"), output_shape, reduced_dim)
 

@@ -130,7 +130,9 @@ def assign(variable: Tensor | Variable, value: Tensor) -> Update:
     """
     target = variable if isinstance(variable, Variable) else variable.variable
     if target is None:
-        raise ShapeError(f"assign: {variable!r} is not the value of a variable.", "Use mm.get_variable().")
+        raise ShapeError(
+            f"assign: {variable!r} is not the value of a variable.", "Use mm.get_variable()."
+        )
     if sorted(value.shape) != sorted(target.shape) or value.dtype != target.dtype:
         raise ShapeError(
             f"assign: variable '{target.name}' is {target.dtype}{target.shape}, the value is"
@@ -200,7 +202,7 @@ class Range(Operation):
         lowering.define(self.output, lowering.emit("iota", [], t, dim=self.dim.name))
 
 
-def range(dim: Dimension, dtype: str = "int32") -> Tensor:  # noqa: A001
+def range(dim: Dimension, dtype: str = "int32") -> Tensor:
     """The index along ``dim``: [0, 1, ..., dim.size - 1]."""
     from meshmpi.ops.elementwise import cast
 

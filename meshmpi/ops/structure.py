@@ -39,7 +39,9 @@ class Transpose(Operation):
         return [transpose(dys[0], self.inputs[0].shape)]
 
     def lower(self, lowering: Any) -> None:
-        lowering.define(self.output, lowering.transpose(lowering.value(self.inputs[0]), self.new_shape))
+        lowering.define(
+            self.output, lowering.transpose(lowering.value(self.inputs[0]), self.new_shape)
+        )
 
 
 def transpose(x: Tensor, new_shape: ShapeLike) -> Tensor:
@@ -162,11 +164,15 @@ def _spread(x: Tensor, dim: str, stride: int) -> Tensor:
     return reshape(y, _resized(x.shape, dim, x.shape[i].size * stride))
 
 
-def slice(x: Tensor, begin: int, size: int, slice_dim_name: DimLike, stride: int = 1) -> Tensor:  # noqa: A001
+def slice(x: Tensor, begin: int, size: int, slice_dim_name: DimLike, stride: int = 1) -> Tensor:
     """``size`` elements of one dim from ``begin``; with ``stride``, every stride-th of them."""
     name = dim_name(slice_dim_name)
     n = x.shape.dim(name).size
-    return x if (begin, size, stride) == (0, n, 1) else Slice(x, name, begin, begin + size, stride).output
+    return (
+        x
+        if (begin, size, stride) == (0, n, 1)
+        else Slice(x, name, begin, begin + size, stride).output
+    )
 
 
 class Pad(Operation):
@@ -217,13 +223,21 @@ class Concat(Operation):
     def infer(self) -> Sequence[tuple[Shape, str]]:
         first = self.inputs[0]
         for x in self.inputs:
-            if x.shape.without([self.dim]) != first.shape.without([self.dim]) or x.dtype != first.dtype:
+            if (
+                x.shape.without([self.dim]) != first.shape.without([self.dim])
+                or x.dtype != first.dtype
+            ):
                 raise self.fail(
                     f"{x.dtype}{x.shape} and {first.dtype}{first.shape} differ outside '{self.dim}'.",
                     "Make all other dimensions, their order and the data type equal.",
                 )
         return [
-            (_resized(first.shape, self.dim, sum(x.shape.dim(self.dim).size for x in self.inputs)), first.dtype)
+            (
+                _resized(
+                    first.shape, self.dim, sum(x.shape.dim(self.dim).size for x in self.inputs)
+                ),
+                first.dtype,
+            )
         ]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
@@ -245,7 +259,11 @@ def concat(xs: Sequence[Tensor], concat_dim_name: DimLike) -> Tensor:
     name = dim_name(concat_dim_name)
     for x in xs:
         x.shape.position(name)
-    return xs[0] if len(xs) == 1 else Concat([transpose(x, _order_like(x, xs[0])) for x in xs], name).output
+    return (
+        xs[0]
+        if len(xs) == 1
+        else Concat([transpose(x, _order_like(x, xs[0])) for x in xs], name).output
+    )
 
 
 def _order_like(x: Tensor, first: Tensor) -> Shape:
@@ -284,7 +302,9 @@ def split(x: Tensor, split_dim: DimLike, num_or_size_splits: int | Sequence[int]
 def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0) -> Tensor:
     """Tensors of one shape along a new dim at position ``axis``."""
     one = Dimension(dim_name, 1)
-    return concat([reshape(x, Shape([*x.shape[:axis], one, *x.shape[axis:]])) for x in xs], dim_name)
+    return concat(
+        [reshape(x, Shape([*x.shape[:axis], one, *x.shape[axis:]])) for x in xs], dim_name
+    )
 
 
 def unstack(x: Tensor, dim: DimLike) -> list[Tensor]:

@@ -27,7 +27,9 @@ def combine(program: Program) -> Program:
         out.append(_joined(group))
 
     for i in program.instructions:
-        for key in [k for k, g in waiting.items() if any(v in w.outputs for w in g for v in i.inputs)]:
+        for key in [
+            k for k, g in waiting.items() if any(v in w.outputs for w in g for v in i.inputs)
+        ]:
             flush(key)
         if i.kind != "all_reduce" or size(i) >= ALONE_BYTES:
             out.append(i)

@@ -31,7 +31,9 @@ def fold(program: Program) -> Program:
             value = _constant_value(i, program)
             if value is not None:
                 constants[i.outputs[0]] = value
-                i = i.replaced(inputs=(), attrs={"expr": _fill(value, program.types[i.outputs[0]].dtype)})
+                i = i.replaced(
+                    inputs=(), attrs={"expr": _fill(value, program.types[i.outputs[0]].dtype)}
+                )
             elif _is_copy(i, program) and not (i.inputs[0] in stored and i.outputs[0] in leaving):
                 instead[i.outputs[0]] = i.inputs[0]
                 continue
@@ -72,7 +74,11 @@ def _with_literals(i: Instruction, constants: dict[int, float | int | bool]) -> 
             renaming[f"i{k}"] = f"i{len(inputs)}"
             inputs.append(v)
     steps = tuple(
-        Step(s.function, tuple(renaming.get(a, a) if isinstance(a, str) else a for a in s.args), s.dtype)
+        Step(
+            s.function,
+            tuple(renaming.get(a, a) if isinstance(a, str) else a for a in s.args),
+            s.dtype,
+        )
         for s in i.attrs["expr"].steps
     )
     if any(isinstance(renaming.get(r), (int, float)) for r in i.attrs["expr"].results):

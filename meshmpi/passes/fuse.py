@@ -20,7 +20,9 @@ def fuse(program: Program) -> Program:
     A map over fewer dims is merged only when it does no arithmetic, since it would be repeated.
     """
     used, kept = users(program), fetched(program)
-    made: dict[int, Instruction] = {}  # result of a map with one result -> the map, as merged so far
+    made: dict[
+        int, Instruction
+    ] = {}  # result of a map with one result -> the map, as merged so far
     gone: set[int] = set()
     out: list[Instruction] = []
     for i in program.instructions:
@@ -87,4 +89,6 @@ def merged_maps(producer: Instruction, consumer: Instruction, keep: list[int]) -
     )
     results = [renaming[r] for r in c.results] + [made[w] for w in keep]
     outputs = (*consumer.outputs, *keep)
-    return Instruction("map", tuple(inputs), outputs, {"expr": Expr(steps, tuple(results))}, consumer.source)
+    return Instruction(
+        "map", tuple(inputs), outputs, {"expr": Expr(steps, tuple(results))}, consumer.source
+    )

@@ -45,7 +45,9 @@ class MemoryPlan:
         return self.arena_bytes + self.workspace_bytes + self.variable_bytes + self.feed_bytes
 
 
-def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Workspace) -> MemoryPlan:
+def plan_memory(
+    program: Program, coordinates: Mapping[str, int], workspace: Workspace
+) -> MemoryPlan:
     """Plans the memory of the rank at ``coordinates``.
 
     Args:

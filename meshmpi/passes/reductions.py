@@ -123,7 +123,11 @@ def passes_through(program: Program, i: Instruction, pending: Sequence[int], axe
     if i.kind == "concat":
         return all(marks)
     if i.kind in ("take_shard", "all_reduce"):
-        return not set(i.attrs["axes"]) & set(axes) and len(i.inputs) == 1 and i.attrs.get("op") in (None, "sum")
+        return (
+            not set(i.attrs["axes"]) & set(axes)
+            and len(i.inputs) == 1
+            and i.attrs.get("op") in (None, "sum")
+        )
     return i.kind in ("transpose", "view", "slice")
 
 
@@ -146,7 +150,9 @@ def _rewrite(program: Program, axes: Axes, region: _Region, cut: set[int]) -> Pr
             out.append(substituted(i, pending_now).replaced(outputs=tuple(renamed)))
             for v, p in zip(i.outputs, renamed, strict=True):
                 if v in cut:
-                    out.append(Instruction("all_reduce", (p,), (v,), {"axes": axes, "op": "sum"}, i.source))
+                    out.append(
+                        Instruction("all_reduce", (p,), (v,), {"axes": axes, "op": "sum"}, i.source)
+                    )
                 else:
                     pending_now[v] = p
             continue

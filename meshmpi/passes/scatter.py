@@ -43,7 +43,9 @@ def _shard_early_once(program: Program) -> tuple[Program, bool]:
                 if types[v].shape.find(take.attrs["dim"]) < 0:
                     inputs.append(v)
                     continue
-                types[number] = redistributed(program.mesh, types[v], "take_shard", dict(take.attrs))
+                types[number] = redistributed(
+                    program.mesh, types[v], "take_shard", dict(take.attrs)
+                )
                 out.append(take.replaced(inputs=(v,), outputs=(number,)))
                 inputs.append(number)
                 number += 1

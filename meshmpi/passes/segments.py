@@ -148,19 +148,28 @@ class _Former:
         made = [v for i in s.body for v in i.outputs]
         inputs = dict.fromkeys(v for i in s.body for v in i.inputs if v not in made)
         outputs = tuple(
-            v for v in made
-            if v in self.kept or any(not u.outputs or u.outputs[0] not in made for u in self.used[v])
+            v
+            for v in made
+            if v in self.kept
+            or any(not u.outputs or u.outputs[0] not in made for u in self.used[v])
         )
         if all(i.kind == "map" for i in s.body) and self._same_points(s.body):
             return flattened(s.body, outputs)
         inner = {v: self.program.types[v] for v in made if v not in outputs}
-        attrs = {"rows": s.rows if s.rows is not None else Shape(), "body": tuple(s.body), "inner": inner}
+        attrs = {
+            "rows": s.rows if s.rows is not None else Shape(),
+            "body": tuple(s.body),
+            "inner": inner,
+        }
         return Instruction("segment", tuple(inputs), outputs, attrs, s.body[-1].source)
 
     def _same_points(self, body: list[Instruction]) -> bool:
         types = [self.program.types[v] for i in body for v in i.outputs]
         first = types[0]
-        return all((t.shape, t.splits, t.partial) == (first.shape, first.splits, first.partial) for t in types)
+        return all(
+            (t.shape, t.splits, t.partial) == (first.shape, first.splits, first.partial)
+            for t in types
+        )
 
     def finish(self) -> Program:
         for s in list(self.open):
