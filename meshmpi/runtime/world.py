@@ -1,0 +1,26 @@
+"""How many ranks this process was started with, without initialising MPI where there is no job.
+
+Knows no mesh, no program.
+"""
+
+from __future__ import annotations
+
+import os
+
+JOB_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK")
+"""Each MPI launcher sets at least one: Open MPI's, Hydra's (MPICH, Intel MPI), Slurm's srun."""
+
+
+def world_size() -> int:
+    """Ranks of the MPI job that this process belongs to; 1 outside of a job.
+
+    Inside a job it imports mpi4py, which initialises MPI.
+
+    Example:
+        >>> mesh = mm.Mesh(f"all:{world_size()}")
+    """
+    if not any(name in os.environ for name in JOB_VARIABLES):
+        return 1
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.size
