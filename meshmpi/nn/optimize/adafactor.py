@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshmpi.dims import Shape
-from meshmpi.graph import Graph, Tensor, Update, Variable
-from meshmpi.nn.optimize.base import LearningRate, Optimizer, Slots, StepValues, number
+from meshmpi.graph import Graph, Tensor, Variable
+from meshmpi.nn.optimize.base import (
+    Item,
+    LearningRate,
+    Optimizer,
+    Result,
+    Slots,
+    StepValues,
+    number,
+)
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.reductions import reduce_mean
 from meshmpi.ops.sources import assign, read_stored
+
+Moments = dict[str, Tensor]
+"""Slot name -> value: "v" alone, or "row" and "col"."""
 
 
 def default_learning_rate(step: Tensor) -> Tensor:
@@ -76,47 +89,74 @@ class Adafactor(Optimizer):
             shapes["m"] = shape
         return {n: self.slot(graph, variable, n, s) for n, s in shapes.items()}
 
-    def update(
-        self, w: Tensor, g: Tensor, variable: Variable, slots: Slots, step: StepValues
-    ) -> tuple[Tensor, list[Update]]:
-        # 1 - t**-0.8 in float64, as the other numbers of a step; the first step forgets everything.
-        decay = ew.cast(ew.subtract(1.0, ew.pow(step.t, -self.decay_exponent)), w.dtype)
-        squares = ew.add(ew.square(g), self.epsilon1)
-        u, updates = self._normalised(g, squares, decay, variable.shape, slots)
-        if self.clipping_threshold is not None:
-            u = ew.divide(u, ew.maximum(ew.divide(_rms(u), self.clipping_threshold), 1.0))
-        rate = number(step.rate, w)
-        if self.multiply_by_parameter_scale:
-            rate = ew.multiply(rate, ew.maximum(_rms(w), self.epsilon2))
-        u = ew.multiply(u, rate)
-        if self.beta1:
-            old = read_stored(slots["m"])
-            u = ew.add(ew.multiply(self.beta1, old), ew.multiply(1.0 - self.beta1, u))
-            updates.append(assign(slots["m"], u))
-        return ew.subtract(w, u), updates
+    def update_all(self, items: Sequence[Item], step: StepValues) -> list[Result]:
+        # Stage by stage over all variables, not variable by variable: what one stage sums over
+        # split dims can then share a message.  Each stage uses the sums of the one before.
+        decay = ew.subtract(1.0, ew.pow(step.t, -self.decay_exponent))
+        means = [self._mean_squares(i) for i in items]
+        moments = [_decayed(i, m, decay) for i, m in zip(items, means, strict=True)]
+        totals = [self._mean_of_rows(i, m) for i, m in zip(items, moments, strict=True)]
+        steps = list(map(_normalised, items, moments, totals))
+        sizes = [(_mean_square(u), _mean_square(i.w)) for i, u in zip(items, steps, strict=True)]
+        results = []
+        for i, moment, u, (size_u, size_w) in zip(items, moments, steps, sizes, strict=True):
+            u = self._scaled(u, size_u, size_w, number(step.rate, i.w))
+            updates = [assign(i.slots[n], value) for n, value in moment.items()]
+            if self.beta1:
+                u = ew.add(
+                    ew.multiply(self.beta1, read_stored(i.slots["m"])),
+                    ew.multiply(1.0 - self.beta1, u),
+                )
+                updates.append(assign(i.slots["m"], u))
+            results.append((ew.subtract(i.w, u), updates))
+        return results
 
-    def _normalised(
-        self, g: Tensor, squares: Tensor, decay: Tensor, shape: Shape, slots: Slots
-    ) -> tuple[Tensor, list[Update]]:
-        """g over the root of its second moment, and the updates of the second moment."""
-        dims = self.factored_dims(shape)
+    def _mean_squares(self, item: Item) -> Moments:
+        """What the slots average: squares of the gradient, or their means over a dim."""
+        squares = ew.add(ew.square(item.g), self.epsilon1)
+        dims = self.factored_dims(item.variable.shape)
         if dims is None:
-            v = _decayed(decay, slots["v"], squares)
-            return ew.multiply(g, ew.rsqrt(v)), [assign(slots["v"], v)]
-        large, second = dims
-        row = _decayed(decay, slots["row"], reduce_mean(squares, reduced_dim=large))
-        col = _decayed(decay, slots["col"], reduce_mean(squares, reduced_dim=second))
-        row_factor = ew.rsqrt(ew.divide(row, reduce_mean(row, reduced_dim=second), row.shape))
-        u = ew.multiply(g, row_factor, output_shape=g.shape)
-        u = ew.multiply(u, ew.rsqrt(col), output_shape=g.shape)
-        return u, [assign(slots["row"], row), assign(slots["col"], col)]
+            return {"v": squares}
+        return {
+            "row": reduce_mean(squares, reduced_dim=dims[0]),
+            "col": reduce_mean(squares, reduced_dim=dims[1]),
+        }
+
+    def _mean_of_rows(self, item: Item, moments: Moments) -> Tensor | None:
+        """Mean of the row means over the dim that only they have."""
+        dims = self.factored_dims(item.variable.shape)
+        return None if dims is None else reduce_mean(moments["row"], reduced_dim=dims[1])
+
+    def _scaled(self, u: Tensor, size_u: Tensor, size_w: Tensor, rate: Tensor | float) -> Tensor:
+        """The clipped step times the learning rate, given mean squares of step and variable."""
+        if self.clipping_threshold is not None:
+            excess = ew.divide(ew.sqrt(size_u), self.clipping_threshold)
+            u = ew.divide(u, ew.maximum(excess, 1.0))
+        if self.multiply_by_parameter_scale:
+            rate = ew.multiply(rate, ew.maximum(ew.sqrt(size_w), self.epsilon2))
+        return ew.multiply(u, rate)
 
 
-def _decayed(decay: Tensor, slot: Variable, new: Tensor) -> Tensor:
-    """decay * old + (1 - decay) * new."""
-    return ew.add(ew.multiply(decay, read_stored(slot)), ew.multiply(ew.subtract(1.0, decay), new))
+def _decayed(item: Item, means: Moments, decay: Tensor) -> Moments:
+    """decay * old + (1 - decay) * new, for every slot of second moments."""
+    decay = ew.cast(decay, item.w.dtype)
+    kept = ew.subtract(1.0, decay)
+    return {
+        n: ew.add(ew.multiply(decay, read_stored(item.slots[n])), ew.multiply(kept, new))
+        for n, new in means.items()
+    }
 
 
-def _rms(x: Tensor) -> Tensor:
-    """Root of the mean square of all elements."""
-    return ew.sqrt(reduce_mean(ew.square(x)))
+def _normalised(item: Item, moments: Moments, row_mean: Tensor | None) -> Tensor:
+    """The gradient over the root of its second moment."""
+    g = item.g
+    if row_mean is None:
+        return ew.multiply(g, ew.rsqrt(moments["v"]))
+    row = moments["row"]
+    row_factor = ew.rsqrt(ew.divide(row, row_mean, output_shape=row.shape))
+    u = ew.multiply(g, row_factor, output_shape=g.shape)
+    return ew.multiply(u, ew.rsqrt(moments["col"]), output_shape=g.shape)
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    return reduce_mean(ew.square(x))

@@ -29,6 +29,26 @@ Decays = Callable[[Variable], bool]
 """Says of a variable whether weight decay applies to it."""
 
 
+class Item(NamedTuple):
+    """One variable to update.
+
+    Attributes:
+        variable: The variable.
+        w: Its value, in float32 or wider, where its slots are stored.
+        g: Its gradient, of the same type and place.
+        slots: What `Optimizer.make_slots` returned.
+    """
+
+    variable: Variable
+    w: Tensor
+    g: Tensor
+    slots: Slots
+
+
+Result = tuple[Tensor, list[Update]]
+"""The new value of a variable, and the updates of its slots."""
+
+
 class StepValues(NamedTuple):
     """Numbers that all updates of one step share, as tensors without dims.
 
@@ -121,27 +141,24 @@ class Optimizer:
             slots = [self.make_slots(graph, v) for _, v in found]
             homes = [self._home(v, s) for (_, v), s in zip(found, slots, strict=True)]
             grads = self._placed_gradients(found, homes)
+            values = [
+                as_stored(widened(read_stored(v)), h)
+                for (_, v), h in zip(found, homes, strict=True)
+            ]
+            variables = [v for _, v in found]
+            items = list(map(Item, variables, values, grads, slots))
             updates: list[Update] = []
-            for g, (_, v), own, home in zip(grads, found, slots, homes, strict=True):
-                w = as_stored(widened(read_stored(v)), home)
-                new, changed = self.update(w, g, v, own, step)
-                updates.append(assign(v, ew.cast(new, v.dtype)))
-                updates += changed
+            for v, (new, changed) in zip(variables, self.update_all(items, step), strict=True):
+                updates += [assign(v, ew.cast(new, v.dtype)), *changed]
             updates.append(assign(counter, ew.add(step.done, 1)))
         return updates
 
-    def update(
-        self, w: Tensor, g: Tensor, variable: Variable, slots: Slots, step: StepValues
-    ) -> tuple[Tensor, list[Update]]:
-        """The new value of one variable, and the updates of its slots.
+    def update_all(self, items: Sequence[Item], step: StepValues) -> list[Result]:
+        """The results for all variables; by default one after the other by `update`."""
+        return [self.update(item, step) for item in items]
 
-        Args:
-            w: Its value, in float32 or wider, where its slots are stored.
-            g: Its gradient, of the same type and place.
-            variable: The variable.
-            slots: What `make_slots` returned.
-            step: Numbers of this step.
-        """
+    def update(self, item: Item, step: StepValues) -> Result:
+        """The new value of one variable, and the updates of its slots."""
         raise NotImplementedError
 
     def make_slots(self, graph: Graph, variable: Variable) -> Slots:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import math
 
 from meshmpi.dims import LayoutLike
-from meshmpi.graph import Tensor, Update, Variable
-from meshmpi.nn.optimize.base import Decays, LearningRate, Optimizer, Slots, StepValues, number
+from meshmpi.graph import Tensor
+from meshmpi.nn.optimize.base import (
+    Decays,
+    Item,
+    LearningRate,
+    Optimizer,
+    Result,
+    StepValues,
+    number,
+)
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.sources import assign, read_stored
 
@@ -19,10 +27,8 @@ class SGD(Optimizer):
     ):
         super().__init__(learning_rate, clip_norm=clip_norm, name=name)
 
-    def update(
-        self, w: Tensor, g: Tensor, variable: Variable, slots: Slots, step: StepValues
-    ) -> tuple[Tensor, list[Update]]:
-        return ew.subtract(w, ew.multiply(number(step.rate, w), g)), []
+    def update(self, item: Item, step: StepValues) -> Result:
+        return ew.subtract(item.w, ew.multiply(number(step.rate, item.w), item.g)), []
 
 
 class Momentum(Optimizer):
@@ -42,9 +48,8 @@ class Momentum(Optimizer):
         super().__init__(learning_rate, clip_norm=clip_norm, storage=storage, name=name)
         self.momentum, self.nesterov = momentum, nesterov
 
-    def update(
-        self, w: Tensor, g: Tensor, variable: Variable, slots: Slots, step: StepValues
-    ) -> tuple[Tensor, list[Update]]:
+    def update(self, item: Item, step: StepValues) -> Result:
+        _, w, g, slots = item
         v = ew.add(ew.multiply(self.momentum, read_stored(slots["v"])), g)
         direction = ew.add(g, ew.multiply(self.momentum, v)) if self.nesterov else v
         new = ew.subtract(w, ew.multiply(number(step.rate, w), direction))
@@ -85,9 +90,8 @@ class AdamW(Optimizer):
         self.weight_decay = weight_decay
         self.decays = decays or (lambda variable: len(variable.shape) >= 2)
 
-    def update(
-        self, w: Tensor, g: Tensor, variable: Variable, slots: Slots, step: StepValues
-    ) -> tuple[Tensor, list[Update]]:
+    def update(self, item: Item, step: StepValues) -> Result:
+        variable, w, g, slots = item
         m = _moving_average(self.beta1, read_stored(slots["m"]), g)
         v = _moving_average(self.beta2, read_stored(slots["v"]), ew.square(g))
         rate = number(ew.divide(step.rate, _bias_correction(self.beta1, step.t)), w)
