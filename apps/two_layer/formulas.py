@@ -34,7 +34,7 @@ TABLE_1 = {
     "model": Row("b io h / n", "b io", "n/h", "b io + b h/n + io h/n"),
     "2-D": Row("b io h / rc", "b/r io + io h/c", "c/h + r/b", "b/r io + b/r h/c + io h/c"),
     "3-D": Row(
-        "b io h / rcp", "b/r io/p + b/r h/c + io/p h/c", "c/h + p/io + r/b", "the same as communication"
+        "b io h / rcp", "b/r io/p + b/r h/c + io/p h/c", "c/h + p/io + r/b", "as communication"
     ),
 }  # fmt: skip
 """The name of a layout -> its row.  Constant factors are dropped, as in the paper."""

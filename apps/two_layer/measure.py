@@ -85,9 +85,7 @@ def _flop_lines(step: Any, expected: Formulas, steps: int) -> list[Line]:
 
 def _communication_lines(step: Any, expected: Formulas, steps: int) -> list[Line]:
     counters = step.mesh.counters
-    if isinstance(
-        counters, list
-    ):  # a simulated mesh counts for each rank; 0 has the largest blocks
+    if isinstance(counters, list):  # of a simulated mesh: by rank; 0 has the largest blocks
         counters = counters[0]
     assert set(step.program.values()) | set(counters) <= {"all_reduce"}, "only all_reduces are due"
     predicted, rows = step.program.values().get("all_reduce", {}), counters.get("all_reduce", {})
