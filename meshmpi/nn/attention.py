@@ -157,6 +157,13 @@ def multihead_attention(
 
     Lowers: where heads are split, one all_reduce of the result; where length is split, one
     all_gather of the antecedent.
+
+    Example:
+        >>> with mm.Graph():
+        ...     x = mm.placeholder("x", "batch:8;length:16;d_model:32")
+        ...     heads, d_kv = mm.Dimension("heads", 4), mm.Dimension("d_kv", 8)
+        ...     mm.multihead_attention(x, None, None, d_kv, heads).shape
+        [batch=8, length=16, d_model=32]
     """
     x, memory = query_antecedent, memory_antecedent
     if x.shape.ndims < 2:

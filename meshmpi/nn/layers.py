@@ -78,6 +78,12 @@ def dense(
         ShapeError: A new dim has the name of a dim of x.
 
     Lowers: where a reduced dim is split, an all_reduce of the result.
+
+    Example:
+        >>> with mm.Graph():
+        ...     x = mm.placeholder("x", "batch:8;io:16")
+        ...     mm.dense(x, mm.Dimension("hidden", 32), activation="relu").shape
+        [batch=8, hidden=32]
     """
     new, expert = _as_list(new_dims), _as_list(expert_dims)
     reduced = [x.shape[-1]] if reduced_dims is None else _dims_of(x, reduced_dims)

@@ -39,6 +39,13 @@ def softmax_cross_entropy_with_logits(
 
     Lowers: where the vocabulary is split, three all_reduces without that dim (max, sum of
     exponentials, target logit).
+
+    Example:
+        >>> with mm.Graph():
+        ...     logits = mm.placeholder("logits", "batch:8;length:16;vocab:100")
+        ...     targets = mm.placeholder("targets", "batch:8;length:16", "int32")
+        ...     mm.softmax_cross_entropy_with_logits(logits, targets, "vocab").shape
+        [batch=8, length=16]
     """
     logits = widened(logits)
     dim = logits.shape.dim(dim_name(vocab_dim))

@@ -126,6 +126,12 @@ def parse_schedule(text: str | float) -> Schedule:
 
     Raises:
         ConfigError: A factor is neither a number nor a known schedule with fitting arguments.
+
+    Example:
+        >>> rate = mm.schedules.parse_schedule("0.001*linear_warmup(100)*linear_decay(2000)")
+        >>> with mm.Graph():
+        ...     rate(mm.step_number()).dtype
+        'float32'
     """
     return product(*(_parse_factor(f.strip(), str(text)) for f in str(text).split("*")))
 

@@ -63,6 +63,17 @@ def lm_loss(
         targets: int32 [batch, length], the token that follows each of ``tokens``; those equal to
             ``config.padding_id`` do not count.
         training: Whether dropout, jitter, label smoothing and z_loss act.
+
+    Example:
+        >>> config = mm.transformer.TransformerConfig(
+        ...     vocab=100, length=16, d_model=32, d_ff=64, heads=4, d_kv=8, layers=2)
+        >>> with mm.Graph():
+        ...     tokens = mm.placeholder("tokens", "batch:8;length:16", "int32")
+        ...     targets = mm.placeholder("targets", "batch:8;length:16", "int32")
+        ...     loss, logits = mm.transformer.lm_loss(config, tokens, targets, training=True)
+        ...     updates = mm.optimize.AdamW(1e-3, clip_norm=1.0).minimize(loss)
+        >>> logits.shape
+        [batch=8, length=16, vocab=100]
     """
     logits = lm(config, tokens, training)
     return mean_loss(config, logits, targets, training), logits

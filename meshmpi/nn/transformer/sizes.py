@@ -52,7 +52,12 @@ _PAPER_TRAINING = {
 
 
 def paper_language_model(k: int) -> TransformerConfig:
-    """The k-th language model of Table 2, k = 0 (0.14 B parameters) to 6 (4.9 B)."""
+    """The k-th language model of Table 2, k = 0 (0.14 B parameters) to 6 (4.9 B).
+
+    Example:
+        >>> mm.transformer.parameter_count(mm.transformer.paper_language_model(6))
+        4899222528
+    """
     _check(k, PAPER_LM_SIZES, "language")
     return TransformerConfig(
         vocab=32768, length=256, d_model=1024, d_ff=4096 * 2**k, heads=4 * 2**k, d_kv=256, layers=6,
