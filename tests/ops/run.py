@@ -80,8 +80,10 @@ def check_cost(compiled: CompiledStep, mesh: Any, sent: int, label: str) -> None
     cost = compiled.cost
     if mesh.rank == 0:
         assert sent == cost.bytes_sent, f"{label}: {sent} bytes sent, {cost.bytes_sent} predicted"
-        held = compiled._executor.states[0].held_bytes
-        assert held == cost.peak_memory, f"{label}: {held} bytes held, {cost.peak_memory} predicted"
+        held = compiled._executor.states[0].held_memory
+        assert held == dict(cost.memory), f"{label}: {held} held, {cost.memory} predicted"
+        flops = sum(compiled.counted_flops.values())
+        assert flops == cost.flops * compiled.step_number, f"{label}: {flops} FLOP, not {cost.flops}"
     else:
         assert sent <= cost.bytes_sent, f"{label}: {sent} bytes sent, {cost.bytes_sent} predicted"
 

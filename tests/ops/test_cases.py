@@ -15,7 +15,7 @@ from meshmpi.program import KINDS
 from tests.layouts import legal_layouts
 from tests.ops.build import EVEN, UNEVEN, Built, Case, build
 from tests.ops.cases import CASES
-from tests.ops.run import SEED, check, compile_case, expected, gradient_errors
+from tests.ops.run import SEED, check, compile_case, expected, fetched, gradient_errors
 
 MESHES = {"2x3": "rows:2;cols:3", "2x2x2": "rows:2;cols:2;planes:2"}
 LIMITS = {("2x3", "uneven"): 60, ("2x3", "even"): 12, ("2x2x2", "uneven"): 16, ("2x2x2", "even"): 6}
@@ -55,12 +55,14 @@ def test_case_in_every_legal_layout(case: Case, mesh: str, sizes: str):
 
 
 def _programs(built: Built):
-    for mesh in MESHES.values():
-        simulated = mm.SimulatedMesh(mesh)
-        for layout in legal_layouts(built.graph, simulated.shape, 5):
+    for mesh in map(mm.MeshShape, MESHES.values()):
+        for layout in legal_layouts(built.graph, mesh, 4):
             for optimize in (False, True):
                 try:
-                    yield compile_case(built, simulated, layout, optimize).program
+                    yield mm.plan(
+                        built.graph, mesh, layout, fetches=fetched(built, False), updates=built.updates,
+                        optimize=optimize, seed=SEED,
+                    ).program  # fmt: skip
                 except LayoutError:
                     assert built.case.refuses
 

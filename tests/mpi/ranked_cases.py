@@ -1,0 +1,87 @@
+"""The table of cases on real ranks: run by tests/mpi/test_mpirun.py under mpirun, not by pytest alone.
+
+Every result must be the oracle's, and every byte sent and held must have been predicted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import meshmpi as mm
+from meshmpi.errors import LayoutError
+from tests.layouts import legal_layouts
+from tests.ops.build import UNEVEN, Case, build
+from tests.ops.cases import CASES
+from tests.ops.run import check, compile_case, expected
+
+pytestmark = pytest.mark.mpi
+
+MESHES = {
+    1: "rows:1;cols:1", 2: "rows:2;cols:1", 3: "rows:1;cols:3", 4: "rows:2;cols:2", 6: "rows:2;cols:3",
+}  # fmt: skip
+LAYOUTS = 4
+"""Per case, the empty one among them; the others are those that cover most choices."""
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return mm.Mesh(MESHES[MPI.COMM_WORLD.size])
+
+
+def _layouts(case: Case, mesh: mm.Mesh, built) -> list[str]:
+    layouts = legal_layouts(built.graph, mesh.shape, LAYOUTS + 4 * case.refuses)
+    return layouts[1:] if len(layouts) > 1 else layouts
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_case(case: Case, mesh: mm.Mesh):
+    built = build(case, UNEVEN)
+    steps = expected(built)
+    for n, layout in enumerate(_layouts(case, mesh, built)):
+        try:
+            compile_case(built, mesh, layout, optimize=True)
+        except LayoutError:
+            assert case.refuses
+            continue
+        check(built, steps, mesh, layout, optimize=True)
+        if n == 0:
+            check(built, steps, mesh, layout, optimize=False)
+
+
+def test_results_equal_those_of_the_simulated_mesh(mesh: mm.Mesh):
+    """Exactly, on groups of two ranks; the order of a sum over more is the MPI library's."""
+    built = build(next(c for c in CASES if c.name == "attention_by_hand"), UNEVEN)
+    layout = "a:rows;c:cols"
+    exact = max(mesh.shape.sizes) <= 2
+    real = compile_case(built, mesh, layout, True)
+    simulated = compile_case(built, mm.SimulatedMesh(mesh.shape), layout, True)
+    assert real.program.digest() == simulated.program.digest()
+    feeds = {n: a for n, a in built.feeds.items() if n in real.program.feeds}
+    a, b = real(feeds), simulated(feeds)
+    for t in a:
+        x, y = a[t].numpy(), b[t].numpy()
+        assert np.array_equal(x, y) if exact else np.allclose(x, y, rtol=1e-13, atol=1e-13)
+
+
+def test_a_rank_feeds_only_its_own_block(mesh: mm.Mesh):
+    case = next(c for c in CASES if c.name == "matmul")
+    built = build(case, UNEVEN)
+    step = compile_case(built, mesh, "a:rows;b:cols", True)
+    feeds = {
+        n: mm.local(a[tuple(slice(*r) for r in step.feed_block(n))]) for n, a in built.feeds.items()
+    }
+    want = expected(built)[0]
+    for t, value in step(feeds).items():
+        whole = value.numpy()
+        assert np.allclose(whole, want.fetches[t], rtol=1e-12, atol=1e-12)
+        assert value.local.shape == value.type.local_sizes(mesh.shape, mesh.coordinates)
+
+
+def test_printing_on_one_rank_does_not_hang(mesh: mm.Mesh):
+    built = build(next(c for c in CASES if c.name == "matmul"), UNEVEN)
+    step = compile_case(built, mesh, "a:rows", True)
+    (value, *_) = step(built.feeds).values()
+    if mesh.rank == 0:
+        assert "ShardedArray" in repr(value) and "[a=5/rows, c=3]" in str(value)
