@@ -43,7 +43,7 @@ types: $(DEV_READY) ## Check the type hints
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(DEV_READY) ## Run the code of README.md and docs/
-	$(BIN)/python -m pytest tests/docs $(ARGS)
+	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
 
 bench: $(RUN_READY) ## Time BENCH_STEPS training steps of CONFIG on N ranks
 	$(LAUNCH) -n $(N) -- $(BIN)/meshmpi train $(CONFIG) --set train.steps=$(BENCH_STEPS) $(ARGS)

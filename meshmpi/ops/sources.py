@@ -172,18 +172,22 @@ def constant(value: float | int | bool, shape: ShapeLike = (), dtype: str = "flo
 
 
 def zeros(shape: ShapeLike, dtype: str = "float32") -> Tensor:
+    """0 at every point of ``shape``."""
     return constant(0, shape, dtype)
 
 
 def ones(shape: ShapeLike, dtype: str = "float32") -> Tensor:
+    """1 at every point of ``shape``."""
     return constant(1, shape, dtype)
 
 
 def zeros_like(x: Tensor) -> Tensor:
+    """0 at every point, with the shape and data type of x."""
     return constant(0, x.shape, x.dtype)
 
 
 def ones_like(x: Tensor) -> Tensor:
+    """1 at every point, with the shape and data type of x."""
     return constant(1, x.shape, x.dtype)
 
 
