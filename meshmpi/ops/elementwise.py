@@ -370,10 +370,12 @@ def _half_on_ties(
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     def derivative(dy: Tensor, y: Tensor, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tensor]:
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-            # Against a number a tie counts as a loss, so that relu has gradient 0 at 0.
-            weight: TensorLike = 0.0
-        else:
-            weight = where(equal(a, b), multiply(0.5, dy), 0.0)
+            # Against a number a tie counts as a loss, so that relu has gradient 0 at 0.  The result
+            # tells who won, so that the input need not be kept for the backward pass.
+            number = b if isinstance(a, Tensor) else a
+            dx = where(wins(y, number), dy, 0.0)
+            return dx, dx
+        weight = where(equal(a, b), multiply(0.5, dy), 0.0)
         return (
             where(wins(a, b), dy, weight, output_shape=dy.shape),
             where(wins(b, a), dy, weight, output_shape=dy.shape),
