@@ -1,0 +1,406 @@
+"""The training loop: batches in, progress, metrics, evaluations and checkpoints out.
+
+Every rank runs the same loop on its own block of each batch; rank 0 alone prints and writes the
+metrics.  Knows nothing of how a model is built or what an option means.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshmpi.api import compile as compile_step
+from meshmpi.dims import MeshShape
+from meshmpi.errors import CheckpointError, DataError, MeshmpiError
+from meshmpi.nn.transformer import parameter_count
+from meshmpi.train import checkpoint
+from meshmpi.train.agreement import Flag, from_first, gathered
+from meshmpi.train.config import as_dict
+from meshmpi.train.data import Dataset, TokenStream, prepare
+from meshmpi.train.evaluation import BlockFeeder, Evaluation, Evaluator
+from meshmpi.train.metrics import MetricsWriter, plot_losses, read_metrics
+from meshmpi.train.model import build_training_graph
+from meshmpi.train.sampling import Sampler
+from meshmpi.train.settings import DataSettings, MeshSettings, Settings, transformer_config
+from meshmpi.train.signals import StopSignals
+
+DATA_PARALLEL_AXIS = "all"
+"""Name of the axis of the mesh that is used when none is given."""
+
+
+class TrainingError(MeshmpiError):
+    """A training that cannot go on."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended.
+
+    Attributes:
+        step: Steps done, also before it was resumed.
+        loss: Of the last step, nats per token; None when there was none.
+        evaluation: The last one.
+        checkpoint: The last one written.
+        sample: The continuation, or empty.
+        stopped_by: Name of the signal that ended it early, or empty.
+    """
+
+    step: int
+    loss: float | None
+    evaluation: Evaluation | None
+    checkpoint: Path | None
+    sample: str
+    stopped_by: str
+
+
+def mesh_and_layout(settings: MeshSettings, ranks: int) -> tuple[MeshShape, str]:
+    """Mesh shape and layout; by default all ranks on one axis, data-parallel."""
+    if settings.shape:
+        return MeshShape(settings.shape), settings.layout
+    axis = DATA_PARALLEL_AXIS
+    return MeshShape(f"{axis}:{ranks}"), settings.layout or f"batch:{axis}"
+
+
+def make_mesh(settings: MeshSettings) -> Any:
+    """The mesh of all ranks of this job, which is started with that."""
+    from mpi4py import MPI
+
+    from meshmpi.runtime.mesh import Mesh
+
+    return Mesh(mesh_and_layout(settings, MPI.COMM_WORLD.size)[0])
+
+
+def prepare_data(settings: DataSettings, mesh: Any, say: Callable[[str], None]) -> Dataset:
+    """The tokens of the corpus, or of the fallback where it cannot be had.  Collective.
+
+    Raises:
+        DataError: Neither can be had, or the ranks see different texts.
+    """
+
+    def choose() -> tuple[str, str]:
+        try:
+            _prepare(settings, settings.corpus)
+        except DataError as error:
+            if not settings.fallback:
+                raise
+            return settings.fallback, f"{error.problem} Using '{settings.fallback}' instead."
+        return settings.corpus, ""
+
+    corpus, note = from_first(mesh, choose)
+    if note:
+        say(note)
+    dataset = _prepare(settings, corpus)
+    digests = gathered(mesh, dataset.digest)
+    if len(dict.fromkeys(digests)) > 1:
+        other = next(r for r, d in enumerate(digests) if d != digests[0])
+        raise DataError(
+            f"rank 0 and rank {other} read different texts for corpus '{corpus}'.",
+            "Give every node the same file, or empty the cache of the node that differs.",
+        )
+    return dataset
+
+
+def _prepare(settings: DataSettings, corpus: str) -> Dataset:
+    return prepare(corpus, settings.vocabulary, held_out_fraction=settings.held_out_fraction)
+
+
+class Trainer:
+    """A training run.
+
+    Args:
+        settings: Of the run.
+        mesh: A Mesh, or a SimulatedMesh.
+        folder: Of the run: checkpoints, metrics and the loss curve.
+        say: Takes lines of progress, on rank 0 only.
+
+    Attributes:
+        step: The compiled training step.
+        done: Training steps done.
+    """
+
+    def __init__(
+        self, settings: Settings, mesh: Any, folder: str | os.PathLike[str],
+        say: Callable[[str], None] = print,
+    ) -> None:  # fmt: skip
+        began = time.perf_counter()
+        self.settings, self.mesh, self.folder = settings, mesh, Path(folder)
+        self.say: Callable[[str], None] = say if mesh.rank == 0 else lambda line: None
+        self.data = prepare_data(settings.data, mesh, self.say)
+        self.config = transformer_config(settings.model, self.data.vocabulary.size)
+        self.layout = mesh_and_layout(settings.mesh, mesh.shape.size)[1]
+        self._compile()
+        self.done = 0
+        self._flag = Flag(mesh)
+        self._saved_at = -1
+        self.checkpoint: Path | None = None
+        self._report_start(time.perf_counter() - began)
+
+    def _compile(self) -> None:
+        s, length = self.settings, self.config.length
+        built = build_training_graph(s, self.config)
+        shared = {"storage": s.mesh.storage or None, "seed": s.train.seed}
+        self.step = compile_step(
+            built.graph, self.mesh, self.layout, fetches=[built.loss, built.learning_rate],
+            updates=built.updates, **shared,
+        )  # fmt: skip
+        evaluation = compile_step(
+            built.graph, self.mesh, self.layout, fetches=[built.held_out_loss],
+            variables=self.step.variables, **shared,
+        )  # fmt: skip
+        self._loss, self._rate = built.loss, built.learning_rate
+        self._stream = TokenStream(self.data.train, s.train.batch, length, s.train.seed)
+        self._feeder = BlockFeeder(self.step, "tokens")
+        self._evaluator = Evaluator(
+            evaluation, self.data.held_out, self.data.vocabulary, built.evaluation_batch, length
+        )
+
+    def _report_start(self, seconds: float) -> None:
+        program, cost = self.step.program, self.step.cost
+        self.say(
+            f"{parameter_count(self.config):,} parameters on mesh {self.mesh.shape}, layout"
+            f" '{self.layout}'; {len(self.data.train):,} training tokens"
+        )
+        self.say(
+            f"ready in {seconds:.1f} s: {len(program.instructions)} instructions; per rank and step"
+            f" {cost.flops / 1e9:.3g} GFLOP, {cost.bytes_sent / 1e6:.3g} MB sent,"
+            f" {cost.peak_memory / 1e6:.3g} MB of memory"
+        )
+
+    # ---- checkpoints ---------------------------------------------------------------------
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    def resume(self, source: str | os.PathLike[str] | None = None) -> None:
+        """Goes on from a checkpoint; on the same mesh and layout exactly.  Collective.
+
+        Args:
+            source: The folder of one; None takes the newest whole one of this run.
+
+        Raises:
+            CheckpointError: There is none, it is damaged, or it is of another model.
+        """
+        if source is None:
+            manifest, notes = checkpoint.load_newest(self.checkpoints, self.step.variables)
+        else:
+            manifest, notes = checkpoint.load(source, self.step.variables), []
+        for note in notes:
+            self.say(note)
+        about, s = manifest.about, self.settings
+        if about.get("data_digest") != self.data.digest:
+            raise CheckpointError(
+                f"the checkpoint {manifest.folder} was trained on another text or vocabulary:"
+                f" '{about.get('settings', {}).get('data', {}).get('corpus')}', now"
+                f" '{s.data.corpus}'.",
+                "Give the same data, or start anew in another folder.",
+            )
+        if about["seed"] != s.train.seed:
+            self.say(f"note: the seed was {about['seed']} and is now {s.train.seed}")
+        self.done, self.step.step_number = manifest.step, about["step_number"]
+        self._saved_at = manifest.step if source is None else -1
+        self.checkpoint = manifest.folder
+        self.say(f"resumed from {manifest.folder}, step {manifest.step}")
+
+    def save(self) -> Path:
+        """Writes a checkpoint.  Collective."""
+        began = time.perf_counter()
+        about = {
+            "step_number": self.step.step_number, "program_digest": self.step.program.digest(),
+            "settings": as_dict(self.settings), "mesh": dict(self.mesh.shape.axes),
+            "layout": self.layout, "seed": self.settings.train.seed,
+            "data_digest": self.data.digest, "vocabulary": self.data.vocabulary.state(),
+        }  # fmt: skip
+        self.checkpoint = checkpoint.save(
+            self.checkpoints, self.step.variables, self.done, about, self.settings.checkpoint.keep
+        )
+        self._saved_at = self.done
+        self.say(f"wrote {self.checkpoint} in {time.perf_counter() - began:.1f} s")
+        return self.checkpoint
+
+    # ---- the loop ------------------------------------------------------------------------
+
+    def one_step(self) -> tuple[float, float]:
+        """One training step.  Collective.
+
+        Returns:
+            Loss, nats per token, and learning rate.
+        """
+        x, y = self._stream.block(self.done, self._feeder.rows, self._feeder.columns)
+        found = self.step(self._feeder.feeds(tokens=x, targets=y))
+        self.done += 1
+        return found[self._loss], found[self._rate]
+
+    def run(self) -> Result:
+        """Trains to ``train.steps``, or until a signal asks to stop.  Collective."""
+        with StopSignals() as signals, _Metrics(self) as metrics:
+            loss, stopped_by = self._steps(signals, metrics)
+            if stopped_by:
+                self.say(f"stopping after step {self.done}, on {stopped_by}")
+            evaluation, sample = metrics.evaluation, ""
+            if not stopped_by:
+                evaluation = self._evaluate(metrics, self.settings.evaluate.final_windows)
+            if (stopped_by or self.settings.checkpoint.at_end) and self._saved_at != self.done:
+                self.save()
+            if not stopped_by:
+                sample = self._sample()
+            if self.mesh.rank == 0 and self.settings.train.plot:
+                self._plot()
+        return Result(self.done, loss, evaluation, self.checkpoint, sample, stopped_by)
+
+    def _steps(self, signals: StopSignals, metrics: _Metrics) -> tuple[float | None, str]:
+        s, loss = self.settings, None
+        while self.done < s.train.steps:
+            began, communicating = time.perf_counter(), self.step.comm_seconds
+            loss, rate = self.one_step()
+            metrics.step(
+                loss, rate, time.perf_counter() - began, self.step.comm_seconds - communicating
+            )
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"the training loss of step {self.done} is {loss}.",
+                    "Lower the learning rate, warm up longer or set optimizer.clip_norm; then go on"
+                    " with --resume.",
+                )
+            if self._flag.agree(bool(signals.name)):
+                return loss, signals.name or "a signal to another rank"
+            if self.done < s.train.steps:
+                if s.evaluate.every and self.done % s.evaluate.every == 0:
+                    self._evaluate(metrics, s.evaluate.windows)
+                if s.checkpoint.every and self.done % s.checkpoint.every == 0:
+                    self.save()
+        return loss, ""
+
+    def _evaluate(self, metrics: _Metrics, windows: int) -> Evaluation:
+        found = self._evaluator.evaluate(windows)
+        metrics.evaluated(found)
+        self.say(f"held-out loss after step {self.done}: {found}")
+        return found
+
+    def _sample(self) -> str:
+        s = self.settings.sample
+        if not s.tokens:
+            return ""
+        sampler = Sampler(
+            self.config, self.data.vocabulary, self.mesh, self.layout,
+            self.settings.mesh.storage or None, self.step.variables, s.temperature, s.seed,
+        )  # fmt: skip
+        text = sampler.text(s.prompt, s.tokens)
+        self.say(f"---- a continuation of {s.prompt!r} ----\n{text}\n----")
+        return text
+
+    def _plot(self) -> None:
+        try:
+            path = plot_losses(
+                read_metrics(self.folder), self.folder / "loss.png", title=self.settings.title,
+                baselines=self.settings.baselines,
+            )  # fmt: skip
+        except DataError as error:  # matplotlib is an extra; a run is not lost without it
+            self.say(f"no loss curve: {error}")
+        else:
+            self.say(f"drew {path}")
+
+
+class _Metrics:
+    """Progress lines and metrics records of rank 0; does nothing on the other ranks."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.evaluation: Evaluation | None = None
+        self._writer: MetricsWriter | None = None
+        settings = trainer.settings
+        self._tokens = settings.train.batch * settings.model.length
+        self._every, self._total = settings.train.log_every, settings.train.steps
+        self._since = [0, 0.0, 0.0]  # steps, seconds and seconds communicating since the last line
+        self._seconds, self._steps = 0.0, 0
+
+    def __enter__(self) -> _Metrics:
+        if self.trainer.mesh.rank == 0:
+            self._writer = MetricsWriter(self.trainer.folder, 0, self.trainer.done + 1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def step(self, loss: float, rate: float, seconds: float, comm_seconds: float) -> None:
+        """Notes one step."""
+        if self._writer is None:
+            return
+        done = self.trainer.done
+        self._writer.write(
+            step=done, loss=loss, learning_rate=rate, seconds=seconds, comm_seconds=comm_seconds
+        )
+        self._since = [a + b for a, b in zip(self._since, (1, seconds, comm_seconds), strict=True)]
+        self._seconds, self._steps = self._seconds + seconds, self._steps + 1
+        if done % self._every and done != self._total and self._steps > 1:
+            return
+        steps, taken, communicating = self._since
+        left = (self._total - done) * self._seconds / self._steps
+        self.trainer.say(
+            f"step {done:>{len(str(self._total))}}/{self._total}  loss {loss:.4f}  rate {rate:.2e}"
+            f"  {steps * self._tokens / taken:,.0f} tokens/s  {communicating / taken:.0%}"
+            f" communicating  {_clock(left)} left"
+        )
+        self._since = [0, 0.0, 0.0]
+
+    def evaluated(self, found: Evaluation) -> None:
+        """Notes an evaluation."""
+        self.evaluation = found
+        if self._writer is not None:
+            self._writer.write(
+                step=self.trainer.done, held_out_loss=found.loss, seconds=found.seconds,
+                bits_per_byte=found.bits_per_byte, held_out_tokens=found.tokens,
+            )  # fmt: skip
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def set_aside(folder: str | os.PathLike[str]) -> Path | None:
+    """Renames the folder of an earlier run, so that a new one does not mix with it.
+
+    Returns:
+        Its new name, or None where there was no earlier run.
+    """
+    folder = Path(folder)
+    if not checkpoint.find(folder / "checkpoints") and not list(folder.glob("metrics-*.jsonl")):
+        return None
+    k = 1
+    while (new := folder.with_name(f"{folder.name}.{k}")).exists():
+        k += 1
+    folder.rename(new)
+    return new
+
+
+def train(
+    settings: Settings, folder: str | os.PathLike[str], *, mesh: Any = None,
+    resume: bool | str | os.PathLike[str] = False, say: Callable[[str], None] = print,
+) -> Result:  # fmt: skip
+    """A whole training run.  Collective.
+
+    Args:
+        settings: Of the run.
+        folder: Where its files go; an earlier run there is renamed, unless it is resumed.
+        mesh: Default: a Mesh of all ranks of this job, as the settings say.
+        resume: Whether to go on from the newest checkpoint of the folder; or a checkpoint.
+        say: Takes lines of progress, on rank 0 only.
+    """
+    mesh = make_mesh(settings.mesh) if mesh is None else mesh
+    trainer = Trainer(settings, mesh, folder, say)
+    if resume is False:
+        old = from_first(mesh, lambda: set_aside(folder))
+        if old is not None:
+            trainer.say(f"renamed the earlier run {folder} to {old}")
+    else:
+        trainer.resume(None if resume is True else resume)
+    return trainer.run()

@@ -1,0 +1,143 @@
+"""The graph of a training run: training step, held-out loss and sampling share their variables.
+
+Builds graphs from settings.  Knows no mesh, no data and no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshmpi.dims import Dimension, Shape
+from meshmpi.graph import Graph, Tensor, Update
+from meshmpi.nn import optimize, sample_with_temperature, schedules
+from meshmpi.nn.losses import softmax_cross_entropy_with_logits
+from meshmpi.nn.transformer import TransformerConfig, lm, lm_loss
+from meshmpi.ops.elementwise import cast, identity, multiply
+from meshmpi.ops.indexing import gather
+from meshmpi.ops.reductions import reduce_sum
+from meshmpi.ops.sources import placeholder
+from meshmpi.train.settings import OptimizerSettings, Settings
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """Tensors of one graph.
+
+    Attributes:
+        graph: The graph.
+        config: The Transformer.
+        loss: Mean training loss, nats per token; feeds ``tokens`` and ``targets``.
+        learning_rate: That of the next update.
+        updates: Of one training step.
+        held_out_loss: *Sum* of losses, nats; feeds ``held_out_tokens``, ``held_out_targets`` and
+            ``held_out_weights`` (1 where a target counts, else 0).
+        evaluation_batch: Windows evaluated together.
+    """
+
+    graph: Graph
+    config: TransformerConfig
+    loss: Tensor
+    learning_rate: Tensor
+    updates: list[Update]
+    held_out_loss: Tensor
+    evaluation_batch: int
+
+
+def build_training_graph(settings: Settings, config: TransformerConfig) -> TrainingGraph:
+    """The graph of the training step and of the held-out loss.
+
+    Args:
+        settings: Of the run; batch sizes and the optimizer are taken from it.
+        config: The Transformer.
+    """
+    evaluation_batch = settings.evaluate.batch or settings.train.batch
+    rates: list[Tensor] = []
+    with Graph() as graph:
+        shape = window_shape(config, settings.train.batch)
+        tokens, targets = (placeholder(n, shape, "int32") for n in ("tokens", "targets"))
+        loss, _ = lm_loss(config, tokens, targets, training=True)
+        optimizer = build_optimizer(
+            settings.optimizer, settings.mesh.optimizer_storage, rates
+        )  # fmt: skip
+        updates = optimizer.minimize(loss)
+        held_out_loss = _held_out_loss(config, window_shape(config, evaluation_batch))
+        # One more node, so that a fetched rate has a name of its own.
+        rate = identity(rates[0])
+    return TrainingGraph(graph, config, loss, rate, updates, held_out_loss, evaluation_batch)
+
+
+def window_shape(config: TransformerConfig, batch: int) -> Shape:
+    """[batch, length] of one batch of windows."""
+    return Shape([Dimension("batch", batch), config.length_dim])
+
+
+def _held_out_loss(config: TransformerConfig, shape: Shape) -> Tensor:
+    tokens = placeholder("held_out_tokens", shape, "int32")
+    targets = placeholder("held_out_targets", shape, "int32")
+    weights = placeholder("held_out_weights", shape, "float32")
+    logits = lm(config, tokens, training=False)
+    losses = softmax_cross_entropy_with_logits(logits, targets, config.vocab_dim)
+    return reduce_sum(multiply(cast(losses, "float32"), weights))
+
+
+def build_optimizer(
+    settings: OptimizerSettings, storage: str, rates: list[Tensor]
+) -> optimize.Optimizer:
+    """The optimizer that the settings describe.
+
+    Args:
+        settings: Name and numbers.
+        storage: Layout rules of the slots, or empty.
+        rates: Takes the tensor of the learning rate when the optimizer is used.
+    """
+    schedule = schedules.parse_schedule(settings.learning_rate)
+
+    def recorded(step: Tensor) -> Tensor:
+        rates.append(schedule(step))
+        return rates[-1]
+
+    s, kept, clip = settings, storage or None, settings.clip_norm
+    if s.name == "sgd":
+        return optimize.SGD(recorded, clip_norm=clip)
+    if s.name == "momentum":
+        return optimize.Momentum(recorded, s.beta1, clip_norm=clip, storage=kept)
+    if s.name == "adafactor":
+        return optimize.Adafactor(
+            recorded, decay_exponent=s.decay_exponent, clip_norm=clip,
+            multiply_by_parameter_scale=s.relative_step,
+        )  # fmt: skip
+    if s.name == "adam":
+        return optimize.Adam(
+            recorded, s.beta1, s.beta2, s.epsilon, clip_norm=clip, storage=kept
+        )  # fmt: skip
+    return optimize.AdamW(
+        recorded, s.beta1, s.beta2, s.epsilon, s.weight_decay, clip_norm=clip, storage=kept
+    )
+
+
+@dataclass(frozen=True)
+class SamplingGraph:
+    """Feeds ``sample_tokens`` [batch=1, length] and ``last`` (the place of the last token).
+
+    Attributes:
+        graph: The graph.
+        config: The Transformer.
+        token: The next token, int32 [batch=1].
+    """
+
+    graph: Graph
+    config: TransformerConfig
+    token: Tensor
+
+
+def build_sampling_graph(config: TransformerConfig, temperature: float) -> SamplingGraph:
+    """The graph that draws one token after a window.
+
+    The noise depends on the seed of the compiled step and on its step number alone.
+    """
+    with Graph() as graph:
+        tokens = placeholder("sample_tokens", window_shape(config, 1), "int32")
+        last = placeholder("last", (), "int32")
+        logits = gather(lm(config, tokens, training=False), last, "length")
+        token = sample_with_temperature(logits, "vocab", temperature)
+    return SamplingGraph(graph, config, token)

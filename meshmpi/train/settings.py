@@ -1,0 +1,182 @@
+"""All settings of a training run, with meaning, unit and default of each.
+
+Describes only: no files are read (`meshmpi.train.config` does), no graph is built
+(`meshmpi.train.model` does), and no MPI is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from meshmpi.nn.transformer import TransformerConfig
+from meshmpi.train.config import section, setting
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """The text and how it is cut into tokens."""
+
+    corpus: str = setting(
+        "tinyshakespeare", "tinyshakespeare, shakespeare, sotu, or the path of a text file"
+    )
+    fallback: str = setting(
+        "", "corpus to use when `corpus` cannot be had, for instance without a network"
+    )
+    vocabulary: str = setting("characters", "bytes, characters or bpe:<size>")
+    held_out_fraction: float = setting(0.1, "part at the end of the text not trained on")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Options of the Transformer; the defaults are the paper's, at a small size."""
+
+    vocab: int = setting(0, "rows of the embedding; 0: those of the vocabulary", "tokens")
+    length: int = setting(256, "length of a window", "tokens", minimum=1)
+    d_model: int = setting(256, "width of the residual stream", minimum=1)
+    d_ff: int = setting(1024, "width inside the feed-forward layers", minimum=1)
+    heads: int = setting(4, "attention heads", minimum=1)
+    d_kv: int = setting(64, "width of keys and values of one head", minimum=1)
+    layers: int = setting(4, "layers", minimum=1)
+    norm: str = setting("rms", "before every sublayer and at the end", choices=("rms", "layer"))
+    norm_scale: bool = setting(True, "whether norms have a scale")
+    norm_bias: bool = setting(True, "whether layer norms have a bias")
+    norm_epsilon: float = setting(1e-6, "added to the variance")
+    activation: str = setting("relu", "between the feed-forward matrices: relu, gelu, swish ...")
+    ff_bias: bool = setting(False, "whether feed-forward layers have biases")
+    attention_bias: bool = setting(False, "whether attention projections have biases")
+    tied_softmax: bool = setting(False, "whether the embedding is also the softmax matrix")
+    learned_positions: bool = setting(True, "whether every position has a learned vector")
+    attention_dropout: float = setting(0.0, "share of attention weights dropped in training")
+    ff_dropout: float = setting(0.0, "share of hidden feed-forward activations dropped")
+    residual_dropout: float = setting(0.0, "share of sublayer outputs and embeddings dropped")
+    dropout_over_length: bool = setting(False, "one dropout mask for all positions (the paper)")
+    initializers: str = setting("paper", "sizes of first values", choices=("paper", "gpt2"))
+    scale_logits: bool | None = setting(
+        None, "divide attention logits by sqrt(d_kv); none: unless the initializers contain it"
+    )
+    label_smoothing: float = setting(0.0, "in training")
+    z_loss: float = setting(0.0, "factor of log(Z)**2, in training")
+    logit_jitter: float = setting(0.0, "logits are multiplied by 1 +- this, in training")
+    padding_id: int = setting(-1, "target that does not count in the training loss; -1: none")
+    dtype: str = setting("float32", "of the variables", choices=("float32", "float64"))
+    activation_dtype: str = setting(
+        "", "computed in; empty: as dtype", choices=("", "float32", "float64", "bfloat16")
+    )
+    residual_constraint: str = setting(
+        "", "layout of the residual stream, as length:cols (sequence parallelism)"
+    )
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """How gradients become steps."""
+
+    name: str = setting("adamw", "", choices=("sgd", "momentum", "adam", "adamw", "adafactor"))
+    learning_rate: str = setting(
+        "0.001",
+        "a number or a product, as 0.001*linear_warmup(100)*cosine_decay(2000, 0.1)",
+    )
+    beta1: float = setting(0.9, "adam, adamw: decay of the mean gradient; momentum: the momentum")
+    beta2: float = setting(0.999, "adam, adamw: decay of the mean square")
+    epsilon: float = setting(1e-8, "adam, adamw: added to the root")
+    weight_decay: float = setting(0.01, "adamw: of matrices, per unit of learning rate")
+    decay_exponent: float = setting(0.8, "adafactor: second moments decay by 1 - t**-this")
+    relative_step: bool = setting(True, "adafactor: steps are relative to the size of the weights")
+    clip_norm: float | None = setting(None, "largest norm of all gradients; none: not clipped")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """The length of the run and what one step takes."""
+
+    steps: int = setting(2000, "length of the training", "steps", minimum=0)
+    batch: int = setting(16, "windows per step, of all ranks together", "windows", minimum=1)
+    seed: int = setting(0, "of initial values, batches and dropout")
+    log_every: int = setting(50, "between lines of progress", "steps", minimum=1)
+    plot: bool = setting(True, "whether to draw loss.png at the end")
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """The held-out loss during training; at its end the whole held-out text is evaluated."""
+
+    every: int = setting(200, "between evaluations; 0: only at the end", "steps", minimum=0)
+    batch: int = setting(0, "windows evaluated together; 0: train.batch", "windows", minimum=0)
+    windows: int = setting(
+        0, "windows of each evaluation before the last; 0: the whole held-out text", "windows",
+        minimum=0,
+    )  # fmt: skip
+    final_windows: int = setting(
+        0, "windows of the last evaluation; 0: the whole held-out text", "windows", minimum=0
+    )
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """What is kept to go on from."""
+
+    every: int = setting(0, "between checkpoints; 0: only at the end", "steps", minimum=0)
+    keep: int = setting(2, "newest checkpoints that are kept; 0: all", minimum=0)
+    at_end: bool = setting(True, "whether the end of the run is saved")
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """The continuation written at the end."""
+
+    prompt: str = setting("\n", "text to continue")
+    tokens: int = setting(200, "length of the continuation; 0: none", "tokens", minimum=0)
+    temperature: float = setting(0.8, "0 takes the most probable token", minimum=0.0)
+    seed: int = setting(0, "of the sampling noise")
+
+
+@dataclass(frozen=True)
+class MeshSettings:
+    """The ranks and what is split over them; also given by --mesh, --layout, --storage."""
+
+    shape: str = setting("", "as rows:2;cols:2; empty: all ranks on one axis, all")
+    layout: str = setting(
+        "", "as batch:rows;heads:cols; empty without a shape: batch:all (data-parallel)"
+    )
+    storage: str = setting("", "how variables are kept, as d_model:rows; empty: as computed with")
+    optimizer_storage: str = setting("", "how optimizer slots are kept; empty: as their variable")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A training run of the Transformer language model."""
+
+    title: str = setting("", "stands above the loss curve")
+    baselines: dict[str, float] = setting(
+        {}, "label -> published loss, drawn into the loss curve", "nats per token"
+    )
+    data: DataSettings = section(DataSettings)
+    model: ModelSettings = section(ModelSettings)
+    optimizer: OptimizerSettings = section(OptimizerSettings)
+    train: TrainSettings = section(TrainSettings)
+    evaluate: EvaluateSettings = section(EvaluateSettings)
+    checkpoint: CheckpointSettings = section(CheckpointSettings)
+    sample: SampleSettings = section(SampleSettings)
+    mesh: MeshSettings = section(MeshSettings)
+
+
+def transformer_config(model: ModelSettings, vocabulary_size: int) -> TransformerConfig:
+    """The Transformer that the settings describe.
+
+    Args:
+        model: The settings; ``vocab`` 0 stands for the size of the vocabulary.
+        vocabulary_size: Number of different tokens of the text.
+
+    Raises:
+        ConfigError: An option has no such value, or the vocabulary does not fit.
+    """
+    from meshmpi.errors import ConfigError
+
+    values = {f.name: getattr(model, f.name) for f in fields(model)}
+    values["vocab"] = model.vocab or vocabulary_size
+    if values["vocab"] < vocabulary_size:
+        raise ConfigError(
+            f"'model.vocab' is {model.vocab}, but the vocabulary has {vocabulary_size} tokens.",
+            "Give 0, or at least that number.",
+        )
+    return TransformerConfig(**values)

@@ -1,0 +1,209 @@
+"""Checkpoints: whole or not there, on any mesh, verified, and never mistaken for another model's."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import meshmpi as mm
+from meshmpi.errors import CheckpointError
+from meshmpi.train import checkpoint
+from meshmpi.train.tensor_file import CHUNK_BYTES, TensorFile, write_tensors
+
+LAYOUTS = [
+    ("a:1", "", ""),
+    ("rows:2;cols:3", "batch:rows;hidden:cols", ""),
+    ("rows:3;cols:2", "hidden:rows", "io:cols"),
+    ("rows:2;cols:2", "batch:rows", "hidden:cols;io:rows"),
+]
+
+
+def compiled(mesh="a:1", layout="", storage="", hidden=7, dtype="float32", optimizer=True):
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", [("batch", 4), ("io", 5)])
+        w = mm.get_variable("w", [("io", 5), ("hidden", hidden)], mm.VariableDType(dtype, "float32"))
+        counter = mm.get_variable("count", [], "int32", trainable=False)
+        y = mm.reduce_sum(mm.einsum([x, w], [("batch", 4), ("hidden", hidden)]))
+        updates = [mm.assign(counter, counter + 1)]
+        if optimizer:
+            from meshmpi.nn import optimize
+
+            updates += optimize.Adam(0.1).minimize(y)
+    return mm.compile(
+        graph, mm.SimulatedMesh(mesh), layout, fetches=[y], updates=updates, storage=storage
+    )
+
+
+def save(step, folder, number=3, **options):
+    return checkpoint.save(folder, step.variables, number, {"note": "hello"}, **options)
+
+
+def run(step, count):
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+    return [next(iter(step(x=x).values())) for _ in range(count)]
+
+
+@pytest.mark.parametrize("write", LAYOUTS)
+@pytest.mark.parametrize("read", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_any_mesh_reads_what_any_mesh_wrote(tmp_path, write, read, dtype):
+    a, b = compiled(*write, dtype=dtype), compiled(*read, dtype=dtype)
+    run(a, 2)
+    manifest = checkpoint.load(save(a, tmp_path), b.variables)
+    assert (manifest.step, manifest.about) == (3, {"note": "hello"})
+    for name in a.variables:
+        np.testing.assert_array_equal(a.variables[name], b.variables[name], err_msg=name)
+
+
+def test_every_block_is_written_once(tmp_path):
+    step = compiled("rows:2;cols:3", "batch:rows;hidden:cols")
+    manifest = checkpoint.read_manifest(save(step, tmp_path))
+    blocks = manifest.tensors["w"]["blocks"]
+    assert [b["file"] for b in blocks] == [f"rank-{r:05d}.safetensors" for r in range(3)]
+    assert [b["ranges"][1] for b in blocks] == [[0, 3], [3, 5], [5, 7]]
+    assert len(manifest.tensors["count"]["blocks"]) == 1
+
+
+def test_files_are_safetensors(tmp_path):
+    step = compiled()
+    with safe_open(save(step, tmp_path) / "rank-00000.safetensors", framework="np") as file:
+        np.testing.assert_array_equal(file.get_tensor("w"), step.variables["w"])
+        assert sorted(file.keys()) == sorted(step.variables)
+
+
+def test_resume_is_exact(tmp_path):
+    whole = run(compiled(), 6)
+    first = compiled()
+    begun = run(first, 3)
+    second = compiled()
+    checkpoint.load(save(first, tmp_path), second.variables)
+    assert begun + run(second, 3) == whole
+
+
+def test_newest_is_found_and_old_ones_go(tmp_path):
+    step = compiled()
+    for number in (5, 10, 100):
+        save(step, tmp_path, number, keep=2)
+    (tmp_path / ".step-00000200.partial").mkdir()
+    assert [p.name for p in checkpoint.find(tmp_path)] == ["step-00000100", "step-00000010"]
+    save(step, tmp_path, 100, keep=2)  # the same step again
+    manifest, notes = checkpoint.load_newest(tmp_path, step.variables)
+    assert manifest.step == 100 and notes == []
+
+
+def damage(path, offset=-10):
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 4
+    path.write_bytes(data)
+
+
+def test_damaged_shard_is_named_and_the_one_before_is_used(tmp_path):
+    step = compiled()
+    save(step, tmp_path, 1100)
+    expected = step.variables["w"].copy()
+    run(step, 1)
+    newest = save(step, tmp_path, 1200)
+    damage(newest / "rank-00000.safetensors")
+    other = compiled()
+    with pytest.raises(CheckpointError, match=r"shard rank-00000 of step 1200 is damaged.*checksum"):
+        checkpoint.load(newest, other.variables)
+    manifest, (note,) = checkpoint.load_newest(tmp_path, other.variables)
+    assert manifest.step == 1100
+    np.testing.assert_array_equal(other.variables["w"], expected)
+    assert "shard rank-00000 of step 1200 is damaged" in note and "step-00001200" in note
+
+
+def test_nothing_is_overwritten_by_a_damaged_checkpoint(tmp_path):
+    step, other = compiled("a:2", "hidden:a"), compiled()
+    run(step, 1)
+    folder = save(step, tmp_path)
+    damage(folder / "rank-00001.safetensors")
+    before = other.variables["w"].copy()
+    with pytest.raises(CheckpointError, match="shard rank-00001 of step 3"):
+        checkpoint.load(folder, other.variables)
+    np.testing.assert_array_equal(other.variables["w"], before)
+
+
+def test_any_damaged_byte_is_found(tmp_path):
+    step = compiled()
+    folder = save(step, tmp_path)
+    file = folder / "rank-00000.safetensors"
+    data = file.read_bytes()
+    for offset in range(len(data)):
+        damage(file, offset)
+        if data[offset : offset + 1] != b" ":  # blanks that end the header mean nothing
+            with pytest.raises(CheckpointError, match=r"shard rank-00000 .* is damaged"):
+                checkpoint.load(folder, step.variables)
+        file.write_bytes(data)
+
+
+def test_shortened_and_missing_shard(tmp_path):
+    step = compiled()
+    folder = save(step, tmp_path)
+    file = folder / "rank-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match="it ends within tensor"):
+        checkpoint.load(folder, step.variables)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        checkpoint.load(folder, step.variables)
+
+
+def test_damaged_manifest(tmp_path):
+    step = compiled()
+    folder = save(step, tmp_path)
+    file = folder / "manifest.json"
+    text = file.read_text()
+    for position in range(0, len(text), 97):
+        damage(file, position)
+        with pytest.raises(CheckpointError, match=r"manifest of .* is damaged"):
+            checkpoint.load(folder, step.variables)
+        file.write_text(text)
+    digest, body = text.rstrip("\n").split("\n")
+    content = json.loads(body) | {"format": 99}
+    body = json.dumps(content)
+    file.write_text(f"{checkpoint._digest(body)}\n{body}\n")
+    with pytest.raises(CheckpointError, match="has format 99"):
+        checkpoint.load(folder, step.variables)
+
+
+def test_missing_checkpoint(tmp_path):
+    step = compiled()
+    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+        checkpoint.load_newest(tmp_path / "nowhere", step.variables)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
+        checkpoint.load(tmp_path, step.variables)
+
+
+def test_foreign_checkpoint(tmp_path):
+    folder = save(compiled(), tmp_path)
+    with pytest.raises(CheckpointError, match=r"another model: 'w' is float32\[5, 7\] there and"):
+        checkpoint.load(folder, compiled(hidden=8).variables)
+    with pytest.raises(CheckpointError, match=r"'w' is float32\[5, 7\] there and bfloat16"):
+        checkpoint.load(folder, compiled(dtype="bfloat16").variables)
+    bare = compiled(optimizer=False)
+    with pytest.raises(CheckpointError, match="it has 'adam/step' in addition"):
+        checkpoint.load_newest(tmp_path, bare.variables)
+    checkpoint.load(folder, bare.variables, extra=True)
+
+
+def test_unwritable_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        save(compiled(), tmp_path / "file" / "checkpoints")
+
+
+def test_only_what_is_needed_is_read_and_verified(tmp_path):
+    rows = 4 * CHUNK_BYTES // 400
+    x = np.arange(rows * 100, dtype=np.float32).reshape(rows, 100)
+    checksums = write_tensors(tmp_path / "x", {"x": x, "none": x[:0]})
+    assert checksums["none"] == [] and len(checksums["x"]) == 4
+    damage(tmp_path / "x")  # in the last chunk
+    with TensorFile(tmp_path / "x", "file x") as file:
+        some = file.read("x", x.shape, "float32", ((0, rows // 2), (90, 100)), checksums["x"])
+        np.testing.assert_array_equal(some, x[: rows // 2, 90:])
+        with pytest.raises(CheckpointError, match="file x is damaged"):
+            file.read("x", x.shape, "float32", ((rows - 1, rows), (0, 100)), checksums["x"])
