@@ -7,6 +7,7 @@ Knows no arrays, no MPI, no programs.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -47,8 +48,8 @@ def bytes_sent(kind: str, elements: int, item_bytes: int, n: int) -> int:
 
 
 REDUCED_IN = {"bfloat16": "float32", "uint8": "int32"}
-"""Data types that are reduced, and travel, in another one.  MPI knows no bfloat16; Open MPI's vector
-code saturates sums of integers narrower than 32 bits where NumPy wraps (its issue 8045)."""
+"""Data types that are reduced, and travel, in another one.  MPI knows no bfloat16; the vector code
+of Open MPI saturates sums of integers narrower than 32 bits where NumPy wraps (its issue 8045)."""
 
 
 def wire_bytes(kind: str, dtype: object) -> int:
@@ -131,7 +132,10 @@ def all_gather_workspace_bytes(
 def reduce_scatter_workspace_bytes(
     shape: Sequence[int], dtype: object, axis: int, sizes: Sequence[int]
 ) -> int:
-    """Scratch bytes of a reduce_scatter, by whichever of its algorithms: `PIECE_BYTES` at most.
+    """Scratch bytes that are enough for a reduce_scatter by any of the runtime's algorithms.
+
+    It is planned before the MPI library is known, hence no exact figure; about twice `PIECE_BYTES`
+    at most.
 
     Args:
         shape: Extents of the input, whole along ``axis``.
@@ -141,11 +145,18 @@ def reduce_scatter_workspace_bytes(
     """
     if len(sizes) == 1:
         return 0
-    post = math.prod(shape[axis + 1 :])
-    widths = [s * post for s in sizes]
-    return _largest_piece_bytes(
-        math.prod(shape[:axis]), widths, wire_bytes("reduce_scatter", dtype)
+    rows, post = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    widths, item = [s * post for s in sizes], wire_bytes("reduce_scatter", dtype)
+    packed = _largest_piece_bytes(rows, widths, item)
+    received = max(
+        (
+            piece_elements([max(widths)] * len(widths), piece) * item
+            for piece in itertools.islice(pieces(rows, widths, item), 1)
+        ),
+        default=0,
     )
+    lies_ready = rows == 1 and str(dtype) not in REDUCED_IN
+    return max(packed, received) if lies_ready else packed + received
 
 
 def all_to_all_workspace_bytes(

@@ -5,6 +5,7 @@ Not known here: tensors, layouts, programs.  mpi4py is imported when a `Mesh` is
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 MeshShapeLike = str | Mapping[str, int] | Sequence[tuple[str, int]] | MeshShape
 Counters = dict[str, dict[str, list]]
 """Kind -> axes joined by + -> [calls, elements handed, bytes sent by the formulas, seconds]."""
+
+
+_wire_bytes = functools.lru_cache(wire_bytes)  # naming a dtype takes longer than a short message
 
 
 def alternatives(shape: MeshShape, ranks: int) -> list[MeshShape]:
@@ -99,7 +103,7 @@ class Mesh:
         {'rows': 0, 'cols': 0}
     """
 
-    def __init__(self, shape: MeshShapeLike, comm: MPI.Comm | None = None):
+    def __init__(self, shape: MeshShapeLike, comm: MPI.Intracomm | None = None):
         from mpi4py import MPI
 
         from meshmpi.runtime import abort, collectives
@@ -117,17 +121,17 @@ class Mesh:
             raise size_error(self.shape, comm.size)
         sizes = self.shape.sizes
         # Both calls below give a communicator of our own: user messages on comm cannot match ours.
-        self.comm: MPI.Comm = (
+        self.comm: MPI.Intracomm = (
             comm.Create_cart(sizes, [False] * len(sizes), reorder=False) if sizes else comm.Dup()
         )
         self.size, self.rank = self.comm.size, self.comm.rank
         self.coordinates = self.shape.coordinates(self.rank)
         self.counters: Counters = {}
         self._collectives = collectives
-        self._communicators: dict[Axes, MPI.Comm] = {}
+        self._communicators: dict[Axes, MPI.Intracomm] = {}
         self._groups: dict[Axes, Group] = {}
 
-    def communicator(self, axes: Iterable[str]) -> MPI.Comm:
+    def communicator(self, axes: Iterable[str]) -> MPI.Intracomm:
         """The communicator of the ranks that differ from this one only in ``axes``.
 
         Made at the first call for a set of axes, which all ranks must make alike, then kept.  Its
@@ -138,7 +142,7 @@ class Mesh:
             self._communicators[axes] = self._sub(axes)
         return self._communicators[axes]
 
-    def _sub(self, axes: Axes) -> MPI.Comm:
+    def _sub(self, axes: Axes) -> MPI.Intracomm:
         from mpi4py import MPI
 
         if axes == self.shape.names:
@@ -171,10 +175,10 @@ class Mesh:
     def _count(self, kind: str, group: Group, x: np.ndarray, began: float) -> None:
         seconds = time.perf_counter() - began
         table = self.counters.setdefault(kind, {})
-        row = table.setdefault("+".join(group.axes), [0, 0, 0, 0.0])
+        row = table.setdefault(group.name, [0, 0, 0, 0.0])
         row[0] += 1
         row[1] += x.size
-        row[2] += bytes_sent(kind, x.size, wire_bytes(kind, x.dtype), group.n)
+        row[2] += bytes_sent(kind, x.size, _wire_bytes(kind, x.dtype), group.n)
         row[3] += seconds
 
     def all_reduce(

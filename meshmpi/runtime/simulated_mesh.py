@@ -78,12 +78,12 @@ class SimulatedMesh:
             yield sorted(group, key=lambda r: self.shape.block_index(axes, self.coordinates[r]))
 
     def _count(self, kind: str, axes: Iterable[str], rank: int, x: np.ndarray) -> None:
-        axes: Axes = (axes,) if isinstance(axes, str) else tuple(axes)
-        row = self.counters[rank].setdefault(kind, {}).setdefault("+".join(axes), [0, 0, 0, 0.0])
+        names: Axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        row = self.counters[rank].setdefault(kind, {}).setdefault("+".join(names), [0, 0, 0, 0.0])
         item = wire_bytes(kind, x.dtype)
         row[0] += 1
         row[1] += x.size
-        row[2] += bytes_sent(kind, x.size, item, self.shape.count(axes))
+        row[2] += bytes_sent(kind, x.size, item, self.shape.count(names))
 
     def all_reduce(
         self, xs: Arrays, axes: Iterable[str], op: str = "sum", workspace: object = None
