@@ -1,0 +1,1 @@
+"""The documents, and the programs that generate some of them."""
