@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import meshmpi as mm
 from meshmpi import nn, ops
 from meshmpi.dims import Dimension
 from meshmpi.errors import ShapeError
@@ -75,6 +76,22 @@ def test_layer_norm():
         lambda x: nn.layer_norm(x, A, use_scale=False, use_bias=False),
         lambda x, v: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-6),
     )
+
+
+def test_gradient_of_layer_norm_is_accurate_in_float32():
+    """Far from 0, where mean(x**2) - mean(x)**2 would lose all digits of the variance."""
+    with mm.Graph():
+        x = mm.placeholder("x", "row:4;col:64")
+        w = mm.placeholder("w", "row:4;col:64")
+        y = mm.reduce_sum(mm.layer_norm(x, "col", use_scale=False, use_bias=False) * w)
+        (dx,) = mm.gradients(y, [x])
+    feeds = {
+        n: RNG.normal(m, 1, (4, 64)).astype(np.float32) for n, m in (("x", 1000.0), ("w", 0.0))
+    }
+    step = mm.compile(dx.graph, mm.SimulatedMesh("all:1"), fetches=[dx])
+    found, expected = step(feeds)[dx].numpy(), value(dx, feeds)
+    # x itself is rounded to 3e-5 of its deviation; the rest is float32 arithmetic.
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
 
 
 def test_rms_norm():

@@ -265,10 +265,14 @@ def test_size_of_the_big_model_of_vaswani():
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"layers": 0}, "layers is 0"),
         ({"ff_dropout": 1.0}, "ff_dropout is 1.0"),
+        ({"layers": "4"}, r"layers is '4' \(str\)\. Give int\."),
+        ({"layers": True}, r"layers is True \(bool\)"),
+        ({"tied_softmax": 1}, r"tied_softmax is 1 \(int\)"),
+        ({"residual_constraint": "length"}, "has no colon"),
     ],
 )
 def test_bad_options(changes, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, LayoutError), match=message):
         SMALL.with_options(**changes)
 
 

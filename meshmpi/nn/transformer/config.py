@@ -21,6 +21,11 @@ _CHOICES = {
     "activation_dtype": ("", "float32", "float64", "bfloat16"),
 }
 
+_TYPES = {
+    "int": (int,), "float": (float, int), "str": (str,), "bool": (bool,),
+    "bool | None": (bool, type(None)),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -91,6 +96,7 @@ class TransformerConfig:
     residual_constraint: str = ""
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -109,6 +115,18 @@ class TransformerConfig:
                 )
         activation_function(self.activation)
         Layout(self.residual_constraint)
+
+    def _check_types(self) -> None:
+        """ConfigError for a value of another type than its option's, as a string from a shell."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            allowed = _TYPES[str(f.type)]
+            # bool is a kind of int for Python, and no number for us.
+            if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+                raise ConfigError(
+                    f"Transformer: {f.name} is {value!r} ({type(value).__name__}).",
+                    f"Give {' or '.join(t.__name__ for t in allowed)}.",
+                )
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> TransformerConfig:
