@@ -1,7 +1,7 @@
 """Every bad input: which error, what its message says, and that nothing was communicated before.
 
 The template: the problem with names and numbers, the cure, then the tensor and the line that made it.
-Bad input to a running job (mesh size, graphs that differ) is in tests/mpi; corpora, checkpoints and
+Bad input to a running job (mesh size, graphs that differ) is in tests/mpirun; corpora, checkpoints and
 configuration in tests/train.
 """
 

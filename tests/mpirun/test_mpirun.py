@@ -38,14 +38,14 @@ def run(n: int, *arguments: str, limit: float):
 @pytest.mark.slow
 @pytest.mark.parametrize("n", LIMIT_SECONDS)
 def test_table_on_real_ranks(n: int):
-    done = run(n, "tests.mpi.session", str(HERE / "ranked_cases.py"), limit=LIMIT_SECONDS[n])
+    done = run(n, "tests.mpirun.session", str(HERE / "ranked_cases.py"), limit=LIMIT_SECONDS[n])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
     assert " passed" in done.stdout and "failed" not in done.stdout
 
 
 def test_a_failing_marked_test_ends_the_job():
     began = time.monotonic()
-    done = run(3, "tests.mpi.session", str(HERE / "failing_session.py"), limit=60)
+    done = run(3, "tests.mpirun.session", str(HERE / "failing_session.py"), limit=60)
     seconds = time.monotonic() - began
     assert done.returncode not in (0, 124), done.stdout + done.stderr
     assert "rank 1 failed" in done.stderr and "deliberate failure" in done.stderr
@@ -67,7 +67,7 @@ def test_a_failing_marked_test_ends_the_job():
 )  # fmt: skip
 def test_bad_programs_end_everywhere(program: str, n: int, words: list[str]):
     began = time.monotonic()
-    done = run(n, "tests.mpi.bad_programs", program, limit=60)
+    done = run(n, "tests.mpirun.bad_programs", program, limit=60)
     seconds = time.monotonic() - began
     assert done.returncode not in (0, 124), done.stdout + done.stderr
     missing = [w for w in words if w not in done.stderr]

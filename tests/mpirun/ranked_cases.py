@@ -1,4 +1,4 @@
-"""The table of cases on real ranks: run by tests/mpi/test_mpirun.py under mpirun, not by pytest alone.
+"""The table of cases on real ranks: run by tests/mpirun/test_mpirun.py under mpirun, not by pytest alone.
 
 Every result must be the oracle's, and every byte sent and held must have been predicted.
 """

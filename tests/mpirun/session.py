@@ -1,4 +1,4 @@
-"""One pytest per rank: ``python -m tests.mpi.session FILE ...`` under mpirun.
+"""One pytest per rank: ``python -m tests.mpirun.session FILE ...`` under mpirun.
 
 Rank 0 prints; the others print only when they fail, through the hook in tests/conftest.py.
 """

@@ -1,1 +1,0 @@
-"""Tests that run under mpirun; `tests.mpi.launcher` starts it."""
