@@ -197,7 +197,7 @@ def named_view(
     order: Sequence[str],
     sizes: Mapping[str, int] | None = None,
 ) -> np.ndarray:
-    """``array`` with its dims in ``order``; dims it lacks have size 1, or are repeated to ``sizes``."""
+    """``array`` with its dims in ``order``; those it lacks have size 1, or repeat to ``sizes``."""
     strides = operand.strides()
     extents = operand.extents()
     item = array.itemsize
@@ -243,7 +243,7 @@ def collapse(
 
 
 def _errstate_follows_context() -> bool:
-    """Whether NumPy keeps its floating-point error handling in a context variable (2.0 and later)."""
+    """Whether NumPy keeps its error handling in a context variable (2.0 and later)."""
     context = contextvars.copy_context()
     before = np.geterr()
     context.run(lambda: np.seterr(all="ignore"))

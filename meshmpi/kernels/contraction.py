@@ -1,10 +1,10 @@
 """contract: sums of products of two operands, mapped onto np.matmul, so onto BLAS.
 
-Dims are batch (in both operands and the result), K (in both, summed), M (of the first only) or N (of
-the second only).  `choose` weighs every way to lay them out as a batch of matrix products: groups of
-dims that memory steps through evenly are one matrix dim, others are looped over, and an operand
-that no BLAS call can read in place is copied first.  bfloat16 operands are always copied, to float32,
-a slab at a time.  This module knows sizes and strides, but nothing of what the dims mean.
+Dims are batch (in both operands and the result), K (in both, summed), M (of the first only) or N
+(of the second only).  `choose` weighs every way to lay them out as a batch of matrix products:
+groups of dims that memory steps through evenly are one matrix dim, others are looped over, and an
+operand that no BLAS call can read in place is copied first.  bfloat16 operands are always copied,
+to float32, a slab at a time.  This module knows sizes and strides, but nothing of what dims mean.
 """
 
 from __future__ import annotations
@@ -17,18 +17,29 @@ from typing import NamedTuple
 import numpy as np
 
 from meshmpi.kernels.binding import (
-    BFLOAT16, Bound, Call, Operand, Plan, Runtime, Scratch, Slot, accumulator_dtype, collapse, nothing,
-    quiet, run_all,
+    BFLOAT16,
+    Bound,
+    Call,
+    Operand,
+    Plan,
+    Runtime,
+    Scratch,
+    Slot,
+    accumulator_dtype,
+    collapse,
+    nothing,
+    quiet,
+    run_all,
 )  # fmt: skip
 from meshmpi.kernels.expressions import MapPlan
 from meshmpi.kernels.reduction import ChunkedReduction
 from meshmpi.scalar import Expr, Step
 
 SLAB_ELEMENTS = 1 << 22
-"""Of a converted operand: 16 MB of float32.  assumption: well above the cache, well below an operand."""
+"""Of a converted operand: 16 MB of float32.  assumption: above the cache, below an operand."""
 FLOP_PER_NS, CALL_NS, COPY_NS, VECTOR_NS = 120.0, 300.0, 0.7, 0.1
 """Of a large matrix product; of one BLAS call; per element copied; per element of a matrix times a
-vector.  Only the order of alternatives depends on them.  Measured: docs/performance.md."""
+vector.  Only the choice between alternatives depends on them (measured roughly on one machine)."""
 
 Strides = Mapping[str, int]
 """Dim -> distance between neighbours, in elements."""
@@ -102,13 +113,13 @@ def readable(rows: int, columns: int, row_step: int, column_step: int) -> bool:
 
 
 def choose(
-    sizes: Sizes, groups: Groups, a: Strides, b: Strides, y: Strides, must_pack: Sequence[bool]
+    sizes: Sizes, groups: Groups, strides: Sequence[Strides], must_pack: Sequence[bool]
 ) -> Choice:  # fmt: skip
     """The cheapest way; ``must_pack`` says which of a, b, y cannot be used in place at all."""
     best: Choice | None = None
     options = [(True,) if must else (False, True) for must in must_pack]
     for pack in itertools.product(*options):
-        for choice in _candidates(sizes, groups, (a, b, y), pack):
+        for choice in _candidates(sizes, groups, strides, pack):
             if best is None or choice.cost_ns < best.cost_ns:
                 best = choice
     assert best is not None  # copying all three is always possible
@@ -116,7 +127,7 @@ def choose(
 
 
 def _candidates(
-    sizes: Sizes, groups: Groups, strides: tuple[Strides, Strides, Strides], pack: Sequence[bool]
+    sizes: Sizes, groups: Groups, strides: Sequence[Strides], pack: Sequence[bool]
 ) -> Iterator[Choice]:  # fmt: skip
     a, b, y = strides
     pack_a, pack_b, pack_y = pack
@@ -214,10 +225,8 @@ class _GemmPlan(Plan):
         scratch = Scratch()
         self.slots: list[Slot | None] = []
         for position in range(3):
-            needed = [
-                math.prod(s.sizes[d] for d in s.choice.packed[position])
-                for s in self.slabs if s.choice.packed[position] is not None
-            ]  # fmt: skip
+            orders = [(s.sizes, s.choice.packed[position]) for s in self.slabs]
+            needed = [math.prod(n[d] for d in order) for n, order in orders if order is not None]
             self.slots.append(scratch.reserve((max(needed),), self.compute) if needed else None)
         self.workspace_bytes = scratch.bytes
 
@@ -240,7 +249,7 @@ class _GemmPlan(Plan):
             here = {d: min(cuts.get(d, n), n - begin.get(d, 0)) for d, n in sizes.items()}
             key = tuple(here.values())
             if key not in choices:
-                choices[key] = choose(here, self.groups, *self.strides, self.must_pack)
+                choices[key] = choose(here, self.groups, self.strides, self.must_pack)
             offsets = [sum(s.get(d, 0) * k for d, k in begin.items()) for s in self.strides]
             yield _Slab(here, (offsets[0], offsets[1], offsets[2]), choices[key])
 
@@ -321,7 +330,8 @@ class _PointwisePlan(Plan):
         workspace: np.ndarray, runtime: Runtime,
     ) -> Bound:  # fmt: skip
         sources = [
-            _strided(x, self.sizes, steps) for x, steps in zip(inputs, (self.a, self.b), strict=True)
+            _strided(x, self.sizes, steps)
+            for x, steps in zip(inputs, (self.a, self.b), strict=True)
         ]
         return self.reduction.bind(sources, np.multiply, outputs[0], workspace)
 
@@ -336,7 +346,9 @@ class ContractPlan(Plan):
         for x, other in ((a, b), (b, a)):
             alone = [d for d in x.names if d not in other.names and d not in y.names]
             if alone:
-                raise call.fail(f"{alone} are summed over, but only one operand has them.", "Reduce first.")
+                raise call.fail(
+                    f"{alone} are summed over, but only one operand has them.", "Reduce first."
+                )
         for x in (a, b, y):
             if any(sizes.get(d) != size for d, size in x.extents().items()):
                 raise call.fail(f"block {x.extents()} does not fit to {sizes}.")
@@ -377,5 +389,10 @@ def _products(call: Call) -> Plan:
     expr = Expr((Step("multiply", ("i0", "i1"), y.type.dtype),), ("t0",))
     squeezed = tuple(x.restricted(y.names) for x in call.inputs)
     return MapPlan(
-        Call(call.instruction.replaced(kind="map", attrs={"expr": expr}), squeezed, call.outputs, call.program)
+        Call(
+            call.instruction.replaced(kind="map", attrs={"expr": expr}),
+            squeezed,
+            call.outputs,
+            call.program,
+        )
     )

@@ -1,8 +1,8 @@
 """The error function from additions, multiplications, divisions and one exponential.
 
 NumPy has none.  With x the absolute value of the argument:
-x < 1: erf(x) = x q(x^2), q a polynomial; x >= 1: erf(x) = 1 - exp(-x^2) r(u), with r a polynomial in
-u = scale / (x + shift) + offset, which runs over [-1, 1].  The coefficients are Chebyshev
+x < 1: erf(x) = x q(x^2), q a polynomial; x >= 1: erf(x) = 1 - exp(-x^2) r(u), with r a polynomial
+in u = scale / (x + shift) + offset, which runs over [-1, 1].  The coefficients are Chebyshev
 interpolants of erf(sqrt z)/sqrt z and of exp(x^2) erfc(x), computed with 50 digits; the largest
 relative errors measured are 2.4e-16 (float64) and 1.6e-7 (float32).  Nothing here knows arrays.
 """

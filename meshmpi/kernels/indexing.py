@@ -12,11 +12,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshmpi.kernels.binding import (
-    Bound, Call, Operand, Plan, Runtime, Scratch, Slot, accumulator_dtype, named_view, nothing, quiet,
+    Bound,
+    Call,
+    Operand,
+    Plan,
+    Runtime,
+    Scratch,
+    Slot,
+    accumulator_dtype,
+    named_view,
+    nothing,
+    quiet,
 )  # fmt: skip
 
 PIECE_ELEMENTS = 65536
-"""Of the sorted updates that are summed at a time.  Measured: docs/performance.md."""
+"""Of the sorted updates summed at a time; the rate is flat from 16384 to 262144 (measured)."""
 _INT64 = np.dtype(np.int64)
 _BOOL = np.dtype(bool)
 
@@ -100,8 +110,8 @@ class GatherPlan(Plan):
 class ScatterAddPlan(Plan):
     """Inputs updates[index dims and rest, in any order] and index; output [dim and rest].
 
-    Updates are sorted by row, stably, and runs of equal rows are summed in that order, so the result
-    depends on nothing but the inputs.
+    Updates are sorted by row, stably, and runs of equal rows are summed in that order, so the
+    result depends on nothing but the inputs.
     """
 
     def __init__(self, call: Call):
@@ -124,7 +134,9 @@ class ScatterAddPlan(Plan):
             self.copied = scratch.reserve((self.count, self.width), updates.dtype)
         self.names = (dim, *self.rest)
         if self.names != y.names or self.sum_dtype != y.dtype:
-            self.total = scratch.reserve((self.block[1] - self.block[0], self.width), self.sum_dtype)
+            self.total = scratch.reserve(
+                (self.block[1] - self.block[0], self.width), self.sum_dtype
+            )
         self.taken = scratch.reserve((self.piece_rows, self.width), y.dtype)
         self.widened = self.taken
         if self.sum_dtype != y.dtype:
@@ -143,7 +155,11 @@ class ScatterAddPlan(Plan):
             return lambda: y.fill(0)
         locate, row, outside = self.rows.bind(index, workspace)
         canonical = named_view(updates, self.call.inputs[0], self.order)
-        source = updates.reshape(self.count, self.width) if self.copied is None else self.copied.array(workspace)
+        source = (
+            updates.reshape(self.count, self.width)
+            if self.copied is None
+            else self.copied.array(workspace)
+        )
         total = y.reshape(-1, self.width) if self.total is None else self.total.array(workspace)
         add_rows = self._bind_sum(source, total, workspace)
 
@@ -162,7 +178,7 @@ class ScatterAddPlan(Plan):
         return quiet(run)
 
     def _bind_sum(self, source: np.ndarray, total: np.ndarray, workspace: np.ndarray):
-        """A function that adds rows of ``source`` in the given order to the given rows of ``total``."""
+        """A function that adds rows of ``source``, in a given order, to given rows of ``total``."""
         taken, summed = self.taken.array(workspace), self.summed.array(workspace)
         widened = self.widened.array(workspace)
         step = self.piece_rows

@@ -13,7 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshmpi.kernels.binding import (
-    BFLOAT16, Bound, Call, Plan, Runtime, Scratch, named_view, nothing, quiet,
+    Bound,
+    Call,
+    Plan,
+    Runtime,
+    Scratch,
+    named_view,
+    nothing,
+    quiet,
 )  # fmt: skip
 
 PIECE_ELEMENTS = 65536

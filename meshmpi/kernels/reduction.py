@@ -13,12 +13,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from meshmpi.kernels.binding import (
-    Bound, Call, Plan, Runtime, Scratch, Slot, accumulator_dtype, collapse, named_view, nothing, quiet,
+    Bound,
+    Call,
+    Plan,
+    Runtime,
+    Scratch,
+    Slot,
+    accumulator_dtype,
+    collapse,
+    named_view,
+    nothing,
+    quiet,
 )  # fmt: skip
 from meshmpi.scalar import FLOATS
 
 PIECE_ELEMENTS = 131072
-"""Of a piece that is widened to float32.  Measured: docs/performance.md."""
+"""Of a piece that is computed before it is reduced: 0.5 MB of float32 (flat around it)."""
 LONG_SUM, SMALL_CHUNK = 256, 32768
 """Chunks of a two-level sum have so many rows, or so many elements if that is more."""
 

@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, named_view, nothing, run_all
+from meshmpi.kernels.binding import (
+    Bound,
+    Call,
+    Operand,
+    Plan,
+    Runtime,
+    named_view,
+    nothing,
+    run_all,
+)
 
 Pair = tuple[np.ndarray, np.ndarray]
 """(destination, source) views of equal shape."""
@@ -18,7 +27,9 @@ Pair = tuple[np.ndarray, np.ndarray]
 class CopyPlan(Plan):
     """Copies between views; ``pairs`` makes them from the arrays at binding."""
 
-    def __init__(self, call: Call, pairs: Callable[[Call, Sequence[np.ndarray], np.ndarray], list[Pair]]):
+    def __init__(
+        self, call: Call, pairs: Callable[[Call, Sequence[np.ndarray], np.ndarray], list[Pair]]
+    ):
         self.call = call
         self.pairs = pairs
 
@@ -47,7 +58,9 @@ def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
     return run
 
 
-def _block(array: np.ndarray, operand: Operand, dim: str, cut: slice, order: Sequence[str]) -> np.ndarray:
+def _block(
+    array: np.ndarray, operand: Operand, dim: str, cut: slice, order: Sequence[str]
+) -> np.ndarray:
     """A range of one dim, with the dims in ``order``."""
     position = operand.type.shape.position(dim)
     whole = array[(slice(None),) * position + (cut,)]
@@ -55,16 +68,21 @@ def _block(array: np.ndarray, operand: Operand, dim: str, cut: slice, order: Seq
 
 
 def transpose_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
+    """The input with its dims in the order of the output."""
     return [(out, named_view(inputs[0], call.inputs[0], call.outputs[0].names))]
 
 
 def view_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
+    """The elements in their order."""
     if inputs[0].size != out.size:
-        raise call.fail(f"blocks {call.inputs[0].sizes} and {call.outputs[0].sizes} differ in size.")
+        raise call.fail(
+            f"blocks {call.inputs[0].sizes} and {call.outputs[0].sizes} differ in size."
+        )
     return [(out.reshape(-1), inputs[0].reshape(-1))]
 
 
 def slice_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
+    """A range of one dim, with a stride."""
     a = call.attrs
     cut = slice(a["start"], a["stop"], a["stride"])
     return [(out, _block(inputs[0], call.inputs[0], a["dim"], cut, call.outputs[0].names))]
@@ -80,16 +98,23 @@ def pad_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list
     kept = slice(max(-before, 0), n_in - max(-after, 0))
     order = y.names
     return [
-        (_block(out, y, dim, slice(0, start), order), _block(number, y, dim, slice(0, start), order)),
+        (
+            _block(out, y, dim, slice(0, start), order),
+            _block(number, y, dim, slice(0, start), order),
+        ),
         (
             _block(out, y, dim, slice(start, stop), order),
             _block(inputs[0], x, dim, kept, order),
         ),
-        (_block(out, y, dim, slice(stop, None), order), _block(number, y, dim, slice(stop, None), order)),
+        (
+            _block(out, y, dim, slice(stop, None), order),
+            _block(number, y, dim, slice(stop, None), order),
+        ),
     ]
 
 
 def concat_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
+    """Each input into its part of the output."""
     y, dim = call.outputs[0], call.attrs["dim"]
     pairs, start = [], 0
     for array, x in zip(inputs, call.inputs, strict=True):
@@ -108,7 +133,7 @@ def take_shard_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) 
         start, stop = y.block[y.type.shape.position(name)]
         if stop > start and not have <= start <= stop <= end:
             raise call.fail(
-                f"block [{start}, {stop}) of '{name}' is not inside the block [{have}, {end}) held here.",
+                f"block [{start}, {stop}) of '{name}' is not inside the own block [{have}, {end}).",
                 "Redistribute through the whole dimension.",
             )
         cuts.append(slice(start - have, stop - have) if stop > start else slice(0, 0))

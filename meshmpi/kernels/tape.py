@@ -15,7 +15,7 @@ import numpy as np
 from meshmpi.errors import ProgramError
 from meshmpi.kernels.binding import BFLOAT16, FLOAT32, numpy_dtype
 from meshmpi.kernels.error_function import expand_erf
-from meshmpi.scalar import SCALAR_FUNCTIONS, Expr, Step
+from meshmpi.scalar import SCALAR_FUNCTIONS, Arg, Expr, Step
 
 Argument = Union[int, np.ndarray]
 """Number of a value of the tape, or a literal as an array without dimensions."""
@@ -141,12 +141,13 @@ class Tape:
         return numpy_dtype(step.dtype)
 
 
-def _literal(value: float | int | bool, dtype: np.dtype) -> np.ndarray:
+def _literal(value: Arg, dtype: np.dtype) -> np.ndarray:
     try:
         return np.array(value, dtype)
     except OverflowError:
         raise ProgramError(
-            f"map: the number {value} does not fit data type {dtype}.", "Convert the tensor with mm.cast()."
+            f"map: the number {value} does not fit data type {dtype}.",
+            "Convert the tensor with mm.cast().",
         ) from None
 
 
@@ -185,14 +186,15 @@ def _power(tape: Tape, args: Sequence[Argument], dtype: np.dtype) -> int:
 
 
 def _integer_power(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
-    """x ** y for whole numbers; a negative y gives 1 / x ** -y cut to a whole number (0 for x = 0)."""
+    """x ** y for whole numbers; y < 0 gives 1 / x ** -y cut to a whole number (0 for x = 0)."""
     odd = np.bitwise_and(y, 1) == 1
     inverse = np.where(np.abs(x) == 1, np.where(odd, x, 1), 0)
     np.copyto(out, np.where(y < 0, inverse, np.power(x, np.maximum(y, 0))), casting="unsafe")
 
 
 def _where(tape: Tape, args: Sequence[Argument], dtype: np.dtype) -> int:
-    return tape.select(*args, dtype)
+    condition, a, b = args
+    return tape.select(condition, a, b, dtype)
 
 
 def _erf(tape: Tape, args: Sequence[Argument], dtype: np.dtype) -> int:

@@ -25,7 +25,11 @@ def local_type(shape: str, dtype: str = "float32", **splits: str) -> LocalType:
 
 
 def one_instruction(
-    kind: str, inputs: Sequence[LocalType], outputs: Sequence[LocalType], seed: int = 0, **attrs: Any
+    kind: str,
+    inputs: Sequence[LocalType],
+    outputs: Sequence[LocalType],
+    seed: int = 0,
+    **attrs: Any,
 ) -> tuple[Instruction, Program]:
     """An instruction and a program that holds its types: inputs 0, 1, ..., then outputs."""
     n = len(inputs)
@@ -57,9 +61,15 @@ def cut(array: np.ndarray, block: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 def run(
-    kind: str, inputs: Sequence[LocalType], outputs: Sequence[LocalType], arrays: Sequence[np.ndarray],
-    step: int = 0, seed: int = 0, in_place: Mapping[int, int] | None = None, **attrs: Any,
-) -> Iterator[Ran]:  # fmt: skip
+    kind: str,
+    inputs: Sequence[LocalType],
+    outputs: Sequence[LocalType],
+    arrays: Sequence[np.ndarray],
+    step: int = 0,
+    seed: int = 0,
+    in_place: Mapping[int, int] | None = None,
+    **attrs: Any,
+) -> Iterator[Ran]:
     """Runs one instruction on every rank, twice, in a workspace of exactly the size it asks for.
 
     ``in_place`` maps outputs to the inputs whose memory they take (then it runs once).
@@ -73,9 +83,10 @@ def run(
         ]
         outs = [
             aligned_bytes(int(np.prod(t.local_sizes(MESH, at))) * numpy_dtype(t.dtype).itemsize)
-            .view(numpy_dtype(t.dtype)).reshape(t.local_sizes(MESH, at))
+            .view(numpy_dtype(t.dtype))
+            .reshape(t.local_sizes(MESH, at))
             for t in outputs
-        ]  # fmt: skip
+        ]
         for o, i in (in_place or {}).items():
             outs[o] = ins[i]
         n = workspace_bytes(instruction, program, at)
@@ -95,9 +106,14 @@ def run(
 
 
 def check(
-    kind: str, inputs: Sequence[LocalType], outputs: Sequence[LocalType], arrays: Sequence[np.ndarray],
-    expected: Sequence[np.ndarray], tolerance: float | None = None, **options: Any,
-) -> None:  # fmt: skip
+    kind: str,
+    inputs: Sequence[LocalType],
+    outputs: Sequence[LocalType],
+    arrays: Sequence[np.ndarray],
+    expected: Sequence[np.ndarray],
+    tolerance: float | None = None,
+    **options: Any,
+) -> None:
     """Runs on every rank and compares with the blocks of the expected global results."""
     for ran in run(kind, inputs, outputs, arrays, **options):
         for got, block, want, t in zip(ran.outputs, ran.blocks, expected, outputs, strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshmpi.kernels import indexing, ranking
-from tests.kernels.build import TOLERANCE, check, local_type, mixed, rounded, run
+from tests.kernels.build import MESH, TOLERANCE, check, local_type, mixed, rounded, run
 
 VOCAB, D, B, L = 11, 6, 4, 5
 INDEX = np.random.default_rng(0).integers(-2, VOCAB + 2, (B, L))
@@ -72,18 +72,26 @@ def test_scatter_add_without_rest_and_all_in_one_row():
 def test_empty_blocks():
     table = local_type("v:2;d:3", v="cols")  # one column of ranks has no rows
     x, index = mixed(2, 3).astype(np.float32), np.array([0, 1, 1, 0])
-    for ran in run("gather", [table, local_type("n:4", "int32")], [local_type("n:4;d:3")], [x, index], dim="v"):
+    for ran in run(
+        "gather", [table, local_type("n:4", "int32")], [local_type("n:4;d:3")], [x, index], dim="v"
+    ):
         own = np.arange(2) == ran.coordinates["cols"]
         np.testing.assert_array_equal(ran.outputs[0], (x * own[:, None])[index])
     one = local_type("n:1", "int32", n="rows")
-    for ran in run("scatter_add", [local_type("n:1;d:3", n="rows"), one], [local_type("v:2;d:3")],
-                   [x[:1], index[:1]], dim="v"):  # fmt: skip
+    for ran in run(
+        "scatter_add",
+        [local_type("n:1;d:3", n="rows"), one],
+        [local_type("v:2;d:3")],
+        [x[:1], index[:1]],
+        dim="v",
+    ):
         want = np.zeros((2, 3)) if ran.coordinates["rows"] else np.stack([x[0], 0 * x[0]])
         np.testing.assert_array_equal(ran.outputs[0], want)
 
 
 def top_k_oracle(x: np.ndarray, k: int) -> np.ndarray:
     """Indices along the last axis by Python's stable sort; NaN first."""
+
     def order(row):
         key = [(-np.inf, 0) if np.isnan(v) else (0, -float(v)) for v in row]
         return sorted(range(len(row)), key=lambda i: (key[i], i))[:k]
@@ -112,7 +120,7 @@ def test_top_k(dtype: str, k: int, position: int, piece: int, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_top_k_of_special_values(dtype: str):
-    x = np.array([0.0, -0.0, np.inf, np.nan, -np.inf, 1.0, np.nan, -1.0, 1e-30, -np.inf])
+    x = np.array([-0.0, 0.0, np.inf, np.nan, -np.inf, 1.0, np.nan, -1.0, 1e-30, -np.inf])
     types = [local_type("e:10", dtype)], [local_type("k:10", d) for d in (dtype, "int32")]
     at = np.array([3, 6, 2, 5, 8, 0, 1, 7, 4, 9])
     check("top_k", *types, [x], [x[at], at], dim="e", k="k")
@@ -121,11 +129,15 @@ def test_top_k_of_special_values(dtype: str):
 def test_top_k_of_a_vector_and_of_empty_rows():
     x = mixed(9)
     at = top_k_oracle(x, 2)
-    check("top_k", [local_type("e:9")], [local_type("k:2"), local_type("k:2", "int32")], [x],
-          [x[at], at], dim="e", k="k")  # fmt: skip
+    check(
+        "top_k",
+        [local_type("e:9")],
+        [local_type("k:2"), local_type("k:2", "int32")],
+        [x],
+        [x[at], at],
+        dim="e",
+        k="k",
+    )
     source = local_type("b:1;e:9", b="rows")
     outs = [local_type("b:1;k:2", d, b="rows") for d in ("float32", "int32")]
     check("top_k", [source], outs, [x[None]], [x[at][None], at[None]], dim="e", k="k")
-
-
-from tests.kernels.build import MESH  # noqa: E402

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshmpi.errors import ProgramError
-from meshmpi.kernels.error_function import expand_erf  # noqa: F401  (the module imports alone)
+from meshmpi.kernels import expressions
 from meshmpi.scalar import FLOATS, SCALAR_FUNCTIONS, Expr, Step, call, fill
 from tests.kernels.build import check, local_type, mixed, rounded, run
 
@@ -17,23 +17,70 @@ SPLITS = {"batch": "rows", "d_model": "cols"}
 erf = np.vectorize(math.erf, otypes=[np.float64])
 
 ORACLE = {
-    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide,
-    "floordiv": np.floor_divide, "mod": np.mod, "power": np.power, "minimum": np.minimum,
-    "maximum": np.maximum, "negative": np.negative, "abs": np.abs, "sign": np.sign,
-    "square": np.square, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x),
-    "reciprocal": lambda x: 1 / x, "exp": np.exp, "log": np.log, "log1p": np.log1p, "sin": np.sin,
-    "cos": np.cos, "tanh": np.tanh, "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "erf": erf,
-    "floor": np.floor, "less": np.less, "less_equal": np.less_equal, "greater": np.greater,
-    "greater_equal": np.greater_equal, "equal": np.equal, "not_equal": np.not_equal,
-    "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_not": np.logical_not,
-    "isfinite": np.isfinite, "where": np.where, "cast": lambda x: x, "identity": lambda x: x,
-}  # fmt: skip
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "power": np.power,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "negative": np.negative,
+    "abs": np.abs,
+    "sign": np.sign,
+    "square": np.square,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "reciprocal": lambda x: 1 / x,
+    "exp": np.exp,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "erf": erf,
+    "floor": np.floor,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_not": np.logical_not,
+    "isfinite": np.isfinite,
+    "where": np.where,
+    "cast": lambda x: x,
+    "identity": lambda x: x,
+}
 POSITIVE = ("sqrt", "rsqrt", "log", "log1p", "power")
 INTEGER = (
-    "add", "subtract", "multiply", "floordiv", "mod", "minimum", "maximum", "negative", "abs", "sign",
-    "square", "floor", "less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "where",
-    "identity", "isfinite", "power",
-)  # fmt: skip
+    "add",
+    "subtract",
+    "multiply",
+    "floordiv",
+    "mod",
+    "minimum",
+    "maximum",
+    "negative",
+    "abs",
+    "sign",
+    "square",
+    "floor",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "equal",
+    "not_equal",
+    "where",
+    "identity",
+    "isfinite",
+    "power",
+)
 
 
 def test_every_scalar_function_has_an_oracle():
@@ -71,10 +118,14 @@ def test_function(function: str, dtype: str):
     result = SCALAR_FUNCTIONS[function].result
     out = "bool" if result == "bool" else dtype
     check(
-        "map", [local_type(TYPE, d, **SPLITS) for d in dtypes], [local_type(TYPE, out, **SPLITS)],
-        arrays, [ORACLE[function](*held)], expr=call(function, len(arrays), out),
+        "map",
+        [local_type(TYPE, d, **SPLITS) for d in dtypes],
+        [local_type(TYPE, out, **SPLITS)],
+        arrays,
+        [ORACLE[function](*held)],
+        expr=call(function, len(arrays), out),
         tolerance=5e-6 if (function, dtype) == ("power", "float32") else None,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
@@ -89,9 +140,13 @@ def test_integer_function(function: str, dtype: str):
     held = [a.astype(t) for a, t in zip(arrays, types, strict=True)]
     result = "bool" if SCALAR_FUNCTIONS[function].result == "bool" else dtype
     check(
-        "map", [local_type(TYPE, d, **SPLITS) for d in dtypes], [local_type(TYPE, result, **SPLITS)],
-        arrays, [ORACLE[function](*held)], expr=call(function, len(arrays), result),
-    )  # fmt: skip
+        "map",
+        [local_type(TYPE, d, **SPLITS) for d in dtypes],
+        [local_type(TYPE, result, **SPLITS)],
+        arrays,
+        [ORACLE[function](*held)],
+        expr=call(function, len(arrays), result),
+    )
 
 
 def test_python_semantics_of_integer_division_and_negative_powers():
@@ -99,7 +154,9 @@ def test_python_semantics_of_integer_division_and_negative_powers():
     t = local_type("one:1;n:20", "int32")
     for function, divisor in (("floordiv", 3), ("floordiv", -3), ("mod", 3), ("mod", -3)):
         expr = Expr((Step(function, ("i0", divisor), "int32"),), ("t0",))
-        python = [x // divisor if function == "floordiv" else x % divisor for x in a.ravel().tolist()]
+        python = [
+            x // divisor if function == "floordiv" else x % divisor for x in a.ravel().tolist()
+        ]
         check("map", [t], [t], [a], [np.reshape(python, a.shape)], expr=expr)
     expr = Expr((Step("power", ("i0", -1), "int32"),), ("t0",))
     expected = np.where(a == 1, 1, np.where(a == -1, -1, 0))
@@ -107,10 +164,19 @@ def test_python_semantics_of_integer_division_and_negative_powers():
 
 
 CASTS = [
-    ("float32", "int32"), ("int32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float64"),
-    ("float64", "float32"), ("bool", "float32"), ("float32", "bool"), ("int64", "bfloat16"),
-    ("bfloat16", "int32"), ("bool", "bfloat16"), ("int32", "bool"), ("int32", "uint8"),
-]  # fmt: skip
+    ("float32", "int32"),
+    ("int32", "float32"),
+    ("float32", "bfloat16"),
+    ("bfloat16", "float64"),
+    ("float64", "float32"),
+    ("bool", "float32"),
+    ("float32", "bool"),
+    ("int64", "bfloat16"),
+    ("bfloat16", "int32"),
+    ("bool", "bfloat16"),
+    ("int32", "bool"),
+    ("int32", "uint8"),
+]
 
 
 @pytest.mark.parametrize(("source", "target"), CASTS)
@@ -127,8 +193,18 @@ def test_special_values_pass_without_warnings():
     a = np.array([[0.0, -0.0, np.inf, -np.inf, np.nan, 1e30, -1e30, 89.0]])
     t = local_type("one:1;n:8", "float32")
     functions = (
-        "reciprocal", "rsqrt", "log", "exp", "sqrt", "sigmoid", "tanh", "erf", "sin", "square", "sign"
-    )  # fmt: skip
+        "reciprocal",
+        "rsqrt",
+        "log",
+        "exp",
+        "sqrt",
+        "sigmoid",
+        "tanh",
+        "erf",
+        "sin",
+        "square",
+        "sign",
+    )
     for function in functions:
         with np.errstate(all="ignore"):
             oracle = ORACLE[function]
@@ -136,16 +212,22 @@ def test_special_values_pass_without_warnings():
         check("map", [t], [t], [a], [expected], expr=call(function, 1, "float32"))
     before = np.geterr()
     condition = np.isfinite(a)
-    expr = Expr((Step("isfinite", ("i0",), "bool"), Step("where", ("t0", "i0", 7.0), "float32")), ("t1",))
+    expr = Expr(
+        (Step("isfinite", ("i0",), "bool"), Step("where", ("t0", "i0", 7.0), "float32")), ("t1",)
+    )
     check("map", [t], [t], [a], [np.where(condition, a, 7)], expr=expr)
     assert np.geterr() == before
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_erf_is_accurate(dtype: str):
-    x = np.concatenate([
-        np.linspace(-6.5, 6.5, 20001), np.geomspace(1e-12, 1, 2000), -np.geomspace(1e-12, 1, 2000),
-    ]).astype(dtype)  # fmt: skip
+    x = np.concatenate(
+        [
+            np.linspace(-6.5, 6.5, 20001),
+            np.geomspace(1e-12, 1, 2000),
+            -np.geomspace(1e-12, 1, 2000),
+        ]
+    ).astype(dtype)
     x[0], x[1] = np.inf, -np.inf
     t = local_type(f"n:{x.size}", dtype)
     ran = next(run("map", [t], [t], [x], expr=call("erf", 1, dtype)))
@@ -185,9 +267,25 @@ def test_layer_norm_with_broadcasting_by_name(batch: int):
     ]
     expected = (x - mean[..., None]) / np.sqrt(variance.T[..., None] + 1e-6) * scale + bias
     check(
-        "map", inputs, inputs[:1], [x, mean, variance, scale, bias], [expected],
-        expr=LAYER_NORM, tolerance=2e-5,
-    )  # fmt: skip
+        "map",
+        inputs,
+        inputs[:1],
+        [x, mean, variance, scale, bias],
+        [expected],
+        expr=LAYER_NORM,
+        tolerance=2e-5,
+    )
+
+
+@pytest.mark.parametrize("piece", [1, 7, 30, 400])
+def test_pieces_of_any_size(piece: int, monkeypatch):
+    monkeypatch.setattr(expressions, "PIECE_ELEMENTS", piece)
+    test_layer_norm_with_broadcasting_by_name(3)
+    test_output_in_another_order_of_dims()
+    test_result_that_is_read_later_in_place()
+    test_results_may_be_inputs_or_twice_the_same()
+    for forms in (("x", "y"), ("y", 0)):
+        test_where_with_numbers_and_repeated_conditions("bfloat16", forms)
 
 
 ADAM = Expr(
@@ -218,15 +316,22 @@ def test_several_results_also_in_the_memory_of_inputs(in_place):
     m1, v1 = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
     expected = [m1, v1, w - 0.01 * m1 / (np.sqrt(v1) + 1e-8)]
     check(
-        "map", [t, t, t, t, local_type("")], [t, t, t], [g, m, v, w, rate], expected,
-        expr=ADAM, in_place=in_place, tolerance=1e-5,
-    )  # fmt: skip
+        "map",
+        [t, t, t, t, local_type("")],
+        [t, t, t],
+        [g, m, v, w, rate],
+        expected,
+        expr=ADAM,
+        in_place=in_place,
+        tolerance=1e-5,
+    )
 
 
 def test_result_that_is_read_later_in_place():
     """The second result needs the input whose memory the first result takes."""
     expr = Expr(
-        (Step("add", ("i0", 1.0), "float32"), Step("multiply", ("t0", "i0"), "float32")), ("t0", "t1")
+        (Step("add", ("i0", 1.0), "float32"), Step("multiply", ("t0", "i0"), "float32")),
+        ("t0", "t1"),
     )
     x, t = mixed(5, 4, 7), local_type(TYPE, **SPLITS)
     for in_place in (None, {0: 0}, {1: 0}):
@@ -247,14 +352,16 @@ def test_results_may_be_inputs_or_twice_the_same():
 def test_where_with_numbers_and_repeated_conditions(dtype: str, forms):
     condition = np.random.default_rng(0).random((5, 4)) > 0.5
     arrays = {"x": np.abs(mixed(5, 4, 7)).round() % 2, "y": np.abs(mixed(7, seed=1)).round() % 2}
-    number = (bool if dtype == "bool" else float if dtype in FLOATS else int)
+    number = bool if dtype == "bool" else float if dtype in FLOATS else int
     inputs = [local_type("batch:5;length:4", "bool", batch="rows")]
     data, args = [condition], []
     for form in forms:
         if isinstance(form, str):
             args.append(f"i{len(inputs)}")
             shape = TYPE if form == "x" else "d_model:7"
-            inputs.append(local_type(shape, dtype, **{k: v for k, v in SPLITS.items() if k in shape}))
+            inputs.append(
+                local_type(shape, dtype, **{k: v for k, v in SPLITS.items() if k in shape})
+            )
             data.append(arrays[form])
         else:
             args.append(number(form))
@@ -264,12 +371,23 @@ def test_where_with_numbers_and_repeated_conditions(dtype: str, forms):
     check("map", inputs, [local_type(TYPE, dtype, **SPLITS)], data, [want], expr=expr)
 
 
+@pytest.mark.parametrize("condition", [True, False])
+def test_where_with_a_number_as_condition(condition: bool):
+    x, y, t = mixed(5, 4, 7), mixed(5, 4, 7, seed=1), local_type(TYPE, **SPLITS)
+    expr = Expr((Step("where", (condition, "i0", "i1"), "float32"),), ("t0",))
+    check("map", [t, t], [t], [x, y], [x if condition else y], expr=expr)
+
+
 def test_where_keeps_nan_and_does_not_spread_it():
     x = np.array([[np.nan, 1.0, np.inf, -np.inf]])
     t = local_type("one:1;n:4", "float32")
-    expr = Expr((Step("less", ("i0", 2.0), "bool"), Step("where", ("t0", "i0", 0.0), "float32")), ("t1",))
+    expr = Expr(
+        (Step("less", ("i0", 2.0), "bool"), Step("where", ("t0", "i0", 0.0), "float32")), ("t1",)
+    )
     check("map", [t], [t], [x], [np.array([[0.0, 1.0, 0.0, -np.inf]])], expr=expr)
-    expr = Expr((Step("less", ("i0", 2.0), "bool"), Step("where", ("t0", 5.0, "i0"), "float32")), ("t1",))
+    expr = Expr(
+        (Step("less", ("i0", 2.0), "bool"), Step("where", ("t0", 5.0, "i0"), "float32")), ("t1",)
+    )
     check("map", [t], [t], [x], [np.array([[np.nan, 5.0, np.inf, 5.0]])], expr=expr)
 
 
@@ -302,7 +420,14 @@ def test_fill_and_scalars_and_empty_blocks():
         t = local_type("batch:3;io:5", dtype, batch="rows", io="cols")
         check("map", [], [t], [], [np.full((3, 5), value)], expr=fill(value, dtype))
     scalar = local_type("", "float32")
-    check("map", [scalar], [scalar], [np.array(3.0)], [np.array(9.0)], expr=call("square", 1, "float32"))
+    check(
+        "map",
+        [scalar],
+        [scalar],
+        [np.array(3.0)],
+        [np.array(9.0)],
+        expr=call("square", 1, "float32"),
+    )
     tiny = local_type("batch:1;io:2", batch="rows", io="cols")  # some blocks are empty
     x = mixed(1, 2)
     check("map", [tiny], [tiny], [x], [np.exp(x)], expr=call("exp", 1, "float32"))

@@ -15,7 +15,9 @@ from tests.kernels.build import MESH, TOLERANCE, check, local_type, mixed, round
 SIZES = {"b": 5, "l": 4, "h": 3, "d": 7}
 ORACLE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 NAMES = tuple(SIZES)
-KEPT = [k for r in range(5) for k in itertools.permutations(NAMES, r) if r < 3 or k == tuple(sorted(k))]
+KEPT = [
+    k for r in range(5) for k in itertools.permutations(NAMES, r) if r < 3 or k == tuple(sorted(k))
+]
 
 
 def of(names, dtype: str, **splits: str):
@@ -32,7 +34,9 @@ def expected(x: np.ndarray, kept, op: str) -> np.ndarray:
 @pytest.mark.parametrize("op", ORACLE)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_reduce_to_every_set_of_dims(op: str, dtype: str):
-    x = rounded(np.sign(mixed(*SIZES.values())) * (0.7 + np.abs(mixed(*SIZES.values()) / 10)), dtype)
+    x = rounded(
+        np.sign(mixed(*SIZES.values())) * (0.7 + np.abs(mixed(*SIZES.values()) / 10)), dtype
+    )
     for kept in KEPT:
         want = expected(x, kept, op)
         bound = TOLERANCE[dtype] * (10 if op == "prod" else 3)
@@ -41,9 +45,14 @@ def test_reduce_to_every_set_of_dims(op: str, dtype: str):
         splits = {"b": "rows", "d": "cols"}
         kept_splits = {n: a for n, a in splits.items() if n in kept}
         check(
-            "reduce", [of(NAMES, dtype, **kept_splits)], [of(kept, dtype, **kept_splits)], [x], [want],
-            op=op, tolerance=bound,
-        )  # fmt: skip
+            "reduce",
+            [of(NAMES, dtype, **kept_splits)],
+            [of(kept, dtype, **kept_splits)],
+            [x],
+            [want],
+            op=op,
+            tolerance=bound,
+        )
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
@@ -61,16 +70,30 @@ def test_integers(op: str, dtype: str):
 def test_bool():
     x = mixed(*SIZES.values()) > 2
     for op, oracle in (("max", np.any), ("min", np.all), ("prod", np.all)):
-        check("reduce", [of(NAMES, "bool")], [of(("d",), "bool")], [x], [oracle(x, axis=(0, 1, 2))], op=op)
+        check(
+            "reduce",
+            [of(NAMES, "bool")],
+            [of(("d",), "bool")],
+            [x],
+            [oracle(x, axis=(0, 1, 2))],
+            op=op,
+        )
     with pytest.raises(ProgramError, match="Count with a cast"):
         list(run("reduce", [of(NAMES, "bool")], [of(("d",), "bool")], [x], op="sum"))
 
 
 IDENTITY = {
-    ("sum", "float32"): 0, ("prod", "float32"): 1, ("max", "float32"): -math.inf,
-    ("min", "bfloat16"): math.inf, ("max", "int32"): -(2**31), ("min", "int64"): 2**63 - 1,
-    ("max", "uint8"): 0, ("min", "uint8"): 255, ("max", "bool"): 0, ("min", "bool"): 1,
-}  # fmt: skip
+    ("sum", "float32"): 0,
+    ("prod", "float32"): 1,
+    ("max", "float32"): -math.inf,
+    ("min", "bfloat16"): math.inf,
+    ("max", "int32"): -(2**31),
+    ("min", "int64"): 2**63 - 1,
+    ("max", "uint8"): 0,
+    ("min", "uint8"): 255,
+    ("max", "bool"): 0,
+    ("min", "bool"): 1,
+}
 
 
 @pytest.mark.parametrize(("op", "dtype"), IDENTITY)
@@ -107,9 +130,14 @@ def test_bfloat16_in_pieces(monkeypatch):
             for kept in KEPT:
                 want = expected(x, kept, op)
                 check(
-                    "reduce", [of(NAMES, dtype)], [of(kept, dtype)], [x], [want], op=op,
+                    "reduce",
+                    [of(NAMES, dtype)],
+                    [of(kept, dtype)],
+                    [x],
+                    [want],
+                    op=op,
                     tolerance=TOLERANCE[dtype] * 3,
-                )  # fmt: skip
+                )
 
 
 def test_sums_of_bfloat16_are_accumulated_in_float32():

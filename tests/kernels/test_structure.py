@@ -50,14 +50,10 @@ def test_pad(widths, dtype: str):
     x = X > 0 if dtype == "bool" else X
     value = True if dtype == "bool" else 3
     kept = x[:, max(0, -before) : x.shape[1] - max(0, -after)]
-    want = np.pad(
-        kept, ((0, 0), (max(0, before), max(0, after)), (0, 0)), constant_values=value
-    )
+    want = np.pad(kept, ((0, 0), (max(0, before), max(0, after)), (0, 0)), constant_values=value)
     source = local_type("b:5;l:4;d:7", dtype, **SPLITS)
     out = local_type(f"b:5;l:{want.shape[1]};d:7", dtype, **SPLITS)
-    check(
-        "pad", [source], [out], [x], [want], dim="l", before=before, after=after, value=value
-    )
+    check("pad", [source], [out], [x], [want], dim="l", before=before, after=after, value=value)
 
 
 def test_concat():
@@ -70,11 +66,14 @@ def test_concat():
 @pytest.mark.parametrize(
     ("old", "new", "dim"),
     [
-        ({}, {"b": "rows"}, "b"), ({}, {"d": "cols"}, "d"), ({}, {"b": "rows+cols"}, "b"),
-        ({"b": "rows"}, {"b": "rows+cols"}, "b"), ({"d": "cols"}, {"b": "rows", "d": "cols"}, "b"),
+        ({}, {"b": "rows"}, "b"),
+        ({}, {"d": "cols"}, "d"),
+        ({}, {"b": "rows+cols"}, "b"),
+        ({"b": "rows"}, {"b": "rows+cols"}, "b"),
+        ({"d": "cols"}, {"b": "rows", "d": "cols"}, "b"),
         ({"b": "cols"}, {"b": "cols+rows"}, "b"),
     ],
-)  # fmt: skip
+)
 def test_take_shard(old, new, dim: str):
     x = mixed(12, 4, 7)
     types = [local_type("b:12;l:4;d:7", **s) for s in (old, new)]
@@ -85,12 +84,20 @@ def test_take_shard(old, new, dim: str):
 def test_take_shard_of_few_elements():
     x = mixed(2, 3)
     types = local_type("b:2;d:3"), local_type("b:2;d:3", b="rows+cols")
-    check("take_shard", types[:1], types[1:], [x], [x.astype(np.float32)], dim="b", axes=("rows", "cols"))
+    check(
+        "take_shard",
+        types[:1],
+        types[1:],
+        [x],
+        [x.astype(np.float32)],
+        dim="b",
+        axes=("rows", "cols"),
+    )
 
 
 def test_take_shard_across_the_own_block_is_refused():
     types = local_type("b:8", b="rows"), local_type("b:8", b="rows+cols")
-    with pytest.raises(ProgramError, match="is not inside the block"):
+    with pytest.raises(ProgramError, match="is not inside the own block"):
         list(run("take_shard", types[:1], types[1:], [mixed(8)], dim="b", axes=("cols",)))
 
 
@@ -110,7 +117,22 @@ def test_empty_blocks():
     source = local_type("b:1;d:3", b="rows")
     assert MESH.axis_size("rows") == 2
     check("transpose", [source], [local_type("d:3;b:1", b="rows")], [x], [x.T.astype(np.float32)])
-    check("concat", [source, source], [local_type("b:1;d:6", b="rows")], [x, x],
-          [np.concatenate([x, x], 1).astype(np.float32)], dim="d")  # fmt: skip
-    check("pad", [source], [local_type("b:1;d:5", b="rows")], [x],
-          [np.pad(x, ((0, 0), (1, 1))).astype(np.float32)], dim="d", before=1, after=1, value=0)  # fmt: skip
+    check(
+        "concat",
+        [source, source],
+        [local_type("b:1;d:6", b="rows")],
+        [x, x],
+        [np.concatenate([x, x], 1).astype(np.float32)],
+        dim="d",
+    )
+    check(
+        "pad",
+        [source],
+        [local_type("b:1;d:5", b="rows")],
+        [x],
+        [np.pad(x, ((0, 0), (1, 1))).astype(np.float32)],
+        dim="d",
+        before=1,
+        after=1,
+        value=0,
+    )
