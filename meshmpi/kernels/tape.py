@@ -15,7 +15,7 @@ import numpy as np
 from meshmpi.errors import ProgramError
 from meshmpi.kernels.binding import BFLOAT16, FLOAT32, numpy_dtype
 from meshmpi.kernels.error_function import expand_erf
-from meshmpi.scalar import SCALAR_FUNCTIONS, Arg, Expr, Step
+from meshmpi.scalar import SCALAR_FUNCTIONS, Expr, Step
 
 Argument = Union[int, np.ndarray]
 """Number of a value of the tape, or a literal as an array without dimensions."""
@@ -141,14 +141,13 @@ class Tape:
         return numpy_dtype(step.dtype)
 
 
-def _literal(value: Arg, dtype: np.dtype) -> np.ndarray:
-    try:
-        return np.array(value, dtype)
-    except OverflowError:
+def _literal(value: Any, dtype: np.dtype) -> np.ndarray:
+    if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
         raise ProgramError(
             f"map: the number {value} does not fit data type {dtype}.",
             "Convert the tensor with mm.cast().",
-        ) from None
+        )
+    return np.array(value, dtype)
 
 
 def _copy(x: np.ndarray, out: np.ndarray) -> None:
