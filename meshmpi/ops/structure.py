@@ -76,7 +76,7 @@ class Reshape(Operation):
 
     def lower(self, lowering: Any) -> None:
         (x,) = self.inputs
-        lowering.define(self.output, lowering.reshape(lowering.value(x), self.output))
+        lowering.define(self.output, lowering.reshape(lowering.computed(x), self.output))
 
 
 def reshape(x: Tensor, new_shape: ShapeLike) -> Tensor:

@@ -108,6 +108,7 @@ def test_sequence_parallel(expected):
     np.testing.assert_allclose(losses(MODEL, config=config), expected, **EQUAL)
     two, three = (counts(MODEL, config.with_options(layers=n)) for n in (2, 3))
     assert three["reduce_scatter"] - two["reduce_scatter"] == 4
+    assert three["all_gather"] - two["all_gather"] == 4
     assert three["all_reduce"] == two["all_reduce"]
 
 
