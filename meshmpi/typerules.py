@@ -88,9 +88,11 @@ def verify(program: Program) -> None:
         ProgramError: Naming the instruction, its types, the rule and the source line.
     """
     defined: set[int] = set()
+    memory = _StoredValues()
     for n, i in enumerate(program.instructions):
         try:
             _check_wiring(program, i, defined)
+            memory.follow(i)
             _RULES[i.kind](program, i, [program.types[v] for v in i.inputs])
         except (Violation, KeyError) as e:
             inputs = ", ".join(str(program.types.get(v)) for v in i.inputs)
@@ -101,10 +103,37 @@ def verify(program: Program) -> None:
             ) from None  # fmt: skip
         defined.update(i.outputs)
     for name, v in program.fetches.items():
-        if v not in defined or program.types[v].partial:
+        if v not in defined or program.types[v].partial or memory.is_overwritten(v):
             raise ProgramError(
-                f"fetch '{name}' is undefined or unfinished.", "This is a bug in a pass."
+                f"fetch '{name}' is undefined, unfinished or overwritten.",
+                "This is a bug in a pass.",
             )
+
+
+class _StoredValues:
+    """Which values are the memory of a variable, and which variables have been written.
+
+    A read makes no copy, so what it gave must not be used once its variable is written.
+    """
+
+    def __init__(self) -> None:
+        self._variable: dict[int, str] = {}
+        self._written: set[str] = set()
+
+    def is_overwritten(self, v: int) -> bool:
+        return self._variable.get(v) in self._written
+
+    def follow(self, i: Instruction) -> None:
+        for v in i.inputs:
+            _require(not self.is_overwritten(v), f"uses '{self._variable.get(v)}' after its write")
+        if i.kind == "read":
+            _require(i.attrs["variable"] not in self._written, "reads what the step has written")
+            self._variable[i.outputs[0]] = i.attrs["variable"]
+        elif i.kind == "view" and i.inputs[0] in self._variable:
+            self._variable[i.outputs[0]] = self._variable[i.inputs[0]]
+        elif i.kind == "write":
+            _require(i.attrs["variable"] not in self._written, "writes a variable twice")
+            self._written.add(i.attrs["variable"])
 
 
 def _check_wiring(program: Program, i: Instruction, defined: set[int]) -> None:
@@ -175,6 +204,11 @@ def _map_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None
         for x in xs:
             _same_splits(x, y, x.shape.names)
     _check_tape(expr, len(xs))
+    dtypes = {f"i{k}": x.dtype for k, x in enumerate(xs)}
+    dtypes.update((f"t{k}", s.dtype) for k, s in enumerate(expr.steps))
+    _require(
+        [dtypes[r] for r in expr.results] == [y.dtype for y in ys], "makes another data type"
+    )
     partials = {x.partial for x in xs if x.partial}
     if partials or ys[0].partial:
         _require(partials == {ys[0].partial}, f"mixes reductions pending over {partials}")
@@ -238,6 +272,7 @@ def _contract_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) ->
     y = _out(program, i)
     _require(len(xs) == 2, "takes two operands")
     a, b = xs
+    _require(a.dtype == b.dtype, "multiplies two data types")
     _same_splits(a, b, [n for n in a.shape.names if b.shape.find(n) >= 0])
     for n in y.shape.names:
         _same_splits(y, a if a.shape.find(n) >= 0 else b, [n])

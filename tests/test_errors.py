@@ -153,6 +153,12 @@ def test_assignments(graph):
     assert f"{HERE}:{line() - 3}" in str(e)
 
 
+def test_a_variable_updated_twice_in_a_step(graph):
+    w = mm.get_variable("w", "a:4")
+    updates = [mm.assign(w, w + 1.0), mm.assign(w, w * 2.0)]
+    refused(VariableError, lambda: _compile(graph, w, updates=updates), "'w'", "twice", f"{HERE}:{line() - 1}")
+
+
 def test_gradient_seed_of_another_shape(graph):
     x = mm.placeholder("x", "a:4")
     refused(ShapeError, lambda: mm.gradients(x * 2.0, [x], [mm.ones("a:5")]), "[a=5]", "[a=4]")

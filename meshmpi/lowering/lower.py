@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshmpi.dims import Axes, Layout, MeshShape, Shape
+from meshmpi.errors import VariableError
 from meshmpi.graph import Graph, Operation, Tensor, Update, Variable
 from meshmpi.lowering.placement import Placement, Splits
 from meshmpi.lowering.redistribute import moves
@@ -318,6 +319,11 @@ class Lowering:
         ready: list[tuple[Update, int]] = []
         for update in updates:
             self.source = update.value.source
+            if any(update.variable is earlier.variable for earlier, _ in ready):
+                raise VariableError(
+                    f"variable '{update.variable.name}' is updated twice in one step.",
+                    "Combine the updates into one value.", str(self.source),
+                )  # fmt: skip
             t = self._declare(update.variable)
             value = self.redistribute(self.transpose(self.value(update.value), t.shape), t.splits)
             ready.append((update, self._apart(value)))
