@@ -16,8 +16,7 @@ from meshmpi import collective_bytes as cb
 from meshmpi.errors import ConfigError
 from meshmpi.flops import instruction_flops
 from meshmpi.kernels import Runtime, bind, workspace_bytes
-from meshmpi.kernels.native import NATIVE_KINDS, NativeKernels
-from meshmpi.kernels.native import available as native_available
+from meshmpi.kernels.native import NATIVE_KINDS, CompilerError, NativeKernels
 from meshmpi.passes.memory import MemoryPlan, plan_memory, round_up
 from meshmpi.program import COLLECTIVES, Instruction, Program
 from meshmpi.runtime.arrays import aligned_empty, block_sizes, numpy_dtype, view_of
@@ -115,8 +114,9 @@ class RankState:
 
     def flops_by_kind(self) -> dict[str, int]:
         """Kind of instruction -> FLOP of one run, by the shapes of the arrays its kernels work on."""
-
-        inner = {v: t for i in self.program.instructions for v, t in i.attrs.get("inner", {}).items()}
+        inner = {
+            v: t for i in self.program.instructions for v, t in i.attrs.get("inner", {}).items()
+        }
 
         def extents(v: int) -> dict[str, int]:
             if v in inner:  # lives in registers or scratch only
@@ -190,9 +190,10 @@ class Executor:
         return [self._bind_local(i, s) for s in self.states]
 
     def _bind_local(self, i: Instruction, s: RankState) -> Thunk:
-        bound = None if self.native is None else self.native.bind(i, s.coordinates, s.arrays)
-        if bound is not None:
-            return bound
+        if self.native is not None:
+            bound = self.native.bind(i, self.program, s.coordinates, s.arrays, self.runtime)
+            if bound is not None:
+                return bound
         return bind(i, self.program, s.coordinates, s.arrays, s.workspace, self.runtime)
 
     def _native_kernels(self, kernels: str) -> NativeKernels | None:
@@ -202,15 +203,20 @@ class Executor:
         """
         if kernels == "numpy" or (kernels == "auto" and _points(self.program) < NATIVE_POINTS):
             return None
-        can = native_available()
-        if not self.simulated:
-            can = all(self.mesh.comm.allgather(can))
-        if can:
-            return NativeKernels(self.program, [s.coordinates for s in self.states])
+        native, problem = None, ""
+        try:
+            native = NativeKernels(self.program, [s.coordinates for s in self.states])
+        except CompilerError as e:
+            problem = str(e)
+        problems = [problem] if self.simulated else self.mesh.comm.allgather(problem)
+        failed = {rank: p for rank, p in enumerate(problems) if p}
+        if not failed:
+            return native
+        rank, first = next(iter(failed.items()))
         if kernels == "native":
             raise ConfigError(
-                "kernels='native' needs a C compiler on every rank, and one has none that works.",
-                "Install one (Debian: apt install gcc), set MESHMPI_CC, or use kernels='numpy'.",
+                f"kernels='native' needs a C compiler that works on every rank; on rank {rank}: {first}",
+                "Or use kernels='auto', which takes NumPy where there is none.",
             )
         return None
 
@@ -220,7 +226,10 @@ class Executor:
         return arrays if self.simulated else arrays[0]
 
     def _bind_collective(self, i: Instruction) -> Thunk:
-        axes, workspace = i.attrs["axes"], {} if self.simulated else {"workspace": self.states[0].workspace}
+        axes, workspace = (
+            i.attrs["axes"],
+            {} if self.simulated else {"workspace": self.states[0].workspace},
+        )
         if i.kind == "all_reduce":
             return self._bind_all_reduce(i, axes, workspace)
         x, out = self._arrays(i.inputs[0]), self._arrays(i.outputs[0])

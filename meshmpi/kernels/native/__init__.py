@@ -1,84 +1,123 @@
-"""Generated C kernels for maps, reductions and segments.
+"""Generated C kernels for maps, reductions, uniform random numbers and segments.
 
-`NativeKernels` generates the source of all such instructions of a program, builds it once and binds
-instructions to its functions.  NumPy stays the oracle; whatever has no native form is left to it.
+`NativeKernels` generates the source of all such instructions of its programs, builds it once and
+binds instructions to its functions.  NumPy stays the oracle; whatever has no native form is left to
+it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from meshmpi.kernels.binding import Runtime
 from meshmpi.kernels.native.compiler import CompilerError, available, load_library
+from meshmpi.kernels.native.nest import Unsupported, first_counter
 from meshmpi.kernels.native.prelude import PRELUDE
-from meshmpi.kernels.native.source import Unsupported, function_body
+from meshmpi.kernels.native.source import function_body
+from meshmpi.kernels.random_numbers import stream_key
 from meshmpi.program import Instruction, Program
 
-__all__ = ["CompilerError", "NativeKernels", "available"]
-NATIVE_KINDS = ("map", "reduce", "segment")
+__all__ = ["CompilerError", "NativeKernels", "Unsupported", "available", "function_body"]
+NATIVE_KINDS = ("map", "reduce", "random", "segment")
 
 
 class NativeKernels:
-    """The native functions of a program, for the ranks that this process plays.
+    """The native functions of programs, for the ranks that this process plays.
 
     Args:
-        program: A verified program.
+        programs: A verified program, or several to be built together.
         coordinates: Of each rank played.
+
+    Attributes:
+        functions: How many C functions were made; instructions of equal form share one.
 
     Raises:
         CompilerError: There is no compiler, or it failed.
     """
 
-    def __init__(self, program: Program, coordinates: Sequence[Mapping[str, int]]):
+    def __init__(
+        self, programs: Program | Iterable[Program], coordinates: Sequence[Mapping[str, int]]
+    ):
         self._names: dict[tuple, str] = {}
         functions: dict[str, str] = {}
-        for where in coordinates:
-            for i in program.instructions:
-                if i.kind not in NATIVE_KINDS:
-                    continue
-                try:
-                    body = function_body(i, program.types, program.mesh, where)
-                except Unsupported:
-                    continue
-                body = _renumbered(body)
-                name = "k" + hashlib.sha256(body.encode()).hexdigest()[:20]
-                functions[name] = body
-                self._names[(i.outputs, tuple(where.items()))] = name
+        for program in [programs] if isinstance(programs, Program) else programs:
+            for where in coordinates:
+                for i in program.instructions:
+                    body = self._body(i, program, where)
+                    if body is not None:
+                        name = "k" + hashlib.sha256(body.encode()).hexdigest()[:20]
+                        functions[name] = body
+                        self._names[_key(program, i, where)] = name
         source = [PRELUDE, *(f"void {n}(void **p) {{\n{b}\n}}" for n, b in functions.items())]
         self.functions = len(functions)
         self._library = load_library("\n".join(source)) if functions else None
 
+    @staticmethod
+    def _body(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> str | None:
+        if i.kind not in NATIVE_KINDS:
+            return None
+        try:
+            return function_body(i, program.types, program.mesh, coordinates)
+        except Unsupported:
+            return None
+
     def bind(
-        self, i: Instruction, coordinates: Mapping[str, int], arrays: Mapping[int, np.ndarray]
-    ) -> Callable[[], None] | None:
-        """The instruction as a function without arguments; None where NumPy must do it."""
-        name = self._names.get((i.outputs, tuple(coordinates.items())))
+        self, i: Instruction, program: Program, coordinates: Mapping[str, int],
+        arrays: Mapping[int, np.ndarray], runtime: Runtime,
+    ) -> Callable[[], None] | None:  # fmt: skip
+        """The instruction as a function without arguments; None where NumPy must do it.
+
+        Args:
+            i: Of ``program``, one of those the kernels were made for.
+            program: The same object.
+            coordinates: Of the rank.
+            arrays: Value number -> array of its block, C-contiguous.
+            runtime: Read when the function is called.
+        """
+        name = self._names.get(_key(program, i, coordinates))
         if name is None:
             return None
         function = getattr(self._library, name)
         function.restype, function.argtypes = None, [ctypes.c_void_p]
-        used = [arrays[v] for v in (*i.inputs, *i.outputs)]
+        streams = _Streams(i, program, coordinates, runtime)
+        used = [*(arrays[v] for v in (*i.inputs, *i.outputs)), *streams.arrays]
         addresses = (ctypes.c_void_p * len(used))(*(a.ctypes.data for a in used))
         pointer = ctypes.cast(addresses, ctypes.c_void_p)
 
         def run() -> None:
             function(pointer)
 
-        run.keep = (addresses, used)  # type: ignore[attr-defined]
-        return run
+        def run_random() -> None:
+            streams.advance()
+            function(pointer)
+
+        chosen = run_random if streams.arrays else run
+        chosen.keep = (addresses, used)  # type: ignore[attr-defined]
+        return chosen
 
 
-def _renumbered(body: str) -> str:
-    """The body with values numbered in order of appearance, so that equal layers share a function."""
-    import re
+class _Streams:
+    """The keys of an instruction's random numbers: the only thing that changes with the step."""
 
-    number: dict[str, str] = {}
+    def __init__(
+        self, i: Instruction, program: Program, coordinates: Mapping[str, int], runtime: Runtime
+    ):
+        body = [j for j in i.attrs.get("body", (i,)) if j.kind == "random"]
+        types = {**program.types, **i.attrs.get("inner", {})}
+        self.names = [j.attrs["key"] for j in body]
+        self.seed, self.runtime = program.seed, runtime
+        starts = [first_counter(types[j.outputs[0]], program.mesh, coordinates) for j in body]
+        self.arrays = [np.array([0, n], np.uint64) for n in starts]
 
-    def renamed(match: re.Match) -> str:
-        prefix, digits, rest = match.groups()
-        return prefix + number.setdefault(digits, str(len(number))) + rest
+    def advance(self) -> None:
+        """Sets the keys of the running step."""
+        for a, name in zip(self.arrays, self.names, strict=True):
+            a[0] = stream_key(self.seed, name, self.runtime.step)
 
-    return re.sub(r"\b(t|v|x|a|b|sum|part)(\d+)((?:_\d+)?)\b", renamed, body)
+
+def _key(program: Program, i: Instruction, coordinates: Mapping[str, int]) -> tuple:
+    return (id(program), i.outputs, tuple(coordinates.items()))

@@ -2,11 +2,12 @@
 
 The cache key is the source, the compiler and the CPU.  One process of a node builds, the others
 wait for it; a library appears under its name only when it is complete, so that any number of ranks
-and jobs may start at once.
+and jobs may start at once.  The lock is the kernel's: it ends with the process that holds it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -17,17 +18,18 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from meshmpi.errors import MeshmpiError
 
 FLAGS = (
-    "-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-w",
-    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
-    "-freciprocal-math", "-ffp-contract=fast",
+    "-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-w", "-fwrapv",
+    "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
 )  # fmt: skip
-"""Of -ffast-math everything but -ffinite-math-only: NaN and infinities keep their meaning."""
-OPTIONAL_FLAGS = ("-mprefer-vector-width=512", "-fopenmp")
+"""Nothing of -ffast-math that changes values: -fassociative-math turns (x + y) - x into y, and
+inf - inf into 0.  Sums are reordered where the source says so, by ``omp simd reduction``."""
+OPTIONAL_FLAGS = ("-mprefer-vector-width=512", "-fopenmp-simd", "-fopenmp")
 """Left out where the compiler refuses them."""
 BUILD_SECONDS = 300
 """A compiler that takes longer is taken for hung."""
@@ -37,14 +39,17 @@ class CompilerError(MeshmpiError):
     """There is no usable C compiler, or it refused generated code."""
 
 
-@functools.lru_cache(maxsize=1)
 def compiler() -> tuple[str, ...]:
     """The compiler command with all flags it accepts: $MESHMPI_CC, $CC, cc, gcc or clang.
 
     Raises:
         CompilerError: None is found, or it cannot build a trivial file.
     """
-    wanted = os.environ.get("MESHMPI_CC") or os.environ.get("CC")
+    return _command(os.environ.get("MESHMPI_CC") or os.environ.get("CC") or "")
+
+
+@functools.lru_cache(maxsize=8)
+def _command(wanted: str) -> tuple[str, ...]:
     candidates = [wanted] if wanted else ["cc", "gcc", "clang"]
     found = next((c for c in candidates if shutil.which(shlex.split(c)[0])), None)
     if found is None:
@@ -64,39 +69,71 @@ def compiler() -> tuple[str, ...]:
 
 
 def _accepts(command: tuple[str, ...]) -> bool:
+    """Whether a trivial library comes out, and can be loaded."""
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "t.c")
-        source.write_text("int f(void) { return 0; }\n")
-        done = subprocess.run(
-            [*command, str(source), "-o", str(Path(folder, "t.so"))],
-            capture_output=True,
-            timeout=60,
+        source, library = Path(folder, "t.c"), Path(folder, "t.so")
+        source.write_text("#include <math.h>\nint f(void) { return 0; }\n")
+        try:
+            _run([*command, str(source), "-o", str(library), "-lm"], 60)
+            ctypes.CDLL(str(library))
+        except (CompilerError, OSError):
+            return False
+    return True
+
+
+def _run(command: list[str], seconds: float) -> str:
+    """What the command printed.
+
+    Raises:
+        CompilerError: It could not be started, failed or took too long.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise CompilerError(
+            f"the C compiler did not run: {e}.", "Set MESHMPI_CC, or use kernels='numpy'."
+        ) from e
+    if done.returncode:
+        raise CompilerError(
+            f"the C compiler failed on generated code:\n{done.stderr[-2000:]}",
+            "Use kernels='numpy' and report this.",
         )
-        return done.returncode == 0
+    return done.stdout
 
 
 def available() -> bool:
     """Whether native kernels can be built here."""
     try:
         compiler()
-    except (CompilerError, OSError, subprocess.TimeoutExpired):
+    except CompilerError:
         return False
     return True
 
 
 def cache_folder() -> Path:
-    """$MESHMPI_CACHE, or meshmpi in the user's cache folder; a private temporary one if unwritable."""
+    """$MESHMPI_CACHE or the user's cache folder; where that is not writable, a temporary one."""
     base = os.environ.get("MESHMPI_CACHE")
     if not base:
         home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         base = os.path.join(home, "meshmpi")
-    folder = Path(base, "kernels")
+    shared = Path(tempfile.gettempdir(), f"meshmpi-{os.getuid()}")
+    for folder in (Path(base), shared):
+        if _usable(folder):
+            return folder / "kernels"
+    return Path(tempfile.mkdtemp(prefix="meshmpi-kernels-"))
+
+
+def _usable(base: Path) -> bool:
+    """Whether libraries can be kept below ``base``, where nobody else could have put others."""
+    folder = base / "kernels"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        base.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
-            return folder
+            status = folder.stat()
+            return status.st_uid == os.getuid() and not status.st_mode & 0o002
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="meshmpi-kernels-"))
+        return False
 
 
 @functools.lru_cache(maxsize=1)
@@ -110,10 +147,9 @@ def _cpu() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-@functools.lru_cache(maxsize=1)
-def _version() -> str:
-    done = subprocess.run([compiler()[0], "--version"], capture_output=True, text=True, timeout=60)
-    return done.stdout
+@functools.lru_cache(maxsize=8)
+def _version(command: str) -> str:
+    return _run([command, "--version"], 60)
 
 
 def load_library(source: str) -> ctypes.CDLL:
@@ -122,28 +158,34 @@ def load_library(source: str) -> ctypes.CDLL:
     Raises:
         CompilerError: The compiler failed; its message is included.
     """
-    text = "\n".join([source, *compiler(), _version(), _cpu()])
+    command = compiler()
+    text = "\n".join([source, *command, _version(command[0]), _cpu()])
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
-    folder = cache_folder()
-    library = folder / f"{key}.so"
-    if not library.exists():
-        with open(folder / f"{key}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not library.exists():
-                _build(source, library)
+    library = cache_folder() / f"{key}.so"
+    if library.exists():
+        try:
+            return ctypes.CDLL(str(library))
+        except OSError:  # damaged, for instance by a full disk: built again
+            library.unlink(missing_ok=True)
+    with _locked(library.with_suffix(".lock")):
+        if not library.exists():
+            _build(source, library, command)
     return ctypes.CDLL(str(library))
 
 
-def _build(source: str, library: Path) -> None:
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock; without one where the file system has none: then several may build."""
+    with open(path, "w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(source: str, library: Path, command: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         c, out = Path(folder, library.stem + ".c"), Path(folder, library.name)
         c.write_text(source)
-        command = [*compiler(), str(c), "-o", str(out), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
-        if done.returncode:
-            raise CompilerError(
-                f"the C compiler failed on generated code:\n{done.stderr[-2000:]}",
-                "Use kernels='numpy' and report this.",
-            )
+        _run([*command, str(c), "-o", str(out), "-lm"], BUILD_SECONDS)
         os.replace(c, library.with_suffix(".c"))
         os.replace(out, library)

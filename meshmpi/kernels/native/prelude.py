@@ -1,13 +1,18 @@
 """The C that every generated file begins with: types, conversions, vectorisable functions.
 
-Everything is branch-free so that the compiler can vectorise it, and keeps IEEE meaning for NaN and
-infinities (the files are compiled without -ffinite-math-only).  exp, log and tanh of float are own
-polynomials with an error of 2 units in the last place or less, because libm's vector versions come
-only with flags that give up NaN and infinities.
+Everything is branch-free so that the compiler can vectorise it, and keeps IEEE meaning for NaN,
+infinities, signed zeros and denormal numbers.  The functions of float are own polynomials, because
+libm's vector versions come only with flags that give up NaN and infinities; their largest errors
+(tests/kernels/test_native.py) are 4 units in the last place.  Functions of double are libm's.
 """
 
-PRELUDE = r"""
+from __future__ import annotations
+
+from meshmpi.kernels.error_function import _FLOAT32 as ERROR_FUNCTION
+
+_BASICS = r"""
 #include <stdint.h>
+#include <stdlib.h>
 #include <math.h>
 #include <string.h>
 
@@ -20,6 +25,12 @@ static inline bf16 store_bf16(float f) {  /* round to nearest even; NaN stays Na
   uint32_t u; memcpy(&u, &f, 4);
   uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return (bf16)((u & 0x7fffffffu) > 0x7f800000u ? ((u >> 16) | 0x40u) : r);
+}
+static inline float round_bf16(float f) {
+  uint32_t u; memcpy(&u, &f, 4);
+  uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
+  r = (u & 0x7fffffffu) > 0x7f800000u ? u : r;
+  memcpy(&f, &r, 4); return f;
 }
 
 /* Order-preserving integer keys: the largest key is the largest number, and NaN beats all. */
@@ -42,12 +53,22 @@ static inline double unkey_f64(int64_t k) {
 
 #define MAXIMUM(a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
 #define MINIMUM(a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))
+#define SIGN(x) ((x) != (x) ? (x) : (((x) > 0) - ((x) < 0)))
+static inline uint8_t ISFINITE_f32(float x) {  /* x - x == 0 may be simplified away */
+  uint32_t u; memcpy(&u, &x, 4); return (u & 0x7f800000u) != 0x7f800000u;
+}
+static inline uint8_t ISFINITE_f64(double x) {
+  uint64_t u; memcpy(&u, &x, 8);
+  return (u & 0x7ff0000000000000ull) != 0x7ff0000000000000ull;
+}
+"""
 
+_FUNCTIONS = r"""
 static inline float EXP_f32(float x) {
   /* 2^n * e^r with |r| <= ln2/2; Taylor to r^7: relative error 5e-9 before rounding. */
+  x = x > 89.0f ? 89.0f : x;                       /* e^89 overflows, e^-105 is 0, NaN stays */
+  x = x < -105.0f ? -105.0f : x;
   float n = rintf(x * 1.44269504088896341f);
-  n = n > 128.0f ? 128.0f : n;
-  n = n < -127.0f ? -127.0f : n;
   float r = fmaf(n, -0.693145751953125f, x);
   r = fmaf(n, -1.428606765330187045e-6f, r);
   float p = 1.9841269841e-4f;
@@ -58,18 +79,15 @@ static inline float EXP_f32(float x) {
   p = fmaf(p, r, 0.5f);
   p = fmaf(p, r, 1.0f);
   p = fmaf(p, r, 1.0f);
-  int32_t i = (int32_t)n, h = i >> 1;             /* two factors: n = 128 must not overflow early */
+  int32_t i = (int32_t)n, h = i >> 1;    /* two factors: neither 2^128 nor 2^-150 is a float */
   int32_t a = (h + 127) << 23, b = (i - h + 127) << 23;
   float fa, fb; memcpy(&fa, &a, 4); memcpy(&fb, &b, 4);
-  p = p * fa * fb;
-  p = x > 88.7228394f ? INFINITY : p;
-  p = x < -87.3365479f ? 0.0f : p;
-  return x != x ? x : p;
+  return p * fa * fb;
 }
 static inline float LOG_f32(float x) {
   /* 2^e * m with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh((m - 1) / (m + 1)). */
-  float small = x < 1.17549435e-38f ? 1.0f : 0.0f;
-  float y = small != 0.0f ? x * 8388608.0f : x;
+  int small = x < 1.17549435e-38f;
+  float y = small ? x * 8388608.0f : x;
   int32_t u; memcpy(&u, &y, 4);
   int32_t e = ((u - 0x3f3504f3) >> 23);
   int32_t v = u - (e << 23);
@@ -81,12 +99,21 @@ static inline float LOG_f32(float x) {
   p = fmaf(p, q, 0.2f);
   p = fmaf(p, q, 0.3333333333f);
   float t = fmaf(p * q, s, s);
-  float k = (float)e - (small != 0.0f ? 23.0f : 0.0f);
+  float k = (float)e - (small ? 23.0f : 0.0f);
   float r = fmaf(k, 0.693145751953125f, fmaf(k, 1.428606765330187045e-6f, 2.0f * t));
   r = x == 0.0f ? -INFINITY : r;
   r = x < 0.0f ? NAN : r;
   r = x == INFINITY ? INFINITY : r;
   return x != x ? x : r;
+}
+static inline float LOG1P_f32(float x) {
+  /* log u + what rounding u = 1 + x lost, divided by u. */
+  float u = 1.0f + x;
+  float c = (x - (u - 1.0f)) / u;
+  float r = LOG_f32(u) + c;
+  r = u == 1.0f ? x : r;
+  r = x == -1.0f ? -INFINITY : r;
+  return x == INFINITY ? x : r;
 }
 static inline float TANH_f32(float x) {
   float a = fabsf(x), q = x * x;
@@ -99,13 +126,23 @@ static inline float TANH_f32(float x) {
   p = fmaf(p, q, 2.0f / 15.0f);
   p = fmaf(p, q, -1.0f / 3.0f);
   float near = fmaf(p * q, x, x);
-  float far = x < 0.0f ? -big : big;
+  float far = copysignf(big, x);
   return a < 0.25f ? near : far;
 }
-#define LOG1P_f32(x) log1pf(x)
+static inline float ERF_f32(float x) {
+  /* As meshmpi.kernels.error_function: x q(x^2) below 1, 1 - exp(-x^2) r(u) above. */
+  float a = fabsf(x);
+  a = a > %(top)s ? %(top)s : a;
+  float z = a * a;
+  float u = %(scale)s / (a + %(shift)s) + %(offset)s;
+  float r = 0.0f, q = 0.0f;
+%(large)s
+%(small)s
+  float big = 1.0f - EXP_f32(-z) * r;
+  return copysignf(a < 1.0f ? q * a : big, x);
+}
 #define SIN_f32(x) sinf(x)
 #define COS_f32(x) cosf(x)
-#define ERF_f32(x) erff(x)
 #define POW_f32(x, y) powf(x, y)
 #define SQRT_f32(x) sqrtf(x)
 #define FLOOR_f32(x) floorf(x)
@@ -121,11 +158,85 @@ static inline float TANH_f32(float x) {
 #define SQRT_f64(x) sqrt(x)
 #define FLOOR_f64(x) floor(x)
 #define ABS_f64(x) fabs(x)
-#define ABS_int(x) ((x) < 0 ? -(x) : (x))
-#define SIGN(x) ((x) != (x) ? (x) : (((x) > 0) - ((x) < 0)))
-#define ISFINITE(x) (((x) - (x)) == 0)
-#define FLOORDIV_f32(a, b) floorf((a) / (b))
-#define FLOORDIV_f64(a, b) floor((a) / (b))
-#define FLOORMOD_f32(a, b) ((a) - floorf((a) / (b)) * (b))
-#define FLOORMOD_f64(a, b) ((a) - floor((a) / (b)) * (b))
 """
+
+_DIVISIONS = r"""
+/* Division rounded down and its remainder by Python's rules, as NumPy has them. */
+#define DIVISION(T, suffix, f)                                                   \
+  static inline T FLOORMOD_##suffix(T a, T b) {                                  \
+    T m = fmod##f(a, b);                                                         \
+    if (b == 0) return m;                                                        \
+    if (m == 0) return copysign##f(0, b);                                        \
+    return (b < 0) != (m < 0) ? m + b : m;                                       \
+  }                                                                              \
+  static inline T FLOORDIV_##suffix(T a, T b) {                                  \
+    if (b == 0) return a / b;                                                    \
+    T m = fmod##f(a, b), d = (a - m) / b;                                        \
+    if (m != 0 && (b < 0) != (m < 0)) d -= 1;                                    \
+    if (d == 0) return copysign##f(0, a / b);                                    \
+    T whole = floor##f(d);                                                       \
+    return d - whole > (T)0.5 ? whole + 1 : whole;                               \
+  }
+DIVISION(float, f32, f)
+DIVISION(double, f64, )
+
+#define WHOLE(T, name)                                                           \
+  static inline T floordiv_##name(T a, T b) {  /* 0 for b = 0, as NumPy */       \
+    if (b == 0) return 0;                                                        \
+    if ((T)-1 < 0 && b == (T)-1) return -a;  /* the processor traps on MIN/-1 */ \
+    T q = a / b;                                                                 \
+    return q - (a % b != 0 && (a < 0) != (b < 0));                               \
+  }                                                                              \
+  static inline T floormod_##name(T a, T b) {                                    \
+    return b == 0 ? 0 : a - floordiv_##name(a, b) * b;                           \
+  }                                                                              \
+  static inline T power_##name(T x, T y) {                                       \
+    if (y < 0) return x == 1 ? 1 : x == (T)-1 ? ((y & 1) ? x : 1) : 0;           \
+    T p = 1;                                                                     \
+    for (; y; y >>= 1, x *= x) if (y & 1) p *= x;                                \
+    return p;                                                                    \
+  }
+WHOLE(int32_t, int32)
+WHOLE(int64_t, int64)
+WHOLE(uint8_t, uint8)
+"""
+
+_RANDOM = r"""
+/* The generator of meshmpi.kernels.random_numbers: y = counter * key. */
+static inline uint32_t squares(uint64_t y, uint64_t key) {
+  uint64_t z = y + key, x = y * y + y;
+  x = (x >> 32) | (x << 32); x = x * x + z;
+  x = (x >> 32) | (x << 32); x = x * x + y;
+  x = (x >> 32) | (x << 32);
+  return (uint32_t)((x * x + z) >> 32);
+}
+static inline float uniform_float32(uint64_t y, uint64_t key) {
+  return (float)(int32_t)(squares(y, key) >> 8) * 0x1p-24f;
+}
+static inline float uniform_bfloat16(uint64_t y, uint64_t key) {  /* cut, to stay below 1 */
+  float f = uniform_float32(y, key); uint32_t u;
+  memcpy(&u, &f, 4); u &= 0xffff0000u; memcpy(&f, &u, 4); return f;
+}
+static inline double uniform_float64(uint64_t y, uint64_t key) {
+  double high = (double)(int32_t)(squares(y, key) >> 5);
+  double low = (double)(int32_t)(squares(y + (key << 49), key) >> 6);  /* 2 draws on */
+  return (high * 67108864.0 + low) * 0x1p-53;
+}
+"""
+
+
+def _horner(name: str, coefficients: tuple[float, ...], z: str) -> str:
+    return "\n".join(f"  {name} = fmaf({name}, {z}, {c!r}f);" for c in reversed(coefficients))
+
+
+def _prelude() -> str:
+    c = ERROR_FUNCTION
+    numbers = {
+        "top": f"{c.top!r}f", "scale": f"{c.scale!r}f", "shift": f"{c.shift!r}f",
+        "offset": f"({c.offset!r}f)", "large": _horner("r", c.large, "u"),
+        "small": _horner("q", c.small, "z"),
+    }  # fmt: skip
+    return _BASICS + _FUNCTIONS % numbers + _DIVISIONS + _RANDOM
+
+
+PRELUDE = _prelude()

@@ -6,14 +6,23 @@ import math
 import re
 from collections.abc import Mapping
 
+import numpy as np
+
+from meshmpi.kernels.binding import numpy_dtype
 from meshmpi.scalar import SCALAR_FUNCTIONS, Step
 
 C_TYPES = {
     "float32": "float", "float64": "double", "bfloat16": "bf16", "int32": "int32_t",
     "int64": "int64_t", "uint8": "uint8_t", "bool": "uint8_t",
 }  # fmt: skip
-_TYPED = ("EXP", "LOG", "LOG1P", "TANH", "SIN", "COS", "ERF", "POW", "SQRT", "FLOOR", "ABS",
-          "FLOORDIV", "FLOORMOD")  # fmt: skip
+_TYPED = (
+    "EXP", "LOG", "LOG1P", "TANH", "SIN", "COS", "ERF", "POW", "SQRT", "FLOOR", "ABS", "FLOORDIV",
+    "FLOORMOD", "ISFINITE",
+)  # fmt: skip
+_TYPED_CALL = re.compile(r"\b(" + "|".join(_TYPED) + r")\(")
+_EXACT = ("where", "minimum", "maximum", "negative", "abs", "identity", "floor", "sign")
+"""Functions whose result for bfloat16 arguments is a bfloat16 without rounding."""
+_WHOLE = {"floordiv": "floordiv", "mod": "floormod", "power": "power"}
 
 
 def number_type(dtype: str) -> str:
@@ -29,16 +38,26 @@ def store(dtype: str, source: str) -> str:
     return f"store_bf16({source})" if dtype == "bfloat16" else source
 
 
+def rounded(dtype: str, source: str) -> str:
+    """A number computed in float as the nearest number of ``dtype``."""
+    return f"round_bf16({source})" if dtype == "bfloat16" else source
+
+
 def literal(value: float | int | bool, dtype: str) -> str:
-    """A number as a C constant of ``dtype``."""
-    if number_type(dtype) in ("float", "double"):
-        value = float(value)
+    """A number as a C constant: rounded to ``dtype`` as NumPy rounds it."""
+    t = number_type(dtype)
+    if t in ("float", "double"):
+        with np.errstate(over="ignore"):
+            value = float(np.asarray(value, np.float64).astype(numpy_dtype(dtype)))
         if math.isnan(value):
             return "NAN"
         if math.isinf(value):
             return "INFINITY" if value > 0 else "(-INFINITY)"
-        return f"({value!r}{'f' if number_type(dtype) == 'float' else ''})"
-    return f"({int(value)})"
+        return f"({value!r}{'f' if t == 'float' else ''})"
+    value = int(value)
+    if value == -(2 ** (63 if dtype == "int64" else 31)):
+        return f"({value + 1}{'LL' if dtype == 'int64' else ''} - 1)"
+    return f"({value}{'LL' if dtype == 'int64' else ''})"
 
 
 def identity(op: str, dtype: str) -> str:
@@ -60,27 +79,40 @@ def identity(op: str, dtype: str) -> str:
 
 
 def step_source(step: Step, names: Mapping[str, str], dtypes: Mapping[str, str]) -> str:
-    """C expression of one step of a tape."""
+    """C expression of one step of a tape.
+
+    bfloat16 is computed in float and rounded after every step, as on NumPy, so that results do not
+    depend on what was fused.
+    """
     operand = _operand_dtype(step, dtypes)
     args = [names[a] if isinstance(a, str) else literal(a, operand) for a in step.args]
     if step.function == "where" and not isinstance(step.args[0], str):
         args[0] = literal(step.args[0], "bool")
-    if step.function == "cast":
-        return _cast(args[0], step.dtype)
-    text = SCALAR_FUNCTIONS[step.function].c.format(*args, type=number_type(step.dtype))
+    if step.function in ("cast", "identity"):
+        known = isinstance(step.args[0], str) and dtypes[step.args[0]] == step.dtype
+        return args[0] if known else _cast(args[0], step.dtype)
+    text = _call(step.function, args, operand)
+    if step.dtype == "bool" and SCALAR_FUNCTIONS[step.function].result == "same":
+        return f"({text} != 0)"
+    return text if step.function in _EXACT else rounded(step.dtype, text)
+
+
+def _call(function: str, args: list[str], operand: str) -> str:
+    """C expression of a function of arguments of type ``operand``."""
     suffix = {"float": "f32", "double": "f64"}.get(number_type(operand))
     if suffix:
-        return re.sub(r"\b(" + "|".join(_TYPED) + r")\(", rf"\1_{suffix}(", text)
-    if step.function == "abs":
-        return text.replace("ABS(", "ABS_int(")
-    if step.function in ("floordiv", "mod"):
-        # Python's rule for integers: the quotient is rounded down; 0 where NumPy gives 0.
-        a, b = args
-        q = f"({b} == 0 ? 0 : {a} / {b} - (({a} % {b} != 0) && (({a} < 0) != ({b} < 0))))"
-        return q if step.function == "floordiv" else f"({b} == 0 ? 0 : {a} - {q} * {b})"
-    if step.function == "power":
-        return f"({C_TYPES[step.dtype]})pow({args[0]}, {args[1]})"
-    return text
+        text = SCALAR_FUNCTIONS[function].c.format(*args)
+        return _TYPED_CALL.sub(rf"\1_{suffix}(", text)
+    if function in _WHOLE:
+        name = "uint8" if operand == "bool" else operand
+        return f"{_WHOLE[function]}_{name}({', '.join(args)})"
+    if function == "abs":
+        return f"({args[0]} < 0 ? -{args[0]} : {args[0]})"
+    if function == "floor":
+        return args[0]
+    if function == "isfinite":
+        return "1"
+    return SCALAR_FUNCTIONS[function].c.format(*args)
 
 
 def _operand_dtype(step: Step, dtypes: Mapping[str, str]) -> str:
@@ -95,4 +127,4 @@ def _operand_dtype(step: Step, dtypes: Mapping[str, str]) -> str:
 def _cast(x: str, dtype: str) -> str:
     if dtype == "bool":
         return f"({x} != 0)"
-    return f"(({number_type(dtype)})({x}))"
+    return rounded(dtype, f"(({number_type(dtype)})({x}))")

@@ -1,134 +1,40 @@
-"""C source of one map, reduction or segment, for the blocks of one rank.
+"""C source of one map, reduction, random instruction or segment, for the blocks of one rank.
 
-Rows are the outer loops, columns the inner ones.  A value is ready in a *stage*: what needs the
-result of a reduction along the row comes one stage later, and every stage is one loop over the
-columns.  Values that a later stage needs stay in a row buffer, all others in registers.  Extents
-and strides are written into the source as numbers.  Knows instructions and integers only.
+Values that a later stage needs stay in a row buffer, all others in registers.  Extents and strides
+are written into the source as numbers.  Sums over the rows are formed in chunks of rows whose
+number depends on the extents only, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from meshmpi.dims import MeshShape
-from meshmpi.kernels.native.scalars import C_TYPES, identity, load, number_type, step_source, store
+from meshmpi.kernels.native.nest import LoopNest, Unsupported
+from meshmpi.kernels.native.scalars import (
+    C_TYPES,
+    identity,
+    load,
+    number_type,
+    rounded,
+    step_source,
+    store,
+)
 from meshmpi.program import Instruction, LocalType
+from meshmpi.scalar import ITEM_BYTES
 
-MAX_BUFFER_BYTES = 1 << 20
-"""Row buffers of one function: they live on the stack.  Status: assumption (8 MB stacks)."""
-MAX_SUMMED_COLUMNS = 1 << 14
-"""Columns of a sum over rows: its partial sums live on the stack.  Status: assumption."""
+STACK_BYTES = 1 << 15
+"""Buffers larger than this are taken from the heap.  Status: assumption (8 MB stacks)."""
 BLOCK_ROWS = 64
 """Rows summed before their sum is added to the total: keeps rounding errors of float32 small."""
+MOST_CHUNKS = 16
+"""Chunks of rows that threads can share in a sum over the rows.  Status: assumption."""
+COLUMN_BLOCK = 2048
+"""Columns summed over all rows before the next, where nothing needs whole rows."""
 LONG_ROW = 4096
-"""From this length on a float32 row is summed in float64."""
-
-
-class Unsupported(Exception):
-    """The instruction has no native form; NumPy does it."""
-
-
-class Value:
-    """A value of the loop nest.
-
-    Attributes:
-        strides: Dimension name -> distance between neighbours in memory, in elements.
-        role: "point" (varies along columns), "row" (one per row) or "column" (summed over rows).
-        stage: The stage in which it is ready; -1 before the first.
-    """
-
-    def __init__(self, t: LocalType, sizes: Mapping[str, int]):
-        self.dtype = t.dtype
-        self.strides: dict[str, int] = {}
-        step = 1
-        for name in reversed(t.shape.names):
-            self.strides[name] = step
-            step *= sizes[name]
-        self.role, self.stage = "point", -1
-        self.text = ""  # how to write it in C, once it is known
-
-
-class LoopNest:
-    """Names, extents and values of a function; merges dims that all values step through evenly."""
-
-    def __init__(
-        self, body: Sequence[Instruction], inputs: Sequence[int], outputs: Sequence[int],
-        types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int],
-    ):  # fmt: skip
-        self.body, self.inputs, self.outputs = body, inputs, outputs
-        full = self._full(body, types)
-        self.sizes = dict(zip(full.shape.names, full.local_sizes(mesh, coordinates), strict=True))
-        if not all(self.sizes.values()):
-            raise Unsupported("an empty block")
-        self.row_names = self._rows(body, types, full)
-        used = [*inputs, *(v for i in body for v in i.outputs)]
-        self.values = {v: Value(types[v], self.sizes) for v in used}
-        self._roles(types, full)
-        columns = [n for n in full.shape.names if n not in self.row_names]
-        self.row_dims = self._merged(list(self.row_names))
-        self.column_dims = self._merged(columns)
-        self.columns = math.prod(self.sizes[n] for n in columns)
-        self.rows = math.prod(self.sizes[n] for n in self.row_names)
-
-    @staticmethod
-    def _full(body: Sequence[Instruction], types: Mapping[int, LocalType]) -> LocalType:
-        candidates = [types[i.inputs[0] if i.kind == "reduce" else i.outputs[0]] for i in body]
-        return max(candidates, key=lambda t: len(t.shape))
-
-    @staticmethod
-    def _rows(
-        body: Sequence[Instruction], types: Mapping[int, LocalType], full: LocalType
-    ) -> tuple:
-        for i in body:
-            if i.kind == "reduce":
-                names = types[i.outputs[0]].shape.names
-                lead = full.shape.names[: len(names)]
-                if names == lead:
-                    return names
-                rest = len(full.shape) - len(names)
-                if names != full.shape.names[rest:] or i.attrs["op"] != "sum":
-                    raise Unsupported("a reduction of inner dims")
-                return full.shape.names[:rest]
-        return full.shape.names[:-1]
-
-    def _roles(self, types: Mapping[int, LocalType], full: LocalType) -> None:
-        for i in self.body:
-            for v in i.outputs:
-                value = self.values[v]
-                names = types[v].shape.names
-                stages = [self._ready(x, i) for x in i.inputs]
-                if i.kind == "reduce":
-                    value.role = "row" if names == self.row_names else "column"
-                    value.stage = max(stages)
-                elif names != full.shape.names:
-                    value.role, value.stage = "row", max([-1, *stages])
-                else:
-                    value.stage = max([0, *stages])
-
-    def _ready(self, x: int, i: Instruction) -> int:
-        """The first stage in which instruction i can use x."""
-        value = self.values[x]
-        if x in self.inputs:
-            return 0 if i.kind == "reduce" else -1
-        after = value.role == "row" and not (i.kind == "map" and self._is_row(i))
-        return value.stage + after
-
-    def _is_row(self, i: Instruction) -> bool:
-        return all(n in self.row_names for n in self.values[i.outputs[0]].strides)
-
-    def _merged(self, names: list[str]) -> list[tuple[int, dict[int, int]]]:
-        """[(extent, value -> stride)] of the loops over these dims, outermost first."""
-        dims: list[tuple[int, dict[int, int]]] = []
-        for n in names:
-            strides = {v: value.strides.get(n, 0) for v, value in self.values.items()}
-            if self.sizes[n] == 1 and len(names) > 1:
-                continue
-            if dims and all(dims[-1][1][v] == s * self.sizes[n] for v, s in strides.items()):
-                dims[-1] = (dims[-1][0] * self.sizes[n], strides)
-            else:
-                dims.append((self.sizes[n], strides))
-        return dims or [(1, dict.fromkeys(self.values, 0))]
+"""Columns summed in float32 before their sum is added to a float64 total."""
+LONG_ROW_PIECES = 4096
+"""Most pieces of a long row: their sums live on the stack."""
 
 
 class Writer:
@@ -140,133 +46,262 @@ class Writer:
         self.stored = dict.fromkeys(nest.outputs)
         self.order = {v: k for k, v in enumerate((*nest.inputs, *nest.outputs))}
         self.last_stage = max(v.stage for v in nest.values.values())
+        self.sums = [i for i in nest.body if nest.role(i) == "column"]
         self.buffered = self._buffered()
+        self.span = ("0", str(nest.column_dims[-1][0]))  # of the innermost loop
+        self.first_column = ""
+        self._plan_sums()
 
-    def _buffered(self) -> dict[int, None]:
+    def _buffered(self) -> list[int]:
         """Point values that a later stage reads and that are not stored anyway."""
         out: dict[int, None] = {}
         for i in self.nest.body:
-            stage = self._stage_of(i)
             for x in i.inputs:
                 value = self.nest.values[x]
                 internal = x not in self.nest.inputs and value.role == "point"
-                if internal and value.stage < stage and x not in self.stored:
+                if internal and value.stage < self.nest.stage(i) and x not in self.stored:
                     out[x] = None
-        size = sum(8 * self.nest.columns for _ in out)
-        if size > MAX_BUFFER_BYTES:
-            raise Unsupported("rows that are too long to buffer")
-        return out
+        return list(out)
 
-    def _stage_of(self, i: Instruction) -> int:
-        return self.nest.values[i.outputs[0]].stage
+    def _plan_sums(self) -> None:
+        """How sums over the rows are cut: chunks of rows, blocks of columns."""
+        nest = self.nest
+        whole_rows = len(nest.column_dims) > 1 or any(nest.role(i) == "row" for i in nest.body)
+        self.width = nest.columns if whole_rows else min(nest.columns, COLUMN_BLOCK)
+        if nest.columns < 2 * self.width:
+            self.width = nest.columns
+        self.column_blocks = -(-nest.columns // self.width)
+        parallel = nest.threads_pay and self.column_blocks < MOST_CHUNKS
+        most = -(-nest.rows // BLOCK_ROWS)
+        self.chunks = min(MOST_CHUNKS, most) if parallel else 1
+        self.chunk_rows = -(-nest.rows // self.chunks)
+        self.chunks = -(-nest.rows // self.chunk_rows)
+        self.two_level = self.chunk_rows > 2 * BLOCK_ROWS
+
+    def _emit(self, *lines: str) -> None:
+        self.lines.extend(lines)
+
+    def _name(self, prefix: str, v: int) -> str:
+        return f"{prefix}{self.nest.values[v].number}"
+
+    def _type(self, v: int) -> str:
+        return number_type(self.nest.values[v].dtype)
 
     # ---- the function ------------------------------------------------------------------------
 
     def text(self) -> str:
         """The body of the function: between its braces, for ``void name(void **p)``."""
+        for v, k in self.order.items():
+            const = "const " if v not in self.stored else ""
+            self._emit(f"{const}{C_TYPES[self.nest.values[v].dtype]} *p{k} = p[{k}];")
+        for k, v in enumerate(self.nest.keys, len(self.order)):
+            source = f"((const uint64_t *)p[{k}])"
+            self._emit(f"const uint64_t {self._name('key', v)} = {source}[0];")
+            self._emit(f"const uint64_t {self._name('base', v)} = {source}[1];")
+        if self.sums:
+            self._chunked_rows()
+        else:
+            self._rows_loop()
+        return "\n".join("  " + line for line in self.lines)
+
+    def _rows_loop(self) -> None:
+        dims = self.nest.row_dims
+        if self.nest.rows > 1 and self.nest.threads_pay:
+            collapse = f" collapse({len(dims)})" if len(dims) > 1 else ""
+            self._emit(f"#pragma omp parallel for schedule(static){collapse}")
+        for k, (n, _) in enumerate(dims):
+            self._emit(f"for (long r{k} = 0; r{k} < {n}; ++r{k}) {{")
+        self._row()
+        self._emit(*("}" for _ in dims))
+
+    def _chunked_rows(self) -> None:
+        """The rows loop with sums over the rows: each chunk of rows has sums of its own."""
+        nest, width = self.nest, self.width
+        for i in self.sums:
+            v, t = i.outputs[0], self._type(i.outputs[0])
+            size = f"{self.chunks * nest.columns}L * sizeof({t})"
+            self._emit(f"{t} *{self._name('sums', v)} = malloc({size});")
+        if nest.threads_pay and self.chunks * self.column_blocks > 1:
+            self._emit("#pragma omp parallel for schedule(static) collapse(2)")
+        self._emit(
+            f"for (long k = 0; k < {self.chunks}; ++k)",
+            f"for (long w = 0; w < {nest.columns}; w += {width}) {{",
+        )
+        if self.column_blocks > 1:
+            self._emit(f"const long we = w + {width} < {nest.columns} ? w + {width} : {nest.columns};")
+            self.span, self.first_column = ("w", "we"), " - w"
+        frees = self._chunk_accumulators()
+        self._emit(f"const long last = (k + 1) * {self.chunk_rows} < {nest.rows}"
+                   f" ? (k + 1) * {self.chunk_rows} : {nest.rows};")  # fmt: skip
+        self._emit(f"for (long row = k * {self.chunk_rows}; row < last; ++row) {{")
+        inner = 1
+        for k in range(len(nest.row_dims) - 1, -1, -1):
+            n = nest.row_dims[k][0]
+            mod = f" % {n}" if k else ""
+            self._emit(f"const long r{k} = row{f' / {inner}' if inner > 1 else ''}{mod};")
+            inner *= n
+        self._row()
+        if self.two_level:
+            self._flush_parts()
+        self._emit("}", *frees, "}")
+        for i in self.sums:
+            self._finish_column(i.outputs[0])
+
+    def _chunk_accumulators(self) -> list[str]:
+        frees = []
+        width = self.width
+        for i in self.sums:
+            v, t = i.outputs[0], self._type(i.outputs[0])
+            total, part = self._name("sum", v), self._name("part", v)
+            count = "(we - w)" if self.column_blocks > 1 else str(width)
+            self._emit(
+                f"{t} *{total} = {self._name('sums', v)} + k * {self.nest.columns}L + w;",
+                f"memset({total}, 0, {count} * sizeof({t}));",
+            )
+            if self.two_level:
+                frees += self._array(t, part, width)
+                self._emit(f"memset({part}, 0, {width} * sizeof({t}));")
+        return frees
+
+    def _array(self, t: str, name: str, count: int) -> list[str]:
+        """Declares an array; returns the lines that give it back."""
+        size = 8 if t in ("double", "int64_t") else 4
+        if count * size <= STACK_BYTES:
+            self._emit(f"{t} {name}[{count}];")
+            return []
+        self._emit(f"{t} *{name} = malloc({count}L * sizeof({t}));")
+        return [f"free({name});"]
+
+    def _row(self) -> None:
+        """All stages of one row."""
         nest = self.nest
         for v, k in self.order.items():
             const = "const " if v not in self.stored else ""
-            self.lines.append(f"{const}{C_TYPES[nest.values[v].dtype]} *p{k} = p[{k}];")
-        summed = [i for i in nest.body if self._role(i) == "column"]
-        if summed and nest.columns > MAX_SUMMED_COLUMNS:
-            raise Unsupported("too many columns summed over rows")
-        for i in summed:
-            t = number_type(nest.values[i.outputs[0]].dtype)
-            v = i.outputs[0]
-            self.lines.append(
-                f"static __thread {t} sum{v}[{nest.columns}], part{v}[{nest.columns}];"
-            )
-            self.lines.append(
-                f"memset(sum{v}, 0, sizeof sum{v}); memset(part{v}, 0, sizeof part{v});"
-            )
-        if summed:
-            self.lines.append("long row = 0;")
-        self._rows_loop(bool(summed))
-        for i in summed:
-            self._finish_column(i.outputs[0])
-        return "\n".join("  " + line for line in self.lines)
-
-    def _role(self, i: Instruction) -> str:
-        return self.nest.values[i.outputs[0]].role
-
-    def _rows_loop(self, summed: bool) -> None:
-        for k, (n, _) in enumerate(self.nest.row_dims):
-            if k == 0 and not summed and self.nest.rows * self.nest.columns >= 1 << 16:
-                self.lines.append("#pragma omp parallel for schedule(static)")
-            self.lines.append(f"for (long r{k} = 0; r{k} < {n}; ++r{k}) {{")
-        for v, k in self.order.items():
-            offset = " + ".join(
-                f"r{j} * {strides[v]}L"
-                for j, (_, strides) in enumerate(self.nest.row_dims)
-                if strides[v]
-            )
-            const = "const " if v not in self.stored else ""
-            t = C_TYPES[self.nest.values[v].dtype]
-            self.lines.append(f"{const}{t} *q{k} = p{k} + {offset or 0};")
-        for v in self.buffered:
-            t = number_type(self.nest.values[v].dtype)
-            self.lines.append(f"{t} b{v}[{self.nest.columns}];")
-        for v in self.nest.inputs:
-            if not any(s[v] for _, s in self.nest.column_dims):
-                t = number_type(self.nest.values[v].dtype)
-                source = load(self.nest.values[v].dtype, f"q{self.order[v]}[0]")
-                self.lines.append(f"const {t} x{v} = {source};")
+            t = C_TYPES[nest.values[v].dtype]
+            self._emit(f"{const}{t} *q{k} = p{k} + {self._row_offset(v)};")
+        for v in nest.keys:
+            counter = f"{self._name('base', v)} + {self._row_offset(('counter', v))}"
+            self._emit(f"const uint64_t {self._name('y', v)} = ({counter}) * {self._name('key', v)};")
+        frees = [
+            line for v in self.buffered
+            for line in self._array(self._type(v), self._name("b", v), nest.columns)
+        ]  # fmt: skip
+        for v in nest.inputs:
+            if not nest.in_columns(v):
+                source = load(nest.values[v].dtype, f"q{self.order[v]}[0]")
+                self._emit(f"const {self._type(v)} {self._name('x', v)} = {source};")
         self._row_maps(-1)
         for stage in range(self.last_stage + 1):
             self._stage(stage)
             self._row_maps(stage)
-        if summed:
-            self._flush_parts()
-        self.lines.extend("}" for _ in self.nest.row_dims)
+        self._emit(*frees)
+
+    def _row_offset(self, key: object) -> str:
+        dims = enumerate(self.nest.row_dims)
+        return " + ".join(f"r{k} * {s[key]}L" for k, (_, s) in dims if s[key]) or "0"
 
     def _row_maps(self, stage: int) -> None:
         """Reductions finished and maps over rows that are ready after ``stage``."""
         for i in self.nest.body:
-            if self._stage_of(i) != stage or self._role(i) != "row":
+            if self.nest.stage(i) != stage or self.nest.role(i) != "row":
                 continue
             if i.kind == "reduce":
                 self._finish_reduction(i)
+            elif i.kind == "random":
+                self._random(i.outputs[0], "x", self._name("y", i.outputs[0]))
             else:
-                self._steps(i, lambda x: f"x{x}", "x")
+                self._steps(i, lambda x: self._name("x", x), "x")
             for v in i.outputs:
                 if v in self.stored:
-                    dtype = self.nest.values[v].dtype
-                    self.lines.append(f"q{self.order[v]}[0] = {store(dtype, f'x{v}')};")
+                    value = store(self.nest.values[v].dtype, self._name("x", v))
+                    self._emit(f"q{self.order[v]}[0] = {value};")
 
     # ---- one stage -----------------------------------------------------------------------------
 
     def _stage(self, stage: int) -> None:
-        body = [i for i in self.nest.body if self._stage_of(i) == stage and not self._later(i)]
+        nest = self.nest
+        body = [i for i in nest.body if nest.stage(i) == stage]
+        body = [i for i in body if i.kind == "reduce" or nest.role(i) != "row"]
         if not body:
             return
-        for i in body:
-            if i.kind == "reduce" and self._role(i) == "row":
-                self._start_reduction(i)
-        dims = self.nest.column_dims
+        sums = [i for i in body if i.kind == "reduce" and nest.role(i) == "row"]
+        n = nest.column_dims[-1][0]
+        floats = any(self._type(i.inputs[0]) == "float" and i.attrs["op"] == "sum" for i in sums)
+        alone = nest.rows == 1 and nest.threads_pay
+        if len(nest.column_dims) == 1 and n > LONG_ROW and (floats or alone) and not self.sums:
+            self._long_row(body, sums, alone)
+            return
+        for i in sums:
+            self._start_reduction(i, self._accumulator(i))
+        self._column_loops(body, stage)
+
+    def _long_row(self, body: Sequence[Instruction], sums: Sequence[Instruction], alone: bool) -> None:
+        """One stage of a long row in pieces, whose sums are added in float64."""
+        n = self.nest.columns
+        piece = LONG_ROW * -(-n // (LONG_ROW * LONG_ROW_PIECES))
+        for i in sums:
+            pieces = f"{self._name('pieces', i.outputs[0])}[{-(-n // piece)}]"
+            self._emit(f"{self._accumulator(i)} {pieces};")
+        if alone:
+            self._emit("#pragma omp parallel for schedule(static)")
+        self._emit(f"for (long w = 0; w < {n}; w += {piece}) {{")
+        self._emit(f"const long we = w + {piece} < {n} ? w + {piece} : {n};")
+        for i in sums:
+            self._start_reduction(i, self._accumulator(i))
+        whole, self.span = self.span, ("w", "we")
+        self._column_loops(body, self.nest.stage(body[0]))
+        self.span = whole
+        for i in sums:
+            v = i.outputs[0]
+            self._emit(f"{self._name('pieces', v)}[w / {piece}] = {self._name('a', v)};")
+        self._emit("}")
+        for i in sums:
+            v, t = i.outputs[0], self._accumulator(i)
+            self._start_reduction(i, "double" if t == "float" else t)
+            self._emit(f"for (long w = 0; w < {-(-n // piece)}; ++w) {{")
+            self._emit(self._combined(i, f"{self._name('pieces', v)}[w]", t), "}")
+
+    def _column_loops(self, body: Sequence[Instruction], stage: int) -> None:
+        nest = self.nest
+        dims = nest.column_dims
         for k, (n, _) in enumerate(dims):
+            start, stop = "0", str(n)
             if k == len(dims) - 1:
-                self.lines.append("#pragma GCC ivdep")
-            self.lines.append(f"for (long c{k} = 0; c{k} < {n}; ++c{k}) {{")
+                start, stop = self.span
+                self._emit("#pragma omp simd" + self._reduction_clauses(body))
+            self._emit(f"for (long c{k} = {start}; c{k} < {stop}; ++c{k}) {{")
         loaded: dict[int, str] = {}
         for i in body:
             for x in i.inputs:
                 self._load(x, stage, loaded)
-            if i.kind == "map":
-                self._steps(i, lambda x: loaded[x], "v")
-                for v in i.outputs:
-                    loaded[v] = f"v{v}"
-            else:
+            if i.kind == "reduce":
                 self._accumulate(i, loaded[i.inputs[0]])
+                continue
+            if i.kind == "random":
+                self._random_point(i.outputs[0])
+            else:
+                self._steps(i, lambda x: loaded[x], "v")
+            for v in i.outputs:
+                loaded[v] = self._name("v", v)
         self._store_points(body)
-        self.lines.extend("}" for _ in dims)
+        self._emit(*("}" for _ in dims))
 
-    def _later(self, i: Instruction) -> bool:
-        """Whether it is a map over rows, done between the loops."""
-        return i.kind == "map" and self._role(i) == "row"
+    def _reduction_clauses(self, body: Sequence[Instruction]) -> str:
+        out = ""
+        for i in body:
+            if i.kind == "reduce" and self.nest.role(i) == "row":
+                out += f" reduction({self._operator(i)}: {self._name('a', i.outputs[0])})"
+        return out
 
-    def _column(self, v: int) -> str:
-        parts = [f"c{k} * {s[v]}L" for k, (_, s) in enumerate(self.nest.column_dims) if s[v]]
+    def _operator(self, i: Instruction) -> str:
+        op = i.attrs["op"]
+        if op == "min" and self._type(i.inputs[0]) in ("float", "double"):
+            op = "max"  # of the keys of negated numbers
+        return {"sum": "+", "prod": "*"}.get(op, op)
+
+    def _column_offset(self, key: object) -> str:
+        dims = enumerate(self.nest.column_dims)
+        parts = [f"c{k} * {s[key]}L" for k, (_, s) in dims if s[key]]
         return (" + ".join(parts) or "0").replace(" * 1L", "")
 
     def _flat(self) -> str:
@@ -279,116 +314,131 @@ class Writer:
     def _load(self, x: int, stage: int, loaded: dict[int, str]) -> None:
         if x in loaded:
             return
-        value = self.nest.values[x]
-        if x in self.nest.inputs:
-            if any(s[x] for _, s in self.nest.column_dims):
-                t = number_type(value.dtype)
-                source = load(value.dtype, f"q{self.order[x]}[{self._column(x)}]")
-                self.lines.append(f"const {t} v{x} = {source};")
-                loaded[x] = f"v{x}"
-            else:
-                loaded[x] = f"x{x}"
-        elif value.role == "row":
-            loaded[x] = f"x{x}"
+        value, nest = self.nest.values[x], self.nest
+        place = f"q{self.order[x]}[{self._column_offset(x)}]" if x in self.order else ""
+        if x in nest.inputs and nest.in_columns(x):
+            source = load(value.dtype, place)
+        elif x in nest.inputs or value.role == "row":
+            loaded[x] = self._name("x", x)
+            return
         elif value.stage < stage:
-            t = number_type(value.dtype)
-            kept = f"b{x}[{self._flat()}]"
-            if x not in self.buffered:
-                kept = load(value.dtype, f"q{self.order[x]}[{self._column(x)}]")
-            self.lines.append(f"const {t} v{x} = {kept};")
-            loaded[x] = f"v{x}"
+            source = load(value.dtype, place)
+            if x in self.buffered:
+                source = f"{self._name('b', x)}[{self._flat()}]"
+        else:
+            return
+        loaded[x] = self._name("v", x)
+        self._emit(f"const {self._type(x)} {loaded[x]} = {source};")
 
-    def _steps(self, i: Instruction, name, prefix: str) -> None:
-        """The tape of a map; its results become ``{prefix}{value}``."""
+    def _steps(self, i: Instruction, name: Callable[[int], str], prefix: str) -> None:
+        """The tape of a map; its results become ``{prefix}{number}``."""
         expr = i.attrs["expr"]
         names = {f"i{k}": name(x) for k, x in enumerate(i.inputs)}
         dtypes = {f"i{k}": self.nest.values[x].dtype for k, x in enumerate(i.inputs)}
-        first = i.outputs[0]
+        first = self._name("t", i.outputs[0])
         for k, step in enumerate(expr.steps):
-            names[f"t{k}"] = f"t{first}_{k}"
+            ref = names[f"t{k}"] = f"{first}_{k}"
             source = step_source(step, names, dtypes)
             dtypes[f"t{k}"] = step.dtype
-            self.lines.append(f"const {number_type(step.dtype)} t{first}_{k} = {source};")
+            self._emit(f"const {number_type(step.dtype)} {ref} = {source};")
         for v, r in zip(i.outputs, expr.results, strict=True):
-            self.lines.append(
-                f"const {number_type(self.nest.values[v].dtype)} {prefix}{v} = {names[r]};"
-            )
+            self._emit(f"const {self._type(v)} {self._name(prefix, v)} = {names[r]};")
+
+    def _random_point(self, v: int) -> None:
+        offset = self._column_offset(("counter", v))
+        counter = f"{self._name('y', v)} + (uint64_t)({offset}) * {self._name('key', v)}"
+        self._random(v, "v", counter)
+
+    def _random(self, v: int, prefix: str, counter: str) -> None:
+        dtype = self.nest.values[v].dtype
+        call = f"uniform_{dtype}({counter}, {self._name('key', v)})"
+        self._emit(f"const {number_type(dtype)} {self._name(prefix, v)} = {call};")
 
     def _store_points(self, body: Sequence[Instruction]) -> None:
         # All stores come last: a result may have the memory of an input of the same point.
-        for i in body:
-            for v in i.outputs:
-                if self.nest.values[v].role != "point":
-                    continue
-                if v in self.stored:
-                    dtype = self.nest.values[v].dtype
-                    self.lines.append(
-                        f"q{self.order[v]}[{self._column(v)}] = {store(dtype, f'v{v}')};"
-                    )
-                elif v in self.buffered:
-                    self.lines.append(f"b{v}[{self._flat()}] = v{v};")
+        for v in (v for i in body for v in i.outputs):
+            value = self.nest.values[v]
+            if value.role != "point":
+                continue
+            name = self._name("v", v)
+            if v in self.stored:
+                place = f"q{self.order[v]}[{self._column_offset(v)}]"
+                self._emit(f"{place} = {store(value.dtype, name)};")
+            elif v in self.buffered:
+                self._emit(f"{self._name('b', v)}[{self._flat()}] = {name};")
 
     # ---- reductions ------------------------------------------------------------------------------
 
     def _accumulator(self, i: Instruction) -> str:
-        """C type in which a reduction along a row is formed."""
-        t = number_type(self.nest.values[i.inputs[0]].dtype)
+        """C type in which a reduction along a row (or a piece of it) is formed."""
+        t = self._type(i.inputs[0])
         if i.attrs["op"] in ("max", "min"):
             return {"float": "int32_t", "double": "int64_t"}.get(t, t)
-        return "double" if t == "float" and self.nest.columns > LONG_ROW else t
+        nest = self.nest
+        long = nest.columns > LONG_ROW and (len(nest.column_dims) > 1 or bool(self.sums))
+        return "double" if t == "float" and long else t
 
-    def _start_reduction(self, i: Instruction) -> None:
+    def _start_reduction(self, i: Instruction, t: str) -> None:
         v, dtype = i.outputs[0], self.nest.values[i.inputs[0]].dtype
-        self.lines.append(f"{self._accumulator(i)} a{v} = {identity(i.attrs['op'], dtype)};")
+        self._emit(f"{t} {self._name('a', v)} = {identity(i.attrs['op'], dtype)};")
 
     def _accumulate(self, i: Instruction, x: str) -> None:
-        v, op = i.outputs[0], i.attrs["op"]
-        if self._role(i) == "column":
-            self.lines.append(f"part{v}[{self._flat()}] += {x};")
-        elif op == "sum":
-            self.lines.append(f"a{v} += {x};")
-        elif op == "prod":
-            self.lines.append(f"a{v} *= {x};")
-        else:
-            t = number_type(self.nest.values[i.inputs[0]].dtype)
-            key = {"float": "key_f32", "double": "key_f64"}.get(t, "")
-            x = f"{key}({'-' if op == 'min' and key else ''}{x})"
-            better = "<" if op == "min" and not key else ">"
-            self.lines.append(
-                f"{{ const {self._accumulator(i)} k = {x}; a{v} = k {better} a{v} ? k : a{v}; }}"
-            )
+        v, op, t = i.outputs[0], i.attrs["op"], self._type(i.inputs[0])
+        if self.nest.role(i) == "column":
+            name = self._name("part" if self.two_level else "sum", v)
+            self._emit(f"{name}[{self._flat()}{self.first_column}] += {x};")
+            return
+        key = {"float": "key_f32", "double": "key_f64"}.get(t) if op in ("max", "min") else None
+        if key is not None:
+            x = f"{key}({'-' if op == 'min' else ''}{x})"
+        self._emit(self._combined(i, x, self._accumulator(i)))
+
+    def _combined(self, i: Instruction, x: str, t: str) -> str:
+        """Statement that takes one more number (or key) into a reduction along a row."""
+        a, operator = self._name("a", i.outputs[0]), self._operator(i)
+        if operator in "+*":
+            return f"{a} {operator}= {x};"
+        better = "<" if operator == "min" else ">"
+        return f"{{ const {t} k = {x}; {a} = k {better} {a} ? k : {a}; }}"
 
     def _finish_reduction(self, i: Instruction) -> None:
-        v, op = i.outputs[0], i.attrs["op"]
-        t = number_type(self.nest.values[v].dtype)
-        source = f"a{v}"
+        v, op, t = i.outputs[0], i.attrs["op"], self._type(i.outputs[0])
+        source = self._name("a", v)
         if op in ("max", "min") and t in ("float", "double"):
-            source = f"unkey_{'f32' if t == 'float' else 'f64'}(a{v})"
+            source = f"unkey_{'f32' if t == 'float' else 'f64'}({source})"
             source = f"-{source}" if op == "min" else source
-        self.lines.append(f"const {t} x{v} = {source};")
+        source = rounded(self.nest.values[v].dtype, source)
+        self._emit(f"const {t} {self._name('x', v)} = {source};")
 
     def _flush_parts(self) -> None:
-        self.lines.append(f"if ((++row & {BLOCK_ROWS - 1}) == 0 || row == {self.nest.rows}) {{")
-        for i in self.nest.body:
-            if self._role(i) == "column":
-                v = i.outputs[0]
-                self.lines.append(
-                    f"for (long c = 0; c < {self.nest.columns}; ++c)"
-                    f" {{ sum{v}[c] += part{v}[c]; part{v}[c] = 0; }}"
-                )
-        self.lines.append("}")
+        """Adds the sums of a few rows to those of the chunk."""
+        count = "(we - w)" if self.column_blocks > 1 else str(self.width)
+        self._emit(f"if ((row + 1) % {BLOCK_ROWS} == 0 || row + 1 == last) {{")
+        for i in self.sums:
+            total, part = self._name("sum", i.outputs[0]), self._name("part", i.outputs[0])
+            self._emit(
+                "#pragma omp simd",
+                f"for (long c = 0; c < {count}; ++c) {{ {total}[c] += {part}[c]; {part}[c] = 0; }}",
+            )
+        self._emit("}")
 
     def _finish_column(self, v: int) -> None:
-        source = store(self.nest.values[v].dtype, f"sum{v}[c]")
-        self.lines.append(
-            f"for (long c = 0; c < {self.nest.columns}; ++c) p{self.order[v]}[c] = {source};"
+        sums, t = self._name("sums", v), self._type(v)
+        self._emit(
+            "#pragma omp simd",
+            f"for (long c = 0; c < {self.nest.columns}; ++c) {{",
+            f"{t} total = {sums}[c];",
+            f"for (long k = 1; k < {self.chunks}; ++k) total += {sums}[k * {self.nest.columns}L + c];",
+            f"p{self.order[v]}[c] = {store(self.nest.values[v].dtype, 'total')};",
+            "}",
+            f"free({sums});",
         )
 
 
 def function_body(
     i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]
 ) -> str:
-    """C statements of one instruction of kind map, reduce or segment.
+    """C statements of one instruction of kind map, reduce, random or segment.
 
     Raises:
         Unsupported: Nothing native is generated for it.
@@ -396,7 +446,10 @@ def function_body(
     body = i.attrs["body"] if i.kind == "segment" else (i,)
     if i.kind == "segment":
         types = {**types, **i.attrs["inner"]}
-    if not i.inputs:
+    for one in body:
+        if one.kind == "random" and one.attrs["distribution"] != "uniform":
+            raise Unsupported("a distribution other than uniform")
+    if not i.inputs and body[0].kind == "map":
         raise Unsupported("no inputs")
     nest = LoopNest(body, i.inputs, i.outputs, types, mesh, coordinates)
     return Writer(nest).text()

@@ -1,0 +1,199 @@
+"""The loop nest of one instruction on one rank: roles, stages, extents and strides.
+
+Rows are the outer loops, columns the inner ones.  A value is ready in a *stage*: what needs the
+result of a reduction along the row comes one stage later, and every stage is one loop over the
+columns.  Knows instructions and integers only; `source` writes it down in C.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from meshmpi.dims import MeshShape
+from meshmpi.program import Instruction, LocalType
+
+PIECE = 4096
+"""Columns that a loop without rows takes at once where threads share it.  Status: assumption."""
+PARALLEL_POINTS = 1 << 16
+"""From so many points on threads share a loop.  Status: assumption; waking a thread takes some
+microseconds, the loop then about 30."""
+
+
+class Unsupported(Exception):
+    """The instruction has no native form; NumPy does it."""
+
+
+class Value:
+    """A value of the loop nest.
+
+    Attributes:
+        number: Its number in C: values count in order of appearance, so that equal layers of a
+            model have equal functions.
+        strides: Dimension name -> distance between neighbours in memory, in elements.
+        role: "point" (varies along columns), "row" (one per row) or "column" (summed over rows).
+        stage: The stage in which it is ready; -1 before the first.
+    """
+
+    def __init__(self, number: int, t: LocalType, sizes: Mapping[str, int]):
+        self.number, self.dtype = number, t.dtype
+        self.names = t.shape.names
+        local = [sizes[n] for n in self.names]
+        self.strides = {n: math.prod(local[k + 1 :]) for k, n in enumerate(self.names)}
+        self.role, self.stage = "point", -1
+
+
+Loops = list[tuple[int, Mapping[object, int]]]
+"""(extent, value -> stride) of each loop, outermost first.  ("counter", value) is the stride of the
+global index of a random value."""
+
+
+class LoopNest:
+    """Names, extents and values of a function; merges dims that all values step through evenly.
+
+    Args:
+        body: Maps, reductions and random instructions in order.
+        inputs, outputs: Values read from and stored to memory.
+        types: Of all values.
+        mesh, coordinates: Which block.
+
+    Raises:
+        Unsupported: There is no native form.
+    """
+
+    def __init__(
+        self, body: Sequence[Instruction], inputs: Sequence[int], outputs: Sequence[int],
+        types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int],
+    ):  # fmt: skip
+        self.body, self.inputs, self.outputs = body, inputs, outputs
+        full = self._full(body, types)
+        self.sizes = dict(zip(full.shape.names, full.local_sizes(mesh, coordinates), strict=True))
+        if not all(self.sizes.values()):
+            raise Unsupported("an empty block")
+        self.reduces = any(i.kind == "reduce" for i in body)
+        self.row_names = self._rows(body, types, full)
+        used = dict.fromkeys([*inputs, *outputs, *(v for i in body for v in i.outputs)])
+        self.values = {v: Value(k, types[v], self.sizes) for k, v in enumerate(used)}
+        self.keys = [i.outputs[0] for i in body if i.kind == "random"]
+        self._counters = {v: _global_strides(types[v]) for v in self.keys}
+        self._roles(full.shape.names)
+        self._loops(full.shape.names)
+        self.columns = math.prod(n for n, _ in self.column_dims)
+        self.rows = math.prod(n for n, _ in self.row_dims)
+        self.threads_pay = self.rows * self.columns >= PARALLEL_POINTS
+
+    def role(self, i: Instruction) -> str:
+        return self.values[i.outputs[0]].role
+
+    def stage(self, i: Instruction) -> int:
+        return self.values[i.outputs[0]].stage
+
+    def in_columns(self, v: object) -> bool:
+        """Whether a value in memory varies along the columns."""
+        return any(strides[v] for _, strides in self.column_dims)
+
+    @staticmethod
+    def _full(body: Sequence[Instruction], types: Mapping[int, LocalType]) -> LocalType:
+        candidates = [types[i.inputs[0] if i.kind == "reduce" else i.outputs[0]] for i in body]
+        return max(candidates, key=lambda t: len(t.shape))
+
+    @staticmethod
+    def _rows(
+        body: Sequence[Instruction], types: Mapping[int, LocalType], full: LocalType
+    ) -> tuple[str, ...]:
+        names = full.shape.names
+        for i in body:
+            if i.kind == "reduce":
+                kept = types[i.outputs[0]].shape.names
+                if kept == names[: len(kept)]:
+                    return kept
+                lead = len(names) - len(kept)
+                if kept != names[lead:] or i.attrs["op"] != "sum":
+                    raise Unsupported("a reduction of inner dims")
+                return names[:lead]
+        for i in body:
+            kept = types[i.outputs[0]].shape.names
+            if kept != names:
+                return kept
+        return names[:-1]
+
+    def _roles(self, names: tuple[str, ...]) -> None:
+        for i in self.body:
+            for v in i.outputs:
+                value = self.values[v]
+                stages = [self._ready(x, i) for x in i.inputs]
+                if i.kind == "reduce":
+                    value.role = self._role_of_reduction(i, value, names)
+                    value.stage = max(stages)
+                elif value.names != names:
+                    if value.names != self.row_names:
+                        raise Unsupported("a map over other dims")
+                    value.role, value.stage = "row", max([-1, *stages])
+                else:
+                    value.stage = max([0, *stages])
+
+    def _role_of_reduction(self, i: Instruction, value: Value, names: tuple[str, ...]) -> str:
+        if value.names == self.row_names:
+            return "row"
+        if value.names != names[len(self.row_names) :] or i.attrs["op"] != "sum":
+            raise Unsupported("reductions over different rows")
+        return "column"
+
+    def _ready(self, x: int, i: Instruction) -> int:
+        """The first stage in which instruction i can use x."""
+        value = self.values[x]
+        if x in self.inputs:
+            return 0 if i.kind == "reduce" else -1
+        over_rows = i.kind == "map" and self.values[i.outputs[0]].names == self.row_names
+        return value.stage + (value.role == "row" and not over_rows)
+
+    def _loops(self, names: tuple[str, ...]) -> None:
+        columns = [n for n in names if n not in self.row_names]
+        if self.reduces or any(v.role == "row" for v in self.values.values()):
+            self.row_dims, self.column_dims = self._merged(self.row_names), self._merged(columns)
+            return
+        dims = self._merged(names)
+        if len(dims) == 1:
+            dims = _cut(dims[0])
+        self.row_dims, self.column_dims = dims[:-1], dims[-1:]
+
+    def _merged(self, names: Sequence[str]) -> Loops:
+        """The loops over these dims."""
+        keys = [*self.values, *(("counter", v) for v in self.keys)]
+        dims: Loops = []
+        for n in names:
+            strides = {k: self._stride(k, n) for k in keys}
+            if self.sizes[n] == 1:
+                continue
+            if dims and all(dims[-1][1][k] == s * self.sizes[n] for k, s in strides.items()):
+                dims[-1] = (dims[-1][0] * self.sizes[n], strides)
+            else:
+                dims.append((self.sizes[n], strides))
+        return dims or [(1, dict.fromkeys(keys, 0))]
+
+    def _stride(self, key: object, name: str) -> int:
+        if isinstance(key, tuple):
+            return self._counters[key[1]].get(name, 0)
+        return self.values[key].strides.get(name, 0)  # type: ignore[index]
+
+
+def _global_strides(t: LocalType) -> dict[str, int]:
+    """Dimension name -> distance between neighbours in the global index of a tensor."""
+    sizes = t.shape.sizes
+    return {n: math.prod(sizes[k + 1 :]) for k, n in enumerate(t.shape.names)}
+
+
+def first_counter(t: LocalType, mesh: MeshShape, coordinates: Mapping[str, int]) -> int:
+    """Global index of the first element of a block."""
+    block = t.block(mesh, coordinates)
+    strides = _global_strides(t).values()
+    return sum(start * s for (start, _), s in zip(block, strides, strict=True))
+
+
+def _cut(dim: tuple[int, Mapping[object, int]]) -> Loops:
+    """One long loop as two, so that threads can share it; as it is where no piece fits."""
+    n, strides = dim
+    if n < PARALLEL_POINTS:
+        return [(1, dict.fromkeys(strides, 0)), dim]
+    piece = next((p for p in range(2 * PIECE, PIECE // 4, -1) if n % p == 0), n)
+    return [(n // piece, {k: s * piece for k, s in strides.items()}), (piece, strides)]
