@@ -90,7 +90,10 @@ class CompiledStep:
         They are counted from the shapes of the arrays that the kernels work on;
         ``sum(step.counted_flops.values())`` is ``cost.flops`` times the number of runs.
         """
-        return {kind: n * self._executor.runs for kind, n in self._executor.states[0].flops_by_kind().items()}
+        return {
+            kind: n * self._executor.runs
+            for kind, n in self._executor.states[0].flops_by_kind().items()
+        }
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Fetched:
         """Runs one step.
@@ -124,7 +127,8 @@ class CompiledStep:
     def _known_feed(self, name: str) -> None:
         if name not in self.program.feeds:
             raise FeedError(
-                f"there is no placeholder '{name}' in this program.", suggest(name, self.program.feeds)
+                f"there is no placeholder '{name}' in this program.",
+                suggest(name, self.program.feeds),
             )
 
     def _feed(self, feeds: Mapping[str, Any]) -> None:

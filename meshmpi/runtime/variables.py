@@ -12,7 +12,12 @@ from meshmpi.kernels import random_block
 from meshmpi.nn.initializers import default_initializer
 from meshmpi.program import VariableType
 from meshmpi.runtime.arrays import (
-    LocalBlock, aligned_empty, block_of, gather_whole, numpy_dtype, view_of,
+    LocalBlock,
+    aligned_empty,
+    block_of,
+    gather_whole,
+    numpy_dtype,
+    view_of,
 )  # fmt: skip
 
 
