@@ -147,6 +147,8 @@ def _check_wiring(program: Program, i: Instruction, defined: set[int]) -> None:
             raise Violation(f"value {v} is made twice")
         t = program.types[v]
         used = t.used_axes
+        if not used and not t.partial and t.pending == "sum":
+            continue
         if len(set(used)) < len(used) or set(used) & set(t.partial):
             raise Violation(f"{t} uses a mesh axis twice")
         if t.partial != program.mesh.in_mesh_order(t.partial) or t.pending not in REDUCTIONS:
@@ -166,10 +168,9 @@ def _out(program: Program, i: Instruction) -> LocalType:
 
 def _same_splits(x: LocalType, y: LocalType, names: Sequence[str]) -> None:
     for name in names:
-        _require(
-            x.shape.dim(name) == y.shape.dim(name) and x.split(name) == y.split(name),
-            f"dimension '{name}' is not the same in {x} and {y}",
-        )
+        i, j = x.shape.find(name), y.shape.find(name)
+        if i < 0 or j < 0 or x.shape[i] != y.shape[j] or x.splits[i] != y.splits[j]:
+            raise Violation(f"dimension '{name}' is not the same in {x} and {y}")
 
 
 def _source_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
@@ -417,7 +418,7 @@ def _segment_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> 
     inside = replace(program, types=types)
     known = set(i.inputs)
     for one in i.attrs["body"]:
-        _require(one.kind in ("map", "reduce"), f"has {one.kind} in its body")
+        _require(one.kind in ("map", "reduce", "random"), f"has {one.kind} in its body")
         _require(all(v in known for v in one.inputs), "has a body that uses an undefined value")
         _RULES[one.kind](inside, one, [types[v] for v in one.inputs])
         known.update(one.outputs)

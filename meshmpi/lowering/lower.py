@@ -89,6 +89,8 @@ class Lowering:
         self.values: dict[Tensor, int] = {}
         self.source = Source("", "", 0)
         self._reads: dict[str, int] = {}
+        # The blocks of variables and feeds themselves, perhaps under other names; never iterated.
+        self._stored: set[int] = set()
 
     # ---- types -----------------------------------------------------------------------------
 
@@ -119,6 +121,8 @@ class Lowering:
         outputs = tuple(range(len(self.types), len(self.types) + len(types)))
         self.types.update(zip(outputs, types, strict=True))
         self.instructions.append(Instruction(kind, tuple(inputs), outputs, attrs, self.source))
+        if kind in ("read", "feed") or (kind == "view" and inputs[0] in self._stored):
+            self._stored.update(outputs)
         return list(outputs)
 
     def emit(self, kind: str, inputs: Sequence[int], type: LocalType, **attrs: Any) -> int:
@@ -295,17 +299,10 @@ class Lowering:
             self._reads[variable.name] = self.emit("read", [], t, variable=variable.name)
         return self._reads[variable.name]
 
-    def _is_stored(self, value: int) -> bool:
-        """Whether a value is the block of a variable or feed itself, perhaps under other names."""
-        made = {i.outputs[0]: i for i in self.instructions if i.kind in ("read", "feed", "view")}
-        while value in made and made[value].kind == "view":
-            value = made[value].inputs[0]
-        return value in made
-
     def _apart(self, value: int) -> int:
         """A copy of ``value`` where it is the memory of a variable: two may swap values in a step."""
         t = self.types[value]
-        if not self._is_stored(value):
+        if value not in self._stored:
             return value
         return self.emit("map", [value], t, expr=call("identity", 1, t.dtype))
 

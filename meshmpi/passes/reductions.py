@@ -69,6 +69,7 @@ class _Region:
         used, kept = users(self.program), fetched(self.program)
         for v in self.values:
             net.edge(("in", v), ("out", v), self._cost(v, used[v], v in kept))
+            net.edge(("out", v), ("in", v), None)  # nothing becomes pending again
             needs_finished = v in kept or any(
                 u.kind == "write" or not any(w in self.joint for w in u.outputs) for u in used[v]
             )
@@ -77,11 +78,10 @@ class _Region:
         for v in self.sources:
             net.edge("start", ("in", v), None)
         for v, pending in self.joint.items():
+            # What makes v takes all of its inputs pending or none, and v arrives as they leave.
             for x in pending:
                 net.edge(("out", x), ("in", v), None)
-            for x, y in zip(pending, pending[1:], strict=False):
-                net.edge(("out", x), ("out", y), None)
-                net.edge(("out", y), ("out", x), None)
+                net.edge(("in", v), ("out", x), None)
         side = net.minimum_cut("start", "end")
         return {v for v in self.values if ("in", v) in side and ("out", v) not in side}
 
