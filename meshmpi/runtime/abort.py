@@ -117,10 +117,28 @@ def _fail(
     mpi: ModuleType, error: BaseException, tb: TracebackType | None, thread: str, status: int
 ) -> None:
     """Reports the error in its turn and ends the job."""
-    rank = mpi.COMM_WORLD.rank
-    if rank:
-        time.sleep(STAGGER_SECONDS + STAGGER_STEP * min(rank - 1, STAGGER_RANKS))
+    time.sleep(stagger_seconds(mpi.COMM_WORLD.rank))
     _end(mpi, thread, report(error, tb), status)
+
+
+def stagger_seconds(rank: int) -> float:
+    """How long a rank waits before it reports an error that rank 0 may have as well."""
+    return STAGGER_SECONDS + STAGGER_STEP * min(rank - 1, STAGGER_RANKS) if rank else 0.0
+
+
+def end_job(text: str, status: int) -> None:
+    """Ends the job of several ranks, with a message in place of a traceback.
+
+    Returns, having done nothing, where no such job has begun.
+
+    Args:
+        text: Whole lines; where all ranks call this, only rank 0's are shown.
+        status: The exit status of the job.
+    """
+    mpi = _running_mpi()
+    if mpi is not None:
+        time.sleep(stagger_seconds(mpi.COMM_WORLD.rank))
+        _end(mpi, "", text, status)
 
 
 def _end(mpi: ModuleType, thread: str, text: str, status: int) -> None:

@@ -364,6 +364,7 @@ def _parts(manifest: Manifest, store: VariableStore, name: str, rank: int) -> li
     """The pieces of stored blocks that make up one rank's block of a variable."""
     shape = store.mesh.shape
     wanted = store.types[name].type.block(shape, shape.coordinates(rank))
+    here = [a for a, _ in wanted]
     parts, covered = [], 0
     for block in manifest.tensors[name]["blocks"]:
         common = [
@@ -371,13 +372,14 @@ def _parts(manifest: Manifest, store: VariableStore, name: str, rank: int) -> li
         ]
         if any(a >= b for a, b in common):
             continue
+        stored = [c for c, _ in block["ranges"]]
         covered += math.prod(b - a for a, b in common)
         parts.append(
             _Part(
                 name, block["file"], block["checksums"],
                 tuple(d - c for c, d in block["ranges"]),
-                tuple((a - c, b - c) for (a, b), (c, _) in zip(common, block["ranges"])),
-                tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(common, wanted)),
+                tuple((a - c, b - c) for (a, b), c in zip(common, stored, strict=True)),
+                tuple(slice(a - c, b - c) for (a, b), c in zip(common, here, strict=True)),
                 rank,
             )
         )  # fmt: skip

@@ -29,7 +29,7 @@ from meshmpi.train.sampling import Sampler
 from meshmpi.train.settings import DataSettings, MeshSettings, Settings, transformer_config
 from meshmpi.train.signals import StopSignals
 
-DATA_PARALLEL_AXIS = "all"
+DEFAULT_AXIS = "all"
 """Name of the axis of the mesh that is used when none is given."""
 
 
@@ -58,12 +58,16 @@ class Result:
     stopped_by: str
 
 
-def mesh_and_layout(settings: MeshSettings, ranks: int) -> tuple[MeshShape, str]:
-    """Mesh shape and layout; by default all ranks on one axis, data-parallel."""
-    if settings.shape:
-        return MeshShape(settings.shape), settings.layout
-    axis = DATA_PARALLEL_AXIS
-    return MeshShape(f"{axis}:{ranks}"), settings.layout or f"batch:{axis}"
+def mesh_shape(settings: MeshSettings, ranks: int) -> MeshShape:
+    """The mesh asked for; by default all ranks on one axis."""
+    return MeshShape(settings.shape or f"{DEFAULT_AXIS}:{ranks}")
+
+
+def chosen_layout(settings: MeshSettings, mesh: MeshShape) -> str:
+    """The layout asked for; data-parallel when neither mesh nor layout is given."""
+    if settings.shape or settings.layout:
+        return settings.layout
+    return f"batch:{'+'.join(mesh.names)}"
 
 
 def make_mesh(settings: MeshSettings) -> Any:
@@ -72,7 +76,7 @@ def make_mesh(settings: MeshSettings) -> Any:
 
     from meshmpi.runtime.mesh import Mesh
 
-    return Mesh(mesh_and_layout(settings, MPI.COMM_WORLD.size)[0])
+    return Mesh(mesh_shape(settings, MPI.COMM_WORLD.size))
 
 
 def prepare_data(settings: DataSettings, mesh: Any, say: Callable[[str], None]) -> Dataset:
@@ -132,7 +136,7 @@ class Trainer:
         self.say: Callable[[str], None] = say if mesh.rank == 0 else lambda line: None
         self.data = prepare_data(settings.data, mesh, self.say)
         self.config = transformer_config(settings.model, self.data.vocabulary.size)
-        self.layout = mesh_and_layout(settings.mesh, mesh.shape.size)[1]
+        self.layout = chosen_layout(settings.mesh, mesh.shape)
         self._compile()
         self.done = 0
         self._flag = Flag(mesh)

@@ -55,7 +55,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, li
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in names:
-            data = memoryview(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8))
+            data = np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data
             checksums[name] = [zlib.crc32(data[a:b]) for a, b in _chunks(0, data.nbytes)]
             file.write(data)
         file.flush()
@@ -128,7 +128,7 @@ class TensorFile:
         Raises:
             CheckpointError: The tensor is missing or not what was written.
         """
-        start, stop = self._place(name, shape, FORMAT_NAMES[dtype])
+        start, stop = self._place(name, shape, dtype)
         row = math.prod(shape[1:]) * numpy_dtype(dtype).itemsize
         first, last = (ranges[0][0] * row, ranges[0][1] * row) if shape else (0, row)
         low = first // CHUNK_BYTES * CHUNK_BYTES
@@ -140,12 +140,13 @@ class TensorFile:
         rows = part.reshape(ranges[0][1] - ranges[0][0], *shape[1:])
         return rows[(slice(None), *(slice(a, b) for a, b in ranges[1:]))]
 
-    def _place(self, name: str, shape: Sequence[int], kind: str) -> tuple[int, int]:
+    def _place(self, name: str, shape: Sequence[int], dtype: str) -> tuple[int, int]:
         """Where the bytes of a tensor begin and end, if it is of that shape and type."""
+        kind, size = FORMAT_NAMES[dtype], math.prod(shape) * numpy_dtype(dtype).itemsize
         try:
             entry = self._header[name]
             start, stop = entry["data_offsets"]
-            if (entry["shape"], entry["dtype"]) == (list(shape), kind) and 0 <= start <= stop:
+            if (entry["shape"], entry["dtype"]) == (list(shape), kind) and stop - start == size:
                 return start, stop
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"tensor '{name}' is not in it") from error

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, on any mesh, verified, and never mistaken for another model's."""
+"""Checkpoints: whole or not there, for any mesh, verified, never mistaken for another model's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ LAYOUTS = [
 def compiled(mesh="a:1", layout="", storage="", hidden=7, dtype="float32", optimizer=True):
     with mm.Graph() as graph:
         x = mm.placeholder("x", [("batch", 4), ("io", 5)])
-        w = mm.get_variable("w", [("io", 5), ("hidden", hidden)], mm.VariableDType(dtype, "float32"))
+        w = mm.get_variable(
+            "w", [("io", 5), ("hidden", hidden)], mm.VariableDType(dtype, "float32")
+        )
         counter = mm.get_variable("count", [], "int32", trainable=False)
         y = mm.reduce_sum(mm.einsum([x, w], [("batch", 4), ("hidden", hidden)]))
         updates = [mm.assign(counter, counter + 1)]
@@ -108,7 +110,9 @@ def test_damaged_shard_is_named_and_the_one_before_is_used(tmp_path):
     newest = save(step, tmp_path, 1200)
     damage(newest / "rank-00000.safetensors")
     other = compiled()
-    with pytest.raises(CheckpointError, match=r"shard rank-00000 of step 1200 is damaged.*checksum"):
+    with pytest.raises(
+        CheckpointError, match=r"shard rank-00000 of step 1200 is damaged.*checksum"
+    ):
         checkpoint.load(newest, other.variables)
     manifest, (note,) = checkpoint.load_newest(tmp_path, other.variables)
     assert manifest.step == 1100
@@ -162,7 +166,7 @@ def test_damaged_manifest(tmp_path):
         with pytest.raises(CheckpointError, match=r"manifest of .* is damaged"):
             checkpoint.load(folder, step.variables)
         file.write_text(text)
-    digest, body = text.rstrip("\n").split("\n")
+    _, body = text.rstrip("\n").split("\n")
     content = json.loads(body) | {"format": 99}
     body = json.dumps(content)
     file.write_text(f"{checkpoint._digest(body)}\n{body}\n")

