@@ -43,12 +43,18 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
 
 
 class Runtime:
-    """What changes from step to step; kernels read it when they are called."""
+    """What kernels are told beside their arrays.
 
-    __slots__ = ("step",)
+    Attributes:
+        step: Changes from step to step; kernels read it when they are called.
+        blas: Name of the library of matrix products, the same on all ranks; empty for the one to
+            prefer here.  Kernels read it when they are bound.
+    """
 
-    def __init__(self, step: int = 0):
-        self.step = step
+    __slots__ = ("blas", "step")
+
+    def __init__(self, step: int = 0, blas: str = ""):
+        self.step, self.blas = step, blas
 
 
 class Operand(NamedTuple):

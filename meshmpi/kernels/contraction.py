@@ -1,10 +1,11 @@
-"""contract: sums of products of two operands, mapped onto np.matmul, so onto BLAS.
+"""contract: sums of products of two operands, mapped onto BLAS, or np.matmul where it cannot.
 
 Dims are batch (in both operands and the result), K (in both, summed), M (of the first only) or N
 (of the second only).  `choose` weighs every way to lay them out as a batch of matrix products:
 groups of dims that memory steps through evenly are one matrix dim, others are looped over, and an
-operand that no BLAS call can read in place is copied first.  bfloat16 operands are always copied,
-to float32, a slab at a time.  This module knows sizes and strides, but nothing of what dims mean.
+operand that no BLAS call can read in place is copied first.  bfloat16 operands are converted to
+float32, a slab at a time, unless the library multiplies them as they are.  This module knows sizes
+and strides, but nothing of what dims mean.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshmpi.kernels import blas
 from meshmpi.kernels.binding import (
     BFLOAT16,
+    FLOAT32,
     Bound,
     Call,
     Operand,
@@ -25,7 +28,6 @@ from meshmpi.kernels.binding import (
     Runtime,
     Scratch,
     Slot,
-    accumulator_dtype,
     collapse,
     nothing,
     quiet,
@@ -213,21 +215,30 @@ class _Slab(NamedTuple):
 
 
 class _GemmPlan(Plan):
-    """Matrix products, whole or in slabs."""
+    """Matrix products, whole or in slabs.
 
-    def __init__(self, call: Call, groups: Groups, sizes: dict[str, int]):
-        self.groups = groups
+    Args:
+        call: The instruction.
+        groups: Roles of its dims.
+        sizes: Of the dims that have more than one element.
+        dtypes: In which a, b and y are multiplied; an array of another type is converted.
+    """
+
+    def __init__(
+        self, call: Call, groups: Groups, sizes: dict[str, int], dtypes: Sequence[np.dtype]
+    ):
+        self.groups, self.dtypes = groups, tuple(dtypes)
         self.operands = (*call.inputs, call.outputs[0])
-        self.compute = accumulator_dtype(self.operands[0].dtype)
         self.strides = tuple(_kept(x, sizes) for x in self.operands)
-        self.must_pack = [x.dtype != self.compute for x in self.operands]
+        self.must_pack = [x.dtype != t for x, t in zip(self.operands, self.dtypes, strict=True)]
         self.slabs = list(self._slabs(sizes))
         scratch = Scratch()
         self.slots: list[Slot | None] = []
         for position in range(3):
             orders = [(s.sizes, s.choice.packed[position]) for s in self.slabs]
             needed = [math.prod(n[d] for d in order) for n, order in orders if order is not None]
-            self.slots.append(scratch.reserve((max(needed),), self.compute) if needed else None)
+            dtype = self.dtypes[position]
+            self.slots.append(scratch.reserve((max(needed),), dtype) if needed else None)
         self.workspace_bytes = scratch.bytes
 
     def _slabs(self, sizes: dict[str, int]) -> Iterator[_Slab]:
@@ -258,13 +269,14 @@ class _GemmPlan(Plan):
         workspace: np.ndarray, runtime: Runtime,
     ) -> Bound:  # fmt: skip
         arrays = [*inputs, outputs[0]]
+        library = blas.find(runtime.blas)
         steps: list[Bound] = []
         for slab in self.slabs:
-            steps += self._bind_slab(slab, arrays, workspace)
-        return quiet(run_all(steps))
+            steps += self._bind_slab(slab, arrays, workspace, library)
+        return run_all(steps)
 
     def _bind_slab(
-        self, slab: _Slab, arrays: Sequence[np.ndarray], workspace: np.ndarray
+        self, slab: _Slab, arrays: Sequence[np.ndarray], workspace: np.ndarray, library: blas.Blas
     ) -> list[Bound]:
         before: list[Bound] = []
         after: list[Bound] = []
@@ -281,7 +293,8 @@ class _GemmPlan(Plan):
                 before += [_copy(copy, own)] if position < 2 else []
                 after += [_copy(own, copy)] if position == 2 else []
             operands.append(_strided(array, (*loops, *ends), slab.choice.steps[position]))
-        return [*before, _matmul(*operands), *after]
+        a, b, y = operands
+        return [*before, library.gemm(a, b, y) or _matmul(a, b, y), *after]
 
 
 def _kept(x: Operand, sizes: Sizes) -> dict[str, int]:
@@ -294,7 +307,7 @@ def _strided(array: np.ndarray, sizes: Sequence[int], steps: Sequence[int]) -> n
 
 
 def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
-    return lambda: np.copyto(to, source, casting="unsafe")
+    return quiet(lambda: np.copyto(to, source, casting="unsafe"))
 
 
 def _matmul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Bound:
@@ -303,7 +316,30 @@ def _matmul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Bound:
     def run() -> None:
         matmul(a, b, out=y)
 
-    return run
+    return quiet(run)
+
+
+class _BFloat16Plan(Plan):
+    """Products of bfloat16: as they are, or converted to float32, as the library allows.
+
+    The workspace suffices for both: what a program needs must not depend on the library.
+    """
+
+    def __init__(self, call: Call, groups: Groups, sizes: dict[str, int]):
+        self.direct = _GemmPlan(call, groups, sizes, (BFLOAT16, BFLOAT16, FLOAT32))
+        self.converted = _GemmPlan(call, groups, sizes, (FLOAT32,) * 3)
+        self.workspace_bytes = max(self.direct.workspace_bytes, self.converted.workspace_bytes)
+
+    def bind(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
+        workspace: np.ndarray, runtime: Runtime,
+    ) -> Bound:  # fmt: skip
+        direct = blas.find(runtime.blas).bfloat16 and all(
+            blas.few(math.prod(loops), m, n, k)
+            for loops, m, k, n in (s.choice.shape for s in self.direct.slabs)
+        )
+        chosen = self.direct if direct else self.converted
+        return chosen.bind(inputs, outputs, workspace, runtime)
 
 
 class _PointwisePlan(Plan):
@@ -371,7 +407,9 @@ class ContractPlan(Plan):
         alone = not groups.m and not groups.n
         if alone and innermost in groups.batch and call.inputs[0].dtype != BFLOAT16:
             return _PointwisePlan(call, sizes)
-        return _GemmPlan(call, groups, sizes)
+        if call.inputs[0].dtype == BFLOAT16:
+            return _BFloat16Plan(call, groups, sizes)
+        return _GemmPlan(call, groups, sizes, (call.inputs[0].dtype,) * 3)
 
     def bind(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],

@@ -1,0 +1,269 @@
+"""Matrix products on strided arrays, bound directly to a BLAS library.
+
+A product is bound once: routine, addresses and sizes are prepared, so that a call costs half a
+microsecond.  Whatever BLAS cannot read in place (odd strides, integers) is refused, and the caller
+takes np.matmul.  Which library is used is a rule, not a measurement, because all ranks must use the
+same one in every run.  This module knows nothing of programs, dims or MPI.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshmpi.errors import ConfigError
+from meshmpi.kernels.binding import BFLOAT16, Bound, run_all
+from meshmpi.kernels.blas_libraries import Library, load_mkl, load_openblas, processor_vendor
+
+VARIABLE = "MESHMPI_BLAS"
+"""Environment variable that names the library to use."""
+NAMES = ("mkl", "openblas", "numpy")
+ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
+"""Constants of the C interface of BLAS."""
+MOST_PRODUCTS = 1 << 14
+"""In one bound batch, whose arguments lie outside the planned memory."""
+SMALL_PRODUCT = 1 << 16
+"""Multiplications (half a microsecond) below which a call from Python costs more than it saves:
+np.matmul loops over such products in C."""
+
+
+class Form(NamedTuple):
+    """How BLAS is told to read a matrix.
+
+    Attributes:
+        transposed: Whether rows and columns change places.
+        leading: Distance between neighbouring rows (columns if transposed), in elements.
+    """
+
+    transposed: bool
+    leading: int
+
+    @property
+    def flag(self) -> int:
+        return TRANSPOSED if self.transposed else PLAIN
+
+
+def form(rows: int, columns: int, row_step: int, column_step: int) -> Form | None:
+    """The form of a matrix with these strides (in elements), or None if BLAS cannot read it.
+
+    Args:
+        rows: Number of rows, at least 1.
+        columns: Number of columns, at least 1.
+        row_step: From one row to the next.
+        column_step: From one column to the next.
+    """
+    if (column_step == 1 or columns == 1) and (row_step >= columns or rows == 1):
+        return Form(False, max(row_step, columns))
+    if (row_step == 1 or rows == 1) and (column_step >= rows or columns == 1):
+        return Form(True, max(column_step, rows))
+    return None
+
+
+def few(count: int, m: int, n: int, k: int) -> bool:
+    """Whether so many products of this size are worth a call each."""
+    return count == 1 or (count <= MOST_PRODUCTS and m * n * k >= SMALL_PRODUCT)
+
+
+class Blas:
+    """One library's matrix products.
+
+    Args:
+        library: Its routines, or None for NumPy: then nothing can be bound.
+
+    Attributes:
+        name: "mkl", "openblas" or "numpy".
+        version: Of the library, and for which processors its routines were chosen.
+        bfloat16: Whether bfloat16 operands are multiplied as they are, into float32.
+    """
+
+    def __init__(self, library: Library | None):
+        self._library = library
+        self.name = "numpy" if library is None else library.name
+        self.version = np.__version__ if library is None else library.version
+        self.bfloat16 = library is not None and "bfloat16" in library.gemm
+
+    @property
+    def threads(self) -> int:
+        """How many threads a product may use now; 0 where the library does not tell."""
+        return 0 if self._library is None else int(self._library.threads())
+
+    def gemm(
+        self, a: np.ndarray, b: np.ndarray, y: np.ndarray, accumulate: bool = False
+    ) -> Bound | None:
+        """``y = a @ b`` bound to these very arrays, or None where np.matmul must do it.
+
+        Args:
+            a: [..., m, k], any strides; float32, float64 or bfloat16.
+            b: [..., k, n], of the same type; leading dims equal those of ``a``.
+            y: [..., m, n]: of the same type, float32 for bfloat16.  Shares no memory with a, b.
+            accumulate: Whether the products are added to what ``y`` holds.
+
+        Returns:
+            A function without arguments.  It holds the arrays, so their memory stays.
+        """
+        key = _key(a, b, y)
+        if self._library is None or key not in self._library.gemm:
+            return None
+        if y.size == 0 or a.size == 0 or (1 in y.shape[-2:] and key != "bfloat16"):
+            return None  # vectors: np.matmul calls gemv, which is faster
+        (m, k), n = a.shape[-2:], y.shape[-1]
+        of_a, of_b, of_y = (_form_of(x) for x in (a, b, y))
+        if of_a is None or of_b is None or of_y is None:
+            return None
+        if of_y.transposed:  # y^T = b^T a^T, whose result lies in rows
+            of_a, of_b = (Form(not f.transposed, f.leading) for f in (of_b, of_a))
+            a, b, m, n = b, a, n, m
+        return self._bind(key, (m, n, k), (a, b, y), (of_a, of_b, of_y), float(accumulate))
+
+    def _bind(
+        self, key: str, sizes: Sequence[int], arrays: Sequence[np.ndarray], forms: Sequence[Form],
+        beta: float,
+    ) -> Bound | None:  # fmt: skip
+        assert self._library is not None
+        addresses = [_addresses(x) for x in arrays]
+        count = addresses[0].size
+        batched = key in self._library.gemm_batch
+        if count > MOST_PRODUCTS or not (batched or few(count, *sizes)):
+            return None
+        scalar = ct.c_double if key == "float64" else ct.c_float
+        bind = _Binding(self._library.integer, scalar, tuple(sizes), tuple(forms), beta)
+        if count > 1 and batched:
+            bound: Any = bind.batch(self._library.gemm_batch[key], addresses)
+        else:
+            one = self._library.gemm[key]
+            calls = [bind.one(one, at) for at in zip(*(p.tolist() for p in addresses), strict=True)]
+            bound = functools.partial(run_all(calls))  # a partial of a partial costs no more
+        bound.arrays = (*arrays, *addresses)  # an address alone would not keep the memory
+        return bound
+
+
+class _Binding(NamedTuple):
+    """The prepared arguments that all products of one call have in common."""
+
+    integer: type
+    scalar: type
+    sizes: tuple[int, ...]
+    forms: tuple[Form, ...]
+    beta: float
+
+    def one(self, routine: Any, addresses: Sequence[int]) -> functools.partial[None]:
+        of_a, of_b, of_y = self.forms
+        pa, pb, py = map(ct.c_void_p, addresses)
+        integer, scalar = self.integer, self.scalar
+        return functools.partial(
+            routine, ct.c_int(ROW_MAJOR), ct.c_int(of_a.flag), ct.c_int(of_b.flag),
+            *map(integer, self.sizes), scalar(1.0), pa, integer(of_a.leading),
+            pb, integer(of_b.leading), scalar(self.beta), py, integer(of_y.leading),
+        )  # fmt: skip
+
+    def batch(self, routine: Any, addresses: Sequence[np.ndarray]) -> functools.partial[None]:
+        """One group of products: every argument is an array with one element for the group."""
+
+        def group(kind: type, value: float) -> Any:
+            return (kind * 1)(value)  # type: ignore[operator]
+
+        of_a, of_b, of_y = self.forms
+        pa, pb, py = (ct.c_void_p(p.ctypes.data) for p in addresses)
+        integer, scalar = self.integer, self.scalar
+        return functools.partial(
+            routine, ct.c_int(ROW_MAJOR), group(ct.c_int, of_a.flag), group(ct.c_int, of_b.flag),
+            *(group(integer, n) for n in self.sizes), group(scalar, 1.0),
+            pa, group(integer, of_a.leading), pb, group(integer, of_b.leading),
+            group(scalar, self.beta), py, group(integer, of_y.leading),
+            integer(1), group(integer, addresses[0].size),
+        )  # fmt: skip
+
+
+def _key(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> str:
+    """Data type of the operands as libraries list it, or empty."""
+    if a.dtype == b.dtype == BFLOAT16 and y.dtype == np.float32:
+        return "bfloat16"
+    return a.dtype.name if a.dtype == b.dtype == y.dtype != BFLOAT16 else ""
+
+
+def _form_of(x: np.ndarray) -> Form | None:
+    row_step, column_step = (s // x.itemsize for s in x.strides[-2:])
+    return form(x.shape[-2], x.shape[-1], row_step, column_step)
+
+
+def _addresses(x: np.ndarray) -> np.ndarray:
+    """Where each matrix of ``x[..., rows, columns]`` begins."""
+    at = np.array([x.__array_interface__["data"][0]], np.uintp)
+    for size, step in zip(x.shape[:-2], x.strides[:-2], strict=True):
+        at = (at[:, None] + np.arange(size, dtype=np.uintp) * np.uintp(step)).reshape(-1)
+    return at
+
+
+@functools.cache
+def _load(name: str) -> Blas | None:
+    """The library of that name, or None where it is not installed."""
+    if name == "numpy":
+        return Blas(None)
+    library = load_mkl() if name == "mkl" else load_openblas()
+    return None if library is None or "float32" not in library.gemm else Blas(library)
+
+
+def available() -> tuple[str, ...]:
+    """Names of the libraries that this process can use, the one to prefer first.
+
+    MKL comes first on Intel's processors only: on AMD's it has half the speed of OpenBLAS
+    (measured, EPYC of family 26: 105 and 230 GFLOP/s).  A library that `VARIABLE` names is the
+    only one; where it is not installed there is none.
+    """
+    forced = os.environ.get(VARIABLE, "")
+    if forced:
+        return (forced,) if forced in NAMES and _load(forced) is not None else ()
+    order = NAMES if processor_vendor() == "GenuineIntel" else ("openblas", "mkl", "numpy")
+    return tuple(name for name in order if _load(name) is not None)
+
+
+def agree(of_ranks: Sequence[Sequence[str]]) -> str:
+    """The library that all ranks use: the first of rank 0's that every rank has.
+
+    Replicated values must be equal to the last bit, and no two libraries round alike.
+
+    Args:
+        of_ranks: For each rank, its `available`.
+
+    Raises:
+        ConfigError: They have none in common, or `VARIABLE` names none that is installed.
+    """
+    for rank, names in enumerate(of_ranks):
+        if not names:
+            raise _not_found(f" on rank {rank}")
+    for name in of_ranks[0]:
+        if all(name in names for names in of_ranks):
+            return name
+    told = "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(of_ranks))
+    raise ConfigError(
+        f"the ranks have no library of matrix products in common ({told}).",
+        f"Set {VARIABLE} to the same value on every rank, or unset it.",
+    )
+
+
+def find(name: str = "") -> Blas:
+    """The library called ``name``, or without a name the one to prefer here.
+
+    Raises:
+        ConfigError: There is no such library here.
+    """
+    names = (name,) if name else available()
+    found = _load(names[0]) if names and names[0] in NAMES else None
+    if found is None:
+        raise _not_found("") if not name else ConfigError(f"BLAS library '{name}' was not found.")
+    return found
+
+
+def _not_found(where: str) -> ConfigError:
+    forced = os.environ.get(VARIABLE, "")
+    return ConfigError(
+        f"{VARIABLE}={forced}, but that library was not found{where}.",
+        "Run pip install 'meshmpi[mkl]' there, or unset the variable."
+        if forced == "mkl"
+        else f"Use one of {', '.join(NAMES)}, or unset the variable.",
+    )

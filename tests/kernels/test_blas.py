@@ -1,0 +1,192 @@
+"""Products bound to each BLAS library that is installed, against float64; choosing a library."""
+
+from __future__ import annotations
+
+import gc
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from meshmpi.errors import ConfigError
+from meshmpi.kernels import blas
+
+FLOATS = {"float32": 2e-6, "float64": 1e-14, "bfloat16": 2e-6}
+"""Data type of the operands -> error of a product, relative to its largest element."""
+
+
+def library(name: str) -> blas.Blas:
+    try:
+        return blas.find(name)
+    except ConfigError:
+        pytest.skip(f"the library '{name}' is not installed (for mkl: pip install 'meshmpi[mkl]')")
+
+
+def numbers(*shape: int, dtype: str, seed: int = 0) -> np.ndarray:
+    x = np.random.default_rng(seed).normal(size=shape)
+    return x.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def result(*shape: int, dtype: str) -> np.ndarray:
+    return np.full(shape, np.nan, np.float32 if dtype == "bfloat16" else dtype)
+
+
+def held_as(x: np.ndarray, how: str) -> np.ndarray:
+    """The same values with other strides: rows, columns, or inside a larger array of either."""
+    if how.startswith("transposed"):
+        return np.swapaxes(held_as(np.swapaxes(x, -1, -2), how.removeprefix("transposed ")), -1, -2)
+    if how == "padded":
+        wide = np.zeros((*x.shape[:-2], x.shape[-2] + 2, x.shape[-1] + 3), x.dtype)
+        wide[..., : x.shape[-2], : x.shape[-1]] = x
+        return wide[..., : x.shape[-2], : x.shape[-1]]
+    if how == "outer last":  # the first loop is the innermost but one in memory
+        moved = np.ascontiguousarray(np.moveaxis(x, 0, -2))
+        return np.moveaxis(moved, -2, 0)
+    return np.ascontiguousarray(x)
+
+
+FORMS = ["plain", "transposed plain", "padded", "transposed padded"]
+
+
+@pytest.fixture(params=["openblas", "mkl"])
+def bound(request) -> blas.Blas:
+    return library(request.param)
+
+
+def check(of: blas.Blas, a: np.ndarray, b: np.ndarray, y: np.ndarray, dtype: str) -> None:
+    run = of.gemm(a, b, y)
+    if dtype == "bfloat16" and not of.bfloat16:
+        assert run is None
+        return
+    assert run is not None
+    run()
+    first = y.tobytes()
+    run()
+    assert y.tobytes() == first, "a second call gives something else"
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.abs(y - want).max() <= FLOATS[dtype] * max(1, np.abs(want).max())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("of_a", FORMS)
+@pytest.mark.parametrize("of_b", FORMS)
+def test_every_form(bound: blas.Blas, of_a: str, of_b: str, dtype: str):
+    a, b = numbers(17, 33, dtype=dtype), numbers(33, 21, dtype=dtype, seed=1)
+    for of_y in FORMS:
+        y = held_as(result(17, 21, dtype=dtype), of_y)
+        check(bound, held_as(a, of_a), held_as(b, of_b), y, dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("form", ["outer last", "padded", "transposed plain"])
+def test_batches(bound: blas.Blas, form: str, dtype: str):
+    """Products large enough to be worth a call each; strides as attention has them."""
+    a = held_as(numbers(3, 2, 48, 40, dtype=dtype), form)
+    b = held_as(numbers(3, 2, 40, 64, dtype=dtype, seed=1), form)
+    check(bound, a, b, held_as(result(3, 2, 48, 64, dtype=dtype), form), dtype)
+    repeated = np.broadcast_to(b[:1, :1], b.shape)
+    check(bound, a, repeated, result(3, 2, 48, 64, dtype=dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_size(bound: blas.Blas, dtype: str):
+    for m, n, k in np.ndindex(4, 4, 4):
+        m, n, k = (1, 2, 5, 16)[m], (1, 3, 8, 31)[n], (1, 2, 7, 64)[k]
+        a, b = numbers(m, k, dtype=dtype), numbers(k, n, dtype=dtype, seed=1)
+        if dtype != "bfloat16" and 1 in (m, n):
+            assert bound.gemm(a, b, result(m, n, dtype=dtype)) is None
+        else:
+            check(bound, a, b, result(m, n, dtype=dtype), dtype)
+
+
+def test_adding_to_what_is_there(bound: blas.Blas):
+    a, b = numbers(5, 6, dtype="float32"), numbers(6, 7, dtype="float32", seed=1)
+    y = np.ones((7, 5), np.float32).T
+    run = bound.gemm(a, b, y, accumulate=True)
+    assert run is not None
+    run()
+    run()
+    np.testing.assert_allclose(y, 1 + 2 * (a @ b), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(4, 6, 3), (64, 96, 48)])
+def test_nan_and_infinity(bound: blas.Blas, dtype: str, shape: tuple[int, int, int]):
+    m, k, n = shape
+    a, b = numbers(m, k, dtype=dtype) * 0, numbers(k, n, dtype=dtype)
+    b[2, 1], b[3, 2] = np.nan, np.inf
+    y = result(m, n, dtype=dtype)
+    run = bound.gemm(a, b, y)
+    if run is None:
+        assert dtype == "bfloat16"
+        return
+    run()
+    assert np.isnan(y[:, 1:3]).all()
+    assert (y[:, 0] == 0).all()
+    assert (y[:, 3:] == 0).all()
+
+
+def test_what_no_library_can_do_is_refused(bound: blas.Blas):
+    a, b, y = (numbers(6, 6, dtype="float32", seed=s) for s in range(3))
+    assert bound.gemm(numbers(6, 12, dtype="float32")[:, ::2], b, y) is None
+    assert bound.gemm(a, np.broadcast_to(b[:1], (6, 6)), y) is None
+    assert bound.gemm(a[::-1], b, y) is None
+    assert bound.gemm(a.astype(int), b.astype(int), y.astype(int)) is None
+    assert bound.gemm(a, b.astype(float), y) is None
+    assert bound.gemm(a.astype(np.float16), b.astype(np.float16), y.astype(np.float16)) is None
+    assert bound.gemm(a[:0], b, y[:0]) is None
+    assert bound.gemm(a[:, :0], b[:0], y) is None
+    assert blas.find("numpy").gemm(a, b, y) is None
+
+
+def test_a_bound_product_keeps_its_memory(bound: blas.Blas):
+    a, b, y = (numbers(64, 64, dtype="float32", seed=s) for s in range(3))
+    want, run = a @ b, bound.gemm(a, b, y)
+    assert run is not None
+    del a, b
+    gc.collect()
+    others = [np.full((64, 64), 7, np.float32) for _ in range(50)]
+    run()
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+    assert len(others) == 50
+
+
+def test_it_tells_what_it_is(bound: blas.Blas):
+    assert bound.name in ("openblas", "mkl")
+    assert any(c.isdigit() for c in bound.version)
+    assert bound.threads >= 1
+
+
+def test_ranks_agree():
+    assert blas.agree([("mkl", "openblas", "numpy")] * 3) == "mkl"
+    assert blas.agree([("mkl", "openblas", "numpy"), ("openblas", "numpy")]) == "openblas"
+    assert blas.agree([("openblas", "mkl", "numpy"), ("mkl", "openblas", "numpy")]) == "openblas"
+    with pytest.raises(ConfigError, match="rank 1: openblas"):
+        blas.agree([("numpy",), ("openblas",)])
+    with pytest.raises(ConfigError, match="on rank 1"):
+        blas.agree([("numpy",), ()])
+
+
+def test_the_user_decides(monkeypatch):
+    monkeypatch.delenv(blas.VARIABLE, raising=False)
+    assert blas.available()[-1] == "numpy"
+    assert blas.find().name == blas.available()[0]
+    monkeypatch.setenv(blas.VARIABLE, "numpy")
+    assert blas.available() == ("numpy",)
+    assert blas.find().name == "numpy"
+    monkeypatch.setenv(blas.VARIABLE, "atlas")
+    assert blas.available() == ()
+    with pytest.raises(ConfigError, match="Use one of mkl, openblas, numpy"):
+        blas.find()
+    with pytest.raises(ConfigError, match="MESHMPI_BLAS=atlas"):
+        blas.agree([()])
+    with pytest.raises(ConfigError, match="'netlib' was not found"):
+        blas.find("netlib")
+
+
+@pytest.mark.parametrize("vendor", ["GenuineIntel", "AuthenticAMD", ""])
+def test_mkl_comes_first_on_intel_only(monkeypatch, vendor: str):
+    monkeypatch.delenv(blas.VARIABLE, raising=False)
+    monkeypatch.setattr(blas, "processor_vendor", lambda: vendor)
+    monkeypatch.setattr(blas, "_load", lambda name: blas.Blas(None))
+    assert blas.available().index("mkl") == (0 if vendor == "GenuineIntel" else 1)
