@@ -12,8 +12,9 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pytest
 from hypothesis import settings
 
-settings.register_profile("meshmpi", deadline=None, derandomize=True, max_examples=40)
-settings.load_profile("meshmpi")
+settings.register_profile("meshmpi", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "meshmpi"))
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -1,0 +1,155 @@
+"""Properties over random graphs, meshes and layouts (hypothesis; the examples are the same each run)."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import meshmpi as mm
+from meshmpi.dims import Axes
+from meshmpi.program import LocalType
+from meshmpi.typerules import redistributed
+from tests import oracle
+from tests.layouts import legal, options
+from tests.ops.run import compare, result_array
+
+MESHES = ["rows:2", "rows:3", "rows:2;cols:3", "rows:3;cols:2", "rows:1;cols:4", "rows:2;cols:2;planes:2", "rows:5"]
+NAMES = "abcde"
+meshes = st.sampled_from(MESHES).map(mm.MeshShape)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, mesh: mm.MeshShape, tensors: list[tuple[str, ...]], names: str) -> str:
+    """A random legal layout: each dim in turn takes one of the choices that are still legal."""
+    chosen: dict[str, Axes] = {}
+    for name in draw(st.permutations(names)):
+        fitting = [axes for axes in options(mesh) if legal({**chosen, name: axes}, tensors)]
+        chosen[name] = draw(st.sampled_from(fitting))
+    return ";".join(f"{n}?:{'+'.join(axes)}" for n, axes in chosen.items())
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[mm.Graph, list[mm.Tensor], dict[str, np.ndarray]]:
+    """A graph of einsums and maps: each step contracts two earlier tensors down to some dims."""
+    sizes = {n: draw(st.integers(1, 6)) for n in NAMES}
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    feeds: dict[str, np.ndarray] = {}
+    with mm.Graph() as graph:
+        made = []
+        for k in range(draw(st.integers(2, 3))):
+            dims = draw(st.lists(st.sampled_from(NAMES), max_size=3, unique=True))
+            shape = mm.Shape([(n, sizes[n]) for n in dims])
+            feeds[f"x{k}"] = rng.uniform(-1, 1, shape.sizes)
+            made.append(mm.placeholder(f"x{k}", shape, "float64"))
+        for _ in range(draw(st.integers(1, 4))):
+            left, right = draw(st.sampled_from(made)), draw(st.sampled_from(made))
+            present = list(dict.fromkeys([*left.shape, *right.shape]))
+            kept = [d for d in draw(st.permutations(present)) if draw(st.booleans())][:3]
+            y = mm.einsum([left, right], kept)
+            made.append(draw(st.sampled_from([y, mm.tanh(y), y * 2.0 + y, mm.tanh(mm.reduce_sum(y)) * y])))
+        loss = mm.reduce_sum(mm.square(made[-1]))
+        sources = [t for t in made if t.name in feeds]
+        grads = [g for g in mm.gradients(loss, sources) if g is not None]
+    return graph, [made[-1], loss, *grads], feeds
+
+
+@given(data=st.data())
+def test_random_einsum_chains(data: st.DataObject):
+    graph, fetches, feeds = data.draw(chains())
+    mesh = data.draw(meshes)
+    tensors = [t.shape.names for o in graph.operations for t in o.outputs]
+    layout = data.draw(layouts(mesh, tensors, NAMES))
+    want = oracle.evaluate(graph, fetches, feeds)
+    for optimize in (False, True):
+        step = mm.compile(
+            graph, mm.SimulatedMesh(mesh), layout, fetches=fetches, optimize=optimize, kernels="numpy"
+        )
+        got = step({n: a for n, a in feeds.items() if n in step.program.feeds})
+        for t, value in zip(fetches, want, strict=True):
+            compare(result_array(got[t]), value, t.dtype, 1e-11, f"{mesh} '{layout}' {t}")
+
+
+@given(data=st.data())
+def test_any_layout_to_any_layout_by_renaming(data: st.DataObject):
+    mesh = data.draw(meshes)
+    sizes = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
+    old, new = "abc"[: len(sizes)], "pqr"[: len(sizes)]
+    layout = data.draw(layouts(mesh, [tuple(old), tuple(new)], old + new))
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", list(zip(old, sizes, strict=True)), "int32")
+        y = mm.rename(x, dict(zip(old, new, strict=True)))
+    value = np.arange(x.shape.size, dtype=np.int32).reshape(sizes)
+    for optimize in (False, True):
+        step = mm.compile(graph, mm.SimulatedMesh(mesh), layout, fetches=[y], optimize=optimize)
+        assert np.array_equal(step(x=value)[y].numpy(), value), f"{mesh} '{layout}' {sizes}"
+
+
+@given(data=st.data())
+def test_any_reshape_in_any_layout(data: st.DataObject):
+    mesh = data.draw(meshes)
+    factors = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4))
+
+    def grouped(names: str) -> mm.Shape:
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(factors)), max_size=2)))
+        bounds = [0, *cuts, len(factors)]
+        sizes = [int(np.prod(factors[i:j])) for i, j in itertools.pairwise(bounds)]
+        return mm.Shape(list(zip(names, sizes, strict=False)))
+
+    old, new = grouped("abc"), grouped("pqr")
+    layout = data.draw(layouts(mesh, [old.names, new.names], "".join(old.names + new.names)))
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", old, "int32")
+        y = mm.reshape(x, new)
+    value = np.arange(old.size, dtype=np.int32).reshape(old.sizes)
+    step = mm.compile(graph, mm.SimulatedMesh(mesh), layout, fetches=[y])
+    got = step(x=value)[y]
+    assert np.array_equal(result_array(got).ravel(), value.ravel()), f"{mesh} '{layout}' {old} -> {new}"
+
+
+def _all_splits(mesh: mm.MeshShape, n: int) -> list[tuple[Axes, ...]]:
+    found = itertools.product(options(mesh), repeat=n)
+    return [s for s in found if len(flat := [a for axes in s for a in axes]) == len(dict.fromkeys(flat))]
+
+
+@pytest.mark.parametrize("sizes", [(12, 6), (5, 7), (6, 3), (1, 4)])
+def test_every_pair_of_layouts_by_constraint(sizes: tuple[int, int]):
+    """All 121 ordered pairs of placements of a matrix on the 2x3 mesh, with the values exact."""
+    mesh = mm.SimulatedMesh("rows:2;cols:3")
+    value = np.arange(sizes[0] * sizes[1], dtype=np.int32).reshape(sizes)
+    splits = _all_splits(mesh.shape, 2)
+    assert len(splits) == 11
+    for before in splits:
+        with mm.Graph() as graph:
+            x = mm.placeholder("x", [("a", sizes[0]), ("b", sizes[1])], "int32")
+            first = mm.constrain(x, _rules(before)) + 1
+            ys = [mm.constrain(first, _rules(after)) for after in splits]
+        step = mm.compile(graph, mesh, fetches=ys)
+        got = step(x=value)
+        for y, after in zip(ys, splits, strict=True):
+            assert got[y].type.splits == after
+            assert np.array_equal(got[y].numpy(), value + 1), f"{before} -> {after} of {sizes}"
+
+
+def _rules(splits: tuple[Axes, ...]) -> str:
+    return ";".join(f"{n}:{'+'.join(axes)}" for n, axes in zip("ab", splits, strict=True))
+
+
+@pytest.mark.parametrize("shape", ["rows:2;cols:3", "rows:2;cols:2;planes:2"])
+@pytest.mark.parametrize("sizes", [(12, 24), (5, 7)])
+def test_moves_reach_their_target_in_few_steps(shape: str, sizes: tuple[int, int]):
+    from meshmpi.lowering.redistribute import moves
+
+    mesh = mm.MeshShape(shape)
+    for before, after in itertools.product(_all_splits(mesh, 2), repeat=2):
+        t = LocalType(mm.Shape([("a", sizes[0]), ("b", sizes[1])]), "float32", before)
+        steps = moves(mesh, t, after)
+        for kind, attrs in steps:
+            t = redistributed(mesh, t, kind, attrs)
+        assert t.splits == after
+        assert len(steps) <= 4 + (sizes == (5, 7)), f"{before} -> {after}: {[s.kind for s in steps]}"
+        if not any(before):
+            assert [s.kind for s in steps] == ["take_shard"] * len(steps), "splitting needs no traffic"
