@@ -17,8 +17,8 @@ from typing import Any
 from meshmpi.errors import CheckpointError, ConfigError, MeshmpiError
 from meshmpi.runtime.mesh import size_error
 from meshmpi.train.config import describe, from_dict, load
-from meshmpi.train.loop import chosen_layout, mesh_shape
 from meshmpi.train.settings import Settings, transformer_config
+from meshmpi.train.setup import chosen_layout, make_mesh, mesh_shape
 
 STOPPED = 75
 """Exit status after a signal asked to stop and the state was saved: start again with --resume.
@@ -178,7 +178,6 @@ def _show_plan(settings: Settings, program: bool) -> int:
 
 
 def _sample(options: argparse.Namespace) -> int:
-    from meshmpi.train.loop import make_mesh
     from meshmpi.train.sampling import Sampler
     from meshmpi.train.vocabulary import restore_vocabulary
 

@@ -88,6 +88,7 @@ def save(
     everything = [b for part in gathered(mesh, blocks) for b in part]
 
     def commit() -> None:
+        _check_visible(beside, everything)
         try:
             _write_manifest(beside / "manifest.json", store, step, about, everything)
             _replace(beside, target)
@@ -104,6 +105,17 @@ def _unwritable(path: Path, error: OSError) -> CheckpointError:
         f"the checkpoint {path} cannot be written: {error.strerror}.",
         "Make room or choose another folder; earlier checkpoints are untouched.",
     )
+
+
+def _check_visible(folder: Path, blocks: list[dict[str, Any]]) -> None:
+    missing = [
+        file for file in dict.fromkeys(b["file"] for b in blocks) if not (folder / file).exists()
+    ]
+    if missing:
+        raise CheckpointError(
+            f"rank 0 does not see {missing[0]}, which another rank has written to {folder}.",
+            "Keep checkpoints on a file system that all nodes share.",
+        )
 
 
 def _fresh(folder: Path) -> None:

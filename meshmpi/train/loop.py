@@ -15,22 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.api import compile as compile_step
-from meshmpi.dims import MeshShape
 from meshmpi.errors import CheckpointError, DataError, MeshmpiError
 from meshmpi.nn.transformer import parameter_count
 from meshmpi.train import checkpoint
-from meshmpi.train.agreement import Flag, from_first, gathered
+from meshmpi.train.agreement import Flag, from_first
 from meshmpi.train.config import as_dict
-from meshmpi.train.data import Dataset, TokenStream, prepare
+from meshmpi.train.data import TokenStream
 from meshmpi.train.evaluation import BlockFeeder, Evaluation, Evaluator
-from meshmpi.train.metrics import MetricsWriter, plot_losses, read_metrics
+from meshmpi.train.metrics import plot_losses, read_metrics
 from meshmpi.train.model import build_training_graph
+from meshmpi.train.progress import Progress
 from meshmpi.train.sampling import Sampler
-from meshmpi.train.settings import DataSettings, MeshSettings, Settings, transformer_config
+from meshmpi.train.settings import Settings, transformer_config
+from meshmpi.train.setup import chosen_layout, make_mesh, prepare_data, set_aside, write_settings
 from meshmpi.train.signals import StopSignals
-
-DEFAULT_AXIS = "all"
-"""Name of the axis of the mesh that is used when none is given."""
 
 
 class TrainingError(MeshmpiError):
@@ -56,61 +54,6 @@ class Result:
     checkpoint: Path | None
     sample: str
     stopped_by: str
-
-
-def mesh_shape(settings: MeshSettings, ranks: int) -> MeshShape:
-    """The mesh asked for; by default all ranks on one axis."""
-    return MeshShape(settings.shape or f"{DEFAULT_AXIS}:{ranks}")
-
-
-def chosen_layout(settings: MeshSettings, mesh: MeshShape) -> str:
-    """The layout asked for; data-parallel when neither mesh nor layout is given."""
-    if settings.shape or settings.layout:
-        return settings.layout
-    return f"batch:{'+'.join(mesh.names)}"
-
-
-def make_mesh(settings: MeshSettings) -> Any:
-    """The mesh of all ranks of this job, which is started with that."""
-    from mpi4py import MPI
-
-    from meshmpi.runtime.mesh import Mesh
-
-    return Mesh(mesh_shape(settings, MPI.COMM_WORLD.size))
-
-
-def prepare_data(settings: DataSettings, mesh: Any, say: Callable[[str], None]) -> Dataset:
-    """The tokens of the corpus, or of the fallback where it cannot be had.  Collective.
-
-    Raises:
-        DataError: Neither can be had, or the ranks see different texts.
-    """
-
-    def choose() -> tuple[str, str]:
-        try:
-            _prepare(settings, settings.corpus)
-        except DataError as error:
-            if not settings.fallback:
-                raise
-            return settings.fallback, f"{error.problem} Using '{settings.fallback}' instead."
-        return settings.corpus, ""
-
-    corpus, note = from_first(mesh, choose)
-    if note:
-        say(note)
-    dataset = _prepare(settings, corpus)
-    digests = gathered(mesh, dataset.digest)
-    if len(dict.fromkeys(digests)) > 1:
-        other = next(r for r, d in enumerate(digests) if d != digests[0])
-        raise DataError(
-            f"rank 0 and rank {other} read different texts for corpus '{corpus}'.",
-            "Give every node the same file, or empty the cache of the node that differs.",
-        )
-    return dataset
-
-
-def _prepare(settings: DataSettings, corpus: str) -> Dataset:
-    return prepare(corpus, settings.vocabulary, held_out_fraction=settings.held_out_fraction)
 
 
 class Trainer:
@@ -243,27 +186,29 @@ class Trainer:
 
     def run(self) -> Result:
         """Trains to ``train.steps``, or until a signal asks to stop.  Collective."""
-        with StopSignals() as signals, _Metrics(self) as metrics:
-            loss, stopped_by = self._steps(signals, metrics)
+        first = self.mesh.rank == 0
+        progress = Progress(self.settings, self.folder, self.done, first, self.say)
+        with StopSignals() as signals, progress:
+            loss, stopped_by = self._steps(signals, progress)
             if stopped_by:
                 self.say(f"stopping after step {self.done}, on {stopped_by}")
-            evaluation, sample = metrics.evaluation, ""
-            if not stopped_by:
-                evaluation = self._evaluate(metrics, self.settings.evaluate.final_windows)
             if (stopped_by or self.settings.checkpoint.at_end) and self._saved_at != self.done:
                 self.save()
+            sample = ""
             if not stopped_by:
+                windows = self.settings.evaluate.final_windows
+                progress.evaluated(self._evaluator.evaluate(windows))
                 sample = self._sample()
-            if self.mesh.rank == 0 and self.settings.train.plot:
+            if first and self.settings.train.plot:
                 self._plot()
-        return Result(self.done, loss, evaluation, self.checkpoint, sample, stopped_by)
+        return Result(self.done, loss, progress.evaluation, self.checkpoint, sample, stopped_by)
 
-    def _steps(self, signals: StopSignals, metrics: _Metrics) -> tuple[float | None, str]:
+    def _steps(self, signals: StopSignals, progress: Progress) -> tuple[float | None, str]:
         s, loss = self.settings, None
         while self.done < s.train.steps:
             began, communicating = time.perf_counter(), self.step.comm_seconds
             loss, rate = self.one_step()
-            metrics.step(
+            progress.step(
                 loss, rate, time.perf_counter() - began, self.step.comm_seconds - communicating
             )
             if not math.isfinite(loss):
@@ -276,16 +221,10 @@ class Trainer:
                 return loss, signals.name or "a signal to another rank"
             if self.done < s.train.steps:
                 if s.evaluate.every and self.done % s.evaluate.every == 0:
-                    self._evaluate(metrics, s.evaluate.windows)
+                    progress.evaluated(self._evaluator.evaluate(s.evaluate.windows))
                 if s.checkpoint.every and self.done % s.checkpoint.every == 0:
                     self.save()
         return loss, ""
-
-    def _evaluate(self, metrics: _Metrics, windows: int) -> Evaluation:
-        found = self._evaluator.evaluate(windows)
-        metrics.evaluated(found)
-        self.say(f"held-out loss after step {self.done}: {found}")
-        return found
 
     def _sample(self) -> str:
         s = self.settings.sample
@@ -311,81 +250,6 @@ class Trainer:
             self.say(f"drew {path}")
 
 
-class _Metrics:
-    """Progress lines and metrics records of rank 0; does nothing on the other ranks."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.evaluation: Evaluation | None = None
-        self._writer: MetricsWriter | None = None
-        settings = trainer.settings
-        self._tokens = settings.train.batch * settings.model.length
-        self._every, self._total = settings.train.log_every, settings.train.steps
-        self._since = [0, 0.0, 0.0]  # steps, seconds and seconds communicating since the last line
-        self._seconds, self._steps = 0.0, 0
-
-    def __enter__(self) -> _Metrics:
-        if self.trainer.mesh.rank == 0:
-            self._writer = MetricsWriter(self.trainer.folder, 0, self.trainer.done + 1)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-    def step(self, loss: float, rate: float, seconds: float, comm_seconds: float) -> None:
-        """Notes one step."""
-        if self._writer is None:
-            return
-        done = self.trainer.done
-        self._writer.write(
-            step=done, loss=loss, learning_rate=rate, seconds=seconds, comm_seconds=comm_seconds
-        )
-        self._since = [a + b for a, b in zip(self._since, (1, seconds, comm_seconds), strict=True)]
-        self._seconds, self._steps = self._seconds + seconds, self._steps + 1
-        if done % self._every and done != self._total and self._steps > 1:
-            return
-        steps, taken, communicating = self._since
-        left = (self._total - done) * self._seconds / self._steps
-        self.trainer.say(
-            f"step {done:>{len(str(self._total))}}/{self._total}  loss {loss:.4f}  rate {rate:.2e}"
-            f"  {steps * self._tokens / taken:,.0f} tokens/s  {communicating / taken:.0%}"
-            f" communicating  {_clock(left)} left"
-        )
-        self._since = [0, 0.0, 0.0]
-
-    def evaluated(self, found: Evaluation) -> None:
-        """Notes an evaluation."""
-        self.evaluation = found
-        if self._writer is not None:
-            self._writer.write(
-                step=self.trainer.done, held_out_loss=found.loss, seconds=found.seconds,
-                bits_per_byte=found.bits_per_byte, held_out_tokens=found.tokens,
-            )  # fmt: skip
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-def set_aside(folder: str | os.PathLike[str]) -> Path | None:
-    """Renames the folder of an earlier run, so that a new one does not mix with it.
-
-    Returns:
-        Its new name, or None where there was no earlier run.
-    """
-    folder = Path(folder)
-    if not checkpoint.find(folder / "checkpoints") and not list(folder.glob("metrics-*.jsonl")):
-        return None
-    k = 1
-    while (new := folder.with_name(f"{folder.name}.{k}")).exists():
-        k += 1
-    folder.rename(new)
-    return new
-
-
 def train(
     settings: Settings, folder: str | os.PathLike[str], *, mesh: Any = None,
     resume: bool | str | os.PathLike[str] = False, say: Callable[[str], None] = print,
@@ -407,4 +271,5 @@ def train(
             trainer.say(f"renamed the earlier run {folder} to {old}")
     else:
         trainer.resume(None if resume is True else resume)
+    from_first(mesh, lambda: write_settings(settings, folder))
     return trainer.run()

