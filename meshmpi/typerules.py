@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
-from meshmpi.dims import Axes, MeshShape, Shape
+from meshmpi.dims import Axes, Dimension, MeshShape, Shape
 from meshmpi.errors import ProgramError
 from meshmpi.program import COLLECTIVES, KINDS, Instruction, LocalType, Program
-from meshmpi.scalar import SCALAR_FUNCTIONS
+from meshmpi.scalar import SCALAR_FUNCTIONS, Expr
 
 REDUCTIONS = ("sum", "max", "min", "prod")
 
@@ -24,7 +25,7 @@ class Violation(Exception):
     """A broken rule; `verify` adds program, instruction and source."""
 
 
-def redistributed(mesh: MeshShape, x: LocalType, kind: str, attrs: dict) -> LocalType:
+def redistributed(mesh: MeshShape, x: LocalType, kind: str, attrs: Mapping[str, Any]) -> LocalType:
     """Type of the result of ``kind`` applied to x; raises Violation where a rule is broken."""
     axes: Axes = tuple(attrs["axes"])
     if kind == "all_reduce":
@@ -69,7 +70,7 @@ def _split_less(mesh: MeshShape, x: LocalType, dim: str, axes: Axes) -> LocalTyp
 
 
 def nests(mesh: MeshShape, size: int, outer: Axes, inner: Axes) -> bool:
-    """Whether cutting the blocks over ``outer`` further over ``inner`` gives the blocks over both."""
+    """Whether cutting blocks over ``outer`` further over ``inner`` gives the blocks over both."""
     return not outer or not inner or size % mesh.count((*outer, *inner)) == 0
 
 
@@ -207,9 +208,7 @@ def _map_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None
     _check_tape(expr, len(xs))
     dtypes = {f"i{k}": x.dtype for k, x in enumerate(xs)}
     dtypes.update((f"t{k}", s.dtype) for k, s in enumerate(expr.steps))
-    _require(
-        [dtypes[r] for r in expr.results] == [y.dtype for y in ys], "makes another data type"
-    )
+    _require([dtypes[r] for r in expr.results] == [y.dtype for y in ys], "makes another data type")
     partials = {x.partial for x in xs if x.partial}
     if partials or ys[0].partial:
         _require(partials == {ys[0].partial}, f"mixes reductions pending over {partials}")
@@ -219,7 +218,7 @@ def _map_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None
         _require(all(x.pending == "sum" for x in xs), "defers another reduction than a sum")
 
 
-def _check_tape(expr, n_inputs: int) -> None:
+def _check_tape(expr: Expr, n_inputs: int) -> None:
     known = {f"i{k}" for k in range(n_inputs)}
     for k, s in enumerate(expr.steps):
         _require(s.function in SCALAR_FUNCTIONS, f"uses unknown function {s.function}")
@@ -234,7 +233,7 @@ def _check_tape(expr, n_inputs: int) -> None:
     _require(all(r in known for r in expr.results), "returns an undefined reference")
 
 
-def linear_in(expr, pending: Sequence[bool]) -> bool:
+def linear_in(expr: Expr, pending: Sequence[bool]) -> bool:
     """Whether every result is a sum of terms each linear in exactly one pending input."""
     state: dict[str, bool] = {f"i{k}": p for k, p in enumerate(pending)}
     for k, s in enumerate(expr.steps):
@@ -316,9 +315,9 @@ def _view_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> Non
         _require(view_splits(program.mesh, ins, a, outs) == b, f"is not local from {ins} to {outs}")
 
 
-def aligned_groups(old: Shape, new: Shape) -> list[tuple[list, list]]:
-    """Smallest runs of old and new dims with equal products of sizes; they reshape independently."""
-    groups: list[tuple[list, list]] = []
+def aligned_groups(old: Shape, new: Shape) -> list[tuple[list[Dimension], list[Dimension]]]:
+    """Smallest runs of old and new dims with equal products of sizes, each reshaped alone."""
+    groups: list[tuple[list[Dimension], list[Dimension]]] = []
     i = j = 0
     while i < len(old) and j < len(new):
         ins, outs = [old[i]], [new[j]]
@@ -341,9 +340,9 @@ def aligned_groups(old: Shape, new: Shape) -> list[tuple[list, list]]:
 
 
 def view_splits(
-    mesh: MeshShape, ins: Sequence, splits: Sequence[Axes], outs: Sequence
-) -> list | None:
-    """Splits of ``outs`` when ``ins`` with ``splits`` are reshaped locally; None when they cannot be.
+    mesh: MeshShape, ins: Sequence[Dimension], splits: Sequence[Axes], outs: Sequence[Dimension]
+) -> list[Axes] | None:
+    """Splits of ``outs`` when ``ins`` with ``splits`` are reshaped locally; None when they cannot.
 
     Local is: nothing split; one dim renamed; or only the leading dim split, evenly on both sides.
     """
@@ -414,7 +413,7 @@ def _top_k_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> No
 
 
 def _segment_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-    types = ChainMap(i.attrs["inner"], program.types)
+    types = ChainMap(i.attrs["inner"], cast("MutableMapping[int, LocalType]", program.types))
     inside = replace(program, types=types)
     known = set(i.inputs)
     for one in i.attrs["body"]:
@@ -432,7 +431,7 @@ def _redistribution_rule(program: Program, i: Instruction, xs: Sequence[LocalTyp
     for x, v in zip(xs, i.outputs, strict=True):
         if i.kind in COLLECTIVES and i.kind not in ("all_reduce", "reduce_scatter"):
             _require(not x.partial, "moves an unfinished sum")
-        expected = redistributed(program.mesh, x, i.kind, dict(i.attrs))
+        expected = redistributed(program.mesh, x, i.kind, i.attrs)
         _require(expected == program.types[v], f"should make {expected}")
 
 
@@ -441,7 +440,8 @@ _RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] =
     "random": _source_rule, "write": _write_rule, "map": _map_rule, "reduce": _reduce_rule,
     "contract": _contract_rule, "transpose": _transpose_rule, "view": _view_rule,
     "slice": _along_dim_rule, "pad": _along_dim_rule, "concat": _along_dim_rule,
-    "gather": _gather_rule, "scatter_add": _scatter_add_rule, "top_k": _top_k_rule, "segment": _segment_rule,
+    "gather": _gather_rule, "scatter_add": _scatter_add_rule, "top_k": _top_k_rule,
+    "segment": _segment_rule,
     "all_reduce": _redistribution_rule, "reduce_scatter": _redistribution_rule,
     "all_gather": _redistribution_rule, "all_to_all": _redistribution_rule,
     "take_shard": _redistribution_rule,

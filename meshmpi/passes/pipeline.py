@@ -17,7 +17,7 @@ from meshmpi.typerules import verify
 Pass = Callable[[Program], Program]
 
 PASSES: tuple[Pass, ...] = (
-    dce, fold, cse, place_reductions, shard_early, form_reduce_scatter, cse, dce, fuse,
+    dce, fold, cse, place_reductions, shard_early, form_reduce_scatter, cse, dce, fuse, combine,
     form_segments, combine,
 )  # fmt: skip
 

@@ -1,13 +1,14 @@
 """Maps and reductions over the same rows become one segment: one loop nest over memory.
 
 A segment has a shape of rows and columns.  Its instructions are maps over all points or over rows,
-reductions along each row (softmax, normalisations) and sums over the rows (gradients of biases and
-scales).  Row by row its intermediate values stay in registers or in cache; only what others need is
-stored.  Which loops that becomes is the business of the kernels.
+uniform random numbers (dropout), reductions along each row (softmax, normalisations) and sums over
+the rows (gradients of biases and scales).  Row by row its intermediate values stay in registers or
+in cache; only what others need is stored.  Which loops that becomes is the business of the kernels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from meshmpi.dims import Shape
@@ -22,12 +23,15 @@ MAX_OPERANDS = 20
 MAX_OPEN = 8
 """Segments under construction at once: more would keep their inputs alive for longer."""
 
+SCALAR_KINDS = ("map", "reduce", "all_reduce")
+"""Kinds that can wait for the end of a segment when they make a scalar."""
+
 
 def form_segments(program: Program) -> Program:
     """Groups maps and reductions that share rows; other instructions keep their order."""
     former = _Former(program)
-    for n, i in enumerate(program.instructions):
-        former.add(n, i)
+    for i in program.instructions:
+        former.add(i)
     return former.finish()
 
 
@@ -37,12 +41,14 @@ class _Open:
 
     full: Shape
     rows: Shape | None = None
-    body: list[Instruction] = field(default_factory=list)
-    over_rows: dict[int, None] = field(default_factory=dict)  # results known only after all rows
+    body: list[Instruction] = field(default_factory=list[Instruction])
+    over_rows: dict[int, None] = field(default_factory=dict[int, None])  # known after all rows only
+    after: list[Instruction] = field(default_factory=list[Instruction])  # scalars of its results
 
     def accepts(self, program: Program, i: Instruction) -> bool:
         """Whether the instruction can run in these loops; settles ``rows`` when it tells them."""
-        if len(self.body) >= MAX_BODY or any(v in self.over_rows for v in i.inputs):
+        later = [*self.over_rows, *(v for j in self.after for v in j.outputs)]
+        if len(self.body) >= MAX_BODY or any(v in later for v in i.inputs):
             return False
         y = program.types[i.outputs[0]].shape
         if i.kind == "map":
@@ -51,9 +57,7 @@ class _Open:
             return False
         x = program.types[i.inputs[0]].shape
         rows = _rows(x, y, i.attrs["op"])
-        if x != self.full or rows is None or self.rows not in (None, rows):
-            return False
-        return True
+        return x == self.full and rows is not None and self.rows in (None, rows)
 
     def take(self, program: Program, i: Instruction) -> None:
         if i.kind == "reduce":
@@ -65,6 +69,18 @@ class _Open:
 
     def operands(self) -> int:
         return len(dict.fromkeys(v for i in self.body for v in (*i.inputs, *i.outputs)))
+
+    def joined(self, other: _Open) -> _Open | None:
+        """This segment and one that uses none of its results as one; None where they do not fit."""
+        rows = self.rows if other.rows is None else other.rows
+        if self.full != other.full or self.rows not in (None, rows):
+            return None
+        both = _Open(
+            self.full, rows, self.body + other.body, {**self.over_rows, **other.over_rows},
+            self.after + other.after,
+        )  # fmt: skip
+        fits = len(both.body) < MAX_BODY and both.operands() < MAX_OPERANDS
+        return both if fits else None
 
 
 def _rows(x: Shape, y: Shape, op: str) -> Shape | None:
@@ -84,29 +100,65 @@ class _Former:
         self.out: list[Instruction] = []
         self.open: list[_Open] = []
         self.home: dict[int, _Open] = {}  # value -> the open segment that makes it
+        self.held: dict[int, Instruction] = {}  # random numbers that nothing has used yet
 
-    def add(self, n: int, i: Instruction) -> None:
-        sources = [s for s in self.open if any(self.home.get(v) is s for v in i.inputs)]
-        target = self._target(i, sources)
-        for s in sources:
-            if s is not target:
-                self._close(s)
+    def add(self, i: Instruction) -> None:
+        if i.kind == "random" and i.attrs["distribution"] == "uniform":
+            self.held[i.outputs[0]] = i
+            return
+        if self._postponed(i):
+            return
+        target = self._target(i, self._sources(i))
+        # Closing a segment may open one for what waited behind it, so look again after each.
+        while others := [s for s in self._sources(i) if s is not target]:
+            self._close(others[0])
+            target = self._target(i, self._sources(i))
         if target is None:
-            if i.kind not in ("map", "reduce") or not i.inputs:
-                self.out.append(i)
-                return
             target = self._new(i)
-            if target is None:
-                self.out.append(i)
-                return
+        self._place_held(i, target)
+        if target is None:
+            self.out.append(i)
+        else:
+            self._take(target, i)
+
+    def _sources(self, i: Instruction) -> list[_Open]:
+        """The open segments whose results the instruction uses."""
+        return [s for s in self.open if any(self.home.get(v) is s for v in i.inputs)]
+
+    def _postponed(self, i: Instruction) -> bool:
+        """Whether i makes a scalar (a loss) of an open segment, and waits so as not to end it."""
+        sources = self._sources(i)
+        if i.kind not in SCALAR_KINDS or len(sources) != 1 or sources[0].accepts(self.program, i):
+            return False
+        if any(self.program.types[v].shape for v in i.outputs):
+            return False
+        if i.kind == "reduce" and self.program.types[i.inputs[0]].shape == sources[0].full:
+            return False
+        sources[0].after.append(i)
+        self.home.update((v, sources[0]) for v in i.outputs)
+        return True
+
+    def _take(self, target: _Open, i: Instruction) -> None:
         target.take(self.program, i)
         for v in i.outputs:
             self.home[v] = target
 
+    def _place_held(self, i: Instruction, target: _Open | None) -> None:
+        """Random numbers go into the segment of their first user, or before it."""
+        for v in dict.fromkeys(i.inputs):
+            if v not in self.held:
+                continue
+            random = self.held.pop(v)
+            if target is not None and self.program.types[v].shape == target.full:
+                self._take(target, random)
+            else:
+                self.out.append(random)
+
     def _target(self, i: Instruction, sources: list[_Open]) -> _Open | None:
         if i.kind not in ("map", "reduce") or not i.inputs:
             return None
-        for s in sources:
+        self._join(sources, i)
+        for s in self._sources(i):
             if s.accepts(self.program, i) and s.operands() + len(i.inputs) <= MAX_OPERANDS:
                 return s
         for s in self.open:
@@ -120,7 +172,21 @@ class _Former:
                 return s
         return None
 
+    def _join(self, sources: Sequence[_Open], i: Instruction) -> None:
+        """Makes one segment of those whose results the instruction brings together."""
+        if len(sources) < 2:
+            return
+        a, b = sources[:2]
+        both = a.joined(b)
+        if both is None or not both.accepts(self.program, i):
+            return
+        self.open[self.open.index(a)] = both
+        self.open.remove(b)
+        self.home.update((v, both) for j in (*both.body, *both.after) for v in j.outputs)
+
     def _new(self, i: Instruction) -> _Open | None:
+        if i.kind not in ("map", "reduce") or not i.inputs:
+            return None
         x = self.program.types[i.inputs[0]].shape
         y = self.program.types[i.outputs[0]].shape
         full = y if i.kind == "map" else x
@@ -136,13 +202,12 @@ class _Former:
 
     def _close(self, s: _Open) -> None:
         self.open.remove(s)
-        for i in s.body:
+        for i in (*s.body, *s.after):
             for v in i.outputs:
                 del self.home[v]
-        if len(s.body) == 1:
-            self.out.append(s.body[0])
-            return
-        self.out.append(self._segment(s))
+        self.out.append(s.body[0] if len(s.body) == 1 else self._segment(s))
+        for i in s.after:
+            self.add(i)
 
     def _segment(self, s: _Open) -> Instruction:
         made = [v for i in s.body for v in i.outputs]
@@ -172,8 +237,9 @@ class _Former:
         )
 
     def finish(self) -> Program:
-        for s in list(self.open):
-            self._close(s)
+        self.out.extend(self.held.values())
+        while self.open:
+            self._close(self.open[0])
         return self.program.with_instructions(self._writes_last())
 
     def _writes_last(self) -> list[Instruction]:
