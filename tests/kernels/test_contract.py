@@ -1,4 +1,7 @@
-"""contract against einsum in float64: every order of dims, splits, dtypes, edge cases."""
+"""contract against einsum in float64: every order of dims, splits, dtypes, edge cases.
+
+Every library of matrix products that is installed has its turn.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import itertools
 import numpy as np
 import pytest
 
-from meshmpi.errors import ProgramError
-from meshmpi.kernels import contraction
+from meshmpi.errors import ConfigError, ProgramError
+from meshmpi.kernels import blas, contraction
 from tests.kernels.build import MESH, TOLERANCE, check, local_type, mixed, rounded, run
 
 SIZES = {"b": 3, "l": 5, "m": 4, "h": 2, "k": 7, "d": 6, "f": 8, "o": 1}
@@ -48,6 +51,18 @@ CASES = [
     ("b l h", "h m b", "l b m"),
     ("b l f", "b f", "b l"),
 ]
+
+
+@pytest.fixture(params=blas.NAMES)
+def library(request, monkeypatch) -> str:
+    """Each library in turn, bound even where products are too small to be worth it."""
+    try:
+        blas.find(request.param)
+    except ConfigError:
+        pytest.skip(f"the library '{request.param}' is not installed")
+    monkeypatch.setenv(blas.VARIABLE, request.param)
+    monkeypatch.setattr(blas, "SMALL_PRODUCT", 0)
+    return request.param
 
 
 def of(names: str, dtype: str, sizes: dict):
@@ -95,7 +110,7 @@ def run_case(a: str, b: str, y: str, dtype: str, out: str | None = None, **chang
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize(("a", "b", "y"), CASES)
-def test_contract(a: str, b: str, y: str, dtype: str):
+def test_contract(a: str, b: str, y: str, dtype: str, library: str):
     run_case(a, b, y, dtype)
     run_case(b, a, y, dtype)
 
@@ -125,11 +140,11 @@ def test_looping_and_copying_give_the_same(constants, monkeypatch):
 
 
 @pytest.mark.parametrize(("a", "b", "y"), CASES[:6])
-def test_bfloat16_with_float32_result(a: str, b: str, y: str):
+def test_bfloat16_with_float32_result(a: str, b: str, y: str, library: str):
     run_case(a, b, y, "bfloat16", out="float32")
 
 
-def test_bfloat16_in_slabs(monkeypatch):
+def test_bfloat16_in_slabs(monkeypatch, library: str):
     monkeypatch.setattr(contraction, "SLAB_ELEMENTS", 20)
     for a, b, y in CASES:
         run_case(a, b, y, "bfloat16")
@@ -150,7 +165,7 @@ def test_integers(a: str, b: str, y: str, dtype: str):
     check("contract", types[:2], types[2:], values, [want])
 
 
-def test_empty_blocks_give_zeros():
+def test_empty_blocks_give_zeros(library: str):
     a = local_type("b:4;k:2", k="cols")  # the third column of ranks holds no k
     b = local_type("k:2;n:3", k="cols")
     y = local_type("b:4;n:3")
@@ -166,7 +181,7 @@ def test_empty_blocks_give_zeros():
         assert ran.outputs[0].shape[0] == (ran.coordinates["rows"] == 0)
 
 
-def test_nan_and_infinity_are_not_skipped():
+def test_nan_and_infinity_are_not_skipped(library: str):
     x1, x2 = np.zeros((4, 6)), mixed(6, 3)
     x2[2, 1], x2[3, 2] = np.nan, np.inf
     for dtype in ("float32", "bfloat16", "float64"):
