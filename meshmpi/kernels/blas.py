@@ -211,15 +211,15 @@ def _load(name: str) -> Blas | None:
 def available() -> tuple[str, ...]:
     """Names of the libraries that this process can use, the one to prefer first.
 
-    MKL comes first on Intel's processors only: on AMD's it has half the speed of OpenBLAS
-    (measured, EPYC of family 26: 105 and 230 GFLOP/s).  A library that `VARIABLE` names is the
-    only one; where it is not installed there is none.
+    MKL comes first on Intel's processors, elsewhere it is only loaded where NumPy has no OpenBLAS:
+    on AMD's it is half as fast (measured, EPYC of family 26: 105 and 230 GFLOP/s).  A library that
+    `VARIABLE` names is the only one; where it is not installed there is none.
     """
     forced = os.environ.get(VARIABLE, "")
     if forced:
         return (forced,) if forced in NAMES and _load(forced) is not None else ()
-    order = NAMES if processor_vendor() == "GenuineIntel" else ("openblas", "mkl", "numpy")
-    return tuple(name for name in order if _load(name) is not None)
+    mkl = processor_vendor() == "GenuineIntel" or _load("openblas") is None
+    return tuple(n for n in NAMES if (n != "mkl" or mkl) and _load(n) is not None)
 
 
 def agree(of_ranks: Sequence[Sequence[str]]) -> str:

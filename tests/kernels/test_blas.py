@@ -184,9 +184,19 @@ def test_the_user_decides(monkeypatch):
         blas.find("netlib")
 
 
-@pytest.mark.parametrize("vendor", ["GenuineIntel", "AuthenticAMD", ""])
-def test_mkl_comes_first_on_intel_only(monkeypatch, vendor: str):
+@pytest.mark.parametrize(
+    ("vendor", "installed", "first"),
+    [
+        ("GenuineIntel", ("mkl", "openblas", "numpy"), "mkl"),
+        ("GenuineIntel", ("openblas", "numpy"), "openblas"),
+        ("AuthenticAMD", ("mkl", "openblas", "numpy"), "openblas"),
+        ("AuthenticAMD", ("mkl", "numpy"), "mkl"),
+        ("", ("numpy",), "numpy"),
+    ],
+)
+def test_mkl_comes_first_on_intel_only(monkeypatch, vendor: str, installed: tuple, first: str):
     monkeypatch.delenv(blas.VARIABLE, raising=False)
     monkeypatch.setattr(blas, "processor_vendor", lambda: vendor)
-    monkeypatch.setattr(blas, "_load", lambda name: blas.Blas(None))
-    assert blas.available().index("mkl") == (0 if vendor == "GenuineIntel" else 1)
+    monkeypatch.setattr(blas, "_load", lambda n: blas.Blas(None) if n in installed else None)
+    assert blas.available()[0] == first
+    assert blas.available()[-1] == "numpy"
