@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshmpi.dims import Layout, LayoutLike, MeshShape
-from meshmpi.errors import ConfigError, ShapeError, suggest
+from meshmpi.errors import ConfigError, MeshError, ShapeError, suggest
 from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.lowering import lower
 from meshmpi.program import Program
@@ -24,18 +24,33 @@ KERNELS = ("auto", "native", "numpy")
 def _named_fetches(
     graph: Graph, fetches: Sequence[Tensor] | Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    named = dict(fetches) if isinstance(fetches, Mapping) else {}
-    if not named:
-        for t in fetches:
-            if not isinstance(t, Tensor):
-                raise ShapeError(f"fetch {t!r} is not a tensor.", "Give tensors of the graph.")
-            named[t.name] = t
-    for name, t in named.items():
+    if isinstance(fetches, Tensor):
+        raise ShapeError(f"fetches is one tensor, {fetches!r}.", "Write fetches=[tensor].")
+    pairs = (
+        list(fetches.items()) if isinstance(fetches, Mapping)
+        else [(getattr(t, "name", ""), t) for t in fetches]
+    )  # fmt: skip
+    for name, t in pairs:
+        if not isinstance(t, Tensor):
+            raise ShapeError(f"fetch {t!r} is not a tensor.", "Give tensors of the graph.")
         if t.graph is not graph:
             raise ShapeError(
-                f"fetch '{name}' belongs to another graph.", "Fetch tensors of this graph."
-            )
-    return named
+                f"fetch '{name}' belongs to another graph.", "Fetch tensors of this graph.",
+                str(t.source),
+            )  # fmt: skip
+    return dict(pairs)
+
+
+def _checked_updates(graph: Graph, updates: Sequence[Update]) -> list[Update]:
+    for u in updates:
+        if not isinstance(u, Update):
+            raise ShapeError(f"update {u!r} is none.", "Make it with mm.assign() or an optimizer.")
+        if u.value.graph is not graph:
+            raise ShapeError(
+                f"the update of variable '{u.variable.name}' belongs to another graph.",
+                "Build model and optimizer in one graph.", str(u.value.source),
+            )  # fmt: skip
+    return list(updates)
 
 
 def _lowered(
@@ -51,7 +66,8 @@ def _lowered(
 
 
 def compile(
-    graph: Graph, mesh: Any, layout: LayoutLike = "", *, fetches: Sequence[Tensor] = (),
+    graph: Graph, mesh: Any, layout: LayoutLike = "", *,
+    fetches: Sequence[Tensor] | Mapping[str, Tensor] = (),
     updates: Sequence[Update] = (), storage: LayoutLike = None, optimize: bool = True,
     kernels: str = "auto", seed: int = 0, variables: VariableStore | None = None,
 ) -> CompiledStep:  # fmt: skip
@@ -61,9 +77,10 @@ def compile(
         graph: What to compute.
         mesh: `mm.Mesh` (this process is one rank of it) or `mm.SimulatedMesh` (it plays all).
         layout: Dimension -> mesh axes, as ``"batch:rows;heads:cols"``.
-        fetches: Tensors whose values each call returns.
+        fetches: Tensors whose values each call returns; with a mapping, under these names too.
         updates: Variable updates that each call makes, from `mm.assign` or an optimizer.
-        storage: Storage rules for variables without rules of their own (``"d_model:rows"``: ZeRO-3).
+        storage: Storage rules for variables without rules of their own; ``"d_model:rows"`` is
+            ZeRO-3.
         optimize: False runs the program as lowered, the oracle of the passes.
         kernels: "numpy", "native" or "auto" (native where it can be had).
         seed: Of initial values and of all random numbers.
@@ -80,8 +97,13 @@ def compile(
 
     if kernels not in KERNELS:
         raise ConfigError(f"there are no kernels '{kernels}'.", suggest(kernels, KERNELS))
-    named = _named_fetches(graph, fetches)
-    program = _lowered(graph, mesh.shape, layout, named, list(updates), storage, optimize, seed)
+    if not isinstance(getattr(mesh, "shape", None), MeshShape):
+        raise MeshError(
+            f"{mesh!r} is no mesh to run on.",
+            "Give mm.Mesh(...) or mm.SimulatedMesh(...); mm.plan takes names and sizes alone.",
+        )
+    named, chosen = _named_fetches(graph, fetches), _checked_updates(graph, updates)
+    program = _lowered(graph, mesh.shape, layout, named, chosen, storage, optimize, seed)
     return CompiledStep(program, mesh, named, variables, kernels)
 
 
@@ -98,7 +120,8 @@ class Plan:
 
 def plan(
     graph: Graph, mesh_shape: str | MeshShape, layout: LayoutLike = "", *,
-    fetches: Sequence[Tensor] | None = None, updates: Sequence[Update] | None = None,
+    fetches: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
+    updates: Sequence[Update] | None = None,
     storage: LayoutLike = None, optimize: bool = True, seed: int = 0,
 ) -> Plan:  # fmt: skip
     """Program and cost of a step on a mesh of any size, without allocating a tensor.
@@ -109,16 +132,20 @@ def plan(
         layout, storage, optimize, seed: As for `mm.compile`.
         fetches: Default: every tensor that no operation uses.
         updates: Default: every update registered with the graph.
+
+    Returns:
+        A `Plan`; ``print(plan.program)``, ``plan.cost.bytes_sent``.
+
+    Raises:
+        LayoutError, ShapeError, MeshError: As `mm.compile`.
     """
     from meshmpi.runtime.compiled import predict_cost
 
     if fetches is None:
         fetches = _leaves(graph)
-    chosen = graph.updates if updates is None else updates
+    chosen = _checked_updates(graph, graph.updates if updates is None else updates)
     named = _named_fetches(graph, fetches)
-    program = _lowered(
-        graph, MeshShape(mesh_shape), layout, named, list(chosen), storage, optimize, seed
-    )
+    program = _lowered(graph, MeshShape(mesh_shape), layout, named, chosen, storage, optimize, seed)
     return Plan(program, predict_cost(program))
 
 

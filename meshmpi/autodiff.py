@@ -33,6 +33,8 @@ def gradients(
         ShapeError: A shape in grad_ys differs, or an operation on the way has no gradient.
     """
     ys = [ys] if isinstance(ys, Tensor) else list(ys)
+    if not ys:
+        raise ShapeError("gradients: there are no ys.", "Give at least one tensor.")
     seeds = _seeds(ys, grad_ys)
     graph = ys[0].graph
     needed = _between(graph.operations, ys, xs)
@@ -53,6 +55,10 @@ def gradients(
 def _seeds(ys: Sequence[Tensor], grad_ys: Sequence[Tensor] | None) -> list[Tensor]:
     if grad_ys is None:
         return [constant(1.0, y.shape, y.dtype) for y in ys]
+    if len(grad_ys) != len(ys):
+        raise ShapeError(
+            f"gradients: there are {len(ys)} ys and {len(grad_ys)} grad_ys.", "Give one for each."
+        )
     for y, dy in zip(ys, grad_ys, strict=True):
         if sorted(y.shape) != sorted(dy.shape):
             raise ShapeError(

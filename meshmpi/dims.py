@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union, cast
 
 from meshmpi.errors import LayoutError, MeshError, ShapeError, suggest
 
@@ -34,11 +34,11 @@ ShapeLike = Union["Shape", str, Sequence[DimensionLike], Dimension]
 
 
 def _as_dimension(item: object) -> Dimension:
-    if not (isinstance(item, tuple) and len(item) == 2):
+    if not (isinstance(item, tuple) and len(cast("tuple[object, ...]", item)) == 2):
         raise ShapeError(
             f"{item!r} is not a dimension.", "Give mm.Dimension(name, size) or a (name, size) pair."
         )
-    name, size = item
+    name, size = cast("tuple[object, Any]", item)
     if not isinstance(name, str) or not name or any(c in name for c in ":;,+=? []"):
         raise ShapeError(
             f"{name!r} is not a name for a dimension.",
@@ -51,7 +51,7 @@ def _as_dimension(item: object) -> Dimension:
 
 def _parse_pairs(text: str, what: str) -> list[tuple[str, str]]:
     """``"a:1;b:2"`` (separators ; or ,) -> ``[("a", "1"), ("b", "2")]``."""
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for part in text.replace(",", ";").split(";"):
         part = part.strip()
         if not part:
@@ -65,7 +65,7 @@ def _parse_pairs(text: str, what: str) -> list[tuple[str, str]]:
     return pairs
 
 
-class Shape(tuple):
+class Shape(tuple[Dimension, ...]):
     """An ordered list of dimensions with distinct names.  ``mm.Shape("batch:4;io:8")``.
 
     Accepts a Shape, a string, one Dimension, or a sequence of Dimensions and (name, size) pairs.
@@ -186,7 +186,8 @@ class MeshShape:
             return Shape(axes)  # type: ignore[arg-type]
         except ShapeError as e:
             text = e.problem.replace("dimension", "mesh axis").replace("shape", "mesh shape")
-            raise MeshError(text, e.remedy.replace("dimension", "mesh axis")) from None
+            remedy = e.remedy.replace("dimension of a tensor", "mesh axis")
+            raise MeshError(text, remedy.replace("dimension", "mesh axis")) from None
 
     @property
     def names(self) -> Axes:
@@ -225,7 +226,7 @@ class MeshShape:
         return rank
 
     def block_index(self, axes: Iterable[str], coordinates: Mapping[str, int]) -> int:
-        """Which block of a dimension split over ``axes`` (in that order) sits at ``coordinates``."""
+        """Which block of a dimension split over ``axes`` is held at ``coordinates``."""
         index = 0
         for a in axes:
             index = index * self.axis_size(a) + coordinates[a]
@@ -278,9 +279,9 @@ class Layout:
     """A partial map from dimension names to mesh axes, for a whole graph.
 
     Args:
-        rules: ``"batch:rows;heads:cols"``; several axes as ``"batch:rows+planes"``; ``"d_ff?:cols"``
-            is ignored where no tensor has ``d_ff``; an empty right side (``"length:"``) means whole.
-            Or a mapping, or a sequence of (dim, axes) pairs.
+        rules: ``"batch:rows;heads:cols"``; several axes as ``"batch:rows+planes"``;
+            ``"d_ff?:cols"`` is ignored where no tensor has ``d_ff``; an empty right side
+            (``"length:"``) means whole.  Or a mapping, or a sequence of (dim, axes) pairs.
 
     Raises:
         LayoutError: A dimension occurs twice, or one rule names an axis twice.
@@ -289,13 +290,7 @@ class Layout:
     __slots__ = ("rules", "_axes")
 
     def __init__(self, rules: LayoutLike = ""):
-        if isinstance(rules, Layout):
-            rules = [(r.dim + "?" * r.optional, r.axes) for r in rules.rules]
-        if isinstance(rules, str):
-            rules = _parse_pairs(rules, "layout")
-        elif isinstance(rules, Mapping):
-            rules = list(rules.items())
-        self.rules: tuple[Rule, ...] = tuple(self._rule(d, a) for d, a in (rules or ()))
+        self.rules: tuple[Rule, ...] = tuple(self._rule(d, a) for d, a in self._pairs(rules))
         self._axes = {r.dim: r.axes for r in self.rules}
         names = [r.dim for r in self.rules]
         for name in names:
@@ -304,6 +299,16 @@ class Layout:
                     f"layout '{self}' has dimension '{name}' {names.count(name)} times.",
                     f"Write one rule for it; several axes as {name}:axis1+axis2.",
                 )
+
+    @staticmethod
+    def _pairs(rules: LayoutLike) -> Sequence[tuple[str, str | Iterable[str]]]:
+        if isinstance(rules, Layout):
+            return [(r.dim + "?" * r.optional, r.axes) for r in rules.rules]
+        if isinstance(rules, str):
+            return _parse_pairs(rules, "layout")
+        if isinstance(rules, Mapping):
+            return list(rules.items())
+        return list(rules or ())
 
     @staticmethod
     def _rule(dim: str, axes: str | Iterable[str]) -> Rule:
@@ -335,13 +340,14 @@ class Layout:
             for a in r.axes:
                 if a not in mesh.names:
                     raise LayoutError(
-                        f"layout sends dimension '{r.dim}' to mesh axis '{a}', but the mesh is {mesh}.",
+                        f"layout sends dimension '{r.dim}' to mesh axis '{a}', but the mesh is"
+                        f" {mesh}.",
                         suggest(a, mesh.names),
                     )
             if known is not None and r.dim not in known and not r.optional:
                 raise LayoutError(
-                    f"layout sends dimension '{r.dim}' to mesh axis '{'+'.join(r.axes)}', but no tensor"
-                    f" has a dimension '{r.dim}'.",
+                    f"layout sends dimension '{r.dim}' to mesh axis '{'+'.join(r.axes)}', but no"
+                    f" tensor has a dimension '{r.dim}'.",
                     f"{suggest(r.dim, known)} Write '{r.dim}?' for a rule that may find no tensor.",
                 )
 
@@ -359,5 +365,6 @@ class Layout:
 
 
 LayoutLike = Union[
-    str, Layout, Mapping[str, Union[str, Sequence[str]]], Sequence[tuple[str, str]], None
-]
+    str, Layout, Mapping[str, Union[str, Sequence[str]]],
+    Sequence[tuple[str, Union[str, Sequence[str]]]], None,
+]  # fmt: skip

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshmpi.dims import Layout, Shape
 from meshmpi.errors import ShapeError, VariableError
@@ -26,7 +26,7 @@ _LIBRARY = tuple(
 
 def user_source(name: str) -> Source:
     """The innermost stack frame outside the graph-building parts of meshmpi."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame = frame.f_back
     return Source(name, frame.f_code.co_filename, frame.f_lineno)
@@ -71,6 +71,30 @@ class Tensor:
             " Use mm.where(condition, a, b)."
         )
 
+    if TYPE_CHECKING:  # installed by meshmpi.ops.operators
+
+        def __add__(self, other: Tensor | float) -> Tensor: ...
+        def __radd__(self, other: float) -> Tensor: ...
+        def __sub__(self, other: Tensor | float) -> Tensor: ...
+        def __rsub__(self, other: float) -> Tensor: ...
+        def __mul__(self, other: Tensor | float) -> Tensor: ...
+        def __rmul__(self, other: float) -> Tensor: ...
+        def __truediv__(self, other: Tensor | float) -> Tensor: ...
+        def __rtruediv__(self, other: float) -> Tensor: ...
+        def __floordiv__(self, other: Tensor | float) -> Tensor: ...
+        def __rfloordiv__(self, other: float) -> Tensor: ...
+        def __mod__(self, other: Tensor | float) -> Tensor: ...
+        def __rmod__(self, other: float) -> Tensor: ...
+        def __pow__(self, other: Tensor | float) -> Tensor: ...
+        def __rpow__(self, other: float) -> Tensor: ...
+        def __lt__(self, other: Tensor | float) -> Tensor: ...
+        def __le__(self, other: Tensor | float) -> Tensor: ...
+        def __gt__(self, other: Tensor | float) -> Tensor: ...
+        def __ge__(self, other: Tensor | float) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __abs__(self) -> Tensor: ...
+        def __matmul__(self, other: Tensor) -> Tensor: ...
+
     # numpy_scalar * tensor must reach Tensor.__rmul__ instead of being broadcast by NumPy.
     __array_ufunc__ = None
 
@@ -95,10 +119,11 @@ class Operation:
                     f"{x!r} belongs to another graph than {self.inputs[0]!r}.",
                     "Build a model inside one `with mm.Graph():`.",
                 )
+        self.base_name = name or type(self).__name__.lower()
         self.name = ""
         self.source = NOWHERE
         self.outputs: tuple[Tensor, ...] = ()
-        self.graph.add(self, name or type(self).__name__.lower())
+        self.graph.add(self)
 
     @property
     def output(self) -> Tensor:
@@ -106,14 +131,19 @@ class Operation:
 
     def fail(self, problem: str, remedy: str = "") -> ShapeError:
         """A ShapeError about this node."""
-        return ShapeError(f"{type(self).__name__.lower()}: {problem}", remedy, str(self.source))
+        return ShapeError(f"{self.base_name}: {problem}", remedy, str(self.source))
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
         """Shape and data type of every output; raises ShapeError where the inputs do not fit."""
         raise NotImplementedError
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Gradient with respect to every input, given those of the outputs, as new graph nodes."""
+        """Gradient with respect to every input, given those of the outputs, as new graph nodes.
+
+        Args:
+            dys: For each output the gradient, or None where nothing depends on it; at least one is
+                a tensor.
+        """
         raise ShapeError(
             f"{self.name} ({type(self).__name__}) has no gradient.",
             "Put mm.stop_gradient() around its inputs if none is wanted.",
@@ -123,6 +153,13 @@ class Operation:
     def lower(self, lowering: Any) -> None:
         """Emits local instructions and collectives; see `meshmpi.lowering.Lowering`."""
         raise NotImplementedError
+
+
+def only(dys: Sequence[Tensor | None]) -> Tensor:
+    """The gradient of an operation's one output, which `Operation.grad` gets as a tensor."""
+    (dy,) = dys
+    assert dy is not None
+    return dy
 
 
 @dataclass(eq=False)
@@ -147,7 +184,7 @@ class Variable:
     storage: Layout | None = None
     like: Variable | None = None
     source: Source = NOWHERE
-    _reads: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _reads: dict[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
 
 
 class Update(NamedTuple):
@@ -176,9 +213,9 @@ class Graph:
     def __exit__(self, *exc: object) -> None:
         _stack.remove(self)
 
-    def add(self, operation: Operation, base: str) -> None:
+    def add(self, operation: Operation) -> None:
         """Names the node, records who made it, infers its outputs and appends it."""
-        operation.name = self.unique_name(base)
+        operation.name = self.unique_name(operation.base_name)
         operation.source = self._new_source(operation.name)
         operation.outputs = tuple(
             Tensor(operation, i, shape, dtype) for i, (shape, dtype) in enumerate(operation.infer())
@@ -201,7 +238,7 @@ class Graph:
         return "/".join([*self._scopes, name])
 
     @contextmanager
-    def scope(self, name: str) -> Iterator[None]:
+    def scope(self, name: str) -> Generator[None, None, None]:
         """Prefixes the names of variables and operations made inside with ``name/``."""
         self._scopes.append(name)
         try:
@@ -210,7 +247,7 @@ class Graph:
             self._scopes.pop()
 
     @contextmanager
-    def gradient_of(self, operation: Operation) -> Iterator[None]:
+    def gradient_of(self, operation: Operation) -> Generator[None, None, None]:
         """Nodes made inside are reported at the place where ``operation`` was made."""
         old, self._source = self._source, operation.source
         try:
@@ -264,6 +301,7 @@ _stack: list[Graph] = []
 
 
 def current_graph() -> Graph:
+    """The graph of the innermost ``with mm.Graph():``; ShapeError outside of one."""
     if not _stack:
         raise ShapeError(
             "no graph is under construction.", "Write `with mm.Graph() as graph:` around it."
@@ -272,7 +310,7 @@ def current_graph() -> Graph:
 
 
 @contextmanager
-def scope(name: str) -> Iterator[None]:
+def scope(name: str) -> Generator[None, None, None]:
     """``with mm.scope("layer_0"):`` prefixes names made inside with ``layer_0/``."""
     with current_graph().scope(name):
         yield

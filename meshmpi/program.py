@@ -7,12 +7,12 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | kind | inputs -> outputs | attributes and meaning |
 |---|---|---|
 | feed | -> x | ``name``: the block of a value given at each step |
-| read | -> x | ``variable``: the block of a variable as it is stored, as it was when the step began |
+| read | -> x | ``variable``: the stored block of a variable, as it was when the step began |
 | write | x -> | ``variable``: its new block; takes effect after every read of the step |
 | step | -> s | the number of the step, int32, no dimensions |
 | map | x... -> y... | ``expr`` (scalar.Expr) at every point; inputs broadcast by name to y's dims |
 | iota | -> y[d] | ``dim``: the *global* index along the one dimension of y |
-| random | -> y | ``distribution`` uniform (in [0, 1)) or normal, ``key``; by seed, key, step, global index |
+| random | -> y | ``distribution`` (uniform in [0, 1) or normal), ``key`` [2] |
 | reduce | x -> y | ``op`` sum, max, min, prod over the dims of x that y lacks |
 | contract | a, b -> y | sum of products over the dims that y lacks |
 | transpose | x -> y | the same dims in y's order |
@@ -22,13 +22,16 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | concat | x... -> y | ``dim``: along a whole dimension |
 | gather | table, index -> y | ``dim``: rows of the block of table that index hits, 0 elsewhere |
 | scatter_add | updates, index -> y | ``dim``: sums updates into the block of y that index hits |
-| segment | x... -> y... | ``body``: maps and reductions over the same ``rows`` as one loop nest; ``inner``: types of values that only they use |
-| top_k | x -> values, index | ``dim, k``: largest first, ties lowest index first, along a whole dim |
-| all_reduce | x... -> y... | ``axes, op``: finishes the sum pending over axes; several x in one message |
+| segment | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |
+| top_k | x -> values, index | ``dim, k``: largest first, of ties the lowest index; dim is whole |
+| all_reduce | x... -> y... | ``axes, op``: finishes what is pending over axes, in one message |
 | reduce_scatter | x -> y | ``dim, axes, op``: the same, and keeps only the own block of dim |
 | all_gather | x -> y | ``dim, axes``: makes dim whole over its last axes |
 | all_to_all | x -> y | ``split, concat, axes``: moves axes from dim ``concat`` to dim ``split`` |
 | take_shard | x -> y | ``dim, axes``: keeps the own block of dim; no traffic |
+
+[1] They are maps and reductions; ``inner`` has the types of the values that only they use.
+[2] A number depends on the program's seed, the key, the step and the global index of its element.
 
 This module knows no arrays, no kernels, no MPI and no rank.
 """
@@ -37,11 +40,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
 
 from meshmpi.dims import Axes, MeshShape, Shape, block_range
-from meshmpi.scalar import ITEM_BYTES
+from meshmpi.scalar import ITEM_BYTES, Expr
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 """Kinds that communicate.  `take_shard` redistributes too, without traffic."""
@@ -149,15 +152,12 @@ class Instruction:
     kind: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     source: Source = NOWHERE
 
     def replaced(self, **changes: Any) -> Instruction:
-        fields = {
-            "kind": self.kind, "inputs": self.inputs, "outputs": self.outputs,
-            "attrs": self.attrs, "source": self.source,
-        }  # fmt: skip
-        return Instruction(**{**fields, **changes})
+        """The same instruction with other fields."""
+        return replace(self, **changes)
 
 
 @dataclass(frozen=True)
@@ -263,16 +263,16 @@ class Program:
         return out
 
 
-class AxesTable(dict):
+class AxesTable(dict[str, int]):
     """A table by mesh axes; the key of several axes is ``"rows+cols"``, or the tuple of names."""
 
     def __missing__(self, key: object) -> int:
         if isinstance(key, tuple):
-            return self["+".join(key)]
+            return self["+".join(cast("tuple[str, ...]", key))]
         raise KeyError(key)
 
 
 def _attr_text(value: Any) -> str:
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return "+".join(map(str, value))
+    if isinstance(value, tuple) and not isinstance(value, Expr):
+        return "+".join(map(str, cast("tuple[object, ...]", value)))
     return str(value)

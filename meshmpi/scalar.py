@@ -108,6 +108,20 @@ class Expr(NamedTuple):
         return "{" + "; ".join([*lines, "-> " + ", ".join(self.results)]) + "}"
 
 
+def fits(value: Union[float, int, bool], dtype: str) -> bool:
+    """Whether a number can stand beside values of type ``dtype`` without changing its value.
+
+    Floats take every number, rounded; integers take whole numbers within their range.
+    """
+    if dtype in FLOATS:
+        return True
+    if dtype == "bool":
+        return not isinstance(value, float) and value in (0, 1)
+    bits = 8 * ITEM_BYTES[dtype]
+    low, high = (0, 2**bits) if dtype == "uint8" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    return not isinstance(value, float) and low <= value < high
+
+
 def call(function: str, n_inputs: int, dtype: str) -> Expr:
     """The expression ``function(i0, i1, ...)``."""
     args = tuple(f"i{k}" for k in range(n_inputs))

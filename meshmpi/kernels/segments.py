@@ -41,7 +41,8 @@ class SegmentPlan(Plan):
         return self.own_bytes + max(p.workspace_bytes for _, p in self.steps)
 
     def bind(
-        self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+        self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray,
+        runtime: Runtime,
     ) -> Bound:  # fmt: skip
         arrays = dict(zip(self.call.instruction.inputs, ins, strict=True))
         arrays.update(zip(self.call.instruction.outputs, outs, strict=True))

@@ -1,8 +1,8 @@
 """graph + layout + mesh shape -> Program.
 
 Simple on purpose: every sum is finished where it arises, every value is taken to its placement as
-soon as it is made.  The result is the oracle of all passes.  No arrays, no MPI, no rank: the program
-is the same on every rank.
+soon as it is made.  The result is the oracle of all passes.  No arrays, no MPI, no rank: the
+program is the same on every rank.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshmpi.dims import Axes, Layout, MeshShape, Shape
+from meshmpi.dims import Axes, Dimension, Layout, MeshShape, Shape
 from meshmpi.errors import VariableError
 from meshmpi.graph import Graph, Operation, Tensor, Update, Variable
 from meshmpi.lowering.placement import Placement, Splits
@@ -49,14 +49,9 @@ def lower(
     }
     lowering.write(updates)
     program = Program(
-        mesh,
-        lowering.types,
-        tuple(lowering.instructions),
-        lowering.variables,
-        lowering.feeds,
-        results,
-        seed,
-    )
+        mesh, lowering.types, tuple(lowering.instructions), lowering.variables, lowering.feeds,
+        results, seed,
+    )  # fmt: skip
     verify(program)
     return program
 
@@ -64,7 +59,7 @@ def lower(
 def _needed(graph: Graph, wanted: Sequence[Tensor]) -> list[Operation]:
     """Operations that the wanted tensors depend on, in graph order."""
     need = {t.operation for t in wanted}
-    out = []
+    out: list[Operation] = []
     for operation in reversed(graph.operations):
         if operation in need:
             out.append(operation)
@@ -100,6 +95,7 @@ class Lowering:
 
     @staticmethod
     def splits_of(t: LocalType) -> dict[str, Axes]:
+        """Dimension name -> its axes."""
         return dict(zip(t.shape.names, t.splits, strict=True))
 
     def pending(self, t: LocalType, axes: Sequence[str], op: str = "sum") -> LocalType:
@@ -126,13 +122,14 @@ class Lowering:
         return list(outputs)
 
     def emit(self, kind: str, inputs: Sequence[int], type: LocalType, **attrs: Any) -> int:
+        """Appends an instruction with one result; returns its number."""
         return self.emit_many(kind, inputs, [type], **attrs)[0]
 
     def local(self, kind: str, values: Sequence[int], output: Tensor, **attrs: Any) -> int:
         """Emits a local instruction whose result is split as its first input is."""
         return self.emit(kind, values, self.like_input(values[0], output), **attrs)
 
-    def _move(self, value: int, kind: str, attrs: dict) -> int:
+    def _move(self, value: int, kind: str, attrs: Mapping[str, Any]) -> int:
         return self.emit(
             kind, [value], redistributed(self.mesh, self.types[value], kind, attrs), **attrs
         )
@@ -146,13 +143,12 @@ class Lowering:
     def finish(self, value: int) -> int:
         """``value`` without a pending reduction: at most one all_reduce."""
         t = self.types[value]
-        return (
-            value
-            if not t.partial
-            else self._move(value, "all_reduce", {"axes": t.partial, "op": t.pending})
-        )
+        if not t.partial:
+            return value
+        return self._move(value, "all_reduce", {"axes": t.partial, "op": t.pending})
 
     def redistribute(self, value: int, splits: Splits) -> int:
+        """``value``, which must be finished, with other splits: by the moves of `moves`."""
         for kind, attrs in moves(self.mesh, self.types[value], splits):
             value = self._move(value, kind, attrs)
         return value
@@ -200,9 +196,9 @@ class Lowering:
         return self.emit("map", [value], LocalType(x.shape, dtype, x.splits), expr=expr)
 
     def reshape(self, value: int, output: Tensor) -> int:
-        """The same elements under the dims of ``output``; dims that cannot be viewed are joined first."""
+        """The same elements under the dims of ``output``; what cannot be viewed is joined first."""
         x = self.types[value]
-        before, after = dict(self.splits_of(x)), {}
+        before, after = self.splits_of(x), dict[str, Axes]()
         for ins, outs in aligned_groups(x.shape, output.shape):
             splits = [before[d.name] for d in ins]
             result = self._view_group(ins, splits, outs)
@@ -212,7 +208,9 @@ class Lowering:
         t = LocalType(output.shape, x.dtype, tuple(after[n] for n in output.shape.names))
         return self.emit("view", [value], t)
 
-    def _view_group(self, ins: Sequence, splits: list[Axes], outs: Sequence) -> list[Axes]:
+    def _view_group(
+        self, ins: Sequence[Dimension], splits: list[Axes], outs: Sequence[Dimension]
+    ) -> list[Axes]:
         """Shortens ``splits`` in place, last axes first, until the group can be viewed locally."""
         lead = next((k for k, d in enumerate(ins) if d.size > 1), 0)
         for k in range(len(ins)):
@@ -300,7 +298,7 @@ class Lowering:
         return self._reads[variable.name]
 
     def _apart(self, value: int) -> int:
-        """A copy of ``value`` where it is the memory of a variable: two may swap values in a step."""
+        """A copy of ``value`` where it is the memory of a variable: two may swap values."""
         t = self.types[value]
         if value not in self._stored:
             return value

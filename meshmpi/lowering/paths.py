@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import opt_einsum
+import opt_einsum  # pyright: ignore[reportMissingTypeStubs]
 
 
 def contraction_path(

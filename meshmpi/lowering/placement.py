@@ -1,13 +1,14 @@
 """Where each tensor of a graph lives: computation layout, storage layouts, constraints.
 
-The rule: a tensor is split as the computation layout says of its dims.  A constrained tensor (or the
-stored value of a variable) is split as its constraint says, and what is computed from it elementwise
-or by a reduction follows it, as far as no mesh axis is then used twice.  Names and integers only.
+The rule: a tensor is split as the computation layout says of its dims.  A constrained tensor (or
+the stored value of a variable) is split as its constraint says, and what is computed from it
+elementwise or by a reduction follows it, as far as no mesh axis is then used twice.  Names and
+integers only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from meshmpi.dims import Axes, Layout, MeshShape, Shape
 from meshmpi.errors import LayoutError
@@ -33,7 +34,8 @@ class Placement:
     """
 
     def __init__(
-        self, graph: Graph, mesh: MeshShape, layout: Layout, storage: Layout, operations: Sequence[Operation]
+        self, graph: Graph, mesh: MeshShape, layout: Layout, storage: Layout,
+        operations: Sequence[Operation],
     ):  # fmt: skip
         names = graph.dim_names
         layout.check(mesh, names)
@@ -108,8 +110,7 @@ class Placement:
         if isinstance(operation, (ReadStored, AsStored)):
             reads = isinstance(operation, ReadStored)
             v = operation.variable if reads else operation.follows_variable
-            stored = zip(v.shape.names, self.stored(v), strict=True)
-            wanted = {n: s for n, s in stored}
+            wanted = dict(zip(v.shape.names, self.stored(v), strict=True))
         if isinstance(operation, Constrain):
             operation.layout.check(self.mesh)
             wanted.update({r.dim: r.axes for r in operation.layout})
@@ -123,12 +124,13 @@ class Placement:
         raise LayoutError(
             f"tensor {shape} would be split twice over mesh axis '{axis}' (size"
             f" {self.mesh.axis_size(axis)}): by dimensions '{dims[0]}' and '{dims[1]}'.",
-            "Send one of them to another axis or to none, or rename it with mm.rename() so that it is"
-            " whole in this tensor.", where,
+            "Send one of them to another axis or to none, or rename it with mm.rename() so that it"
+            " is whole in this tensor.", where,
         )  # fmt: skip
 
 
-def _repeated(splits) -> str | None:
+def _repeated(splits: Iterable[Axes]) -> str | None:
+    """The first mesh axis that occurs twice."""
     seen: list[str] = []
     for axes in splits:
         for a in axes:

@@ -6,7 +6,7 @@ Order, as in the paper's section 6.1: what costs nothing and shrinks first (take
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshmpi.dims import Axes, MeshShape
 from meshmpi.program import LocalType
@@ -17,7 +17,7 @@ class Move(NamedTuple):
     """One redistributing instruction."""
 
     kind: str
-    attrs: dict
+    attrs: dict[str, Any]
 
 
 def moves(mesh: MeshShape, x: LocalType, target: tuple[Axes, ...]) -> list[Move]:
@@ -59,7 +59,7 @@ def _exchange(mesh: MeshShape, x: LocalType, target: tuple[Axes, ...]) -> Move |
 
 
 def _gather(mesh: MeshShape, x: LocalType, target: tuple[Axes, ...]) -> Move:
-    """Joins a dim as far as its split differs from its target (all of it where blocks do not nest)."""
+    """Joins a dim as far as its split differs from its target; wholly where blocks do not nest."""
     for d, now, then in zip(x.shape, x.splits, target, strict=True):
         keep = _common_prefix(now, then)
         if now == then:

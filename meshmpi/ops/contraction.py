@@ -37,7 +37,13 @@ class Einsum(Operation):
                         "Rename one with mm.rename_dimension(), or make the sizes equal.",
                     )
         for d in self.output_shape:
-            if known.get(d.name) != d.size:
+            if d.name in known and known[d.name] != d.size:
+                raise self.fail(
+                    f"output dimension '{d.name}' has size {d.size}, and {known[d.name]} in"
+                    f" {shapes}.",
+                    "Use the Dimension of the inputs.",
+                )
+            if d.name not in known:
                 raise self.fail(
                     f"output dimension '{d.name}' ({d.size}) is in none of the inputs {shapes}.",
                     suggest(d.name, known),
@@ -112,8 +118,8 @@ def _einsum_shape(xs: Sequence[Tensor], output_shape: ShapeLike | None, reduced_
         rest = [d for d in unique if d.name not in names]
         if output_shape is not None and sorted(Shape(output_shape)) != sorted(rest):
             raise ShapeError(
-                f"einsum: output_shape {Shape(output_shape)} and reduced_dims {names} contradict each"
-                f" other; without these dims there is {Shape(rest)}.", "Give one of them.",
+                f"einsum: output_shape {Shape(output_shape)} and reduced_dims {names} contradict"
+                f" each other; without these dims there is {Shape(rest)}.", "Give one of them.",
             )  # fmt: skip
         return Shape(output_shape) if output_shape is not None else Shape(rest)
     if output_shape is not None:
@@ -122,5 +128,5 @@ def _einsum_shape(xs: Sequence[Tensor], output_shape: ShapeLike | None, reduced_
 
 
 def matmul(a: Tensor, b: Tensor, output_shape: ShapeLike | None = None) -> Tensor:
-    """einsum of two tensors: sums over the dims that both have, unless ``output_shape`` keeps them."""
+    """einsum of two tensors: sums over the dims that both have and ``output_shape`` lacks."""
     return einsum([a, b], output_shape)

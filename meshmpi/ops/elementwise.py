@@ -15,7 +15,7 @@ from meshmpi.dims import Shape, ShapeLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, check_dtype
 from meshmpi.ops.reductions import sum_to
-from meshmpi.scalar import FLOATS, SCALAR_FUNCTIONS, Expr, Step
+from meshmpi.scalar import FLOATS, SCALAR_FUNCTIONS, Expr, Step, fits
 
 Number = Union[int, float, bool]
 TensorLike = Union[Tensor, Number]
@@ -76,8 +76,8 @@ class Elementwise(Operation):
             for d in s:
                 if sizes.setdefault(d.name, d.size) != d.size:
                     raise self.fail(
-                        f"dimension '{d.name}' has size {sizes[d.name]} in one input and {d.size} in"
-                        f" another: {' and '.join(map(str, shapes))}.",
+                        f"dimension '{d.name}' has size {sizes[d.name]} in one input and {d.size}"
+                        f" in another: {' and '.join(map(str, shapes))}.",
                         "Rename one with mm.rename_dimension(), or make the sizes equal.",
                     )
 
@@ -91,19 +91,28 @@ class Elementwise(Operation):
                 "Convert one with mm.cast(x, dtype).",
             )
         dtype = dtypes[0] if dtypes else "float32"
-        for a in self.args:
-            if isinstance(a, float) and dtype not in FLOATS:
-                raise self.fail(
-                    f"the number {a} does not fit data type {dtype}.",
-                    "Convert the tensor with mm.cast().",
-                )
+        self._check_dtype(dtype)
+        if result == "cast":
+            return check_dtype(self.cast_to, "cast")
+        return "bool" if result == "bool" else dtype
+
+    def _check_dtype(self, dtype: str) -> None:
         if self.function in _FLOAT_ONLY and dtype not in FLOATS:
             raise self.fail(
                 f"the input has data type {dtype}.", "Convert it with mm.cast(x, 'float32')."
             )
-        if result == "cast":
-            return check_dtype(self.cast_to, "cast")
-        return "bool" if result == "bool" else dtype
+        if self.function in _BOOL_ONLY and dtype != "bool":
+            raise self.fail(f"the input has data type {dtype}.", "Compare it first, as in x > 0.")
+        if self.function in _ARITHMETIC and dtype == "bool":
+            raise self.fail(
+                "the input is bool.", "Convert it with mm.cast(x, 'int32'), or use mm.where()."
+            )
+        for a in self.args:
+            if not isinstance(a, Tensor) and not fits(a, dtype):
+                raise self.fail(
+                    f"the number {a} does not fit data type {dtype}.",
+                    "Convert the tensor with mm.cast().",
+                )
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         (dy,) = dys
@@ -251,8 +260,8 @@ def where(
     """``if_true`` where condition holds, else ``if_false``; the other side's NaN does not leak."""
     if condition.dtype != "bool":
         raise ShapeError(
-            f"where: the condition {condition!r} is not bool.", "Compare it, as in mm.greater(x, 0).",
-            str(condition.source),
+            f"where: the condition {condition!r} is not bool.",
+            "Compare it, as in mm.greater(x, 0).", str(condition.source),
         )  # fmt: skip
     return _apply("where", condition, if_true, if_false, output_shape=output_shape)
 
@@ -359,6 +368,8 @@ def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
 
 def add_n(xs: Sequence[Tensor]) -> Tensor:
     """The sum of one or more tensors."""
+    if not xs:
+        raise ShapeError("add_n: there are no tensors.", "Give at least one.")
     total = xs[0]
     for x in xs[1:]:
         total = add(total, x)
@@ -408,6 +419,11 @@ def _where_grads(
 _FLOAT_ONLY = (
     "divide", "sqrt", "rsqrt", "reciprocal", "exp", "log", "log1p", "sin", "cos", "tanh", "sigmoid",
     "erf", "floor", "isfinite",
+)  # fmt: skip
+
+_BOOL_ONLY = ("logical_and", "logical_or", "logical_not")
+_ARITHMETIC = (
+    "add", "subtract", "multiply", "floordiv", "mod", "power", "negative", "abs", "sign", "square",
 )  # fmt: skip
 
 # function -> (dy, y, *args) -> dx per argument, not yet summed over broadcast dims.

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Operation, Tensor
+from meshmpi.graph import Operation, Tensor, only
 from meshmpi.ops.structure import DimLike, dim_name
 from meshmpi.scalar import INTEGERS
 
@@ -40,7 +40,7 @@ class Gather(Operation):
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         table, index = self.inputs
-        return [scatter_add(dys[0], index, table.shape.dim(self.dim), table.shape), None]
+        return [scatter_add(only(dys), index, table.shape.dim(self.dim), table.shape), None]
 
     def lower(self, lowering: Any) -> None:
         table, index = self.inputs
@@ -92,7 +92,7 @@ class ScatterAdd(Operation):
         updates, index = self.inputs
         from meshmpi.ops.structure import transpose
 
-        return [transpose(gather(dys[0], index, self.dim), updates.shape), None]
+        return [transpose(gather(only(dys), index, self.dim), updates.shape), None]
 
     def lower(self, lowering: Any) -> None:
         updates, index = self.inputs

@@ -10,6 +10,7 @@ _BINARY = {
     "add": ew.add, "sub": ew.subtract, "mul": ew.multiply, "truediv": ew.divide,
     "floordiv": ew.floordiv, "mod": ew.mod, "pow": ew.pow,
 }  # fmt: skip
+_OTHER = {"neg": ew.negative, "abs": ew.abs, "matmul": matmul}
 _COMPARE = {"lt": ew.less, "le": ew.less_equal, "gt": ew.greater, "ge": ew.greater_equal}
 
 
@@ -20,9 +21,8 @@ def install() -> None:
         setattr(Tensor, f"__r{name}__", lambda a, b, f=function: f(b, a))
     for name, function in _COMPARE.items():
         setattr(Tensor, f"__{name}__", lambda a, b, f=function: f(a, b))
-    Tensor.__neg__ = lambda a: ew.negative(a)  # type: ignore[attr-defined]
-    Tensor.__abs__ = lambda a: ew.abs(a)  # type: ignore[attr-defined]
-    Tensor.__matmul__ = lambda a, b: matmul(a, b)  # type: ignore[attr-defined]
+    for name, function in _OTHER.items():
+        setattr(Tensor, f"__{name}__", function)
 
 
 install()

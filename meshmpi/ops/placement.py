@@ -7,7 +7,7 @@ from typing import Any
 
 from meshmpi.dims import Layout, LayoutLike, Shape
 from meshmpi.errors import LayoutError, suggest
-from meshmpi.graph import Operation, Tensor, Variable
+from meshmpi.graph import Operation, Tensor, Variable, only
 
 
 class Constrain(Operation):
@@ -16,7 +16,8 @@ class Constrain(Operation):
     What is computed from it elementwise or by a reduction follows it; contractions, gathers and
     reshapes go back to the computation layout.  Its gradient is constrained likewise.
     Lowers: take_shard, all_gather or all_to_all; with a sum still pending, a reduce_scatter.
-    Source: sharding constraints of GSPMD (Xu et al. 2021); sequence parallelism (Korthikanti et al. 2022).
+    Source: sharding constraints of GSPMD (Xu et al. 2021); sequence parallelism (Korthikanti et al.
+    2022).
     """
 
     follows = True
@@ -30,13 +31,14 @@ class Constrain(Operation):
         for rule in self.layout:
             if x.shape.find(rule.dim) < 0 and not rule.optional:
                 raise LayoutError(
-                    f"constrain: '{self.layout}' names dimension '{rule.dim}', but the tensor is {x.shape}.",
+                    f"constrain: '{self.layout}' names dimension '{rule.dim}', but the tensor is"
+                    f" {x.shape}.",
                     suggest(rule.dim, x.shape.names), str(self.source),
                 )  # fmt: skip
         return [(x.shape, x.dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        return [constrain(dys[0], self.layout)]
+        return [constrain(only(dys), self.layout)]
 
     def lower(self, lowering: Any) -> None:
         lowering.define(self.output, lowering.value(self.inputs[0]))

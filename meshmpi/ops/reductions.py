@@ -7,7 +7,7 @@ from typing import Any
 
 from meshmpi.dims import Dimension, Shape, ShapeLike
 from meshmpi.errors import ShapeError, suggest
-from meshmpi.graph import Operation, Tensor
+from meshmpi.graph import Operation, Tensor, only
 from meshmpi.scalar import FLOATS
 
 
@@ -34,7 +34,7 @@ class Reduce(Operation):
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         from meshmpi.ops import elementwise as ew
 
-        (x,), (dy,), y = self.inputs, dys, self.output
+        (x,), dy, y = self.inputs, only(dys), self.output
         if self.op == "sum":
             return [ew.broadcast(dy, x.shape)]
         hit = ew.cast(ew.equal(x, y), x.dtype)
@@ -46,9 +46,7 @@ class Reduce(Operation):
         lowering.define(self.output, value)
 
 
-def _output_shape(
-    x: Tensor, output_shape: ShapeLike | None, reduced_dim: object, what: str
-) -> Shape:
+def _output_shape(x: Tensor, output_shape: ShapeLike | None, reduced_dim: Any, what: str) -> Shape:
     if (output_shape is None) == (reduced_dim is None):
         if output_shape is not None:
             raise ShapeError(
@@ -64,14 +62,15 @@ def _output_shape(
                     suggest(d.name, x.shape.names), str(x.source),
                 )  # fmt: skip
         return out
-    many = isinstance(reduced_dim, (list, tuple)) and not isinstance(reduced_dim, Dimension)
-    names = [d if isinstance(d, str) else d.name for d in (reduced_dim if many else [reduced_dim])]
+    one = isinstance(reduced_dim, (str, Dimension))
+    dims: list[Any] = [reduced_dim] if one else list(reduced_dim)
+    names = [d if isinstance(d, str) else d.name for d in dims]
     for n in names:
         x.shape.position(n)
     return x.shape.without(names)
 
 
-def _reduce(op: str, x: Tensor, output_shape: ShapeLike | None, reduced_dim: object) -> Tensor:
+def _reduce(op: str, x: Tensor, output_shape: ShapeLike | None, reduced_dim: Any) -> Tensor:
     shape = _output_shape(x, output_shape, reduced_dim, f"reduce_{op}")
     return x if shape == x.shape else Reduce(op, x, shape).output
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from meshmpi.dims import Dimension, Layout, LayoutLike, Shape, ShapeLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, Update, Variable, check_dtype, current_graph
-from meshmpi.scalar import FLOATS, fill
+from meshmpi.scalar import FLOATS, fill, fits
 
 
 class Placeholder(Operation):
@@ -166,6 +166,11 @@ def constant(value: float | int | bool, shape: ShapeLike = (), dtype: str = "flo
         raise ShapeError(
             f"constant: {type(value).__name__} is not a number.",
             "Keep arrays in mm.get_variable(name, shape, initializer=array, trainable=False).",
+        )
+    if check_dtype(dtype, "constant") not in FLOATS and not fits(value, dtype):
+        raise ShapeError(
+            f"constant: the number {value} does not fit data type {dtype}.",
+            "Use another data type.",
         )
     convert = float if dtype in FLOATS else bool if dtype == "bool" else int
     return Constant(convert(value), Shape(shape), dtype).output

@@ -1,4 +1,4 @@
-"""Operations that move elements: transpose, reshape, rename, slice, pad, concat and what they make."""
+"""Operations that move elements: transpose, reshape, rename, slice, pad, concat and composites."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any, Union
 
 from meshmpi.dims import Dimension, Shape, ShapeLike
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Operation, Tensor
+from meshmpi.graph import Operation, Tensor, only
 
 DimLike = Union[Dimension, str]
 
 
 def dim_name(dim: DimLike) -> str:
+    """The name of a dimension given as such or by its name."""
     return dim if isinstance(dim, str) else dim.name
 
 
@@ -36,7 +37,7 @@ class Transpose(Operation):
         return [(self.new_shape, x.dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        return [transpose(dys[0], self.inputs[0].shape)]
+        return [transpose(only(dys), self.inputs[0].shape)]
 
     def lower(self, lowering: Any) -> None:
         lowering.define(
@@ -66,13 +67,14 @@ class Reshape(Operation):
         (x,) = self.inputs
         if x.shape.size != self.new_shape.size:
             raise self.fail(
-                f"{x.shape} has {x.shape.size} elements, {self.new_shape} has {self.new_shape.size}.",
+                f"{x.shape} has {x.shape.size} elements, {self.new_shape} has"
+                f" {self.new_shape.size}.",
                 "Make the products of sizes equal.",
             )
         return [(self.new_shape, x.dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        return [reshape(dys[0], self.inputs[0].shape)]
+        return [reshape(only(dys), self.inputs[0].shape)]
 
     def lower(self, lowering: Any) -> None:
         (x,) = self.inputs
@@ -86,7 +88,14 @@ def reshape(x: Tensor, new_shape: ShapeLike) -> Tensor:
 
 
 def rename(x: Tensor, names: Mapping[str, str]) -> Tensor:
-    """x with dims renamed, and with the names their layouts: ``mm.rename(x, {"length": "memory"})``."""
+    """x with dims renamed, and with the names their layouts.
+
+    Lowers: a local `view`; where a new name is split otherwise, as `reshape`.
+    Source: Shazeer et al. 2018, section 6.1.
+
+    Example:
+        >>> memory = mm.rename(x, {"length": "memory_length"})
+    """
     for old in names:
         x.shape.position(old)
     shape = Shape([Dimension(names.get(d.name, d.name), d.size) for d in x.shape])
@@ -129,14 +138,15 @@ class Slice(Operation):
         n = x.shape.dim(self.dim).size
         if not (0 <= self.start < self.stop <= n and self.stride >= 1):
             raise self.fail(
-                f"[{self.start}:{self.stop}:{self.stride}] is not inside dimension '{self.dim}' ({n}).",
+                f"[{self.start}:{self.stop}:{self.stride}] is not inside dimension '{self.dim}'"
+                f" ({n}).",
                 "Take at least one element, 0 <= start < stop <= size.",
             )
         size = -(-(self.stop - self.start) // self.stride)
         return [(_resized(x.shape, self.dim, size), x.dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        (x,), (dy,) = self.inputs, dys
+        (x,), dy = self.inputs, only(dys)
         n = x.shape.dim(self.dim).size
         if self.stride > 1:
             dy = _spread(dy, self.dim, self.stride)
@@ -178,8 +188,8 @@ def slice(x: Tensor, begin: int, size: int, slice_dim_name: DimLike, stride: int
 class Pad(Operation):
     """y = x with ``before`` and ``after`` copies of a number around one dim.
 
-    Gradient: the inner part of dy.  Lowers: local `pad`; where the dim is split, an all_gather of it
-    first and take_shard after.
+    Gradient: the inner part of dy.  Lowers: local `pad`; where the dim is split, an all_gather of
+    it first and take_shard after.
     """
 
     def __init__(self, x: Tensor, dim: str, before: int, after: int, value: float):
@@ -194,7 +204,7 @@ class Pad(Operation):
         return [(_resized(x.shape, self.dim, n), x.dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        return [slice(dys[0], self.before, self.inputs[0].shape.dim(self.dim).size, self.dim)]
+        return [slice(only(dys), self.before, self.inputs[0].shape.dim(self.dim).size, self.dim)]
 
     def lower(self, lowering: Any) -> None:
         value = lowering.whole(self.inputs[0], self.dim)
@@ -205,6 +215,10 @@ class Pad(Operation):
 def pad(x: Tensor, paddings: Sequence[int], dim_name: DimLike, value: float = 0) -> Tensor:
     """x with ``paddings`` = [before, after] copies of ``value`` around one dim."""
     name = dim_name if isinstance(dim_name, str) else dim_name.name
+    if len(paddings) != 2:
+        raise ShapeError(
+            f"pad: paddings {list(paddings)} are {len(paddings)} numbers.", "Give [before, after]."
+        )
     before, after = paddings
     return x if before == after == 0 else Pad(x, name, before, after, value).output
 
@@ -228,7 +242,8 @@ class Concat(Operation):
                 or x.dtype != first.dtype
             ):
                 raise self.fail(
-                    f"{x.dtype}{x.shape} and {first.dtype}{first.shape} differ outside '{self.dim}'.",
+                    f"{x.dtype}{x.shape} and {first.dtype}{first.shape} differ outside"
+                    f" '{self.dim}'.",
                     "Make all other dimensions, their order and the data type equal.",
                 )
         return [
@@ -244,7 +259,7 @@ class Concat(Operation):
         out, start = [], 0
         for x in self.inputs:
             size = x.shape.dim(self.dim).size
-            out.append(slice(dys[0], start, size, self.dim))
+            out.append(slice(only(dys), start, size, self.dim))
             start += size
         return out
 
@@ -256,6 +271,8 @@ class Concat(Operation):
 def concat(xs: Sequence[Tensor], concat_dim_name: DimLike) -> Tensor:
     """Tensors one behind the other along a dim that all have."""
     xs = list(xs)
+    if not xs:
+        raise ShapeError("concat: there are no tensors.", "Give at least one.")
     name = dim_name(concat_dim_name)
     for x in xs:
         x.shape.position(name)

@@ -1,1 +1,1 @@
-"""Program -> Program, one transformation a file; each is checked against the unoptimised program."""
+"""Program -> Program, one transformation a file; the unoptimised program is their oracle."""

@@ -7,7 +7,7 @@ from meshmpi.program import Instruction, Program
 
 
 def dce(program: Program) -> Program:
-    """Drops instructions whose results nothing needs.  Feeds stay: they are the step's signature."""
+    """Drops instructions whose results nothing needs; feeds stay, the step's signature."""
     needed = set(program.fetches.values())
     kept: list[Instruction] = []
     for i in reversed(program.instructions):
@@ -22,7 +22,7 @@ def cse(program: Program) -> Program:
 
     Random instructions are equal only when their keys are, and then they make equal numbers.
     """
-    seen: dict[tuple, tuple[int, ...]] = {}
+    seen: dict[tuple[object, ...], tuple[int, ...]] = {}
     instead: dict[int, int] = {}
     kept: list[Instruction] = []
     for i in program.instructions:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from typing import Any
 
 from meshmpi.passes.rewrite import producers, substituted, with_substitution
 from meshmpi.program import Instruction, Program
-from meshmpi.scalar import FLOATS, Arg, Expr, Step
+from meshmpi.scalar import FLOATS, Arg, Expr, Step, fill
 
-_ARITHMETIC: dict[str, Callable[..., float]] = {
-    "add": lambda a, b: a + b,
-    "subtract": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
-    "negative": lambda a: -a,
-    "square": lambda a: a * a,
-    "identity": lambda a: a,
-}
+
+def _square(a: float) -> float:
+    return a * a
+
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul,
+    "negative": operator.neg, "square": _square, "identity": float,
+}  # fmt: skip
 
 
 def fold(program: Program) -> Program:
@@ -32,17 +35,13 @@ def fold(program: Program) -> Program:
             if value is not None:
                 constants[i.outputs[0]] = value
                 i = i.replaced(
-                    inputs=(), attrs={"expr": _fill(value, program.types[i.outputs[0]].dtype)}
+                    inputs=(), attrs={"expr": fill(value, program.types[i.outputs[0]].dtype)}
                 )
             elif _is_copy(i, program) and not (i.inputs[0] in stored and i.outputs[0] in leaving):
                 instead[i.outputs[0]] = i.inputs[0]
                 continue
         kept.append(i)
     return with_substitution(program, kept, instead)
-
-
-def _fill(value: float | int | bool, dtype: str) -> Expr:
-    return Expr((Step("identity", (value,), dtype),), ("t0",))
 
 
 def _stored(program: Program) -> set[int]:

@@ -9,9 +9,9 @@ from meshmpi.program import Instruction, Program
 from meshmpi.scalar import Expr, Step
 
 MAX_STEPS = 48
-"""Longest tape.  Status: assumption; keeps compile times of generated code and scratch rows small."""
+"""Longest tape.  Status: assumption; keeps compile times of generated code and scratch small."""
 MAX_INPUTS = 12
-"""Most arrays read by one map.  Status: assumption; beyond, hardware prefetchers run out of streams."""
+"""Most arrays read by one map.  Status: assumption; hardware prefetchers have so many streams."""
 
 
 def fuse(program: Program) -> Program:
@@ -20,9 +20,7 @@ def fuse(program: Program) -> Program:
     A map over fewer dims is merged only when it does no arithmetic, since it would be repeated.
     """
     used, kept = users(program), fetched(program)
-    made: dict[
-        int, Instruction
-    ] = {}  # result of a map with one result -> the map, as merged so far
+    made: dict[int, Instruction] = {}  # the one result of a map -> the map, as merged so far
     gone: set[int] = set()
     out: list[Instruction] = []
     for i in program.instructions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import pairwise
 
 
 class Network:
@@ -29,8 +30,8 @@ class Network:
             while path[-1] != start:
                 path.append(before[path[-1]])
             path.reverse()
-            flow = min(self._next[a][b] for a, b in zip(path, path[1:], strict=False))
-            for a, b in zip(path, path[1:], strict=False):
+            flow = min(self._next[a][b] for a, b in pairwise(path))
+            for a, b in pairwise(path):
                 self._next[a][b] -= flow
                 self._next[b][a] += flow
 

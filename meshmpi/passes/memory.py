@@ -70,9 +70,9 @@ def plan_memory(
         for v in sharing.ending[n]:
             if v in offsets:
                 arena.free(offsets[v], sizes[v])
+    scratch = (workspace(i, program, coordinates) for i in program.instructions)
     return MemoryPlan(
-        offsets, sharing.shares, arena.high,
-        max((round_up(workspace(i, program, coordinates)) for i in program.instructions), default=0),
+        offsets, sharing.shares, arena.high, round_up(max(scratch, default=0)),
         sum(aligned_bytes(v.type, program, coordinates) for v in program.variables.values()),
         sum(aligned_bytes(t, program, coordinates) for t in program.feeds.values()),
         tuple(live),
@@ -101,8 +101,8 @@ class _Sharing:
         for n, i in enumerate(program.instructions):
             for v in i.inputs:
                 last_use[v] = n
-        self._written = {}
-        for n, i in enumerate(program.instructions):
+        self._written: dict[int, list[str]] = {}
+        for i in program.instructions:
             if i.kind == "write":
                 self._written.setdefault(i.inputs[0], []).append(i.attrs["variable"])
         for v in program.fetches.values():
@@ -123,7 +123,7 @@ class _Sharing:
         return v
 
     def _share_sources_and_views(self) -> None:
-        self._made_at = {}
+        self._made_at: dict[int, int] = {}
         for n, i in enumerate(self.program.instructions):
             for v in i.outputs:
                 self._made_at[v] = n
@@ -161,7 +161,7 @@ class _Sharing:
                 self.last[root] = max(self.last.get(root, -1), own)
 
     def _ends_here(self, x: int, y: int, i: Instruction, n: int) -> bool:
-        """Whether instruction n is the last to need the arena memory of x, and result y fits there."""
+        """Whether instruction n is the last to need the arena memory of x, and y fits there."""
         a, b = self.program.types[x], self.program.types[y]
         root = self.root(x)
         same_place = (a.shape, a.splits, a.dtype) == (b.shape, b.splits, b.dtype)

@@ -86,7 +86,7 @@ class _Region:
         return {v for v in self.values if ("in", v) in side and ("out", v) not in side}
 
     def _cost(self, v: int, uses: Sequence[Instruction], is_fetched: bool) -> int:
-        """Bytes to finish v, then (far smaller) one message; half where a reduce_scatter will do."""
+        """Bytes to finish v (half where a reduce_scatter will do), then, far smaller, a message."""
         n = self.program.types[v].max_bytes(self.program.mesh)
         scatter = len(uses) == 1 and not is_fetched and uses[0].kind == "take_shard"
         halves = 1 if scatter and set(uses[0].attrs["axes"]) <= set(self.axes) else 2
@@ -142,7 +142,7 @@ def _rewrite(program: Program, axes: Axes, region: _Region, cut: set[int]) -> Pr
             pending_now[i.outputs[0]] = i.inputs[0]
             continue
         if not is_source and any(v in pending_now for v in i.inputs):
-            renamed = []
+            renamed: list[int] = []
             for v in i.outputs:
                 types[number] = _pending(program, types[v], axes)
                 renamed.append(number)

@@ -38,14 +38,12 @@ def _shard_early_once(program: Program) -> tuple[Program, bool]:
             continue
         if i.outputs and i.outputs[0] in moved:
             take = moved[i.outputs[0]]
-            inputs = []
+            inputs: list[int] = []
             for v in i.inputs:
                 if types[v].shape.find(take.attrs["dim"]) < 0:
                     inputs.append(v)
                     continue
-                types[number] = redistributed(
-                    program.mesh, types[v], "take_shard", dict(take.attrs)
-                )
+                types[number] = redistributed(program.mesh, types[v], "take_shard", take.attrs)
                 out.append(take.replaced(inputs=(v,), outputs=(number,)))
                 inputs.append(number)
                 number += 1

@@ -23,14 +23,22 @@ def predict_cost(program: Program) -> Cost:
     return program_cost(program, plan_memory(program, first, instruction_workspace))
 
 
-class Fetched(dict):
-    """Results of a step by fetched tensor; a tensor's name works as a key too."""
+class Fetched(dict[Tensor, Any]):
+    """Results of a step by fetched tensor; the name of a fetch works as a key too.
+
+    Args:
+        names: Name of a fetch -> its tensor.
+        results: Tensor -> value.
+    """
+
+    def __init__(self, names: Mapping[str, Tensor], results: Mapping[Tensor, Any]):
+        super().__init__(results)
+        self._names = names
 
     def __missing__(self, key: object) -> Any:
-        for tensor, value in self.items():
-            if getattr(tensor, "name", None) == key:
-                return value
-        raise KeyError(f"{key!r} was not fetched; fetched: {', '.join(t.name for t in self)}")
+        if isinstance(key, str) and key in self._names:
+            return self[self._names[key]]
+        raise KeyError(f"{key!r} was not fetched; fetched: {', '.join(self._names)}")
 
 
 class CompiledStep:
@@ -45,8 +53,8 @@ class CompiledStep:
     """
 
     def __init__(
-        self, program: Program, mesh: Any, fetches: Mapping[str, Tensor], variables: VariableStore | None,
-        kernels: str = "auto",
+        self, program: Program, mesh: Any, fetches: Mapping[str, Tensor],
+        variables: VariableStore | None, kernels: str = "auto",
     ):  # fmt: skip
         self.program, self.mesh = program, mesh
         simulated = not hasattr(mesh, "comm")
@@ -75,7 +83,7 @@ class CompiledStep:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes allocated for the (largest) rank of this process; `cost.peak_memory` predicts it."""
+        """Bytes allocated for the (largest) rank here; `cost.peak_memory` predicts them."""
         return sum(self.held_memory.values())
 
     @property
@@ -110,9 +118,9 @@ class CompiledStep:
         """
         self._feed({**(feeds or {}), **named})
         self._executor.run()
-        result = Fetched({t: self._result(name) for name, t in self._tensors.items()})
+        results = {t: self._result(name) for name, t in self._tensors.items()}
         self._executor.runtime.step += 1
-        return result
+        return Fetched(self._tensors, results)
 
     def feed_block(self, name: str) -> tuple[tuple[int, int], ...]:
         """(start, stop) along each dimension of the block of a feed that this rank holds."""
@@ -127,7 +135,8 @@ class CompiledStep:
     def _known_feed(self, name: str) -> None:
         if name not in self.program.feeds:
             raise FeedError(
-                f"there is no placeholder '{name}' in this program.",
+                f"there is no placeholder '{name}' in this program, which takes the placeholders"
+                " that its fetches and updates need.",
                 suggest(name, self.program.feeds),
             )
 
@@ -151,15 +160,18 @@ class CompiledStep:
     def _checked(self, name: str, t: LocalType, value: Any) -> tuple[np.ndarray, bool]:
         """The array of a feed, and whether it is the global one."""
         whole = not isinstance(value, LocalBlock)
-        array = np.asarray(value if whole else value.block)
+        try:
+            array = np.asarray(value if whole else value.block)
+        except ValueError as e:  # rows of different lengths
+            raise FeedError(f"feed '{name}' is no array: {e}", "Give a NumPy array.") from None
         states = self._executor.states
         expected = t.shape.sizes if whole else states[0].feeds[name].shape
         if array.shape != expected or (not whole and len(states) > 1):
             raise FeedError(
-                f"feed '{name}' has shape {array.shape}, but {'the placeholder' if whole else 'this block'}"
-                f" has {expected}: {t}.",
-                "Give the array of the global shape on every rank, or mm.local(block) with the block of"
-                " step.feed_block(name) under MPI.",
+                f"feed '{name}' has shape {array.shape}, but"
+                f" {'the placeholder' if whole else 'this block'} has {expected}: {t}.",
+                "Give the array of the global shape on every rank, or under MPI the block of"
+                " step.feed_block(name) as mm.local(block).",
             )
         if _family(array.dtype) != _family(numpy_dtype(t.dtype)):
             raise FeedError(
@@ -199,8 +211,8 @@ def compare_programs(mesh: Any, program: Program) -> None:
     raise ProgramError(
         f"ranks lowered different programs: digest {summary}; first difference at line {line}:"
         f"\n  rank 0: {a}\n  rank {other}: {b}\n",
-        "The graph must be built identically on every rank; look for code that depends on rank, time,"
-        " set order or an unseeded random number.",
+        "The graph must be built identically on every rank; look for code that depends on rank,"
+        " time, set order or an unseeded random number.",
     )
 
 

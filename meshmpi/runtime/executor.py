@@ -15,7 +15,7 @@ import numpy as np
 from meshmpi import collective_bytes as cb
 from meshmpi.errors import ConfigError
 from meshmpi.flops import instruction_flops
-from meshmpi.kernels import Runtime, bind, workspace_bytes
+from meshmpi.kernels import Runtime, bind, blas, workspace_bytes
 from meshmpi.kernels.native import NATIVE_KINDS, CompilerError, NativeKernels
 from meshmpi.passes.memory import MemoryPlan, plan_memory, round_up
 from meshmpi.program import COLLECTIVES, Instruction, Program
@@ -29,7 +29,7 @@ about a second, NumPy some nanoseconds a point, and a program that is built runs
 
 
 def instruction_workspace(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
-    """Scratch bytes of one instruction on the rank at ``coordinates``: local kernel or collective."""
+    """Scratch bytes of a local kernel or collective on the rank at ``coordinates``."""
     if i.kind not in COLLECTIVES:
         if i.kind in ("feed", "read", "write", "view"):
             return 0
@@ -41,7 +41,7 @@ def instruction_workspace(i: Instruction, program: Program, coordinates: Mapping
             wire = cb.wire_bytes("all_reduce", types[0].dtype)
             return sum(int(np.prod(s, dtype=np.int64)) * wire for s in shapes)
         return cb.all_reduce_workspace_bytes(shapes[0], types[0].dtype)
-    (shape,), x = shapes, types[0]
+    shape, x = shapes[0], types[0]
     n = program.mesh.count(i.attrs["axes"])
     if i.kind == "all_to_all":
         split, concat, outs = _exchange_sizes(i, program, shape, n, coordinates)
@@ -113,7 +113,7 @@ class RankState:
         }
 
     def flops_by_kind(self) -> dict[str, int]:
-        """Kind of instruction -> FLOP of one run, by the shapes of the arrays its kernels work on."""
+        """Kind of instruction -> FLOP of one run, by the shapes of the arrays of its kernels."""
         inner = {
             v: t for i in self.program.instructions for v, t in i.attrs.get("inner", {}).items()
         }
@@ -152,7 +152,7 @@ class Executor:
     def __init__(self, program: Program, mesh: Any, store: VariableStore, kernels: str = "auto"):
         self.program, self.mesh = program, mesh
         self.simulated = len(store.ranks) == mesh.shape.size and not hasattr(mesh, "comm")
-        self.runtime = Runtime()
+        self.runtime = Runtime(blas=self._agreed_blas())
         # The rank at the origin holds the largest block of every value, so its plan fits all ranks.
         origin = dict.fromkeys(program.mesh.names, 0)
         plan = plan_memory(program, origin, instruction_workspace)
@@ -196,6 +196,11 @@ class Executor:
                 return bound
         return bind(i, self.program, s.coordinates, s.arrays, s.workspace, self.runtime)
 
+    def _agreed_blas(self) -> str:
+        """The library of matrix products: one for all ranks, as no two round alike."""
+        names = blas.available()
+        return blas.agree([names] if self.simulated else self.mesh.comm.allgather(names))
+
     def _native_kernels(self, kernels: str) -> NativeKernels | None:
         """Generated kernels, if they are wanted and every rank can build them.
 
@@ -215,7 +220,8 @@ class Executor:
         rank, first = next(iter(failed.items()))
         if kernels == "native":
             raise ConfigError(
-                f"kernels='native' needs a C compiler that works on every rank; on rank {rank}: {first}",
+                f"kernels='native' needs a C compiler that works on every rank; on rank {rank}:"
+                f" {first}",
                 "Or use kernels='auto', which takes NumPy where there is none.",
             )
         return None
@@ -226,10 +232,8 @@ class Executor:
         return arrays if self.simulated else arrays[0]
 
     def _bind_collective(self, i: Instruction) -> Thunk:
-        axes, workspace = (
-            i.attrs["axes"],
-            {} if self.simulated else {"workspace": self.states[0].workspace},
-        )
+        axes = i.attrs["axes"]
+        workspace = {} if self.simulated else {"workspace": self.states[0].workspace}
         if i.kind == "all_reduce":
             return self._bind_all_reduce(i, axes, workspace)
         x, out = self._arrays(i.inputs[0]), self._arrays(i.outputs[0])
@@ -250,9 +254,9 @@ class Executor:
 
     def _bind_all_reduce(self, i: Instruction, axes: tuple, workspace: dict) -> Thunk:
         mesh, op = self.mesh, i.attrs["op"]
-        if len(i.outputs) > 1:
+        if len(i.outputs) != 1:
             return self._bind_packed(i, axes, op)
-        (v,), (w,) = i.inputs, i.outputs
+        (v, *_), (w,) = i.inputs, i.outputs
         pairs = [(s.arrays[v], s.arrays[w]) for s in self.states if s.plan.shares.get(w) != v]
         out = self._arrays(w)
 
@@ -281,14 +285,14 @@ class Executor:
 
 
 def _points(program: Program) -> int:
-    """Elements that maps, reductions and segments of one step make or take, on the largest blocks."""
+    """Elements that maps, reductions and segments of one step touch, on the largest blocks."""
     chosen = [i for i in program.instructions if i.kind in NATIVE_KINDS]
     values = [v for i in chosen for v in (*i.inputs, *i.outputs)]
     return sum(program.types[v].max_elements(program.mesh) for v in values)
 
 
 def _pack(state: RankState, i: Instruction, program: Program) -> tuple[np.ndarray, list[tuple]]:
-    """The message of a combined all_reduce, and (input, its part of the message, output) of each."""
+    """The message of a combined all_reduce, and (input, part of the message, output) of each."""
     ins, outs = [state.arrays[v] for v in i.inputs], [state.arrays[v] for v in i.outputs]
     dtype = "float32" if ins[0].dtype.name == "bfloat16" else program.types[i.inputs[0]].dtype
     message = view_of(state.workspace, 0, (sum(x.size for x in ins),), dtype)
