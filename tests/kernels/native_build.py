@@ -150,7 +150,9 @@ def compare(got: np.ndarray, want: np.ndarray, dtype: str, ulps: int | None, wha
 def _key(x: np.ndarray, dtype: str) -> np.ndarray:
     """Integers in the order of the numbers; neighbours differ by 1."""
     width = numpy_dtype(dtype).itemsize
-    bits = x.view({2: np.int16, 4: np.int32, 8: np.int64}[width]).astype(object if width == 8 else np.int64)
+    bits = x.view({2: np.int16, 4: np.int32, 8: np.int64}[width]).astype(
+        object if width == 8 else np.int64
+    )
     low = -(1 << (8 * width - 1))
     return np.where(bits < 0, low - bits, bits)
 

@@ -36,7 +36,9 @@ def kernels() -> NativeKernels:
     return build(list(TASKS.values()))
 
 
-def add(name: str, kind: str, inputs: list[LocalType], outputs: list[LocalType], arrays=(), **options):
+def add(
+    name: str, kind: str, inputs: list[LocalType], outputs: list[LocalType], arrays=(), **options
+):
     """A task for one instruction; ``attrs`` are those of the instruction."""
     attrs = options.pop("attrs")
     types = dict(enumerate([*inputs, *outputs]))
@@ -48,7 +50,24 @@ def add(name: str, kind: str, inputs: list[LocalType], outputs: list[LocalType],
 
 # -- every scalar function with every data type ----------------------------------------------------
 
-_NUMBERS = [0.0, 1.0, 0.5, 1.5, 2.5, 3.0, 0.1, 0.3, 1e-3, 1e-7, 0.6499, 0.6501, 20.0, 87.3, 88.5, 104.0]
+_NUMBERS = [
+    0.0,
+    1.0,
+    0.5,
+    1.5,
+    2.5,
+    3.0,
+    0.1,
+    0.3,
+    1e-3,
+    1e-7,
+    0.6499,
+    0.6501,
+    20.0,
+    87.3,
+    88.5,
+    104.0,
+]
 _LARGE = {"float32": [1e10, 3e38, 1e-39, 1e-45], "float64": [1e10, 1e300, 1e-310, 5e-324],
           "bfloat16": [1e10, 3e38, 1e-39]}  # fmt: skip
 
@@ -131,7 +150,9 @@ for _s, _t in itertools.product((*FLOATS, *INTEGERS, "bool"), repeat=2):
     add_cast(_s, _t)
 
 
-def add_tape(name: str, steps: list[tuple], inputs: list[LocalType], results=None, **options) -> None:
+def add_tape(
+    name: str, steps: list[tuple], inputs: list[LocalType], results=None, **options
+) -> None:
     """Steps are (function, args, dtype); the last one's (or the given) results are returned."""
     tape = tuple(Step(*s) for s in steps)
     results = results or [f"t{len(tape) - 1}"]
@@ -198,7 +219,9 @@ add_tape("results that are inputs", [("negative", ("i0",), "float32")],
 # -- reductions ------------------------------------------------------------------------------------
 
 
-def add_reduction(op: str, shape: str, kept: str, dtype: str = "float32", x=None, **options) -> None:
+def add_reduction(
+    op: str, shape: str, kept: str, dtype: str = "float32", x=None, **options
+) -> None:
     dims = Shape(shape)
     t = LocalType(dims, dtype, ((),) * len(dims))
     y = Shape([d for d in dims if d.name in kept])
@@ -220,7 +243,15 @@ for _n in (4095, 4097, 12_345, 100_000, 3_000_000):
     _r = np.random.default_rng(2).random((1 if _n > 1e6 else 3, _n)).astype(np.float32)
     add_reduction("sum", f"a:{len(_r)};n:{_n}", "a", x=_r)
     add_reduction("max", f"a:{len(_r)};n:{_n}", "a", x=_r, ulps=0)
-for _rows, _columns in ((3, 20_000), (8, 70_000), (500, 5000), (700, 4099), (1, 9000), (70_000, 3), (1000, 96)):
+for _rows, _columns in (
+    (3, 20_000),
+    (8, 70_000),
+    (500, 5000),
+    (700, 4099),
+    (1, 9000),
+    (70_000, 3),
+    (1000, 96),
+):
     _r = np.random.default_rng(3).random((_rows, _columns)).astype(np.float32)
     add_reduction("sum", f"a:{_rows};n:{_columns}", "n", x=_r)
 add_reduction("sum", "a:130;b:1;c:70", "c", "bfloat16")
@@ -229,7 +260,9 @@ _SPECIAL = np.float32([[1, np.nan, 3, -1], [-np.inf] * 4, [np.inf, -np.inf, 0, 0
                        [np.nan] * 4, [-1, -2, -1e-45, -3], [1, 2, 3, 3e38]])  # fmt: skip
 for _op, _d in itertools.product(("sum", "max", "min", "prod"), FLOATS):
     with np.errstate(over="ignore"):
-        add_reduction(_op, "a:7;c:4", "a", _d, _SPECIAL.astype(numpy_dtype(_d)), name=f"special {_op} {_d}")
+        add_reduction(
+            _op, "a:7;c:4", "a", _d, _SPECIAL.astype(numpy_dtype(_d)), name=f"special {_op} {_d}"
+        )
 
 
 @pytest.mark.parametrize("name", TASKS)

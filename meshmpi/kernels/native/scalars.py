@@ -31,10 +31,12 @@ def number_type(dtype: str) -> str:
 
 
 def load(dtype: str, place: str) -> str:
+    """A number in memory as it is computed with."""
     return f"load_bf16({place})" if dtype == "bfloat16" else place
 
 
 def store(dtype: str, source: str) -> str:
+    """A number as it is kept in memory."""
     return f"store_bf16({source})" if dtype == "bfloat16" else source
 
 
@@ -71,7 +73,8 @@ def identity(op: str, dtype: str) -> str:
         # key(-inf): the smallest number; min is the negated max of negated numbers.
         return "key_f32(-INFINITY)" if t == "float" else "key_f64(-INFINITY)"
     low, high = {
-        "int32_t": ("INT32_MIN", "INT32_MAX"), "int64_t": ("INT64_MIN", "INT64_MAX"), "uint8_t": ("0", "255"),
+        "int32_t": ("INT32_MIN", "INT32_MAX"), "int64_t": ("INT64_MIN", "INT64_MAX"),
+        "uint8_t": ("0", "255"),
     }[t]  # fmt: skip
     if dtype == "bool":
         low, high = "0", "1"
@@ -89,8 +92,8 @@ def step_source(step: Step, names: Mapping[str, str], dtypes: Mapping[str, str])
     if step.function == "where" and not isinstance(step.args[0], str):
         args[0] = literal(step.args[0], "bool")
     if step.function in ("cast", "identity"):
-        known = isinstance(step.args[0], str) and dtypes[step.args[0]] == step.dtype
-        return args[0] if known else _cast(args[0], step.dtype)
+        source = dtypes[step.args[0]] if isinstance(step.args[0], str) else ""
+        return args[0] if source == step.dtype else _cast(args[0], source, step.dtype)
     text = _call(step.function, args, operand)
     if step.dtype == "bool" and SCALAR_FUNCTIONS[step.function].result == "same":
         return f"({text} != 0)"
@@ -124,7 +127,10 @@ def _operand_dtype(step: Step, dtypes: Mapping[str, str]) -> str:
     return step.dtype
 
 
-def _cast(x: str, dtype: str) -> str:
+def _cast(x: str, source: str, dtype: str) -> str:
+    t = number_type(dtype)
     if dtype == "bool":
         return f"({x} != 0)"
-    return rounded(dtype, f"(({number_type(dtype)})({x}))")
+    if source == "bool":  # gcc vectorises no other way from a comparison to a number
+        x = f"({'int64_t' if t == 'double' else 'int32_t'}){x}"
+    return rounded(dtype, f"(({t})({x}))")

@@ -21,7 +21,6 @@ from meshmpi.kernels.native.scalars import (
     store,
 )
 from meshmpi.program import Instruction, LocalType
-from meshmpi.scalar import ITEM_BYTES
 
 STACK_BYTES = 1 << 15
 """Buffers larger than this are taken from the heap.  Status: assumption (8 MB stacks)."""
@@ -47,6 +46,7 @@ class Writer:
         self.order = {v: k for k, v in enumerate((*nest.inputs, *nest.outputs))}
         self.last_stage = max(v.stage for v in nest.values.values())
         self.sums = [i for i in nest.body if nest.role(i) == "column"]
+        self.maker = {v: i for i in nest.body for v in i.outputs}
         self.buffered = self._buffered()
         self.span = ("0", str(nest.column_dims[-1][0]))  # of the innermost loop
         self.first_column = ""
@@ -59,9 +59,17 @@ class Writer:
             for x in i.inputs:
                 value = self.nest.values[x]
                 internal = x not in self.nest.inputs and value.role == "point"
-                if internal and value.stage < self.nest.stage(i) and x not in self.stored:
+                later = internal and value.stage < self.nest.stage(i) and x not in self.stored
+                if later and not self._made_again(x):
                     out[x] = None
         return list(out)
+
+    def _made_again(self, v: int) -> bool:
+        """Whether later stages compute v again: bytes among floats would slow their loops."""
+        i, nest = self.maker[v], self.nest
+        if nest.values[v].dtype != "bool" or i.kind != "map" or v in self.stored:
+            return False
+        return all(x in nest.inputs or nest.values[x].role == "row" for x in i.inputs)
 
     def _plan_sums(self) -> None:
         """How sums over the rows are cut: chunks of rows, blocks of columns."""
@@ -128,7 +136,8 @@ class Writer:
             f"for (long w = 0; w < {nest.columns}; w += {width}) {{",
         )
         if self.column_blocks > 1:
-            self._emit(f"const long we = w + {width} < {nest.columns} ? w + {width} : {nest.columns};")
+            stop = f"w + {width} < {nest.columns} ? w + {width} : {nest.columns}"
+            self._emit(f"const long we = {stop};")
             self.span, self.first_column = ("w", "we"), " - w"
         frees = self._chunk_accumulators()
         self._emit(f"const long last = (k + 1) * {self.chunk_rows} < {nest.rows}"
@@ -180,8 +189,9 @@ class Writer:
             t = C_TYPES[nest.values[v].dtype]
             self._emit(f"{const}{t} *q{k} = p{k} + {self._row_offset(v)};")
         for v in nest.keys:
-            counter = f"{self._name('base', v)} + {self._row_offset(('counter', v))}"
-            self._emit(f"const uint64_t {self._name('y', v)} = ({counter}) * {self._name('key', v)};")
+            offset, key = self._row_offset(("counter", v)), self._name("key", v)
+            counter = f"({self._name('base', v)} + {offset}) * {key}"
+            self._emit(f"const uint64_t {self._name('y', v)} = {counter};")
         frees = [
             line for v in self.buffered
             for line in self._array(self._type(v), self._name("b", v), nest.columns)
@@ -235,7 +245,9 @@ class Writer:
             self._start_reduction(i, self._accumulator(i))
         self._column_loops(body, stage)
 
-    def _long_row(self, body: Sequence[Instruction], sums: Sequence[Instruction], alone: bool) -> None:
+    def _long_row(
+        self, body: Sequence[Instruction], sums: Sequence[Instruction], alone: bool
+    ) -> None:
         """One stage of a long row in pieces, whose sums are added in float64."""
         n = self.nest.columns
         piece = LONG_ROW * -(-n // (LONG_ROW * LONG_ROW_PIECES))
@@ -321,12 +333,18 @@ class Writer:
         elif x in nest.inputs or value.role == "row":
             loaded[x] = self._name("x", x)
             return
-        elif value.stage < stage:
+        elif value.stage >= stage:
+            return
+        elif self._made_again(x):
+            for y in self.maker[x].inputs:
+                self._load(y, stage, loaded)
+            self._steps(self.maker[x], lambda y: loaded[y], "v")
+            loaded.update((v, self._name("v", v)) for v in self.maker[x].outputs)
+            return
+        else:
             source = load(value.dtype, place)
             if x in self.buffered:
                 source = f"{self._name('b', x)}[{self._flat()}]"
-        else:
-            return
         loaded[x] = self._name("v", x)
         self._emit(f"const {self._type(x)} {loaded[x]} = {source};")
 
@@ -428,7 +446,8 @@ class Writer:
             "#pragma omp simd",
             f"for (long c = 0; c < {self.nest.columns}; ++c) {{",
             f"{t} total = {sums}[c];",
-            f"for (long k = 1; k < {self.chunks}; ++k) total += {sums}[k * {self.nest.columns}L + c];",
+            f"for (long k = 1; k < {self.chunks}; ++k)",
+            f"  total += {sums}[k * {self.nest.columns}L + c];",
             f"p{self.order[v]}[c] = {store(self.nest.values[v].dtype, 'total')};",
             "}",
             f"free({sums});",
