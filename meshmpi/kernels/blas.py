@@ -28,8 +28,8 @@ ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
 MOST_PRODUCTS = 1 << 14
 """In one bound batch, whose arguments lie outside the planned memory."""
 SMALL_PRODUCT = 1 << 16
-"""Multiplications (half a microsecond) below which a call from Python costs more than it saves:
-np.matmul loops over such products in C."""
+"""Multiplications (half a microsecond) below which a call from Python would take longer than the
+product: np.matmul loops over such products in C.  Status: assumption."""
 
 
 class Form(NamedTuple):
@@ -110,7 +110,7 @@ class Blas:
         if self._library is None or key not in self._library.gemm:
             return None
         if y.size == 0 or a.size == 0 or (1 in y.shape[-2:] and key != "bfloat16"):
-            return None  # vectors: np.matmul calls gemv, which is faster
+            return None  # vectors: np.matmul calls gemv
         (m, k), n = a.shape[-2:], y.shape[-1]
         of_a, of_b, of_y = (_form_of(x) for x in (a, b, y))
         if of_a is None or of_b is None or of_y is None:
@@ -212,8 +212,8 @@ def available() -> tuple[str, ...]:
     """Names of the libraries that this process can use, the one to prefer first.
 
     MKL comes first on Intel's processors, elsewhere it is only loaded where NumPy has no OpenBLAS:
-    on AMD's it is half as fast (measured, EPYC of family 26: 105 and 230 GFLOP/s).  A library that
-    `VARIABLE` names is the only one; where it is not installed there is none.
+    on AMD's it is half as fast (measured, EPYC of family 26, one core: 105 and 230 GFLOP/s).  A
+    library that `VARIABLE` names is the only one; where it is not installed there is none.
     """
     forced = os.environ.get(VARIABLE, "")
     if forced:

@@ -46,7 +46,7 @@ def load_mkl() -> Library | None:
     loaded = _first_that_loads(_mkl_candidates())
     if loaded is None:
         return None
-    # Names ending in _64 take 64-bit integers in every MKL since 2022; older ones lack them.
+    # Names ending in _64 take 64-bit integers; not every version has them.
     wide = hasattr(loaded, "cblas_sgemm_64")
     end, integer = ("_64", ct.c_int64) if wide else ("", ct.c_int32)
     if _one_thread_wanted() and "MKL_THREADING_LAYER" not in os.environ:
