@@ -11,6 +11,7 @@ Not known here: meshes, programs.  mpi4py is used only when it is initialised, n
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import sys
 import threading
@@ -36,6 +37,9 @@ that an error that all ranks raise is reported once, by rank 0.  At most 4 s, wi
 promised.  Measured with Open MPI 5 on one machine: 10 ms after MPI_Abort all ranks are gone."""
 SETTLE_SECONDS = 0.1
 """Between report and MPI_Abort, so that the launcher shows the report before its own notices."""
+REPORT_SECONDS = 3.0
+"""After this time a rank that is still busy reporting or aborting is ended hard.  Seen with a heap
+that Open MPI had damaged (ranks gave unequal counts): formatting the traceback never returned."""
 TRACEBACK_VARIABLE = "MESHMPI_TRACEBACK"
 """Set to ``full`` it shows the frames inside meshmpi for meshmpi's own errors too."""
 
@@ -117,7 +121,7 @@ def _fail(
     mpi: ModuleType, error: BaseException, tb: TracebackType | None, thread: str, status: int
 ) -> None:
     """Reports the error in its turn and ends the job."""
-    time.sleep(stagger_seconds(mpi.COMM_WORLD.rank))
+    _wait_for_turn(mpi)
     _end(mpi, thread, report(error, tb), status)
 
 
@@ -137,12 +141,28 @@ def end_job(text: str, status: int) -> None:
     """
     mpi = _running_mpi()
     if mpi is not None:
-        time.sleep(stagger_seconds(mpi.COMM_WORLD.rank))
+        _wait_for_turn(mpi)
         _end(mpi, "", text, status)
+
+
+def _wait_for_turn(mpi: ModuleType) -> None:
+    turn = stagger_seconds(mpi.COMM_WORLD.rank)
+    _end_hard_after(turn + REPORT_SECONDS)
+    time.sleep(turn)
+
+
+def _end_hard_after(seconds: float) -> None:
+    """Shows all stacks and calls _exit(1) unless the process has ended by then.
+
+    A thread in C does it that needs neither the interpreter nor the heap; the launcher then ends
+    the other ranks, because one has gone without MPI_Finalize.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
 
 def _end(mpi: ModuleType, thread: str, text: str, status: int) -> None:
     with _lock:  # two threads that fail together make one report
+        _end_hard_after(REPORT_SECONDS)
         world = mpi.COMM_WORLD
         _flush()
         sys.stderr.write(f"[rank {world.rank} of {world.size}{thread}] {text}")

@@ -51,6 +51,7 @@ def reports(text: str) -> list[str]:
         ("message", "1", 1, "exit status 1 while other ranks still run"),
         ("interrupt", "1", 130, "KeyboardInterrupt"),
         ("in-collective", "1", 1, "ProgramError: all_gather"),
+        ("mpi-error", "1", 1, "MPI_ERR_RANK"),
     ],
 )
 def test_one_rank_fails(fault: str, which: str, status: int, text: str):
@@ -64,6 +65,14 @@ def test_one_rank_fails(fault: str, which: str, status: int, text: str):
     assert " ends" not in done.stdout
     for r in range(3):
         assert f"rank {r} starts" in done.stdout or r != rank, "output of before the error is lost"
+
+
+def test_a_report_that_gets_stuck_ends_the_job_too():
+    """As on a damaged heap, where formatting the traceback does not return."""
+    done, seconds = run("stuck", "last")
+    assert done.returncode != 0
+    assert "Timeout" in done.stderr and "abort.py" in done.stderr, "the stacks are shown instead"
+    assert seconds < MOST_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_mpi_collectives_equal_simulated(ranks: int):
     done = launch(
         ranks,
         ["-m", "tests.runtime.mpi_programs.check_collectives"],
-        timeout_seconds=120,
+        timeout_seconds=240,
         capture_output=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -119,7 +119,7 @@ def test_mpi_mesh(ranks: int):
     done = launch(
         ranks,
         ["-m", "tests.runtime.mpi_programs.check_mesh"],
-        timeout_seconds=60,
+        timeout_seconds=120,
         capture_output=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]

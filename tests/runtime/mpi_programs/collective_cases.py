@@ -154,7 +154,8 @@ def cases(mesh_text: str) -> list[Case]:
     mesh = MeshShape(mesh_text)
     dtypes, ops = itertools.cycle(DTYPES), itertools.cycle(OPS)
     out = []
-    for axes, shape in itertools.product(ordered_subsets(mesh), SHAPES):
+    shapes = SHAPES if len(mesh.names) < 3 else SHAPES[1:3]  # 16 ordered subsets are enough work
+    for axes, shape in itertools.product(ordered_subsets(mesh), shapes):
         out += [Case("all_reduce", mesh, axes, shape, d, op=next(ops)) for d in DTYPES]
         for axis in range(3):
             out.append(Case("all_gather", mesh, axes, shape, next(dtypes), axis))

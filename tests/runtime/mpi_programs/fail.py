@@ -23,10 +23,20 @@ class SaysNothing(Exception):
     """An error of the program itself."""
 
 
+class NeverTold(Exception):
+    """An error whose report never comes to an end."""
+
+    def __str__(self) -> str:
+        while True:
+            time.sleep(1)
+
+
 def fault(kind: str) -> None:
     """Fails, or not, as ``kind`` says."""
     if kind == "exception":
         raise SaysNothing("by order")
+    if kind == "stuck":
+        raise NeverTold
     if kind == "own":
         raise LayoutError("'batch' is split twice.", "Split it once.", "x made at a.py:1")
     if kind == "exit3":
@@ -81,8 +91,8 @@ def main() -> int:
     )
     if kind == "in-collective" and mesh.rank == chosen:
         mesh.all_gather(x, np.ones(3), 0, [2] * mesh.size, ("rows",))
-    elif kind == "truncate" and mesh.rank == chosen:
-        mesh.all_reduce(np.ones(4000), ("rows",))
+    elif kind == "mpi-error" and mesh.rank == chosen:
+        mesh.comm.Send(x, dest=99)
     elif mesh.rank == chosen:
         fault(kind)
     if kind in ("slow", "exit0") or (which == "all" and kind.startswith(("exit", "raise"))):
