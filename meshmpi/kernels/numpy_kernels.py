@@ -45,7 +45,28 @@ def plan(instruction: Instruction, program: Program, coordinates: Mapping[str, i
             f"there is no NumPy kernel for '{instruction.kind}'.",
             f"Kinds with one: {', '.join(PLANS)}.", str(instruction.source),
         )  # fmt: skip
-    return _planned(local_call(instruction, program, coordinates))
+    known = _recent.plans_of(program)
+    key = (id(instruction), tuple(coordinates.items()))
+    if key not in known:  # with the instruction, so that no other can take its address
+        known[key] = instruction, _planned(local_call(instruction, program, coordinates))
+    return known[key][1]
+
+
+class _Recent:
+    """Plans of the program planned last: its cost, its memory and its kernels ask one by one."""
+
+    def __init__(self) -> None:
+        self._program: Program | None = None
+        self._plans: dict[tuple, tuple[Instruction, Plan]] = {}
+
+    def plans_of(self, program: Program) -> dict[tuple, tuple[Instruction, Plan]]:
+        """The plans made for ``program`` so far; those of any other are forgotten."""
+        if program is not self._program:
+            self._program, self._plans = program, {}
+        return self._plans
+
+
+_recent = _Recent()
 
 
 def _planned(call: Call) -> Plan:
