@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -155,8 +156,12 @@ def _end_hard_after(seconds: float) -> None:
     """Shows all stacks and calls _exit(1) unless the process has ended by then.
 
     A thread in C does it that needs neither the interpreter nor the heap; the launcher then ends
-    the other ranks, because one has gone without MPI_Finalize.
+    the other ranks, because one has gone without MPI_Finalize.  Should the stacks be damaged as
+    well, the kernel ends the process a second later.
     """
+    if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)
     faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
 
@@ -202,8 +207,8 @@ def _leave() -> None:
     nap = 1e-4
     while not mpi.Request.Testall(requests):
         if limit is not None and time.monotonic() > limit:
-            how = "SystemExit" if status is None else f"exit status {status}"
-            text = f"left the program by {how} while other ranks still run: the job is ended.\n"
-            _end(mpi, "", text, status or 1)
+            how = f"left the program by exit status {status} while other ranks still run"
+            text = f"{how}: the job is ended.\n"
+            _end(mpi, "", text, status)
         time.sleep(nap)  # healthy ranks may wait long for a slow one; do not burn its core
         nap = min(2 * nap, 0.02)

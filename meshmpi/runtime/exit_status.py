@@ -8,23 +8,16 @@ Knows nothing of MPI.
 
 from __future__ import annotations
 
-import ctypes
+import builtins
 import dis
 import sys
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-_PY_TP_INIT = 60
-"""Py_tp_init of CPython's stable ABI (Include/typeslots.h)."""
-_TYPE_WORDS = 50
-"""Words of a PyTypeObject to look through; tp_init is word 37 of a usual 64-bit build."""
 
 _UNKNOWN = object()
 _last_code: Any = _UNKNOWN
 _main_frame: FrameType | None = None
-_kept_alive: list[Any] = []
 
 
 def watch() -> None:
@@ -36,21 +29,16 @@ def watch() -> None:
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
     _main_frame = frame
-    _wrap_exit()
-    if sys.implementation.name == "cpython":
-        _record_creation()
+    note_exits()
 
 
-def pending() -> int | None:
-    """The exit status; None when the program was ended by a SystemExit with an unseen code."""
-    _restore_creation()
+def pending() -> int:
+    """The exit status; 0 for a SystemExit made before `note_exits`, whose code nobody saw."""
     if _main_frame is None or _returned(_main_frame):
         return 0
     if hasattr(sys, "last_value"):  # an uncaught exception, reported by somebody else's hook
         return 1
-    if _last_code is _UNKNOWN:
-        return None
-    if _last_code is None:
+    if _last_code is None or _last_code is _UNKNOWN:
         return 0
     return _last_code & 0xFF if isinstance(_last_code, int) else 1
 
@@ -61,51 +49,30 @@ def _returned(frame: FrameType) -> bool:
     return dis.opname[opcode].startswith("RETURN")
 
 
-def _note(code: object) -> None:
-    global _last_code
-    _last_code = code
+class _NotedExit(SystemExit):
+    """SystemExit that notes its code when it is made."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        global _last_code
+        _last_code = args[0] if len(args) == 1 else args or None
 
 
-def _wrap_exit() -> None:
-    """`sys.exit` of Python <= 3.11 makes no SystemExit object unless somebody looks at it."""
-    original = sys.exit
-
-    def exit(status: Any = None, /) -> Any:
-        _note(status)
-        original(status)
-
-    exit.__doc__ = original.__doc__
-    sys.exit = exit
+_NotedExit.__name__ = _NotedExit.__qualname__ = "SystemExit"
 
 
-def _record_creation() -> None:
-    """Has CPython report each ``SystemExit(code)``: ``raise SystemExit(3)`` calls no function.
+def _exit(status: Any = None, /) -> Any:
+    """Exits the interpreter by raising SystemExit(status)."""
+    raise _NotedExit(status)
 
-    SystemExit is a static type, so its initialiser can only be replaced in its C structure.  The
-    field is found by its known value; where it is not found exactly once nothing is done and
-    `pending` answers None in such a case.
+
+def note_exits() -> None:
+    """Has every SystemExit that Python code makes noted.
+
+    ``raise SystemExit(3)`` looks the name up when it runs, so the name is bound to a subclass; what
+    catches SystemExit catches it too.  `sys.exit` has to raise the same, as the C function raises
+    the plain class.  In ``sys.exit(main())`` both names are looked up before main runs: ranks of a
+    job call this as soon as meshmpi is imported.
     """
-    get_slot = ctypes.pythonapi.PyType_GetSlot
-    get_slot.restype, get_slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
-    address = get_slot(SystemExit, _PY_TP_INIT)
-    words = (ctypes.c_size_t * _TYPE_WORDS).from_address(id(SystemExit))
-    places = [i for i, word in enumerate(words) if word == address]
-    if len(places) != 1:
-        return
-    kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
-    original: Callable[..., int] = kind(address)
-
-    def initialise(self: Any, args: Any, kwargs: int | None) -> int:
-        _note(args[0] if len(args) == 1 else args or None)
-        return original(self, args, kwargs)
-
-    hook = kind(initialise)
-    words[places[0]] = ctypes.cast(hook, ctypes.c_void_p).value or address
-    _kept_alive[:] = [hook, words, places[0], address]
-
-
-def _restore_creation() -> None:
-    """Undoes `_record_creation`, before the interpreter frees the function it put there."""
-    if _kept_alive:
-        _, words, place, address = _kept_alive
-        words[place] = address
+    builtins.SystemExit = _NotedExit  # type: ignore[misc]
+    sys.exit = _exit  # type: ignore[assignment]

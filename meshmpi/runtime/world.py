@@ -11,6 +11,11 @@ JOB_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK")
 """Each MPI launcher sets at least one: Open MPI's, Hydra's (MPICH, Intel MPI), Slurm's srun."""
 
 
+def in_job() -> bool:
+    """Whether an MPI launcher started this process."""
+    return any(name in os.environ for name in JOB_VARIABLES)
+
+
 def world_size() -> int:
     """Ranks of the MPI job that this process belongs to; 1 outside of a job.
 
@@ -19,7 +24,7 @@ def world_size() -> int:
     Example:
         >>> mesh = mm.Mesh(f"all:{world_size()}")
     """
-    if not any(name in os.environ for name in JOB_VARIABLES):
+    if not in_job():
         return 1
     from mpi4py import MPI
 
