@@ -28,8 +28,8 @@ train: $(RUN_READY) ## Train the language model of CONFIG on N ranks
 test: $(DEV_READY) ## Run all tests; they start their own MPI jobs
 	$(BIN)/python -m pytest $(ARGS)
 
-test-mpi: $(DEV_READY) ## Run tests/mpi inside one MPI job of N ranks: make test-mpi N=4
-	$(LAUNCH) -n $(N) --timeout 900 -m pytest --with-mpi tests/mpi $(ARGS)
+test-mpi: $(DEV_READY) ## Run the table of operations inside one MPI job of N ranks: make test-mpi N=4
+	$(LAUNCH) -n $(N) --timeout 900 -m tests.mpirun.session tests/mpirun/ranked_cases.py $(ARGS)
 
 lint: $(DEV_READY) ## Check style and formatting
 	$(BIN)/ruff check --output-format concise .
