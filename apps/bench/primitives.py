@@ -17,6 +17,7 @@ import numpy as np
 
 import meshmpi as mm
 from meshmpi.kernels.native import available
+from meshmpi.ops.sources import ReadVariable
 
 KERNELS = ("numpy", "native")
 
@@ -44,13 +45,17 @@ def _forward(function: Callable[[mm.Tensor], mm.Tensor]) -> Callable:
     return lambda r, c: ([function(_feed("x", r, c))], [])
 
 
+def _variables(graph: mm.Graph) -> list[mm.Tensor]:
+    return [o.output for o in graph.operations if isinstance(o, ReadVariable)]
+
+
 def _both(function: Callable[[mm.Tensor], mm.Tensor], variables: bool = False) -> Callable:
     """Forward and backward of a function of x (and of the variables it makes)."""
 
     def build(rows: int, columns: int) -> tuple[list[mm.Tensor], list[Any]]:
         x, dy = _feed("x", rows, columns), _feed("dy", rows, columns)
         y = function(x)
-        wanted = [x, *y.graph.variables.values()] if variables else [x]
+        wanted = [x, *_variables(y.graph)] if variables else [x]
         found = mm.gradients([y], wanted, [dy])
         return [y, *(g for g in found if g is not None)], []
 

@@ -9,19 +9,17 @@ order: native_build.TOLERANCE.  All functions of this file are one library.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-import meshmpi as mm
 from meshmpi.dims import MeshShape, Shape
 from meshmpi.kernels import numpy_dtype
 from meshmpi.kernels.native import NativeKernels, available
 from meshmpi.program import Instruction, LocalType, Program
 from meshmpi.scalar import FLOATS, INTEGERS, SCALAR_FUNCTIONS, Expr, Step, call
 from tests.kernels.build import local_type
-from tests.kernels.native_build import Task, build, check, tasks_of
+from tests.kernels.native_build import Task, build, check
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C compiler")
 
@@ -68,8 +66,11 @@ _NUMBERS = [
     88.5,
     104.0,
 ]
-_LARGE = {"float32": [1e10, 3e38, 1e-39, 1e-45], "float64": [1e10, 1e300, 1e-310, 5e-324],
-          "bfloat16": [1e10, 3e38, 1e-39]}  # fmt: skip
+_LARGE = {
+    "float32": [1e10, 3e38, 1e-39, 1e-45],
+    "float64": [1e10, 1e300, 1e-310, 5e-324],
+    "bfloat16": [1e10, 3e38, 1e-39],
+}
 
 
 def numbers(dtype: str) -> np.ndarray:
@@ -110,17 +111,41 @@ def add_function(function: str, dtype: str) -> None:
     n = f"n:{len(arrays[0])}"
     ulps = (1 if dtype == "bfloat16" else 4) if function in ROUGH else 0
     add(
-        f"{function} {dtype}", "map", [local_type(n, d) for d in dtypes], [local_type(n, out)], arrays,
-        attrs={"expr": call(function, row.arity, out)}, ulps=ulps,
-    )  # fmt: skip
+        f"{function} {dtype}",
+        "map",
+        [local_type(n, d) for d in dtypes],
+        [local_type(n, out)],
+        arrays,
+        attrs={"expr": call(function, row.arity, out)},
+        ulps=ulps,
+    )
 
 
 _LOGICAL = ("logical_and", "logical_or", "logical_not")
 _FOR_WHOLE = (
-    "add", "subtract", "multiply", "floordiv", "mod", "minimum", "maximum", "negative", "abs", "sign",
-    "square", "floor", "less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "where",
-    "identity", "isfinite", "power",
-)  # fmt: skip
+    "add",
+    "subtract",
+    "multiply",
+    "floordiv",
+    "mod",
+    "minimum",
+    "maximum",
+    "negative",
+    "abs",
+    "sign",
+    "square",
+    "floor",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "equal",
+    "not_equal",
+    "where",
+    "identity",
+    "isfinite",
+    "power",
+)
 _FOR_BOOL = ("where", "identity", "equal", "not_equal", *_LOGICAL)
 for _f in SCALAR_FUNCTIONS:
     for _d in FLOATS:
@@ -142,8 +167,15 @@ def add_cast(source: str, target: str) -> None:
         x = x[np.isfinite(wide) & (wide >= low) & (wide <= high)]
     n = f"n:{len(x)}"
     expr = Expr((Step("cast", ("i0",), target),), ("t0",))
-    add(f"cast {source} {target}", "map", [local_type(n, source)], [local_type(n, target)], [x],
-        attrs={"expr": expr}, ulps=0)  # fmt: skip
+    add(
+        f"cast {source} {target}",
+        "map",
+        [local_type(n, source)],
+        [local_type(n, target)],
+        [x],
+        attrs={"expr": expr},
+        ulps=0,
+    )
 
 
 for _s, _t in itertools.product((*FLOATS, *INTEGERS, "bool"), repeat=2):
@@ -164,56 +196,137 @@ def add_tape(
 
 
 _X = "a:5;b:6;c:70"
-add_tape("literals float32", [("add", ("i0", 0.1), "float32"), ("multiply", (1e-40, "t0"), "float32"),
-         ("maximum", ("t0", -1e30), "float32"), ("where", (True, "t2", 3.0), "float32")],
-         [local_type(_X)], ["t1", "t2", "t3"], ulps=0)  # fmt: skip
-add_tape("literals bfloat16", [("less", ("i0", 0.1), "bool"), ("add", ("i0", 0.1), "bfloat16")],
-         [local_type(_X, "bfloat16")], ["t0", "t1"], ulps=0)  # fmt: skip
-add_tape("literals int64", [("add", ("i0", 2**62), "int64"), ("equal", ("i0", -(2**63)), "bool")],
-         [local_type(_X, "int64")], ["t0", "t1"], ulps=0)  # fmt: skip
-add_tape("bfloat16 is rounded after every step",
-         [("multiply", ("i0", 1.1), "bfloat16"), ("add", ("t0", "i0"), "bfloat16"),
-          ("cast", ("t1",), "float32"), ("square", ("t2",), "float32"), ("cast", ("t3",), "bfloat16"),
-          ("subtract", ("t4", "t1"), "bfloat16")],
-         [local_type(_X, "bfloat16")], ["t1", "t3", "t5"], ulps=0)  # fmt: skip
-add_tape("what a sum loses is not simplified away",
-         [("add", ("i0", 1e8), "float32"), ("subtract", ("t0", "i0"), "float32"),
-          ("subtract", ("i1", "i1"), "float32"), ("isfinite", ("t2",), "bool"),
-          ("add", ("i0", "i1"), "float32"), ("subtract", ("t4", "i1"), "float32")],
-         [local_type("n:4"), local_type("n:4")], ["t1", "t2", "t3", "t5"], ulps=0,
-         arrays=[np.float32([1, np.inf, 2, 3]), np.float32([np.inf, -np.inf, np.nan, 1e8])])  # fmt: skip
+add_tape(
+    "literals float32",
+    [
+        ("add", ("i0", 0.1), "float32"),
+        ("multiply", (1e-40, "t0"), "float32"),
+        ("maximum", ("t0", -1e30), "float32"),
+        ("where", (True, "t2", 3.0), "float32"),
+    ],
+    [local_type(_X)],
+    ["t1", "t2", "t3"],
+    ulps=0,
+)
+add_tape(
+    "literals bfloat16",
+    [("less", ("i0", 0.1), "bool"), ("add", ("i0", 0.1), "bfloat16")],
+    [local_type(_X, "bfloat16")],
+    ["t0", "t1"],
+    ulps=0,
+)
+add_tape(
+    "literals int64",
+    [("add", ("i0", 2**62), "int64"), ("equal", ("i0", -(2**63)), "bool")],
+    [local_type(_X, "int64")],
+    ["t0", "t1"],
+    ulps=0,
+)
+add_tape(
+    "bfloat16 is rounded after every step",
+    [
+        ("multiply", ("i0", 1.1), "bfloat16"),
+        ("add", ("t0", "i0"), "bfloat16"),
+        ("cast", ("t1",), "float32"),
+        ("square", ("t2",), "float32"),
+        ("cast", ("t3",), "bfloat16"),
+        ("subtract", ("t4", "t1"), "bfloat16"),
+    ],
+    [local_type(_X, "bfloat16")],
+    ["t1", "t3", "t5"],
+    ulps=0,
+)
+add_tape(
+    "what a sum loses is not simplified away",
+    [
+        ("add", ("i0", 1e8), "float32"),
+        ("subtract", ("t0", "i0"), "float32"),
+        ("subtract", ("i1", "i1"), "float32"),
+        ("isfinite", ("t2",), "bool"),
+        ("add", ("i0", "i1"), "float32"),
+        ("subtract", ("t4", "i1"), "float32"),
+    ],
+    [local_type("n:4"), local_type("n:4")],
+    ["t1", "t2", "t3", "t5"],
+    ulps=0,
+    arrays=[np.float32([1, np.inf, 2, 3]), np.float32([np.inf, -np.inf, np.nan, 1e8])],
+)
 for _name, _second in {
-    "row": "c:70", "column": "b:6", "outer": "a:5", "scalar": "", "two": "a:5;c:70", "swapped": "c:70;a:5",
+    "row": "c:70",
+    "column": "b:6",
+    "outer": "a:5",
+    "scalar": "",
+    "two": "a:5;c:70",
+    "swapped": "c:70;a:5",
     "all swapped": "c:70;b:6;a:5",
-}.items():  # fmt: skip
-    add_tape(f"broadcast {_name}", [("multiply", ("i0", "i1"), "float32")],
-             [local_type(_X), local_type(_second)], ulps=0)  # fmt: skip
-add_tape("broadcast union", [("add", ("i0", "i1"), "float32")],
-         [local_type("a:9"), local_type("b:11")], full=Shape("a:9;b:11"), ulps=0)  # fmt: skip
-add_tape("dims of one element", [("add", ("i0", "i1"), "float32")],
-         [local_type("a:1;b:6;c:1;d:3;e:1"), local_type("d:3")], ulps=0)  # fmt: skip
+}.items():
+    add_tape(
+        f"broadcast {_name}",
+        [("multiply", ("i0", "i1"), "float32")],
+        [local_type(_X), local_type(_second)],
+        ulps=0,
+    )
+add_tape(
+    "broadcast union",
+    [("add", ("i0", "i1"), "float32")],
+    [local_type("a:9"), local_type("b:11")],
+    full=Shape("a:9;b:11"),
+    ulps=0,
+)
+add_tape(
+    "dims of one element",
+    [("add", ("i0", "i1"), "float32")],
+    [local_type("a:1;b:6;c:1;d:3;e:1"), local_type("d:3")],
+    ulps=0,
+)
 add_tape("one element", [("exp", ("i0",), "float32")], [local_type("")], ulps=4)
 for _n in (70_000, 1 << 17, 99_991):
-    add_tape(f"long vector {_n}", [("add", ("i0", "i1"), "float32"), ("square", ("t0",), "float32")],
-             [local_type(f"n:{_n}"), local_type("")], ulps=1)  # fmt: skip
+    add_tape(
+        f"long vector {_n}",
+        [("add", ("i0", "i1"), "float32"), ("square", ("t0",), "float32")],
+        [local_type(f"n:{_n}"), local_type("")],
+        ulps=1,
+    )
 
 _ADAM = [
-    ("multiply", ("i1", 0.9), "float32"), ("multiply", ("i0", 0.1), "float32"),
-    ("add", ("t0", "t1"), "float32"), ("square", ("i0",), "float32"),
-    ("multiply", ("t3", 0.001), "float32"), ("multiply", ("i2", 0.999), "float32"),
-    ("add", ("t4", "t5"), "float32"), ("abs", ("t6",), "float32"), ("sqrt", ("t7",), "float32"),
-    ("add", ("t8", 1e-8), "float32"), ("divide", ("t2", "t9"), "float32"),
-    ("multiply", ("t10", "i4"), "float32"), ("subtract", ("i3", "t11"), "float32"),
-]  # fmt: skip
+    ("multiply", ("i1", 0.9), "float32"),
+    ("multiply", ("i0", 0.1), "float32"),
+    ("add", ("t0", "t1"), "float32"),
+    ("square", ("i0",), "float32"),
+    ("multiply", ("t3", 0.001), "float32"),
+    ("multiply", ("i2", 0.999), "float32"),
+    ("add", ("t4", "t5"), "float32"),
+    ("abs", ("t6",), "float32"),
+    ("sqrt", ("t7",), "float32"),
+    ("add", ("t8", 1e-8), "float32"),
+    ("divide", ("t2", "t9"), "float32"),
+    ("multiply", ("t10", "i4"), "float32"),
+    ("subtract", ("i3", "t11"), "float32"),
+]
 for _in_place in ({}, {0: 1, 1: 2, 2: 3}, {2: 0}, {0: 3, 1: 0, 2: 1}):
     for _shape in ("a:300;b:211", "a:512;b:256"):
-        add_tape(f"adam {_shape} {_in_place}", _ADAM, [local_type(_shape)] * 4 + [local_type("")],
-                 ["t2", "t6", "t12"], in_place=_in_place)  # fmt: skip
-add_tape("an input that is read later is overwritten",
-         [("add", ("i0", 1.0), "float32"), ("multiply", ("t0", "i0"), "float32")],
-         [local_type(_X)], ["t0", "t1"], in_place={0: 0}, ulps=0)  # fmt: skip
-add_tape("results that are inputs", [("negative", ("i0",), "float32")],
-         [local_type(_X), local_type("c:70")], ["i1", "t0", "t0", "i0"], ulps=0)  # fmt: skip
+        add_tape(
+            f"adam {_shape} {_in_place}",
+            _ADAM,
+            [local_type(_shape)] * 4 + [local_type("")],
+            ["t2", "t6", "t12"],
+            in_place=_in_place,
+        )
+add_tape(
+    "an input that is read later is overwritten",
+    [("add", ("i0", 1.0), "float32"), ("multiply", ("t0", "i0"), "float32")],
+    [local_type(_X)],
+    ["t0", "t1"],
+    in_place={0: 0},
+    ulps=0,
+)
+add_tape(
+    "results that are inputs",
+    [("negative", ("i0",), "float32")],
+    [local_type(_X), local_type("c:70")],
+    ["i1", "t0", "t0", "i0"],
+    ulps=0,
+)
 
 
 # -- reductions ------------------------------------------------------------------------------------
@@ -256,8 +369,17 @@ for _rows, _columns in (
     add_reduction("sum", f"a:{_rows};n:{_columns}", "n", x=_r)
 add_reduction("sum", "a:130;b:1;c:70", "c", "bfloat16")
 add_reduction("max", "a:4;b:3;c:5", "ac", native=False)
-_SPECIAL = np.float32([[1, np.nan, 3, -1], [-np.inf] * 4, [np.inf, -np.inf, 0, 0], [-0.0, 0, -0.0, -1],
-                       [np.nan] * 4, [-1, -2, -1e-45, -3], [1, 2, 3, 3e38]])  # fmt: skip
+_SPECIAL = np.float32(
+    [
+        [1, np.nan, 3, -1],
+        [-np.inf] * 4,
+        [np.inf, -np.inf, 0, 0],
+        [-0.0, 0, -0.0, -1],
+        [np.nan] * 4,
+        [-1, -2, -1e-45, -3],
+        [1, 2, 3, 3e38],
+    ]
+)
 for _op, _d in itertools.product(("sum", "max", "min", "prod"), FLOATS):
     with np.errstate(over="ignore"):
         add_reduction(

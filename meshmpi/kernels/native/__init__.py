@@ -1,4 +1,4 @@
-"""Generated C kernels for maps, reductions, uniform random numbers and segments.
+"""Generated C kernels for maps, reductions, uniform random numbers, segments and scatter_add.
 
 `NativeKernels` generates the source of all such instructions of its programs, builds it once and
 binds instructions to its functions.  NumPy stays the oracle; whatever has no native form is left to
@@ -15,6 +15,7 @@ import numpy as np
 
 from meshmpi.kernels.binding import Runtime
 from meshmpi.kernels.native.compiler import CompilerError, available, load_library
+from meshmpi.kernels.native.indexing import first_row
 from meshmpi.kernels.native.nest import Unsupported, first_counter
 from meshmpi.kernels.native.prelude import PRELUDE
 from meshmpi.kernels.native.source import function_body
@@ -22,7 +23,7 @@ from meshmpi.kernels.random_numbers import stream_key
 from meshmpi.program import Instruction, Program
 
 __all__ = ["CompilerError", "NativeKernels", "Unsupported", "available", "function_body"]
-NATIVE_KINDS = ("map", "reduce", "random", "segment")
+NATIVE_KINDS = ("map", "reduce", "random", "segment", "scatter_add")
 
 
 class NativeKernels:
@@ -83,8 +84,8 @@ class NativeKernels:
             return None
         function = getattr(self._library, name)
         function.restype, function.argtypes = None, [ctypes.c_void_p]
-        streams = _Streams(i, program, coordinates, runtime)
-        used = [*(arrays[v] for v in (*i.inputs, *i.outputs)), *streams.arrays]
+        parameters = _Parameters(i, program, coordinates, runtime)
+        used = [*(arrays[v] for v in (*i.inputs, *i.outputs)), *parameters.arrays]
         addresses = (ctypes.c_void_p * len(used))(*(a.ctypes.data for a in used))
         pointer = ctypes.cast(addresses, ctypes.c_void_p)
 
@@ -92,16 +93,20 @@ class NativeKernels:
             function(pointer)
 
         def run_random() -> None:
-            streams.advance()
+            parameters.advance()
             function(pointer)
 
-        chosen = run_random if streams.arrays else run
+        chosen = run_random if parameters.names else run
         chosen.keep = (addresses, used)  # type: ignore[attr-defined]
         return chosen
 
 
-class _Streams:
-    """The keys of an instruction's random numbers: the only thing that changes with the step."""
+class _Parameters:
+    """What a function is told besides its operands, since ranks and steps differ in nothing else.
+
+    For each tensor of random numbers its key and the global index of the first element of the
+    block, for a scatter_add the first row of the block.
+    """
 
     def __init__(
         self, i: Instruction, program: Program, coordinates: Mapping[str, int], runtime: Runtime
@@ -112,6 +117,8 @@ class _Streams:
         self.seed, self.runtime = program.seed, runtime
         starts = [first_counter(types[j.outputs[0]], program.mesh, coordinates) for j in body]
         self.arrays = [np.array([0, n], np.uint64) for n in starts]
+        if i.kind == "scatter_add":
+            self.arrays = [np.array([first_row(i, types, program.mesh, coordinates)], np.int64)]
 
     def advance(self) -> None:
         """Sets the keys of the running step."""

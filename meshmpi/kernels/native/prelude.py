@@ -16,6 +16,15 @@ _BASICS = r"""
 #include <math.h>
 #include <string.h>
 
+#ifdef _OPENMP
+#include <omp.h>
+#define threads_here() omp_get_num_threads()
+#define thread_here() omp_get_thread_num()
+#else
+#define threads_here() 1
+#define thread_here() 0
+#endif
+
 typedef uint16_t bf16;
 
 static inline float load_bf16(bf16 b) {

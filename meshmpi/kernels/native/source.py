@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from meshmpi.dims import MeshShape
+from meshmpi.kernels.native.indexing import scatter_add_body
 from meshmpi.kernels.native.nest import LoopNest, Unsupported
 from meshmpi.kernels.native.scalars import (
     C_TYPES,
@@ -457,11 +458,13 @@ class Writer:
 def function_body(
     i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]
 ) -> str:
-    """C statements of one instruction of kind map, reduce, random or segment.
+    """C statements of one instruction of kind map, reduce, random, segment or scatter_add.
 
     Raises:
         Unsupported: Nothing native is generated for it.
     """
+    if i.kind == "scatter_add":
+        return scatter_add_body(i, types, mesh, coordinates)
     body = i.attrs["body"] if i.kind == "segment" else (i,)
     if i.kind == "segment":
         types = {**types, **i.attrs["inner"]}
