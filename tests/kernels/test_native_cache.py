@@ -1,0 +1,171 @@
+"""Building and keeping generated libraries: many processes, killed builders, bad compilers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import meshmpi as mm
+from meshmpi.errors import ConfigError
+from meshmpi.kernels.native import available, compiler
+from meshmpi.runtime import executor
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCE = "int answer(void) { return %d; }\n"
+
+needs_compiler = pytest.mark.skipif(not available(), reason="there is no C compiler")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kernels"
+
+
+def script(folder: Path, text: str) -> str:
+    """A compiler that runs ``text`` before it goes on as the real one; $source is what it builds."""
+    path = folder / "cc"
+    real = compiler.compiler()[0]
+    path.write_text(
+        f'#!/bin/sh\nfor a in "$@"; do case "$a" in *.c) source=$a;; esac; done\n{text}\n'
+        f'exec {real} "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def squares_step(kernels: str) -> list[float]:
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", "n:5")
+        y = mm.square(x) + 1.0
+    step = mm.compile(graph, mm.SimulatedMesh("all:1"), fetches=[y], kernels=kernels)
+    return step(x=np.arange(5, dtype=np.float32))[y].numpy().tolist()
+
+
+EXPECTED = [1.0, 2.0, 5.0, 10.0, 17.0]
+_BUILD = """
+import sys
+from meshmpi.kernels.native.compiler import load_library
+print(load_library(sys.argv[1]).answer())
+"""
+
+
+def start(source: str, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", _BUILD, source], cwd=ROOT, stdout=subprocess.PIPE,
+        env={**os.environ, **environment}, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+@needs_compiler
+def test_eight_processes_build_once(tmp_path: Path, cache: Path):
+    log = tmp_path / "log"
+    text = f'if grep -q answer "$source" 2>/dev/null; then echo built >> {log}; sleep 0.3; fi'
+    cc = script(tmp_path, text)
+    started = [start(SOURCE % 42, MESHMPI_CC=cc) for _ in range(8)]
+    assert [p.communicate(timeout=120)[0].strip() for p in started] == ["42"] * 8
+    assert log.read_text().count("built") == 1
+    assert len(list(cache.glob("*.so"))) == 1
+    assert not [f for f in cache.iterdir() if f.is_dir()], "folders of unfinished builds"
+
+
+@needs_compiler
+def test_a_killed_builder_does_not_hold_up_the_others(tmp_path: Path, cache: Path):
+    ready = tmp_path / "ready"
+    text = (
+        f'if grep -q answer "$source" 2>/dev/null && [ ! -e {ready} ]; then\n'
+        f"  touch {ready}; sleep 60\nfi"
+    )
+    cc = script(tmp_path, text)
+    first = start(SOURCE % 7, MESHMPI_CC=cc)
+    for _ in range(600):
+        if ready.exists():
+            break
+        time.sleep(0.1)
+    second = start(SOURCE % 7, MESHMPI_CC=cc)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate(timeout=30)
+    assert second.communicate(timeout=60)[0].strip() == "7"
+
+
+@needs_compiler
+def test_the_library_is_kept_by_source_compiler_and_cpu(cache: Path, monkeypatch):
+    assert compiler.load_library(SOURCE % 1).answer() == 1
+    assert compiler.load_library(SOURCE % 1).answer() == 1
+    assert len(list(cache.glob("*.so"))) == 1
+    assert compiler.load_library(SOURCE % 2).answer() == 2
+    monkeypatch.setattr(compiler, "_cpu", lambda: "another CPU")
+    assert compiler.load_library(SOURCE % 1).answer() == 1
+    assert len(list(cache.glob("*.so"))) == 3
+
+
+@needs_compiler
+def test_a_damaged_library_is_built_again(cache: Path):
+    environment = {"MESHMPI_CACHE": str(cache.parent)}
+    assert start(SOURCE % 5, **environment).communicate(timeout=60)[0].strip() == "5"
+    (library,) = cache.glob("*.so")
+    library.write_bytes(b"not a library")
+    assert start(SOURCE % 5, **environment).communicate(timeout=60)[0].strip() == "5"
+
+
+@needs_compiler
+def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(tmp_path: Path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(compiler.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert compiler.load_library(SOURCE % 3).answer() == 3
+    assert len(list((tmp_path / f"meshmpi-{os.getuid()}" / "kernels").glob("*.so"))) == 1
+
+
+@needs_compiler
+def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path, cache: Path, monkeypatch):
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    monkeypatch.setattr(compiler.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert compiler.cache_folder() == tmp_path / f"meshmpi-{os.getuid()}" / "kernels"
+
+
+def test_without_a_compiler_auto_takes_numpy_and_native_says_why(cache: Path, monkeypatch):
+    monkeypatch.setenv("MESHMPI_CC", "/nowhere/cc")
+    monkeypatch.setattr(executor, "NATIVE_POINTS", 0)
+    assert not available()
+    assert squares_step("auto") == EXPECTED
+    with pytest.raises(ConfigError, match=r"no C compiler was found \(looked for /nowhere/cc\)"):
+        squares_step("native")
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_reported_with_its_words(tmp_path: Path, cache: Path, monkeypatch):
+    text = 'if grep -q bf16 "$source" 2>/dev/null; then echo "register file lost" >&2; exit 1; fi'
+    monkeypatch.setenv("MESHMPI_CC", script(tmp_path, text))
+    monkeypatch.setattr(executor, "NATIVE_POINTS", 0)
+    assert available()
+    with pytest.raises(ConfigError, match=r"(?s)failed on generated code.*register file lost"):
+        squares_step("native")
+    assert squares_step("auto") == EXPECTED
+    assert not list(cache.glob("*.so"))
+
+
+@needs_compiler
+def test_a_compiler_that_hangs_is_given_up(tmp_path: Path, cache: Path, monkeypatch):
+    text = 'if grep -q bf16 "$source" 2>/dev/null; then exec sleep 20; fi'
+    monkeypatch.setenv("MESHMPI_CC", script(tmp_path, text))
+    monkeypatch.setattr(compiler, "BUILD_SECONDS", 0.5)
+    with pytest.raises(ConfigError, match="did not run"):
+        squares_step("native")
+
+
+@needs_compiler
+def test_native_and_numpy_agree_and_small_programs_build_nothing(cache: Path):
+    assert squares_step("native") == EXPECTED
+    (first,) = cache.glob("*.so")
+    first.unlink()
+    assert squares_step("auto") == EXPECTED
+    assert not list(cache.glob("*.so"))
