@@ -90,11 +90,11 @@ def _assignments(
 def _random_assignments(
     names: Sequence[str], choices: Sequence[Axes], tensors: Sequence[tuple[str, ...]]
 ) -> list[Choice]:
-    """The empty choice and a seeded random pool: dims in random order take a random legal choice."""
+    """The empty choice and a seeded random pool: dims in random order take any legal choice."""
     rng = random.Random(1)
-    pool: dict[str, Choice] = {"": {n: () for n in names}}
+    pool: dict[str, Choice] = {"": dict.fromkeys(names, ())}
     for _ in range(POOL):
-        choice: Choice = {n: () for n in names}
+        choice: Choice = dict.fromkeys(names, ())
         for name in rng.sample(names, len(names)):
             fitting = [axes for axes in choices if legal({**choice, name: axes}, tensors)]
             choice[name] = rng.choice(fitting)

@@ -20,7 +20,8 @@ from meshmpi.kernels.binding import Operand
 from meshmpi.lowering import redistribute
 from meshmpi.ops import contraction, elementwise, indexing, reductions, sources
 from meshmpi.ops import structure as ops_structure
-from meshmpi.passes import clean, fold, fuse, memory, pipeline, reductions as reduction_pass, scatter
+from meshmpi.passes import clean, fold, fuse, memory, pipeline, scatter
+from meshmpi.passes import reductions as reduction_pass
 from meshmpi.program import LocalType
 from meshmpi.runtime import arrays, executor
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
@@ -47,7 +48,11 @@ def all_reduce_is_forgotten(m: Patch) -> None:
 @mutation
 def all_reduce_takes_the_largest(m: Patch) -> None:
     right = SimulatedMesh.all_reduce
-    m.setattr(SimulatedMesh, "all_reduce", lambda self, xs, axes, op="sum", workspace=None: right(self, xs, axes, "max"))
+    m.setattr(
+        SimulatedMesh,
+        "all_reduce",
+        lambda self, xs, axes, op="sum", workspace=None: right(self, xs, axes, "max"),
+    )
 
 
 @mutation
@@ -62,14 +67,18 @@ def all_reduce_runs_over_the_first_axis_only(m: Patch) -> None:
 @mutation
 def blocks_are_ordered_by_rank(m: Patch) -> None:
     """Blocks over cols+rows are taken in the order of ranks, that of rows+cols."""
-    m.setattr(SimulatedMesh, "_by_block", lambda self, axes: (list(g) for g in self.shape.groups(axes)))
+    m.setattr(
+        SimulatedMesh, "_by_block", lambda self, axes: (list(g) for g in self.shape.groups(axes))
+    )
 
 
 @mutation
 def reduce_scatter_keeps_the_mirrored_block(m: Patch) -> None:
     right = SimulatedMesh.reduce_scatter
 
-    def wrong(self: Any, xs: list, outs: list, axis: int, sizes: list, axes: Any, *rest: Any) -> None:
+    def wrong(
+        self: Any, xs: list, outs: list, axis: int, sizes: list, axes: Any, *rest: Any
+    ) -> None:
         right(self, [np.flip(x, axis).copy() for x in xs], outs, axis, sizes, axes, *rest)
 
     m.setattr(SimulatedMesh, "reduce_scatter", wrong)
@@ -79,7 +88,9 @@ def reduce_scatter_keeps_the_mirrored_block(m: Patch) -> None:
 def all_to_all_swaps_its_axes(m: Patch) -> None:
     right = SimulatedMesh.all_to_all
 
-    def wrong(self: Any, xs: list, outs: list, split: int, concat: int, *rest: Any, **more: Any) -> None:
+    def wrong(
+        self: Any, xs: list, outs: list, split: int, concat: int, *rest: Any, **more: Any
+    ) -> None:
         right(self, xs, outs, split, concat, *rest, **more)
         for out in outs:
             out[...] = np.flip(out, concat)
@@ -119,7 +130,9 @@ def the_last_blocks_are_larger_than_the_first(m: Patch) -> None:
 
     def wrong(array: np.ndarray, t: LocalType, mesh: MeshShape, coordinates: dict) -> np.ndarray:
         cuts = []
-        for d, (start, stop), axes in zip(t.shape, t.block(mesh, coordinates), t.splits, strict=True):
+        for d, (start, stop), axes in zip(
+            t.shape, t.block(mesh, coordinates), t.splits, strict=True
+        ):
             shift = d.size % mesh.count(axes) if axes and start else 0
             cuts.append(slice(start - shift, stop - shift))
         return array[(*cuts, ...)]
@@ -212,7 +225,7 @@ def division_forgets_a_sign(m: Patch) -> None:
 def tanh_is_differentiated_at_its_input(m: Patch) -> None:
     m.setitem(
         elementwise._DERIVATIVES, "tanh",
-        lambda dy, y, x: (elementwise.multiply(dy, elementwise.subtract(1.0, elementwise.square(x))),),
+        lambda dy, y, x: (dy * (1.0 - elementwise.square(x)),),
     )  # fmt: skip
 
 
@@ -232,7 +245,7 @@ def ties_get_the_whole_gradient_each(m: Patch) -> None:
 @mutation
 def slices_of_gradients_are_put_one_too_far(m: Patch) -> None:
     def wrong(self: Any, dys: Any) -> list:
-        (x,), (dy,) = self.inputs, dys
+        (dy,) = dys
         return [ops_structure.shift(right(self, [dy])[0], 1, self.dim, wrap=True)]
 
     right = ops_structure.Slice.grad
@@ -327,7 +340,9 @@ def fusion_swaps_the_operands(m: Patch) -> None:
     def wrong(producer: Any, consumer: Any, keep: list) -> Any:
         merged = right(producer, consumer, keep)
         expr = merged.attrs["expr"]
-        steps = tuple(s._replace(args=s.args[::-1]) if s.function == "subtract" else s for s in expr.steps)
+        steps = tuple(
+            s._replace(args=s.args[::-1]) if s.function == "subtract" else s for s in expr.steps
+        )
         return merged.replaced(attrs={"expr": expr._replace(steps=steps)})
 
     m.setattr(fuse, "merged_maps", wrong)
@@ -351,7 +366,9 @@ def reduce_scatter_forgets_the_other_axes(m: Patch) -> None:
 
 
 def _replace_pass(m: Patch, old: Any, new: Any) -> None:
-    m.setattr(pipeline.optimize, "__defaults__", (tuple(new if p is old else p for p in pipeline.PASSES),))
+    m.setattr(
+        pipeline.optimize, "__defaults__", (tuple(new if p is old else p for p in pipeline.PASSES),)
+    )
 
 
 @mutation
@@ -385,7 +402,9 @@ def combined_values_come_back_in_reverse(m: Patch) -> None:
         message, rows = right(*args)
         outs = [y for _, _, y in rows][::-1]
         same = all(x.shape == y.shape for (x, _, _), y in zip(rows, outs, strict=True))
-        return message, [(x, part, y) for (x, part, _), y in zip(rows, outs, strict=True)] if same else rows
+        return message, [
+            (x, part, y) for (x, part, _), y in zip(rows, outs, strict=True)
+        ] if same else rows
 
     m.setattr(executor, "_pack", wrong)
 
@@ -393,10 +412,16 @@ def combined_values_come_back_in_reverse(m: Patch) -> None:
 @mutation
 def bias_corrections_never_advance(m: Patch) -> None:
     """The step number stays 0."""
-    m.setattr(structure.StepPlan, "bind", lambda self, inputs, outputs, workspace, runtime: lambda: outputs[0].fill(0))
+    m.setattr(
+        structure.StepPlan,
+        "bind",
+        lambda self, inputs, outputs, workspace, runtime: lambda: outputs[0].fill(0),
+    )
 
 
 @mutation
 def constants_are_rounded_to_integers(m: Patch) -> None:
     right = sources.fill
-    m.setattr(sources, "fill", lambda value, dtype: right(int(value) if value == value else value, dtype))
+    m.setattr(
+        sources, "fill", lambda value, dtype: right(int(value) if value == value else value, dtype)
+    )

@@ -2,7 +2,8 @@
 
 It knows the graph and nothing of what the tests compare with it: no lowering, program, layout, mesh
 or kernel (but for the numbers of `Random`, which are defined by `meshmpi.kernels.random_block`).
-Every floating-point tensor is computed in float64 whatever its type; integers and bools keep theirs.
+Every floating-point tensor is computed in float64 whatever its type; integers and bools keep
+theirs.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def directional_derivative(
     graph: Graph, y: Tensor, name: str, direction: np.ndarray, feeds: Arrays,
     variables: Arrays | None = None, step: int = 0, seed: int = 0, epsilon: float = 1e-5,
 ) -> float:  # fmt: skip
-    """d/dh of sum(y) with the feed or variable ``name`` moved by h * direction, central differences."""
+    """d/dh of sum(y) with the feed or variable ``name`` moved by h * direction, central."""
 
     def total(h: float) -> float:
         moved = [dict(feeds), dict(variables or {})]
@@ -141,7 +142,9 @@ def _erf(x: np.ndarray) -> np.ndarray:
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
+    return np.where(
+        x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))
+    )
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

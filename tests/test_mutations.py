@@ -17,10 +17,12 @@ from tests.ops.cases import CASES
 from tests.ops.run import Expected, check, expected, gradient_errors
 
 FAST = [
-    "softmax_by_hand", "sum_of_two_products", "divide_union", "tanh", "matmul_transposed", "einsum_of_three",
-    "reduce_max_shares_ties", "gather", "gather_along_its_own_name", "split", "top_k", "ranges", "constants",
-    "random_numbers", "rename", "reshape_divides_dims", "swap_of_variables", "step_number", "stop_gradient",
-    "slots_stored_elsewhere", "constrained_and_released", "replace_dimensions", "one_tensor_many_times", "shift", "two_layer_network",
+    "softmax_by_hand", "sum_of_two_products", "divide_union", "tanh", "matmul_transposed",
+    "einsum_of_three", "reduce_max_shares_ties", "gather", "gather_along_its_own_name", "split",
+    "top_k", "ranges", "constants", "random_numbers", "rename", "reshape_divides_dims",
+    "swap_of_variables", "step_number", "stop_gradient", "slots_stored_elsewhere",
+    "constrained_and_released", "replace_dimensions", "one_tensor_many_times", "shift",
+    "two_layer_network",
 ]  # fmt: skip
 """Cases chosen so that each mistake shows in some; quickest first is no aim."""
 MESH = "rows:2;cols:3"
@@ -75,7 +77,10 @@ def _run() -> None:
         keys = [*built.outputs, *built.gradients.values()]
         names = list(built.variables)
         steps = [
-            Expected(dict(zip(keys, a, strict=False)), dict(zip(names, a[len(a) - len(names) :], strict=True)))
+            Expected(
+                dict(zip(keys, a, strict=False)),
+                dict(zip(names, a[len(a) - len(names) :], strict=True)),
+            )
             for a in answers
         ]
         mesh = mm.SimulatedMesh(MESH)

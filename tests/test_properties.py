@@ -1,4 +1,4 @@
-"""Properties over random graphs, meshes and layouts (hypothesis; the examples are the same each run)."""
+"""Properties over random graphs, meshes and layouts; the examples are the same in each run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from tests import oracle
 from tests.layouts import legal, options
 from tests.ops.run import compare, result_array
 
-MESHES = ["rows:2", "rows:3", "rows:2;cols:3", "rows:3;cols:2", "rows:1;cols:4", "rows:2;cols:2;planes:2", "rows:5"]
+MESHES = [
+    "rows:2",
+    "rows:3",
+    "rows:2;cols:3",
+    "rows:3;cols:2",
+    "rows:1;cols:4",
+    "rows:2;cols:2;planes:2",
+    "rows:5",
+]
 NAMES = "abcde"
 meshes = st.sampled_from(MESHES).map(mm.MeshShape)
 
@@ -50,7 +58,9 @@ def chains(draw: st.DrawFn) -> tuple[mm.Graph, list[mm.Tensor], dict[str, np.nda
             present = list(dict.fromkeys([*left.shape, *right.shape]))
             kept = [d for d in draw(st.permutations(present)) if draw(st.booleans())][:3]
             y = mm.einsum([left, right], kept)
-            made.append(draw(st.sampled_from([y, mm.tanh(y), y * 2.0 + y, mm.tanh(mm.reduce_sum(y)) * y])))
+            made.append(
+                draw(st.sampled_from([y, mm.tanh(y), y * 2.0 + y, mm.tanh(mm.reduce_sum(y)) * y]))
+            )
         loss = mm.reduce_sum(mm.square(made[-1]))
         sources = [t for t in made if t.name in feeds]
         grads = [g for g in mm.gradients(loss, sources) if g is not None]
@@ -66,7 +76,12 @@ def test_random_einsum_chains(data: st.DataObject):
     want = oracle.evaluate(graph, fetches, feeds)
     for optimize in (False, True):
         step = mm.compile(
-            graph, mm.SimulatedMesh(mesh), layout, fetches=fetches, optimize=optimize, kernels="numpy"
+            graph,
+            mm.SimulatedMesh(mesh),
+            layout,
+            fetches=fetches,
+            optimize=optimize,
+            kernels="numpy",
         )
         got = step({n: a for n, a in feeds.items() if n in step.program.feeds})
         for t, value in zip(fetches, want, strict=True):
@@ -107,12 +122,16 @@ def test_any_reshape_in_any_layout(data: st.DataObject):
     value = np.arange(old.size, dtype=np.int32).reshape(old.sizes)
     step = mm.compile(graph, mm.SimulatedMesh(mesh), layout, fetches=[y])
     got = step(x=value)[y]
-    assert np.array_equal(result_array(got).ravel(), value.ravel()), f"{mesh} '{layout}' {old} -> {new}"
+    assert np.array_equal(result_array(got).ravel(), value.ravel()), (
+        f"{mesh} '{layout}' {old} -> {new}"
+    )
 
 
 def _all_splits(mesh: mm.MeshShape, n: int) -> list[tuple[Axes, ...]]:
     found = itertools.product(options(mesh), repeat=n)
-    return [s for s in found if len(flat := [a for axes in s for a in axes]) == len(dict.fromkeys(flat))]
+    return [
+        s for s in found if len(flat := [a for axes in s for a in axes]) == len(dict.fromkeys(flat))
+    ]
 
 
 @pytest.mark.parametrize("sizes", [(12, 6), (5, 7), (6, 3), (1, 4)])
@@ -150,6 +169,10 @@ def test_moves_reach_their_target_in_few_steps(shape: str, sizes: tuple[int, int
         for kind, attrs in steps:
             t = redistributed(mesh, t, kind, attrs)
         assert t.splits == after
-        assert len(steps) <= 4 + (sizes == (5, 7)), f"{before} -> {after}: {[s.kind for s in steps]}"
+        assert len(steps) <= 4 + (sizes == (5, 7)), (
+            f"{before} -> {after}: {[s.kind for s in steps]}"
+        )
         if not any(before):
-            assert [s.kind for s in steps] == ["take_shard"] * len(steps), "splitting needs no traffic"
+            assert [s.kind for s in steps] == ["take_shard"] * len(steps), (
+                "splitting needs no traffic"
+            )

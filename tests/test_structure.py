@@ -82,7 +82,9 @@ def _name(path: Path) -> str:
 @pytest.mark.parametrize("path", FILES, ids=_name)
 def test_imports_go_one_way(path: Path):
     room = _room(path)
-    assert room in MAY_IMPORT, f"{_name(path)}: say in MAY_IMPORT what the new room '{room}' may see"
+    assert room in MAY_IMPORT, (
+        f"{_name(path)}: say in MAY_IMPORT what the new room '{room}' may see"
+    )
     allowed = MAY_IMPORT[room]
     for name, line in _imports(path):
         parts = name.split(".")
@@ -108,7 +110,9 @@ def test_sizes(path: Path):
     for node in ast.walk(_tree(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             n = node.end_lineno - node.lineno + 1 - _docstring_lines(node)
-            assert n <= MOST_FUNCTION_LINES, f"{_name(path)}:{node.lineno} {node.name} has {n} lines"
+            assert n <= MOST_FUNCTION_LINES, (
+                f"{_name(path)}:{node.lineno} {node.name} has {n} lines"
+            )
 
 
 def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -133,7 +137,9 @@ def _is_set(node: ast.AST, names: set[str]) -> bool:
         return True
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id in ("set", "frozenset")
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.Sub, ast.BitXor)):
+    if isinstance(node, ast.BinOp) and isinstance(
+        node.op, (ast.BitAnd, ast.BitOr, ast.Sub, ast.BitXor)
+    ):
         return _is_set(node.left, names) or _is_set(node.right, names)
     return isinstance(node, ast.Name) and node.id in names
 
@@ -149,9 +155,8 @@ def _set_names(scope: ast.AST) -> set[str]:
                     for t, v in zip(target.elts, node.value.elts, strict=True):
                         if isinstance(t, ast.Name) and _is_set(v, names):
                             names.add(t.id)
-        elif isinstance(node, ast.AnnAssign) and "set[" in ast.unparse(node.annotation):
-            if isinstance(node.target, ast.Name) and ast.unparse(node.annotation).startswith("set["):
-                names.add(node.target.id)
+        elif isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith("set["):
+            names.update(n.id for n in [node.target] if isinstance(n, ast.Name))
     return names
 
 
@@ -163,18 +168,31 @@ def _iterations_over_sets(tree: ast.Module) -> Iterator[int]:
         harmless = {
             a
             for node in ast.walk(scope)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDERLESS
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in _ORDERLESS
             for a in node.args
         }
         for node in ast.walk(scope):
             if isinstance(node, ast.For) and _is_set(node.iter, names):
                 yield node.lineno
-            elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)) and node not in harmless:
+            elif (
+                isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp))
+                and node not in harmless
+            ):
                 if any(_is_set(g.iter, names) for g in node.generators):
                     yield node.lineno
             elif isinstance(node, ast.Call) and node not in harmless:
-                ordering = isinstance(node.func, ast.Name) and node.func.id in ("list", "tuple", "enumerate")
-                joining = isinstance(node.func, ast.Attribute) and node.func.attr in ("join", "extend", "fromkeys")
+                ordering = isinstance(node.func, ast.Name) and node.func.id in (
+                    "list",
+                    "tuple",
+                    "enumerate",
+                )
+                joining = isinstance(node.func, ast.Attribute) and node.func.attr in (
+                    "join",
+                    "extend",
+                    "fromkeys",
+                )
                 if (ordering or joining) and any(_is_set(a, names) for a in node.args):
                     yield node.lineno
             elif isinstance(node, ast.Starred) and _is_set(node.value, names):
@@ -184,7 +202,8 @@ def _iterations_over_sets(tree: ast.Module) -> Iterator[int]:
 def test_the_check_for_sets_finds_what_it_looks_for():
     source = (
         "def f(xs):\n    s = set(xs)\n    for x in s:\n        pass\n    a = [x for x in {1, 2}]\n"
-        "    b = list(s | {3})\n    c = [*s]\n    ok = sorted(s) + [any(x for x in s)]\n    return {x for x in s}\n"
+        "    b = list(s | {3})\n    c = [*s]\n    ok = sorted(s) + [any(x for x in s)]\n"
+        "    return {x for x in s}\n"
     )
     assert sorted(dict.fromkeys(_iterations_over_sets(ast.parse(source)))) == [3, 5, 6, 7]
 
@@ -196,10 +215,17 @@ def test_nothing_is_ordered_by_a_set_or_by_addresses(path: Path):
     assert not lines, f"{_name(path)} iterates over a set in lines {lines}"
     if _room(path) in ("kernels", "runtime"):
         return  # behind the program: an address may be a key, nothing is ordered any more
-    hashes = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == "__hash__" for n in ast.walk(f)}
+    hashes = {
+        n
+        for f in ast.walk(tree)
+        if isinstance(f, ast.FunctionDef) and f.name == "__hash__"
+        for n in ast.walk(f)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node not in hashes:
-            assert node.func.id not in ("id", "hash"), f"{_name(path)}:{node.lineno} calls {node.func.id}()"
+            assert node.func.id not in ("id", "hash"), (
+                f"{_name(path)}:{node.lineno} calls {node.func.id}()"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
@@ -226,7 +252,8 @@ def _python(code: str, **environment: str) -> str:
 def test_importing_meshmpi_starts_nothing():
     code = (
         "import sys, meshmpi\n"
-        "print([m for m in ('mpi4py', 'opt_einsum', 'matplotlib', 'sentencepiece') if m in sys.modules])"
+        "late = ('mpi4py', 'opt_einsum', 'matplotlib', 'sentencepiece')\n"
+        "print([m for m in late if m in sys.modules])"
     )
     assert _python(code).strip() == "[]"
 
@@ -236,7 +263,8 @@ def test_planning_needs_neither_mpi_nor_arrays():
         "import sys, meshmpi as mm\n"
         "with mm.Graph() as g:\n"
         "    x = mm.placeholder('x', 'a:1000000;b:1000000')\n"
-        "    y = mm.reduce_sum(mm.einsum([x, mm.get_variable('w', 'b:1000000;c:1000000')], 'a:1000000;c:1000000'))\n"
+        "    w = mm.get_variable('w', 'b:1000000;c:1000000')\n"
+        "    y = mm.reduce_sum(mm.einsum([x, w], 'a:1000000;c:1000000'))\n"
         "print(mm.plan(g, 'rows:64;cols:64', 'a:rows;c:cols', fetches=[y]).cost.bytes_sent > 0)\n"
         "print('mpi4py' in sys.modules)"
     )
@@ -254,7 +282,8 @@ for case in CASES[::5] + [c for c in CASES if c.name == "attention_by_hand"]:
     built = build(case, UNEVEN)
     for layout in legal_layouts(built.graph, shape, 3):
         try:
-            p = mm.plan(built.graph, shape, layout, fetches=fetched(built, False), updates=built.updates)
+            wanted = {"fetches": fetched(built, False), "updates": built.updates}
+            p = mm.plan(built.graph, shape, layout, **wanted)
         except mm.LayoutError:
             continue
         print(case.name, layout, p.program.digest(), p.cost.peak_memory)

@@ -49,7 +49,9 @@ def transformer(
     return graph, [loss], updates
 
 
-def program(model: Callable[[], tuple], layout: str, mesh: str = MESH, **options: object) -> Program:
+def program(
+    model: Callable[[], tuple], layout: str, mesh: str = MESH, **options: object
+) -> Program:
     graph, fetches, updates = model()
     return mm.plan(graph, mesh, layout, fetches=fetches, updates=updates, **options).program
 
@@ -59,7 +61,9 @@ def communication(p: Program) -> str:
     lines = [f"collectives of a training step on mesh {p.mesh}"]
     for i in p.instructions:
         if i.kind in COLLECTIVES:
-            details = " ".join(f"{k}={'+'.join(v) if k == 'axes' else v}" for k, v in i.attrs.items())
+            details = " ".join(
+                f"{k}={'+'.join(v) if k == 'axes' else v}" for k, v in i.attrs.items()
+            )
             lines.append(f"{i.kind} {details}")
             lines += [f"    {p.types[v]}" for v in i.inputs]
     for kind, table in p.values().items():
@@ -72,7 +76,9 @@ GOLDEN: dict[str, Callable[[], str]] = {
     "two_layer_data": lambda: program(two_layer_network, "batch:rows+cols").text(),
     "two_layer_model": lambda: program(two_layer_network, "hidden:rows+cols").text(),
     "two_layer_both": lambda: program(two_layer_network, "batch:rows;hidden:cols").text(),
-    "two_layer_data_zero": lambda: program(two_layer_network, "batch:rows", storage="io?:rows").text(),
+    "two_layer_data_zero": lambda: program(
+        two_layer_network, "batch:rows", storage="io?:rows"
+    ).text(),
     "transformer_data": lambda: communication(program(transformer, "batch:rows+cols")),
     "transformer_model": lambda: communication(
         program(transformer, "heads:cols;d_ff:cols;vocab:cols", "cols:2")

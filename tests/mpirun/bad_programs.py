@@ -1,4 +1,4 @@
-"""Programs that must fail, one by name: ``python -m tests.mpirun.bad_programs NAME`` under mpirun."""
+"""Programs that must fail: ``python -m tests.mpirun.bad_programs NAME`` under mpirun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of cases on real ranks: run by tests/mpirun/test_mpirun.py under mpirun, not by pytest alone.
+"""The table of cases on real ranks: test_mpirun.py runs it under mpirun, plain pytest does not.
 
 Every result must be the oracle's, and every byte sent and held must have been predicted.
 """
@@ -19,7 +19,8 @@ from tests.ops.run import check, compile_case, expected
 pytestmark = pytest.mark.mpi
 
 MESHES = {
-    1: "rows:1;cols:1", 2: "rows:2;cols:1", 3: "rows:1;cols:3", 4: "rows:2;cols:2", 6: "rows:2;cols:3",
+    1: "rows:1;cols:1", 2: "rows:2;cols:1", 3: "rows:1;cols:3", 4: "rows:2;cols:2",
+    6: "rows:2;cols:3",
 }  # fmt: skip
 LAYOUTS = {1: 2, 2: 3, 3: 2, 4: 3, 6: 2}
 """Per case, the empty one among them; the others are those that cover most choices.  Every legal

@@ -16,7 +16,7 @@ ROOT = HERE.parent.parent
 LIMIT_SECONDS = {1: 120, 2: 150, 3: 150, 4: 180, 6: 240}
 """Per rank count, several times what two cores take, so that a hang is an error and not a wait."""
 FAIL_SECONDS = 10.0
-"""The promise: an error on any rank has ended the whole job by then (start-up of MPI comes on top)."""
+"""The promise: an error on any rank has ended the whole job by then; starting MPI comes on top."""
 START_SECONDS = 10.0
 
 
@@ -52,20 +52,27 @@ def test_a_failing_marked_test_ends_the_job():
     assert seconds < START_SECONDS + FAIL_SECONDS
 
 
-@pytest.mark.parametrize(
-    ("program", "n", "words"),
-    [
-        ("too_many_ranks", 3, ["MeshError", "{rows: 4, cols: 2} needs 8 ranks", "has 3", "mpirun -n 8",
-                               "{rows: 3, cols: 1}"]),
-        ("another_graph_on_one_rank", 3, ["ProgramError", "different programs", "on ranks 0,1", "on ranks 2",
-                                          "first difference", "multiply(i0, 3.0)", "identically"]),
-        ("another_layout_on_one_rank", 2, ["ProgramError", "different programs", "first difference",
-                                           "b=2/ranks"]),
-        ("one_rank_raises_between_steps", 3, ["RuntimeError", "deliberate failure on rank 2"]),
-        ("one_rank_misses_a_feed", 2, ["FeedError", "'x'", "not fed"]),
-    ],
-)  # fmt: skip
-def test_bad_programs_end_everywhere(program: str, n: int, words: list[str]):
+BAD = {
+    "too_many_ranks": (
+        3, ["MeshError", "{rows: 4, cols: 2} needs 8 ranks", "has 3", "mpirun -n 8",
+            "{rows: 3, cols: 1}"],
+    ),
+    "another_graph_on_one_rank": (
+        3, ["ProgramError", "different programs", "on ranks 0,1", "on ranks 2", "first difference",
+            "multiply(i0, 3.0)", "identically"],
+    ),
+    "another_layout_on_one_rank": (
+        2, ["ProgramError", "different programs", "first difference", "b=2/ranks"],
+    ),
+    "one_rank_raises_between_steps": (3, ["RuntimeError", "deliberate failure on rank 2"]),
+    "one_rank_misses_a_feed": (2, ["FeedError", "'x'", "not fed"]),
+}  # fmt: skip
+"""Program of bad_programs.py -> ranks, and what the one traceback must say."""
+
+
+@pytest.mark.parametrize("program", BAD)
+def test_bad_programs_end_everywhere(program: str):
+    n, words = BAD[program]
     began = time.monotonic()
     done = run(n, "tests.mpirun.bad_programs", program, limit=60)
     seconds = time.monotonic() - began

@@ -65,12 +65,14 @@ def check(
         for name in [u.variable.name for u in built.updates]:
             dtype = built.graph.variables[name].dtype
             what = f"{label}, step {number}: variable {name}"
-            compare(compiled.variables[name], want.variables[name], dtype, built.case.tolerance, what)
+            compare(
+                compiled.variables[name], want.variables[name], dtype, built.case.tolerance, what
+            )
     return compiled
 
 
 def bytes_counted(mesh: Any) -> int:
-    """Bytes that the collectives of this process's first rank have sent, as the mesh counted them."""
+    """Bytes that the collectives of this process's first rank have sent, as the mesh counts."""
     counters = mesh.counters[0] if isinstance(mesh.counters, list) else mesh.counters
     return sum(row[2] for table in counters.values() for row in table.values())
 
@@ -83,7 +85,9 @@ def check_cost(compiled: CompiledStep, mesh: Any, sent: int, label: str) -> None
         held = compiled._executor.states[0].held_memory
         assert held == dict(cost.memory), f"{label}: {held} held, {cost.memory} predicted"
         flops = sum(compiled.counted_flops.values())
-        assert flops == cost.flops * compiled.step_number, f"{label}: {flops} FLOP, not {cost.flops}"
+        assert flops == cost.flops * compiled.step_number, (
+            f"{label}: {flops} FLOP, not {cost.flops}"
+        )
     else:
         assert sent <= cost.bytes_sent, f"{label}: {sent} bytes sent, {cost.bytes_sent} predicted"
 
@@ -102,9 +106,7 @@ def result_array(value: object) -> np.ndarray:
     return value.numpy() if isinstance(value, mm.ShardedArray) else np.asarray(value)
 
 
-def compare(
-    got: np.ndarray, want: np.ndarray, dtype: str, tolerance: float, what: str
-) -> None:
+def compare(got: np.ndarray, want: np.ndarray, dtype: str, tolerance: float, what: str) -> None:
     """Exact for integers and bools; else within ``tolerance`` of the largest finite magnitude."""
     got = np.asarray(got)
     assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
@@ -117,13 +119,16 @@ def compare(
     special = ~np.isclose(got, want, equal_nan=True) & ~(finite & np.isfinite(got))
     assert not special.any(), f"{what}: {_difference(got, want, special)}"
     error = np.abs(np.where(finite, got, 0) - np.where(finite, want, 0)) / size
-    assert error.max(initial=0.0) <= tolerance, f"{what}: {_difference(got, want, error > tolerance)}"
+    assert error.max(initial=0.0) <= tolerance, (
+        f"{what}: {_difference(got, want, error > tolerance)}"
+    )
 
 
 def _difference(got: np.ndarray, want: np.ndarray, wrong: np.ndarray) -> str:
     """How many elements are wrong, and the first of them."""
     first = tuple(int(k) for k in np.argwhere(wrong)[0])
-    return f"{wrong.sum()} of {wrong.size} differ, at {first}: {got[first]!r}, expected {want[first]!r}"
+    values = f"{got[first]!r}, expected {want[first]!r}"
+    return f"{wrong.sum()} of {wrong.size} differ, at {first}: {values}"
 
 
 def gradient_errors(built: Built, rng: np.random.Generator) -> Mapping[str, float]:

@@ -26,7 +26,9 @@ SIZES = {"even": EVEN, "uneven": UNEVEN}
 _by_name = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.smooth and c.gradients], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.smooth and c.gradients], ids=lambda c: c.name
+)
 def test_gradient_is_the_central_difference(case: Case):
     built = build(case, UNEVEN)
     if built.loss is None:  # integers and bools
@@ -62,8 +64,8 @@ def _programs(built: Built):
             for optimize in (False, True):
                 try:
                     yield mm.plan(
-                        built.graph, mesh, layout, fetches=fetched(built, False), updates=built.updates,
-                        optimize=optimize, seed=SEED,
+                        built.graph, mesh, layout, fetches=fetched(built, False),
+                        updates=built.updates, optimize=optimize, seed=SEED,
                     ).program  # fmt: skip
                 except LayoutError:
                     assert built.case.refuses
@@ -84,7 +86,10 @@ def test_every_elementwise_function_has_a_row():
     from meshmpi.scalar import SCALAR_FUNCTIONS
 
     used = {
-        o.function for case in CASES for o in build(case, UNEVEN).graph.operations if hasattr(o, "function")
+        o.function
+        for case in CASES
+        for o in build(case, UNEVEN).graph.operations
+        if hasattr(o, "function")
     }
     assert [f for f in SCALAR_FUNCTIONS if f not in used] == []
 

@@ -31,9 +31,18 @@ def _programs(mesh: mm.MeshShape, sizes: dict[str, int]):
         built = build(case, sizes)
         for layout in legal_layouts(built.graph, mesh, 6)[-1:]:
             try:
-                yield built, layout, mm.plan(
-                    built.graph, mesh, layout, fetches=fetched(built, False), updates=built.updates, seed=SEED
-                ).program
+                yield (
+                    built,
+                    layout,
+                    mm.plan(
+                        built.graph,
+                        mesh,
+                        layout,
+                        fetches=fetched(built, False),
+                        updates=built.updates,
+                        seed=SEED,
+                    ).program,
+                )
             except LayoutError:
                 assert case.refuses
 

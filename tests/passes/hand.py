@@ -20,7 +20,9 @@ def t(dims: str = "", partial: str = "", pending: str = "sum", dtype: str = "flo
         name, _, size = name.partition("=")
         shape.append((name, int(size) if size else SIZES[name]))
         splits.append(tuple(axes.split("+")) if axes else ())
-    return LocalType(Shape(shape), dtype, tuple(splits), tuple(partial.split("+")) if partial else (), pending)
+    return LocalType(
+        Shape(shape), dtype, tuple(splits), tuple(partial.split("+")) if partial else (), pending
+    )
 
 
 class Hand:

@@ -26,7 +26,8 @@ from tests.passes.hand import MESH, Hand, t
 
 SHAPE = mm.MeshShape("rows:2;cols:3")
 RICH = [
-    "sum_of_two_products", "two_layer_network", "attention_by_hand", "sgd_by_hand", "stored_elsewhere",
+    "sum_of_two_products", "two_layer_network", "attention_by_hand", "sgd_by_hand",
+    "stored_elsewhere",
     "slots_stored_elsewhere", "constrained_and_released", "softmax_by_hand", "second_derivatives",
     "reduction_feeds_map_and_reduction", "embedding_used_twice", "updates_read_old_values",
 ]  # fmt: skip
@@ -132,7 +133,9 @@ def test_deferring_or_not_is_chosen_by_cost():
     assert p.values()["all_reduce"] == {"rows": 1}
     p = mm.plan(graph, "rows:2", "u:rows", fetches=[early]).program
     assert p.values()["all_reduce"] == {"rows": 1}
-    assert mm.plan(graph, "rows:2", "u:rows", fetches=[late], optimize=False).program.values()["all_reduce"] == {"rows": 8}
+    assert mm.plan(graph, "rows:2", "u:rows", fetches=[late], optimize=False).program.values()[
+        "all_reduce"
+    ] == {"rows": 8}
 
 
 def test_two_sums_that_meet_are_reduced_once():
@@ -154,20 +157,28 @@ def test_a_sum_that_is_then_split_is_reduce_scattered():
 
 def test_zero_storage_gathers_weights_and_scatters_gradients():
     with mm.Graph() as graph:
-        x, w = mm.placeholder("x", "batch:8;io:4"), mm.get_variable("w", "io:4;hidden:6", storage="io:rows")
+        x, w = (
+            mm.placeholder("x", "batch:8;io:4"),
+            mm.get_variable("w", "io:4;hidden:6", storage="io:rows"),
+        )
         loss = mm.reduce_sum(mm.square(x @ w))
         updates = mm.optimize.Adam(0.1).minimize(loss)
     p = mm.plan(graph, "rows:2", "batch:rows", fetches=[loss], updates=updates).program
     assert p.values()["all_gather"] == {"rows": 12}
     assert p.values()["reduce_scatter"] == {"rows": 24}
     assert p.values()["all_reduce"] == {"rows": 1}
-    assert all(v.type.split("io") == ("rows",) for n, v in p.variables.items() if "w" in n.split("/"))
+    assert all(
+        v.type.split("io") == ("rows",) for n, v in p.variables.items() if "w" in n.split("/")
+    )
 
 
 def test_small_reductions_travel_together_and_keep_their_order():
     h = Hand()
     sums = [h.pending(dims, "cols") for dims in ("a", "b", "a b")]
-    done = [h.add("all_reduce", [v], t(d), axes=("cols",), op="sum") for v, d in zip(sums, ("a", "b", "a b"), strict=True)]
+    done = [
+        h.add("all_reduce", [v], t(d), axes=("cols",), op="sum")
+        for v, d in zip(sums, ("a", "b", "a b"), strict=True)
+    ]
     used = h.map("negative", [done[0]], t("a"))
     other = h.add("all_reduce", [h.pending("a", "rows")], t("a"), axes=("rows",), op="sum")
     h.fetches.update(x=used, y=done[1], z=done[2], o=other)

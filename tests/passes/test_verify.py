@@ -38,54 +38,90 @@ def _tape(*steps: Step, results: tuple[str, ...] = ("t0",)) -> Expr:
 
 ROWS: dict[str, tuple[Row, str]] = {
     # wiring
-    "an unknown kind": (lambda h: h.add("teleport", [_x(h)], t("a/rows b")), "not in the instruction set"),
-    "a value used before it is made": (lambda h: h.map("negative", [7], t("a")), "before it is made"),
+    "an unknown kind": (
+        lambda h: h.add("teleport", [_x(h)], t("a/rows b")),
+        "not in the instruction set",
+    ),
+    "a value used before it is made": (
+        lambda h: h.map("negative", [7], t("a")),
+        "before it is made",
+    ),
     "one axis for two dims": (lambda h: h.feed("x", t("a/rows b/rows")), "uses a mesh axis twice"),
     "an axis both split and pending": (
-        lambda h: h.map("negative", [_x(h)], t("a/rows b", "rows")), "uses a mesh axis twice",
+        lambda h: h.map("negative", [_x(h)], t("a/rows b", "rows")),
+        "uses a mesh axis twice",
     ),
     "pending axes out of order": (
-        lambda h: h.map("negative", [h.pending("a", "cols")], t("a", "cols+rows")), "malformed pending",
+        lambda h: h.map("negative", [h.pending("a", "cols")], t("a", "cols+rows")),
+        "malformed pending",
     ),
     "an unknown reduction": (
-        lambda h: h.map("negative", [h.pending("a", "cols")], t("a", "cols", "mean")), "malformed pending",
+        lambda h: h.map("negative", [h.pending("a", "cols")], t("a", "cols", "mean")),
+        "malformed pending",
     ),
     # sources and variables
     "a feed of another type": (
-        lambda h: (h.feed("x", t("a/rows b")), h.add("feed", [], t("a b"), name="x")), "type of the feed",
+        lambda h: (h.feed("x", t("a/rows b")), h.add("feed", [], t("a b"), name="x")),
+        "type of the feed",
     ),
     "a read in another layout": (
-        lambda h: (h.variable("w", t("b")), h.add("read", [], t("b/rows"), variable="w")), "stored type",
+        lambda h: (h.variable("w", t("b")), h.add("read", [], t("b/rows"), variable="w")),
+        "stored type",
     ),
     "a write in another layout": (
-        lambda h: (h.variable("w", t("a b")), h.add("write", [_x(h)], variable="w")), "stored type",
+        lambda h: (h.variable("w", t("a b")), h.add("write", [_x(h)], variable="w")),
+        "stored type",
     ),
     "a read after the write": (
-        lambda h: (w := h.variable("w", t("a")), h.add("write", [h.map("negative", [w], t("a"))], variable="w"),
-                   h.add("read", [], t("a"), variable="w")), "reads what the step has written",
+        lambda h: (
+            w := h.variable("w", t("a")),
+            h.add("write", [h.map("negative", [w], t("a"))], variable="w"),
+            h.add("read", [], t("a"), variable="w"),
+        ),
+        "reads what the step has written",
     ),
     "an old value used after the write": (
-        lambda h: (w := h.variable("w", t("a")), h.add("write", [h.map("negative", [w], t("a"))], variable="w"),
-                   h.map("square", [w], t("a"))), "'w' after its write",
+        lambda h: (
+            w := h.variable("w", t("a")),
+            h.add("write", [h.map("negative", [w], t("a"))], variable="w"),
+            h.map("square", [w], t("a")),
+        ),
+        "'w' after its write",
     ),
     "two writes of one variable": (
-        lambda h: (v := h.map("negative", [h.variable("w", t("a"))], t("a")),
-                   h.add("write", [v], variable="w"), h.add("write", [v], variable="w")), "twice",
+        lambda h: (
+            v := h.map("negative", [h.variable("w", t("a"))], t("a")),
+            h.add("write", [v], variable="w"),
+            h.add("write", [v], variable="w"),
+        ),
+        "twice",
     ),
     "a step with dims": (lambda h: h.add("step", [], t("a", dtype="int32")), "int32 without dims"),
-    "an iota of another dim": (lambda h: h.add("iota", [], t("a", dtype="int32"), dim="b"), "of its dim"),
+    "an iota of another dim": (
+        lambda h: h.add("iota", [], t("a", dtype="int32"), dim="b"),
+        "of its dim",
+    ),
     # map
-    "a map whose input is split otherwise": (lambda h: h.map("negative", [_x(h)], t("a b")), "'a' is not the same"),
+    "a map whose input is split otherwise": (
+        lambda h: h.map("negative", [_x(h)], t("a b")),
+        "'a' is not the same",
+    ),
     "a map that makes another type": (
-        lambda h: h.add("map", [_x(h)], t("a/rows b", dtype="float64"), expr=call("negative", 1, "float32")),
+        lambda h: h.add(
+            "map", [_x(h)], t("a/rows b", dtype="float64"), expr=call("negative", 1, "float32")
+        ),
         "another data type",
     ),
     "a map with too few results": (
-        lambda h: h.add("map", [_x(h)], t("a/rows b"), t("a/rows b"), expr=call("negative", 1, "float32")),
+        lambda h: h.add(
+            "map", [_x(h)], t("a/rows b"), t("a/rows b"), expr=call("negative", 1, "float32")
+        ),
         "one result per output",
     ),
     "a tape with an unknown function": (
-        lambda h: h.add("map", [_x(h)], t("a/rows b"), expr=_tape(Step("frobnicate", ("i0",), "float32"))),
+        lambda h: h.add(
+            "map", [_x(h)], t("a/rows b"), expr=_tape(Step("frobnicate", ("i0",), "float32"))
+        ),
         "unknown function",
     ),
     "a tape that miscounts": (
@@ -93,159 +129,275 @@ ROWS: dict[str, tuple[Row, str]] = {
         "miscounts",
     ),
     "a tape that uses what comes later": (
-        lambda h: h.add("map", [_x(h)], t("a/rows b"), expr=_tape(Step("add", ("i0", "t1"), "float32"))),
+        lambda h: h.add(
+            "map", [_x(h)], t("a/rows b"), expr=_tape(Step("add", ("i0", "t1"), "float32"))
+        ),
         "undefined reference",
     ),
     "a map that is not linear in a pending sum": (
-        lambda h: h.map("square", [h.pending("a", "cols")], t("a", "cols")), "not linear",
+        lambda h: h.map("square", [h.pending("a", "cols")], t("a", "cols")),
+        "not linear",
     ),
     "a number added to a pending sum": (
-        lambda h: h.add("map", [h.pending("a", "cols")], t("a", "cols"),
-                        expr=_tape(Step("add", ("i0", 1.0), "float32"))), "not linear",
+        lambda h: h.add(
+            "map",
+            [h.pending("a", "cols")],
+            t("a", "cols"),
+            expr=_tape(Step("add", ("i0", 1.0), "float32")),
+        ),
+        "not linear",
     ),
     "a finished value added to a pending sum": (
-        lambda h: h.map("add", [h.pending("a", "cols"), h.feed("y", t("a"))], t("a", "cols")), "not linear",
+        lambda h: h.map("add", [h.pending("a", "cols"), h.feed("y", t("a"))], t("a", "cols")),
+        "not linear",
     ),
     "a product of two pending sums": (
-        lambda h: h.map("multiply", [h.pending("a", "cols"), h.pending("a", "cols")], t("a", "cols")),
+        lambda h: h.map(
+            "multiply", [h.pending("a", "cols"), h.pending("a", "cols")], t("a", "cols")
+        ),
         "not linear",
     ),
     "sums pending over different axes added": (
-        lambda h: h.map("add", [h.pending("a", "cols"), h.pending("a", "rows")], t("a", "cols")), "mixes",
+        lambda h: h.map("add", [h.pending("a", "cols"), h.pending("a", "rows")], t("a", "cols")),
+        "mixes",
     ),
     "a map that forgets what is pending": (
-        lambda h: h.map("negative", [h.pending("a", "cols")], t("a")), "mixes",
+        lambda h: h.map("negative", [h.pending("a", "cols")], t("a")),
+        "mixes",
     ),
     # reduce and contract
     "a reduced split dim without a pending sum": (
-        lambda h: h.add("reduce", [_x(h)], t("b"), op="sum"), "must leave a reduction pending",
+        lambda h: h.add("reduce", [_x(h)], t("b"), op="sum"),
+        "must leave a reduction pending",
     ),
     "a max left pending as a sum": (
-        lambda h: h.add("reduce", [_x(h)], t("b", "rows"), op="max"), "must leave max pending",
+        lambda h: h.add("reduce", [_x(h)], t("b", "rows"), op="max"),
+        "must leave max pending",
     ),
     "a max over a pending sum": (
-        lambda h: h.add("reduce", [h.pending("a b", "cols")], t("a", "cols"), op="max"), "unfinished",
+        lambda h: h.add("reduce", [h.pending("a b", "cols")], t("a", "cols"), op="max"),
+        "unfinished",
     ),
     "a reduction that changes a kept dim": (
-        lambda h: h.add("reduce", [_x(h)], t("a"), op="sum"), "'a' is not the same",
+        lambda h: h.add("reduce", [_x(h)], t("a"), op="sum"),
+        "'a' is not the same",
     ),
-    "a contraction of one operand": (lambda h: h.add("contract", [_x(h)], t("a/rows")), "two operands"),
+    "a contraction of one operand": (
+        lambda h: h.add("contract", [_x(h)], t("a/rows")),
+        "two operands",
+    ),
     "a contraction of operands split differently": (
         lambda h: h.add("contract", [_x(h), h.feed("y", t("b/cols c"))], t("a/rows c", "cols")),
         "'b' is not the same",
     ),
     "a contraction that forgets its pending sum": (
-        lambda h: h.add("contract", [h.feed("x", t("a b/cols")), h.feed("y", t("b/cols c"))], t("a c")),
+        lambda h: h.add(
+            "contract", [h.feed("x", t("a b/cols")), h.feed("y", t("b/cols c"))], t("a c")
+        ),
         "must leave a reduction pending",
     ),
     "a contraction of two pending sums": (
-        lambda h: h.add("contract", [h.pending("a", "cols"), h.pending("a", "cols")], t("", "cols")),
+        lambda h: h.add(
+            "contract", [h.pending("a", "cols"), h.pending("a", "cols")], t("", "cols")
+        ),
         "two unfinished sums",
     ),
     "a contraction with a lonely summed dim": (
-        lambda h: h.add("contract", [_x(h), h.feed("y", t("a/rows c"))], t("c", "rows")), "reduce ['b'] first",
+        lambda h: h.add("contract", [_x(h), h.feed("y", t("a/rows c"))], t("c", "rows")),
+        "reduce ['b'] first",
     ),
     "a contraction of two data types": (
-        lambda h: h.add("contract", [h.feed("x", t("a")), h.feed("y", t("a", dtype="float64"))], t("")),
+        lambda h: h.add(
+            "contract", [h.feed("x", t("a")), h.feed("y", t("a", dtype="float64"))], t("")
+        ),
         "two data types",
     ),
     "operands split over one axis by two dims": (
-        lambda h: h.add("contract", [h.feed("x", t("a/rows b")), h.feed("y", t("b c/rows"))], t("a/rows c/rows")),
+        lambda h: h.add(
+            "contract", [h.feed("x", t("a/rows b")), h.feed("y", t("b c/rows"))], t("a/rows c/rows")
+        ),
         "axis twice",
     ),
     # structure
-    "a transpose that changes a dim": (lambda h: h.add("transpose", [_x(h)], t("b c/rows")), "changes dims"),
-    "a transpose that changes a split": (lambda h: h.add("transpose", [_x(h)], t("b a")), "'a' is not the same"),
-    "a transpose that finishes a sum": (
-        lambda h: h.add("transpose", [h.pending("a b", "cols")], t("b a")), "what is pending",
+    "a transpose that changes a dim": (
+        lambda h: h.add("transpose", [_x(h)], t("b c/rows")),
+        "changes dims",
     ),
-    "a view that is not local": (lambda h: h.add("view", [h.feed("x", t("a b/rows"))], t("m/rows")), "not local"),
+    "a transpose that changes a split": (
+        lambda h: h.add("transpose", [_x(h)], t("b a")),
+        "'a' is not the same",
+    ),
+    "a transpose that finishes a sum": (
+        lambda h: h.add("transpose", [h.pending("a b", "cols")], t("b a")),
+        "what is pending",
+    ),
+    "a view that is not local": (
+        lambda h: h.add("view", [h.feed("x", t("a b/rows"))], t("m/rows")),
+        "not local",
+    ),
     "a view that changes the split": (lambda h: h.add("view", [_x(h)], t("m/cols")), "not local"),
     "a slice along a split dim": (
-        lambda h: h.add("slice", [_x(h)], t("a=2/rows b"), dim="a", start=0, stop=2, stride=1), "which is split",
+        lambda h: h.add("slice", [_x(h)], t("a=2/rows b"), dim="a", start=0, stop=2, stride=1),
+        "which is split",
     ),
     "a slice of another length": (
-        lambda h: h.add("slice", [_x(h)], t("a/rows b=5"), dim="b", start=0, stop=4, stride=1), "4 elements",
+        lambda h: h.add("slice", [_x(h)], t("a/rows b=5"), dim="b", start=0, stop=4, stride=1),
+        "4 elements",
     ),
     "a pad of another length": (
-        lambda h: h.add("pad", [_x(h)], t("a/rows b=9"), dim="b", before=1, after=1, value=0), "10 elements",
+        lambda h: h.add("pad", [_x(h)], t("a/rows b=9"), dim="b", before=1, after=1, value=0),
+        "10 elements",
     ),
     "a pending sum padded with a number": (
-        lambda h: h.add("pad", [h.pending("a", "cols")], t("a=5", "cols"), dim="a", before=1, after=0, value=1.0),
+        lambda h: h.add(
+            "pad", [h.pending("a", "cols")], t("a=5", "cols"), dim="a", before=1, after=0, value=1.0
+        ),
         "pads an unfinished",
     ),
     "a concat of another length": (
-        lambda h: h.add("concat", [_x(h), h.feed("y", t("a/rows b"))], t("a/rows b=15"), dim="b"), "16 elements",
+        lambda h: h.add("concat", [_x(h), h.feed("y", t("a/rows b"))], t("a/rows b=15"), dim="b"),
+        "16 elements",
     ),
     "a concat of a finished and a pending value": (
-        lambda h: h.add("concat", [h.pending("a", "cols"), h.feed("y", t("a"))], t("a=8", "cols"), dim="a"),
+        lambda h: h.add(
+            "concat", [h.pending("a", "cols"), h.feed("y", t("a"))], t("a=8", "cols"), dim="a"
+        ),
         "what is pending",
     ),
     # indexing
     "a gather that forgets its pending sum": (
-        lambda h: h.add("gather", [h.feed("w", t("b/cols c")), h.feed("i", t("a", dtype="int32"))], t("a c"), dim="b"),
+        lambda h: h.add(
+            "gather",
+            [h.feed("w", t("b/cols c")), h.feed("i", t("a", dtype="int32"))],
+            t("a c"),
+            dim="b",
+        ),
         "must leave a reduction pending",
     ),
     "a gather from rows split like its result": (
-        lambda h: h.add("gather", [h.feed("w", t("b/cols c")), h.feed("i", t("a/cols", dtype="int32"))],
-                        t("a/cols c"), dim="b"), "splits its result like",
+        lambda h: h.add(
+            "gather",
+            [h.feed("w", t("b/cols c")), h.feed("i", t("a/cols", dtype="int32"))],
+            t("a/cols c"),
+            dim="b",
+        ),
+        "splits its result like",
     ),
     "a scatter_add that forgets its pending sum": (
-        lambda h: h.add("scatter_add", [h.feed("x", t("a/rows c")), h.feed("i", t("a/rows", dtype="int32"))],
-                        t("b c"), dim="b"), "must leave a reduction pending",
+        lambda h: h.add(
+            "scatter_add",
+            [h.feed("x", t("a/rows c")), h.feed("i", t("a/rows", dtype="int32"))],
+            t("b c"),
+            dim="b",
+        ),
+        "must leave a reduction pending",
     ),
     "a top_k along a split dim": (
-        lambda h: h.add("top_k", [h.feed("x", t("a b/cols"))], t("a k"), t("a k", dtype="int32"), dim="b", k="k"),
+        lambda h: h.add(
+            "top_k", [h.feed("x", t("a b/cols"))], t("a k"), t("a k", dtype="int32"), dim="b", k="k"
+        ),
         "one whole finished dim",
     ),
     # redistribution
     "an all_reduce of nothing pending": (
-        lambda h: h.add("all_reduce", [_x(h)], t("a/rows b"), axes=("cols",), op="sum"), "pending over ()",
+        lambda h: h.add("all_reduce", [_x(h)], t("a/rows b"), axes=("cols",), op="sum"),
+        "pending over ()",
     ),
     "an all_reduce with another op": (
-        lambda h: h.add("all_reduce", [h.pending("a", "cols")], t("a"), axes=("cols",), op="max"), "with max",
+        lambda h: h.add("all_reduce", [h.pending("a", "cols")], t("a"), axes=("cols",), op="max"),
+        "with max",
     ),
     "an all_reduce over too few axes": (
-        lambda h: h.add("all_reduce", [h.map("negative", [h.pending("a", "cols")], t("a", "cols"))], t("a"),
-                        axes=("rows",), op="sum"), "pending over ('cols',)",
+        lambda h: h.add(
+            "all_reduce",
+            [h.map("negative", [h.pending("a", "cols")], t("a", "cols"))],
+            t("a"),
+            axes=("rows",),
+            op="sum",
+        ),
+        "pending over ('cols',)",
     ),
     "an all_reduce that claims another result": (
-        lambda h: h.add("all_reduce", [h.pending("a", "cols")], t("a/rows"), axes=("cols",), op="sum"), "should make",
+        lambda h: h.add(
+            "all_reduce", [h.pending("a", "cols")], t("a/rows"), axes=("cols",), op="sum"
+        ),
+        "should make",
     ),
     "an all_reduce of two data types": (
-        lambda h: h.add("all_reduce", [
-            h.add("reduce", [h.feed("p", t("a b/cols"))], t("a", "cols"), op="sum"),
-            h.add("reduce", [h.feed("q", t("a b/cols", dtype="float64"))], t("a", "cols", dtype="float64"), op="sum"),
-        ], t("a"), t("a", dtype="float64"), axes=("cols",), op="sum"), "several data types",
+        lambda h: h.add(
+            "all_reduce",
+            [
+                h.add("reduce", [h.feed("p", t("a b/cols"))], t("a", "cols"), op="sum"),
+                h.add(
+                    "reduce",
+                    [h.feed("q", t("a b/cols", dtype="float64"))],
+                    t("a", "cols", dtype="float64"),
+                    op="sum",
+                ),
+            ],
+            t("a"),
+            t("a", dtype="float64"),
+            axes=("cols",),
+            op="sum",
+        ),
+        "several data types",
     ),
     "a reduce_scatter onto an axis in use": (
-        lambda h: h.add("reduce_scatter", [h.pending("a", "cols")], t("a/rows"), dim="a", axes=("rows",), op="sum"),
+        lambda h: h.add(
+            "reduce_scatter",
+            [h.pending("a", "cols")],
+            t("a/rows"),
+            dim="a",
+            axes=("rows",),
+            op="sum",
+        ),
         "pending over ('cols',)",
     ),
     "an all_gather of the wrong axes": (
-        lambda h: h.add("all_gather", [h.feed("x", t("a/rows+cols"))], t("a/cols"), dim="a", axes=("rows",)),
+        lambda h: h.add(
+            "all_gather", [h.feed("x", t("a/rows+cols"))], t("a/cols"), dim="a", axes=("rows",)
+        ),
         "split over ('rows', 'cols')",
     ),
     "an all_gather of a pending sum": (
-        lambda h: h.add("all_gather", [h.add("contract", [h.feed("x", t("a/rows u/cols")), h.feed("y", t("u/cols"))],
-                                             t("a/rows", "cols"))], t("a", "cols"), dim="a", axes=("rows",)),
+        lambda h: h.add(
+            "all_gather",
+            [
+                h.add(
+                    "contract",
+                    [h.feed("x", t("a/rows u/cols")), h.feed("y", t("u/cols"))],
+                    t("a/rows", "cols"),
+                )
+            ],
+            t("a", "cols"),
+            dim="a",
+            axes=("rows",),
+        ),
         "moves an unfinished sum",
     ),
     "an all_to_all from an unsplit dim": (
-        lambda h: h.add("all_to_all", [_x(h)], t("a b/cols"), split="b", concat="a", axes=("cols",)),
+        lambda h: h.add(
+            "all_to_all", [_x(h)], t("a b/cols"), split="b", concat="a", axes=("cols",)
+        ),
         "split over ('rows',)",
     ),
     "a take_shard over an axis in use": (
-        lambda h: h.add("take_shard", [_x(h)], t("a/rows b/cols"), dim="b", axes=("rows",)), "splits 'b'",
+        lambda h: h.add("take_shard", [_x(h)], t("a/rows b/cols"), dim="b", axes=("rows",)),
+        "splits 'b'",
     ),
     "a take_shard of a pending sum over its axis": (
-        lambda h: h.add("take_shard", [h.pending("a", "cols")], t("a/cols"), dim="a", axes=("cols",)), "pending over",
+        lambda h: h.add(
+            "take_shard", [h.pending("a", "cols")], t("a/cols"), dim="a", axes=("cols",)
+        ),
+        "pending over",
     ),
     "blocks that do not nest": (
-        lambda h: h.add("take_shard", [h.feed("x", t("c/rows"))], t("c/rows+cols"), dim="c", axes=("cols",)),
+        lambda h: h.add(
+            "take_shard", [h.feed("x", t("c/rows"))], t("c/rows+cols"), dim="c", axes=("cols",)
+        ),
         "do not hold whole blocks",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -259,12 +411,17 @@ def test_broken_programs_are_refused(name: str):
     assert "bug in" in str(caught.value) and "instruction" in str(caught.value)
 
 
+def _overwritten(h: Hand) -> int:
+    w = h.variable("w", t("a"))
+    h.add("write", [h.map("negative", [w], t("a"))], variable="w")
+    return w
+
+
 @pytest.mark.parametrize(
     "fetch",
-    [lambda h: h.pending("a", "cols"), lambda h: 99,
-     lambda h: (w := h.variable("w", t("a")), h.add("write", [h.map("negative", [w], t("a"))], variable="w"), w)[-1]],
+    [lambda h: h.pending("a", "cols"), lambda h: 99, _overwritten],
     ids=["unfinished", "undefined", "overwritten"],
-)  # fmt: skip
+)
 def test_broken_fetches_are_refused(fetch: Callable[[Hand], int]):
     h = Hand()
     h.fetches["y"] = fetch(h)
