@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 LEAVE_SECONDS = 5.0
 """How long a rank that failed by its exit status waits for the others to leave as well.
 Assumption: ranks that all give up at the same step differ by less."""
+UNSEEN_SECONDS = 60.0
+"""The same for a rank that left by a SystemExit whose code is unknown: it may well have been 0.
+Assumption: a compromise between ending a healthy job and waiting for ever."""
 STAGGER_SECONDS, STAGGER_STEP, STAGGER_RANKS = 1.0, 0.25, 12
 """Rank r > 0 waits STAGGER_SECONDS + STAGGER_STEP * min(r - 1, STAGGER_RANKS) before it reports, so
 that an error that all ranks raise is reported once, by rank 0.  At most 4 s, within the 10 s
@@ -203,12 +206,13 @@ def _leave() -> None:
     if mpi is None or not _leaving:
         return
     requests = [comm.Ibarrier() for comm in _leaving]
-    limit = None if status == 0 else time.monotonic() + LEAVE_SECONDS
+    patience = UNSEEN_SECONDS if status is None else LEAVE_SECONDS
+    limit = None if status == 0 else time.monotonic() + patience
     nap = 1e-4
     while not mpi.Request.Testall(requests):
         if limit is not None and time.monotonic() > limit:
-            how = f"left the program by exit status {status} while other ranks still run"
-            text = f"{how}: the job is ended.\n"
-            _end(mpi, "", text, status)
+            how = "SystemExit" if status is None else f"exit status {status}"
+            text = f"left the program by {how} while other ranks still run: the job is ended.\n"
+            _end(mpi, "", text, status or 1)
         time.sleep(nap)  # healthy ranks may wait long for a slow one; do not burn its core
         nap = min(2 * nap, 0.02)

@@ -32,13 +32,18 @@ def watch() -> None:
     note_exits()
 
 
-def pending() -> int:
-    """The exit status; 0 for a SystemExit made before `note_exits`, whose code nobody saw."""
+def pending() -> int | None:
+    """The exit status; None for a SystemExit that nobody saw being made.
+
+    That is one raised in C, or by a ``sys.exit`` that was imported by name before meshmpi.
+    """
     if _main_frame is None or _returned(_main_frame):
         return 0
     if hasattr(sys, "last_value"):  # an uncaught exception, reported by somebody else's hook
         return 1
-    if _last_code is None or _last_code is _UNKNOWN:
+    if _last_code is _UNKNOWN:
+        return None
+    if _last_code is None:
         return 0
     return _last_code & 0xFF if isinstance(_last_code, int) else 1
 
