@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, run_all
+from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, Slot, run_all
 
 
 class SegmentPlan(Plan):
@@ -23,12 +23,10 @@ class SegmentPlan(Plan):
         inner, mesh = call.attrs["inner"], call.program.mesh
         known = {x.value: x for x in (*call.inputs, *call.outputs)}
         inside = replace(call.program, types={**call.program.types, **inner})
-        scratch = Scratch()
-        self.slots = {}
         where = call.coordinates
-        for v, t in inner.items():
-            known[v] = Operand(v, t, t.block(mesh, where))
-            self.slots[v] = scratch.reserve(known[v].sizes, known[v].dtype)
+        known.update((v, Operand(v, t, t.block(mesh, where))) for v, t in inner.items())
+        scratch = Scratch()
+        self.slots = _slots(call, known, scratch)
         self.own_bytes = scratch.bytes
         self.steps: list[tuple[Call, Plan]] = []
         for i in call.attrs["body"]:
@@ -55,3 +53,25 @@ class SegmentPlan(Plan):
             for c, plan in self.steps
         ]  # fmt: skip
         return run_all(bound)
+
+
+def _slots(call: Call, known: Mapping[int, Operand], scratch: Scratch) -> dict[int, Slot]:
+    """Places of the inner values; one is taken again after the last instruction that reads it."""
+    body, inner = call.attrs["body"], call.attrs["inner"]
+    last = {v: n for n, i in enumerate(body) for v in (*i.outputs, *i.inputs)}
+    slots: dict[int, Slot] = {}
+    free: dict[int, list[int]] = {}  # bytes -> offsets
+    for n, i in enumerate(body):
+        for v in (v for v in i.outputs if v in inner):
+            x = known[v]
+            places = free.get(x.elements * x.dtype.itemsize)
+            slots[v] = (
+                Slot(places.pop(), x.sizes, x.dtype)
+                if places
+                else scratch.reserve(x.sizes, x.dtype)
+            )
+        for v in dict.fromkeys((*i.outputs, *i.inputs)):
+            if v in slots and last[v] == n:
+                x = known[v]
+                free.setdefault(x.elements * x.dtype.itemsize, []).append(slots[v].offset)
+    return slots

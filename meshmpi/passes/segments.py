@@ -19,8 +19,8 @@ from meshmpi.program import Instruction, Program
 MAX_BODY = 32
 """Most instructions of a segment.  Status: assumption; keeps generated functions readable."""
 MAX_OPERANDS = 32
-"""Most values of a segment, inner ones included.  Measured: with 20 a layer norm forward and backward
-is cut in two and takes twice as long."""
+"""Most values of a segment, inner ones included.  Measured: with 20 a layer norm forward and
+backward is cut in two and takes twice as long."""
 MAX_OPEN = 8
 """Segments under construction at once: more would keep their inputs alive for longer."""
 
