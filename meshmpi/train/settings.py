@@ -20,7 +20,7 @@ class DataSettings:
         "tinyshakespeare", "tinyshakespeare, shakespeare, sotu, or the path of a text file"
     )
     fallback: str = setting(
-        "", "corpus to use when `corpus` cannot be had, for instance without a network"
+        "", "corpus to use when a named `corpus` cannot be fetched, as without a network"
     )
     vocabulary: str = setting("characters", "bytes, characters or bpe:<size>")
     held_out_fraction: float = setting(0.1, "part at the end of the text not trained on")

@@ -13,6 +13,7 @@ from meshmpi.errors import DataError
 from meshmpi.train import checkpoint
 from meshmpi.train.agreement import from_first, gathered
 from meshmpi.train.config import as_dict
+from meshmpi.train.corpora import NAMED
 from meshmpi.train.data import Dataset, prepare
 from meshmpi.train.settings import DataSettings, MeshSettings, Settings
 
@@ -42,7 +43,7 @@ def make_mesh(settings: MeshSettings) -> Any:
 
 
 def prepare_data(settings: DataSettings, mesh: Any, say: Callable[[str], None]) -> Dataset:
-    """The tokens of the corpus, or of the fallback where it cannot be had.  Collective.
+    """The tokens of the corpus, or of the fallback where a named one cannot be had.  Collective.
 
     Raises:
         DataError: Neither can be had, or the ranks see different texts.
@@ -52,8 +53,8 @@ def prepare_data(settings: DataSettings, mesh: Any, say: Callable[[str], None]) 
         try:
             _prepare(settings, settings.corpus)
         except DataError as error:
-            if not settings.fallback:
-                raise
+            if not settings.fallback or settings.corpus not in NAMED:
+                raise  # a mistyped name or path must not train on something else
             return settings.fallback, f"{error.problem} Using '{settings.fallback}' instead."
         return settings.corpus, ""
 

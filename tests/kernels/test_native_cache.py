@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def script(folder: Path, text: str) -> str:
-    """A compiler that runs ``text`` before it goes on as the real one; $source is what it builds."""
+    """A compiler that runs ``text``, then the real one; $source is what it builds."""
     path = folder / "cc"
     real = compiler.compiler()[0]
     path.write_text(

@@ -189,10 +189,20 @@ def test_empty_corpus_and_fallback(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match="is an empty file"):
         run(tmp_path, "run", f"data.corpus={tmp_path / 'empty.txt'}")
-    _, lines = run(
-        tmp_path, "run", "data.corpus=nowhere.txt", f"data.fallback={tmp_path / 'text.txt'}"
-    )
-    assert any("does not exist" in line and "instead" in line for line in lines)
+
+
+def test_a_fallback_is_for_named_corpora_that_cannot_be_fetched(tmp_path, monkeypatch):
+    fallback = f"data.fallback={tmp_path / 'text.txt'}"
+    with pytest.raises(DataError, match=r"'nowhere\.txt': the file does not exist"):
+        run(tmp_path, "mistyped", "data.corpus=nowhere.txt", fallback)
+
+    def no_network(name: str, *_: object) -> None:
+        raise DataError(f"corpus '{name}' cannot be fetched.", "Try again.")
+
+    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("meshmpi.train.corpora._write_checked", no_network)
+    _, lines = run(tmp_path, "offline", "data.corpus=shakespeare", fallback)
+    assert any("cannot be fetched" in line and "instead" in line for line in lines)
 
 
 # ---- evaluation ------------------------------------------------------------------------------
