@@ -30,8 +30,15 @@ def gradients(
         where no y depends on x through differentiable operations.
 
     Raises:
-        ShapeError: A shape in grad_ys differs, or an operation on the way has no gradient.
+        ShapeError: A shape in grad_ys differs, an x is no tensor, or an operation on the way has no
+            gradient.
     """
+    for x in xs:
+        if not isinstance(x, Tensor):
+            raise ShapeError(
+                f"gradients: {x!r} among the xs is not a tensor.",
+                "Give the tensor that mm.get_variable() or mm.placeholder() returned.",
+            )
     ys = [ys] if isinstance(ys, Tensor) else list(ys)
     if not ys:
         raise ShapeError("gradients: there are no ys.", "Give at least one tensor.")

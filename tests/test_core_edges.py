@@ -207,3 +207,10 @@ def test_lowering_and_passes_are_linear_in_layers() -> None:
     (n2, b2), (n4, b4), (n6, b6) = (planned(k) for k in (2, 4, 6))
     assert n6 - n4 == n4 - n2
     assert b6 - b4 == b4 - b2
+
+
+def test_gradients_by_something_that_is_no_tensor():
+    with mm.Graph() as graph:
+        w = mm.get_variable("w", "a:3")
+        with pytest.raises(mm.ShapeError, match="is not a tensor.*get_variable"):
+            mm.gradients(mm.reduce_sum(w), [graph.variables["w"]])
