@@ -35,11 +35,10 @@ def chosen_layout(settings: MeshSettings, mesh: MeshShape) -> str:
 
 def make_mesh(settings: MeshSettings) -> Any:
     """The mesh of all ranks of this job, which is started with that."""
-    from mpi4py import MPI
-
     from meshmpi.runtime.mesh import Mesh
+    from meshmpi.runtime.world import world_size
 
-    return Mesh(mesh_shape(settings, MPI.COMM_WORLD.size))
+    return Mesh(mesh_shape(settings, world_size()))
 
 
 def prepare_data(settings: DataSettings, mesh: Any, say: Callable[[str], None]) -> Dataset:
