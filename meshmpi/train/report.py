@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import resource
 import sys
@@ -73,7 +74,7 @@ def vocabulary_size(settings: Settings) -> int:
 
 
 def doctor_report() -> str:
-    """Versions of packages, the MPI launcher, cores and BLAS of this machine."""
+    """Versions of packages, the MPI launcher, cores, BLAS and C compiler of this machine."""
     from meshmpi.runtime.cores import available_cores
     from meshmpi.runtime.launch import find_launcher
 
@@ -96,12 +97,22 @@ def doctor_report() -> str:
 
 
 def _blas() -> list[str]:
-    import numpy as np
-    from threadpoolctl import threadpool_info
+    """The library of matrix products, with the processor it was built for, and the C compiler."""
+    import shlex
 
-    np.dot(np.ones(2), np.ones(2))  # loads the library
-    return [
-        f"BLAS: {i['internal_api']} {i['version']}, {i['num_threads']} threads"
-        for i in threadpool_info()
-        if i["user_api"] == "blas"
-    ]
+    from meshmpi.kernels import blas
+    from meshmpi.kernels.native import compiler
+
+    found = blas.find()
+    lines = [f"matrix products: {found.name} {found.version}, {found.threads} threads"]
+    core = os.environ.get("OPENBLAS_CORETYPE")
+    if core and found.name == "openblas":
+        lines.append(
+            f"  OPENBLAS_CORETYPE={core} chooses its routines; `unset OPENBLAS_CORETYPE` lets it"
+            " take the fastest for this processor"
+        )
+    try:
+        lines.append(f"C compiler of native kernels: {shlex.join(compiler.compiler()[:1])}")
+    except MeshmpiError as error:
+        lines.append(f"C compiler of native kernels: none, NumPy does it all. {error}")
+    return lines

@@ -12,6 +12,7 @@ import pytest
 import meshmpi as mm
 from meshmpi import cli
 from meshmpi.errors import CheckpointError, ConfigError, DataError, LayoutError
+from meshmpi.kernels import blas
 from meshmpi.runtime.launch import launch
 from meshmpi.train import checkpoint
 from meshmpi.train.config import load
@@ -376,7 +377,11 @@ def test_every_setting_is_in_the_help(capsys):
         assert word in text
 
 
-def test_doctor(capsys):
+def test_doctor(capsys, monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "numpy" in out and "cores:" in out and "BLAS:" in out
+    assert "numpy" in out and "cores:" in out
+    assert f"matrix products: {blas.find().name}" in out
+    assert ("unset OPENBLAS_CORETYPE" in out) == (blas.find().name == "openblas")
+    assert "C compiler of native kernels:" in out
