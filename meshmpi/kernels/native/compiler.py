@@ -75,7 +75,7 @@ def _accepts(command: tuple[str, ...]) -> bool:
         source.write_text("#include <math.h>\nint f(void) { return 0; }\n")
         try:
             _run([*command, str(source), "-o", str(library), "-lm"], 60)
-            ctypes.CDLL(str(library))
+            _loaded(library)
         except (CompilerError, OSError):
             return False
     return True
@@ -164,12 +164,19 @@ def load_library(source: str) -> ctypes.CDLL:
     library = cache_folder() / f"{key}.so"
     if library.exists():
         try:
-            return ctypes.CDLL(str(library))
+            return _loaded(library)
         except OSError:  # damaged, for instance by a full disk: built again
             library.unlink(missing_ok=True)
     with _locked(library.with_suffix(".lock")):
         if not library.exists():
             _build(source, library, command)
+    return _loaded(library)
+
+
+def _loaded(library: Path) -> ctypes.CDLL:
+    # The first such library brings OpenMP, which reads this once.  Its threads and those of BLAS
+    # take turns on the same cores: waiting must not burn them.  Measured: docs/performance.md.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return ctypes.CDLL(str(library))
 
 
