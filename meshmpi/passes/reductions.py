@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from meshmpi.dims import Axes
 from meshmpi.passes.maxflow import Network
-from meshmpi.passes.rewrite import fetched, fresh, producers, substituted, users, with_substitution
+from meshmpi.passes.rewrite import fetched, fresh, producers, substituted, users
 from meshmpi.program import Instruction, LocalType, Program
 from meshmpi.typerules import linear_in
 
@@ -191,4 +191,4 @@ def _merge_chains(program: Program) -> Program:
             x, axes = merged[i.outputs[0]]
             i = i.replaced(inputs=(x,), attrs={"axes": axes, "op": "sum"})
         out.append(i)
-    return with_substitution(program, out, {})
+    return program.with_instructions(out)

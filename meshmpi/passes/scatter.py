@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshmpi.passes.rewrite import fetched, fresh, producers, users, with_substitution
+from meshmpi.passes.rewrite import fetched, fresh, producers, users
 from meshmpi.program import Instruction, LocalType, Program
 from meshmpi.typerules import redistributed
 
@@ -59,7 +59,6 @@ def form_reduce_scatter(program: Program) -> Program:
     """
     used, kept_out = users(program), fetched(program)
     types, number = dict(program.types), fresh(program)
-    instead: dict[int, int] = {}
     out: list[Instruction] = []
     replaced: dict[int, Instruction] = {}
     for i in program.instructions:
@@ -83,4 +82,4 @@ def form_reduce_scatter(program: Program) -> Program:
                 replaced[i.outputs[0]] = i
                 continue
         out.append(i)
-    return with_substitution(program.with_instructions(out, types), out, instead)
+    return program.with_instructions(out, types)
