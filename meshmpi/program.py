@@ -28,10 +28,13 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | reduce_scatter | x -> y | ``dim, axes, op``: the same, and keeps only the own block of dim |
 | all_gather | x -> y | ``dim, axes``: makes dim whole over its last axes |
 | all_to_all | x -> y | ``split, concat, axes``: moves axes from dim ``concat`` to dim ``split`` |
+| shift | x... -> y | y[o] = x_j[stride o + offset_j] along split dim, else ``value`` [3] |
 | take_shard | x -> y | ``dim, axes``: keeps the own block of dim; no traffic |
 
 [1] They are maps and reductions; ``inner`` has the types of the values that only they use.
 [2] A number depends on the program's seed, the key, the step and the global index of its element.
+[3] ``dim, axes, stride, offsets, wrap, value``: blocks exchange what the others need of them.  Where y
+    has a `Window` along dim, each rank gets that part of x instead of its block.
 
 This module knows no arrays, no kernels, no MPI and no rank.
 """
@@ -39,14 +42,16 @@ This module knows no arrays, no kernels, no MPI and no rank.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 from meshmpi.dims import Axes, MeshShape, Shape, block_range
-from meshmpi.scalar import ITEM_BYTES, Expr
+from meshmpi.scalar import ITEM_BYTES
+from meshmpi.windows import Exchange, Window
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shift")
 """Kinds that communicate.  `take_shard` redistributes too, without traffic."""
 LOCAL_KINDS = (
     "feed", "read", "write", "step", "map", "iota", "random", "reduce", "contract", "transpose",
@@ -79,6 +84,9 @@ class LocalType:
         splits: For each dimension the mesh axes it is split over, major first.
         partial: Axes over which a reduction is still pending, in mesh order.
         pending: Which reduction: sum, max, min or prod.
+        windows: Empty, or for each dimension a Window where a rank holds not its block but the
+            elements that the blocks of another dimension need; these overlap.  Only `shift` makes
+            such values, only `conv` and `shift` along another dimension take them.
     """
 
     shape: Shape
@@ -86,6 +94,12 @@ class LocalType:
     splits: tuple[Axes, ...]
     partial: Axes = ()
     pending: str = "sum"
+    windows: tuple[Window | None, ...] = ()
+
+    def window(self, dim: str) -> Window | None:
+        """The window in which a rank holds the dimension called ``dim``, if it does."""
+        i = self.shape.find(dim)
+        return self.windows[i] if self.windows and i >= 0 else None
 
     def split(self, dim: str) -> Axes:
         """Axes of the dimension called ``dim``; empty when there is no such dimension."""
@@ -107,19 +121,31 @@ class LocalType:
         return LocalType(self.shape, self.dtype, self.splits, left, self.pending if left else "sum")
 
     def block(self, mesh: MeshShape, coordinates: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-        """(start, stop) of each dimension of the block held at ``coordinates``."""
-        return tuple(
+        """(start, stop) of each dimension of the block held at ``coordinates``.
+
+        A window may begin before 0 and end behind the last element.
+        """
+        blocks = tuple(
             block_range(d.size, mesh.count(s), mesh.block_index(s, coordinates))
             if s
             else (0, d.size)
             for d, s in zip(self.shape, self.splits, strict=True)
         )
+        if not self.windows:
+            return blocks
+        return tuple(
+            b if w is None
+            else w.range(*block_range(w.of, mesh.count(s), mesh.block_index(s, coordinates)))
+            for b, w, s in zip(blocks, self.windows, self.splits, strict=True)
+        )  # fmt: skip
 
     def local_sizes(self, mesh: MeshShape, coordinates: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(stop - start for start, stop in self.block(mesh, coordinates))
 
     def max_sizes(self, mesh: MeshShape) -> tuple[int, ...]:
         """Sizes of the largest block: that of the rank whose coordinates are all 0."""
+        if self.windows:
+            return self.local_sizes(mesh, dict.fromkeys(mesh.names, 0))
         return tuple(
             -(-d.size // mesh.count(s)) if s else d.size
             for d, s in zip(self.shape, self.splits, strict=True)
@@ -136,8 +162,10 @@ class LocalType:
 
     def __str__(self) -> str:
         dims = ", ".join(
-            f"{d}/{'+'.join(s)}" if s else str(d)
-            for d, s in zip(self.shape, self.splits, strict=True)
+            (f"{d}/{'+'.join(s)}" if s else str(d)) + (str(w) if w else "")
+            for d, s, w in zip(
+                self.shape, self.splits, self.windows or (None,) * len(self.shape), strict=True
+            )
         )
         pending = (
             f"{{{self.pending} pending over {'+'.join(self.partial)}}}" if self.partial else ""
@@ -251,13 +279,41 @@ class Program:
                 out[i.kind] = out.get(i.kind, 0) + 1
         return out
 
+    def exchange(self, i: Instruction) -> Exchange:
+        """What a `shift` moves between the blocks of its dimension."""
+        a, y = i.attrs, self.types[i.outputs[0]]
+        sizes = tuple(self.types[v].shape.dim(a["dim"]).size for v in i.inputs)
+        return Exchange(
+            self.mesh.count(a["axes"]), sizes, a["offsets"], y.shape.dim(a["dim"]).size,
+            a["stride"], a["wrap"], y.window(a["dim"]),
+        )  # fmt: skip
+
+    def elements_handed(self, i: Instruction, coordinates: Mapping[str, int] | None = None) -> int:
+        """Elements that the rank at ``coordinates`` hands to collective ``i``.
+
+        Without coordinates, those of the largest block; of a `shift`, those of the rank that
+        sends most.
+        """
+        here = dict.fromkeys(self.mesh.names, 0) if coordinates is None else coordinates
+        sizes = [self.types[v].local_sizes(self.mesh, here) for v in i.inputs]
+        if i.kind != "shift":
+            return sum(map(math.prod, sizes))
+        e, dim = self.exchange(i), self.types[i.inputs[0]].shape.position(i.attrs["dim"])
+        others = math.prod(n for k, n in enumerate(sizes[0]) if k != dim)
+        if coordinates is None:
+            return others * e.most_rows_sent()
+        return others * e.rows_sent(self.mesh.block_index(i.attrs["axes"], here))
+
     def values(self) -> dict[str, AxesTable]:
-        """Kind of collective -> mesh axes -> elements that one rank hands to it (largest block)."""
+        """Kind of collective -> mesh axes -> elements that one rank hands to it (largest block).
+
+        Of a `shift` only what is sent to others counts.
+        """
         out: dict[str, AxesTable] = {}
         for i in self.instructions:
             if i.kind in COLLECTIVES:
                 table = out.setdefault(i.kind, AxesTable())
-                n = sum(self.types[v].max_elements(self.mesh) for v in i.inputs)
+                n = self.elements_handed(i)
                 key = "+".join(i.attrs["axes"])
                 table[key] = table.get(key, 0) + n
         return out
@@ -273,6 +329,9 @@ class AxesTable(dict[str, int]):
 
 
 def _attr_text(value: Any) -> str:
-    if isinstance(value, tuple) and not isinstance(value, Expr):
-        return "+".join(map(str, cast("tuple[object, ...]", value)))
+    if type(value) is tuple:
+        parts = cast("tuple[object, ...]", value)
+        if all(isinstance(p, str) for p in parts):
+            return "+".join(map(str, parts))
+        return "[" + ", ".join(map(str, parts)) + "]"
     return str(value)

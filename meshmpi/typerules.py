@@ -143,10 +143,14 @@ def _check_wiring(program: Program, i: Instruction, defined: set[int]) -> None:
     for v in i.inputs:
         if v not in defined:
             raise Violation(f"value {v} is used before it is made")
+        if program.types[v].windows and i.kind not in ("conv", "shift"):
+            raise Violation("uses a value that is held in windows")
     for v in i.outputs:
         if v in defined:
             raise Violation(f"value {v} is made twice")
         t = program.types[v]
+        if t.windows:
+            _require(i.kind == "shift", "makes a value held in windows")
         used = t.used_axes
         if not used and not t.partial and t.pending == "sum":
             continue
@@ -377,6 +381,24 @@ def _along_dim_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -
     _require(y.shape.dim(dim).size == total, f"'{dim}' should have {total} elements")
 
 
+def _shift_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    a, y, dim = i.attrs, _out(program, i), i.attrs["dim"]
+    _require(len(xs) == len(a["offsets"]) > 0 and a["stride"] >= 1, "has not one offset per input")
+    _require(bool(a["axes"]) and y.split(dim) == a["axes"], f"has '{dim}' split otherwise")
+    for x in xs:
+        _require(x.shape.names == y.shape.names and x.dtype == y.dtype, "changes dims or type")
+        _require(x.split(dim) == a["axes"] and x.window(dim) is None, f"has no blocks of '{dim}'")
+        _require(not x.partial and not y.partial, "moves an unfinished sum")
+        for d in x.shape:
+            if d.name != dim:
+                _same_splits(x, y, [d.name])
+                _require(x.window(d.name) == y.window(d.name), f"changes a window of '{d.name}'")
+    _require(not a["wrap"] or len(xs) == 1, "makes a ring of several inputs")
+    if y.window(dim) is not None:
+        plain = len(xs) == 1 and (a["stride"], a["offsets"]) == (1, (0,))
+        _require(plain and xs[0].shape == y.shape, "moves elements into a window")
+
+
 def _gather_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
     (table, index), y, dim = xs, _out(program, i), i.attrs["dim"]
     _same_splits(y, index, index.shape.names)
@@ -444,5 +466,5 @@ _RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] =
     "segment": _segment_rule,
     "all_reduce": _redistribution_rule, "reduce_scatter": _redistribution_rule,
     "all_gather": _redistribution_rule, "all_to_all": _redistribution_rule,
-    "take_shard": _redistribution_rule,
+    "take_shard": _redistribution_rule, "shift": _shift_rule,
 }  # fmt: skip

@@ -16,14 +16,15 @@ PACKAGE = ROOT / "meshmpi"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES, MOST_FUNCTION_LINES = 600, 60
 
-_BASE = ["errors", "dims", "scalar", "program"]
+_BASE = ["errors", "dims", "scalar", "windows", "program"]
 _PROGRAMS = [*_BASE, "typerules", "collective_bytes", "flops"]
 _GRAPH = [*_BASE, "graph", "ops", "autodiff"]
 MAY_IMPORT = {
     "errors": [],
     "scalar": [],
     "dims": ["errors"],
-    "program": ["errors", "dims", "scalar"],
+    "windows": ["dims"],
+    "program": ["errors", "dims", "scalar", "windows"],
     "typerules": _BASE,
     "collective_bytes": ["scalar", "dims"],
     "flops": ["dims", "scalar", "program"],

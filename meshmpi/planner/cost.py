@@ -6,6 +6,7 @@ arrays, so prediction and measurement agree exactly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshmpi.collective_bytes import bytes_sent, wire_bytes
@@ -52,13 +53,21 @@ class Cost:
         return "\n".join(lines)
 
 
-def bytes_by_collective(program: Program) -> dict[str, AxesTable]:
-    """Kind of collective -> mesh axes -> bytes that one rank sends, for the largest blocks."""
+def bytes_by_collective(
+    program: Program, coordinates: Mapping[str, int] | None = None
+) -> dict[str, AxesTable]:
+    """Kind of collective -> mesh axes -> bytes that one rank sends.
+
+    Args:
+        program: The program.
+        coordinates: Of the rank; None means the largest blocks, and in a `shift` the rank that
+            sends most: one with neighbours on both sides.
+    """
     out: dict[str, AxesTable] = {}
     for i in program.instructions:
         if i.kind in COLLECTIVES:
             table = out.setdefault(i.kind, AxesTable())
-            elements = sum(program.types[v].max_elements(program.mesh) for v in i.inputs)
+            elements = program.elements_handed(i, coordinates)
             item = wire_bytes(i.kind, program.types[i.inputs[0]].dtype)
             key = "+".join(i.attrs["axes"])
             n = program.mesh.count(i.attrs["axes"])
