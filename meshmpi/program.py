@@ -33,7 +33,7 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 
 [1] They are maps and reductions; ``inner`` has the types of the values that only they use.
 [2] A number depends on the program's seed, the key, the step and the global index of its element.
-[3] ``dim, axes, stride, offsets, wrap, value``: blocks exchange what the others need of them.  Where y
+[3] ``dim, axes, stride, offsets, wrap, value``: blocks exchange what others need of them.  Where y
     has a `Window` along dim, each rank gets that part of x instead of its block.
 
 This module knows no arrays, no kernels, no MPI and no rank.
@@ -331,7 +331,7 @@ class AxesTable(dict[str, int]):
 def _attr_text(value: Any) -> str:
     if type(value) is tuple:
         parts = cast("tuple[object, ...]", value)
-        if all(isinstance(p, str) for p in parts):
-            return "+".join(map(str, parts))
-        return "[" + ", ".join(map(str, parts)) + "]"
+        if any(isinstance(p, int) for p in parts):
+            return "[" + ", ".join(map(str, parts)) + "]"
+        return "+".join(map(str, parts))
     return str(value)

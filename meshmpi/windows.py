@@ -99,7 +99,7 @@ class Exchange(NamedTuple):
 
     def most_rows_received(self) -> int:
         """Elements along the dimension that one block receives from others, at most."""
-        return max((sum(p.count for p in row if p.source != p.target) for row in pieces(self)))
+        return max(sum(p.count for p in row if p.source != p.target) for row in pieces(self))
 
 
 @functools.lru_cache(maxsize=4096)
