@@ -329,7 +329,7 @@ class AxesTable(dict[str, int]):
 
 
 def _attr_text(value: Any) -> str:
-    if type(value) is tuple:
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
         parts = cast("tuple[object, ...]", value)
         if any(isinstance(p, int) for p in parts):
             return "[" + ", ".join(map(str, parts)) + "]"
