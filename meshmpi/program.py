@@ -20,8 +20,8 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | slice | x -> y | ``dim, start, stop, stride`` along a whole dimension |
 | pad | x -> y | ``dim, before, after, value`` along a whole dimension |
 | concat | x... -> y | ``dim``: along a whole dimension |
-| gather | table, index -> y | ``dim``: rows of the block of table that index hits, 0 elsewhere |
-| scatter_add | updates, index -> y | ``dim``: sums updates into the block of y that index hits |
+| gather | table, index -> y | ``dim``: rows of the block of table that index hits, else 0 [3] |
+| scatter_add | updates, index -> y | ``dim``: sums updates into the block of y that index hits [3] |
 | segment | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |
 | top_k | x -> values, index | ``dim, k``: largest first, of ties the lowest index; dim is whole |
 | all_reduce | x... -> y... | ``axes, op``: finishes what is pending over axes, in one message |
@@ -33,6 +33,8 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 
 [1] They are maps and reductions; ``inner`` has the types of the values that only they use.
 [2] A number depends on the program's seed, the key, the step and the global index of its element.
+[3] Dims that index shares with table (or y) are batch dims, but for ``dim``.  ``checked``: an index
+outside raises `RangeError`; ``may_miss``: it is meant.
 [3] ``dim, axes, stride, offsets, wrap, value``: blocks exchange what others need of them.  Where y
     has a `Window` along dim, each rank gets that part of x instead of its block.
 

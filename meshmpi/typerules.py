@@ -419,7 +419,8 @@ def _scatter_add_rule(program: Program, i: Instruction, xs: Sequence[LocalType])
         not index.partial and updates.dtype == y.dtype, "has an unfinished index or changes type"
     )
     _require(not set(y.split(dim)) & set(updates.used_axes), "has updates split like its dimension")
-    gone = [a for n in index.shape.names for a in index.split(n)]
+    summed = [n for n in index.shape.names if n == dim or y.shape.find(n) < 0]
+    gone = [a for n in summed for a in index.split(n)]
     _check_pending(program.mesh, y, [*updates.partial, *gone], "sum")
 
 

@@ -248,6 +248,14 @@ def _concat(op: Any, inputs: list, env: Environment) -> np.ndarray:
     return np.concatenate(inputs, axis=op.output.shape.position(op.dim))
 
 
+def _shift(op: Any, inputs: list, env: Environment) -> np.ndarray:
+    axis = op.output.shape.position(op.dim)
+    y = np.moveaxis(np.roll(inputs[0], op.offset, axis), axis, 0)
+    if not op.wrap:
+        y[slice(0, op.offset) if op.offset > 0 else slice(op.offset, None)] = 0
+    return np.moveaxis(y, 0, axis)
+
+
 def _same(op: Any, inputs: list, env: Environment) -> np.ndarray:
     return inputs[0]
 
@@ -256,24 +264,37 @@ def _same(op: Any, inputs: list, env: Environment) -> np.ndarray:
 
 
 def _gather(op: Any, inputs: list, env: Environment) -> np.ndarray:
-    table, index = inputs
-    rows = np.moveaxis(table, op.inputs[0].shape.position(op.dim), 0)
-    out = np.zeros(index.shape + rows.shape[1:], table.dtype)
-    inside = (index >= 0) & (index < rows.shape[0])
-    out[inside] = rows[index[inside]]
-    return out
+    (table, index), (t, i) = inputs, [x.shape for x in op.inputs]
+    batch = [d for d in i if d.name != op.dim and d in t]
+    others = Shape([d for d in i if d not in batch])
+    rest = t.without([op.dim, *(d.name for d in batch)])
+    rows = table.transpose([t.position(n) for n in (*_names(batch), op.dim, *rest.names)])
+    index = aligned(index, i, Shape(batch) + others)
+    out = np.zeros((*index.shape, *rest.sizes), table.dtype)
+    for at in np.ndindex(*index.shape):
+        if 0 <= index[at] < t.dim(op.dim).size:
+            out[at] = rows[(*at[: len(batch)], index[at])]
+    order = [*_names(batch), *(f"{n}'" for n in others.names), *rest.names]
+    wanted = [n if n in _names(batch) else f"{n}'" for n in i.names] + list(rest.names)
+    return out.transpose([order.index(n) for n in wanted])
+
+
+def _names(dims: Sequence[Any]) -> list[str]:
+    return [d.name for d in dims]
 
 
 def _scatter_add(op: Any, inputs: list, env: Environment) -> np.ndarray:
     updates, index = inputs
     shape, index_shape = op.inputs[0].shape, op.inputs[1].shape
+    batch = [d for d in index_shape if d.name != op.dim.name and d in op.output.shape]
     rest = shape.without(index_shape.names)
     rows = aligned(updates, shape, index_shape + rest)
-    summed = np.zeros((op.dim.size, *rest.sizes), updates.dtype)
+    summed = np.zeros((*Shape(batch).sizes, op.dim.size, *rest.sizes), updates.dtype)
     for where in np.ndindex(*index.shape):
         if 0 <= index[where] < op.dim.size:
-            summed[index[where]] += rows[where]
-    return aligned(summed, Shape([op.dim]) + rest, op.output.shape)
+            own = tuple(where[index_shape.position(d.name)] for d in batch)
+            summed[(*own, index[where])] += rows[where]
+    return aligned(summed, Shape([*batch, op.dim]) + rest, op.output.shape)
 
 
 def _top_k(op: Any, inputs: list, env: Environment) -> tuple[np.ndarray, np.ndarray]:
@@ -300,6 +321,7 @@ _RULES: dict[str, Callable[[Any, list, Environment], Any]] = {
     "Slice": _slice,
     "Pad": _pad,
     "Concat": _concat,
+    "Shift": _shift,
     "Constrain": _same,
     "AsStored": _same,
     "StopGradient": _same,

@@ -31,11 +31,20 @@ _INT64 = np.dtype(np.int64)
 _BOOL = np.dtype(bool)
 
 
-class _Rows:
-    """Local row numbers of an index, and which of them are in the block."""
+def batch_names(index: Operand, other: Operand, dim: str) -> tuple[str, ...]:
+    """Dims that the index shares with the tensor it addresses, in the order of the index."""
+    return tuple(n for n in index.names if n != dim and n in other.names)
 
-    def __init__(self, index: Operand, block: tuple[int, int], scratch: Scratch):
-        self.start, self.stop = block
+
+class _Rows:
+    """Row numbers of an index in the block [batch, dim], and which of them are in the block."""
+
+    def __init__(
+        self, index: Operand, batch: Sequence[str], block: tuple[int, int], scratch: Scratch
+    ):
+        self.index, (self.start, self.stop) = index, block
+        self.names = (*batch, *(n for n in index.names if n not in batch))
+        self.batches = math.prod(index.extents()[n] for n in batch)
         self.row = scratch.reserve((index.elements,), _INT64)
         self.outside = scratch.reserve((index.elements,), _BOOL)
         self.below = scratch.reserve((index.elements,), _BOOL)
@@ -44,34 +53,52 @@ class _Rows:
         """(function that computes them, row numbers, mask of those outside)."""
         row, outside = self.row.array(workspace), self.outside.array(workspace)
         below = self.below.array(workspace)
-        flat, start = index.reshape(-1), np.array(self.start, _INT64)
-        count = np.array(self.stop - self.start, _INT64)
+        ordered = named_view(index, self.index, self.names)
+        start, count = np.array(self.start, _INT64), np.array(self.stop - self.start, _INT64)
+        shaped, by_batch = row.reshape(ordered.shape), row.reshape(self.batches, -1)
+        first = np.arange(self.batches, dtype=_INT64)[:, None] * count
 
         def run() -> None:
-            np.subtract(flat, start, out=row)
+            np.subtract(ordered, start, out=shaped)
             np.less(row, 0, out=below)
             np.greater_equal(row, count, out=outside)
             np.logical_or(outside, below, out=outside)
+            if len(first) > 1:
+                np.add(by_batch, first, out=by_batch)
 
         return run, row, outside
 
 
 class GatherPlan(Plan):
-    """Inputs table[.., dim, ..] and index; output in any order of dims."""
+    """Inputs table[.., dim, ..] and index; output in any order of dims.
+
+    Dims that both have are batch dims: row numbers then count the rows of all batches, one behind
+    the other.
+    """
 
     def __init__(self, call: Call):
         self.call = call
         table, index = call.inputs
         y, dim = call.outputs[0], call.attrs["dim"]
-        self.axis = table.type.shape.position(dim)
-        self.natural = (*table.names[: self.axis], *index.names, *table.names[self.axis + 1 :])
+        axis = table.type.shape.position(dim)
+        batch = batch_names(index, table, dim)
+        before, after = list(table.names[:axis]), list(table.names[axis + 1 :])
+        if batch:
+            before, after = [], [n for n in (*before, *after) if n not in batch]
+        scratch = Scratch()
+        self.rows = _Rows(index, batch, table.block[axis], scratch)
+        self.natural = (*before, *self.rows.names, *after)
         if sorted(self.natural) != sorted(y.names):
             raise call.fail(f"rows {self.natural} do not fill the output {y.names}.")
-        self.block = table.block[self.axis]
-        before, after = table.sizes[: self.axis], table.sizes[self.axis + 1 :]
-        self.shape = (math.prod(before), index.elements, math.prod(after))
-        scratch = Scratch()
-        self.rows = _Rows(index, self.block, scratch)
+        extents = table.extents()
+        self.shape = (
+            math.prod(extents[n] for n in before), index.elements,
+            math.prod(extents[n] for n in after),
+        )  # fmt: skip
+        self.order = (*before, *batch, dim, *after)
+        self.table: Slot | None = None
+        if self.order != table.names:
+            self.table = scratch.reserve([extents[n] for n in self.order], table.dtype)
         self.copied: Slot | None = None
         if self.natural != y.names:
             self.copied = scratch.reserve(self.shape, y.dtype)
@@ -87,13 +114,17 @@ class GatherPlan(Plan):
         if not table.size:
             return lambda: y.fill(0)
         locate, row, outside = self.rows.bind(index, workspace)
-        table = table.reshape(self.shape[0], -1, self.shape[2])
+        ordered = named_view(table, self.call.inputs[0], self.order)
+        source = table if self.table is None else self.table.array(workspace)
+        by_row = source.reshape(self.shape[0], -1, self.shape[2])
         target = y.reshape(self.shape) if self.copied is None else self.copied.array(workspace)
         copies = None if self.copied is None else self._reordered(target, y)
 
         def run() -> None:
+            if source is not table:
+                np.copyto(source, ordered)
             locate()
-            np.take(table, row, axis=1, out=target, mode="clip")
+            np.take(by_row, row, axis=1, out=target, mode="clip")
             if outside.any():
                 target[:, outside] = 0
             if copies is not None:
@@ -110,6 +141,7 @@ class GatherPlan(Plan):
 class ScatterAddPlan(Plan):
     """Inputs updates[index dims and rest, in any order] and index; output [dim and rest].
 
+    Index dims that the output has too are batch dims, as for `GatherPlan`.
     Updates are sorted by row, stably, and runs of equal rows are summed in that order, so the
     result depends on nothing but the inputs.
     """
@@ -118,7 +150,8 @@ class ScatterAddPlan(Plan):
         self.call = call
         updates, index = call.inputs
         y, dim = call.outputs[0], call.attrs["dim"]
-        self.rest = [n for n in y.names if n != dim]
+        batch = batch_names(index, y, dim)
+        self.rest = [n for n in y.names if n != dim and n not in batch]
         if sorted([*index.names, *self.rest]) != sorted(updates.names):
             raise call.fail(f"updates {updates.names} are not index {index.names} and {self.rest}.")
         self.count = index.elements
@@ -126,17 +159,16 @@ class ScatterAddPlan(Plan):
         self.block = y.block[y.type.shape.position(dim)]
         self.sum_dtype = accumulator_dtype(y.dtype)
         scratch = Scratch()
-        self.rows = _Rows(index, self.block, scratch)
-        self.order = (*index.names, *self.rest)
+        self.rows = _Rows(index, batch, self.block, scratch)
+        self.order = (*self.rows.names, *self.rest)
         self.piece_rows = max(1, min(self.count, PIECE_ELEMENTS // max(1, self.width)))
         self.copied = self.total = None
         if self.order != updates.names:
             self.copied = scratch.reserve((self.count, self.width), updates.dtype)
-        self.names = (dim, *self.rest)
+        self.names = (*batch, dim, *self.rest)
         if self.names != y.names or self.sum_dtype != y.dtype:
-            self.total = scratch.reserve(
-                (self.block[1] - self.block[0], self.width), self.sum_dtype
-            )
+            count = self.rows.batches * (self.block[1] - self.block[0])
+            self.total = scratch.reserve((count, self.width), self.sum_dtype)
         self.taken = scratch.reserve((self.piece_rows, self.width), y.dtype)
         self.widened = self.taken
         if self.sum_dtype != y.dtype:

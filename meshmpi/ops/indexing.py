@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshmpi.dims import Dimension, Shape
+from meshmpi.dims import Dimension, Shape, ShapeLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, only
-from meshmpi.ops.structure import DimLike, dim_name
+from meshmpi.ops.structure import DimLike, dim_name, transpose
 from meshmpi.scalar import INTEGERS
 
 
 class Gather(Operation):
-    """y[index dims, rest] = table[index[...], rest]; an index outside gives zeros.
+    """y[batch, index dims, rest] = table[batch, index[batch, ...], rest]; an index outside: zeros.
 
+    Dims that table and index share are batch dims.
     Gradient: scatter_add of dy.
     Lowers: local `gather` of the rows in the own block; where ``dim`` is split, an all_reduce of y
     over its axes.  Where y is split over the same axes, ``dim`` is gathered first.
     """
 
-    def __init__(self, table: Tensor, index: Tensor, dim: str):
-        self.dim = dim
+    def __init__(self, table: Tensor, index: Tensor, dim: str, may_miss: bool):
+        self.dim, self.may_miss = dim, may_miss
         super().__init__([table, index])
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
@@ -30,17 +31,13 @@ class Gather(Operation):
         if index.dtype not in INTEGERS:
             raise self.fail(f"the index {index!r} is not an integer.", "Convert it with mm.cast().")
         rest = table.shape.without([self.dim])
-        for d in rest:
-            if index.shape.find(d.name) >= 0:
-                raise self.fail(
-                    f"dimension '{d.name}' is in the index {index.shape} and in the rows {rest}.",
-                    "Rename one with mm.rename_dimension().",
-                )
-        return [(index.shape + rest, table.dtype)]
+        _check_batch(self, index.shape, rest)
+        return [(index.shape + rest.without(index.shape.names), table.dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         table, index = self.inputs
-        return [scatter_add(only(dys), index, table.shape.dim(self.dim), table.shape), None]
+        dim = table.shape.dim(self.dim)
+        return [ScatterAdd(only(dys), index, dim, table.shape, self.may_miss).output, None]
 
     def lower(self, lowering: Any) -> None:
         table, index = self.inputs
@@ -52,82 +49,122 @@ class Gather(Operation):
         values = [
             lowering.fit(table, {**same, self.dim: tuple(axes)}), lowering.fit(index, same),
         ]  # fmt: skip
-        result = lowering.emit("gather", values, lowering.pending(out, axes), dim=self.dim)
+        attrs = _attrs(self.dim, self.may_miss)
+        result = lowering.emit("gather", values, lowering.pending(out, axes), **attrs)
         lowering.define(self.output, result)
 
 
-def gather(weights: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
-    """Rows of ``weights`` along ``dim`` at ``indices``: an embedding lookup.
+def _check_batch(operation: Operation, index: Shape, other: Shape) -> None:
+    """The dims that both have must have one size."""
+    for d in other:
+        if index.find(d.name) >= 0 and index.dim(d.name) != d:
+            raise operation.fail(
+                f"batch dimension '{d.name}' has size {index.dim(d.name).size} in the index {index}"
+                f" and {d.size} in {other}.",
+                "Make the sizes equal, or rename one with mm.rename_dimension().",
+            )
 
-    An index outside 0..size-1 gives a row of zeros in every layout.
+
+def _attrs(dim: str, may_miss: bool) -> dict[str, Any]:
+    return {"dim": dim, "may_miss": True} if may_miss else {"dim": dim}
+
+
+def gather(weights: Tensor, indices: Tensor, dim: DimLike, may_miss: bool = False) -> Tensor:
+    """Elements of ``weights`` along ``dim`` at ``indices``: an embedding lookup, take_along_axis.
+
+    Args:
+        weights: [batch, dim, rest], dims in any order.
+        indices: Integers [batch, index dims]; the dims that both have (but for ``dim``) are batch
+            dims: y[b, i, r] = weights[b, indices[b, i], r].
+        dim: The dim addressed.
+        may_miss: Says that indices outside are meant, so that debug mode accepts them.
+
+    Returns:
+        [dims of indices, rest].  An index outside 0..size-1 gives zeros in every layout; with
+        ``mm.compile(..., debug=True)`` it raises `RangeError` unless ``may_miss``.
     """
-    return Gather(weights, indices, dim_name(dim)).output
+    return Gather(weights, indices, dim_name(dim), may_miss).output
 
 
 class ScatterAdd(Operation):
-    """y[dim, rest] = sum of the rows of updates[index dims, rest] whose index is that of y's row.
+    """y[batch, dim, rest] = sum of the updates[batch, index dims, rest] whose index is y's row.
 
+    Index dims that y has too are batch dims.
     Gradient: gather of dy.
-    Lowers: local `scatter_add` into the own block of ``dim``; where an index dim is split, an
-    all_reduce of y over its axes.
+    Lowers: local `scatter_add` into the own block of ``dim``; where an index dim that is summed is
+    split, an all_reduce of y over its axes.
     """
 
-    def __init__(self, updates: Tensor, index: Tensor, dim: Dimension, output_shape: Shape):
-        self.dim, self.output_shape = dim, output_shape
+    def __init__(
+        self, updates: Tensor, index: Tensor, dim: Dimension, output_shape: Shape, may_miss: bool
+    ):
+        self.dim, self.output_shape, self.may_miss = dim, output_shape, may_miss
         super().__init__([updates, index], "scatter_add")
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
         updates, index = self.inputs
-        rest = updates.shape.without(index.shape.names)
         if index.dtype not in INTEGERS or any(d not in updates.shape for d in index.shape):
             raise self.fail(
                 f"the index {index!r} is not an integer tensor over dimensions of {updates.shape}.",
                 "Give an index for every update.",
             )
-        if sorted(rest + [self.dim]) != sorted(self.output_shape):
-            raise self.fail(f"the output {self.output_shape} is not {self.dim} and {rest}.")
+        others = self.output_shape.without([self.dim.name])
+        _check_batch(self, index.shape, others)
+        rest = updates.shape.without([n for n in index.shape.names if n not in others.names])
+        if sorted(rest) != sorted(others) or self.dim not in self.output_shape:
+            raise self.fail(
+                f"the output {self.output_shape} is not {self.dim}, the rest of {updates.shape} and"
+                f" any of the dimensions of the index {index.shape}.",
+                "Name every dimension of the updates that the index lacks.",
+            )
         return [(self.output_shape, updates.dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         updates, index = self.inputs
-        from meshmpi.ops.structure import transpose
-
-        return [transpose(gather(only(dys), index, self.dim), updates.shape), None]
+        dx = gather(only(dys), index, self.dim, self.may_miss)
+        return [transpose(dx, updates.shape), None]
 
     def lower(self, lowering: Any) -> None:
         updates, index = self.inputs
-        out = lowering.type_of(self.output)
-        summed = lowering.type_of(index).used_axes
-        axes = out.split(self.dim.name)
-        here = out if not set(axes) & set(summed) else out.with_split(self.dim.name, ())
-        wanted = {**lowering.splits_of(here), **lowering.splits_of(lowering.type_of(index))}
-        values = [lowering.fit(updates, wanted), lowering.value(index)]
-        free = [a for a in summed if a not in here.used_axes]
-        result = lowering.emit(
-            "scatter_add", values, lowering.pending(here, free), dim=self.dim.name
-        )
-        lowering.define(self.output, result)
+        out, where = lowering.type_of(self.output), lowering.type_of(index)
+        dim = self.dim.name
+        kept = out.shape.without([dim])
+        summed = {n: where.split(n) for n in index.shape.names if kept.find(n) < 0}
+        free = [a for axes in summed.values() for a in axes]
+        here = out.with_split(dim, ()) if set(out.split(dim)) & set(free) else out
+        for n, axes in summed.items():
+            if set(axes) & set(here.used_axes):
+                summed[n] = ()
+        wanted = {**lowering.splits_of(here), **summed}
+        values = [lowering.fit(updates, wanted), lowering.fit(index, wanted)]
+        t = lowering.pending(here, [a for axes in summed.values() for a in axes])
+        attrs = _attrs(dim, self.may_miss)
+        lowering.define(self.output, lowering.emit("scatter_add", values, t, **attrs))
 
 
 def scatter_add(
-    updates: Tensor, indices: Tensor, dim: Dimension, output_shape: Shape | None = None
-) -> Tensor:
-    """Sums ``updates`` into rows of a tensor of zeros: the transpose of `gather`.
+    updates: Tensor, indices: Tensor, dim: Dimension, output_shape: ShapeLike | None = None,
+    may_miss: bool = False,
+) -> Tensor:  # fmt: skip
+    """Sums ``updates`` into a tensor of zeros: the transpose of `gather`.
 
     Args:
         updates: [index dims, rest].
         indices: Integers over the index dims; outside 0..dim.size-1 an update is dropped.
-        dim: The dimension addressed, of the output only.
-        output_shape: Default [dim, rest].
+        dim: The dimension addressed, of the output.
+        output_shape: Default [dim, rest].  Index dims that it has too are batch dims:
+            y[b, indices[b, i], r] += updates[b, i, r].
+        may_miss: Says that indices outside are meant; otherwise `RangeError` in debug mode.
     """
-    shape = output_shape or Shape([dim, *updates.shape.without(indices.shape.names)])
-    return ScatterAdd(updates, indices, dim, shape).output
+    if output_shape is None:
+        output_shape = [dim, *updates.shape.without(indices.shape.names)]
+    return ScatterAdd(updates, indices, dim, Shape(output_shape), may_miss).output
 
 
 class TopK(Operation):
     """The k largest along one dim and where they are; ties: lowest index first.
 
-    Gradient of the values: scattered back through a one-hot of the index.
+    Gradient of the values: scatter_add by the index.
     Lowers: local `top_k`; where the dim is split, an all_gather of it first.
     """
 
@@ -144,15 +181,10 @@ class TopK(Operation):
         return [(shape, x.dtype), (shape, "int32")]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        from meshmpi.ops import elementwise as ew
-        from meshmpi.ops.reductions import reduce_sum
-        from meshmpi.ops.sources import range as index_range
-
         (x,), dy = self.inputs, dys[0]
         if dy is None:
             return [None]
-        hit = ew.equal(self.outputs[1], index_range(x.shape.dim(self.dim)))
-        return [reduce_sum(ew.where(hit, dy, 0.0), output_shape=x.shape)]
+        return [scatter_add(dy, self.outputs[1], x.shape.dim(self.dim), x.shape)]
 
     def lower(self, lowering: Any) -> None:
         value = lowering.whole(self.inputs[0], self.dim)

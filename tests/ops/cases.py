@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import meshmpi as mm
+import tests.ops.language_cases  # noqa: F401  (adds its rows)
 from meshmpi.graph import Tensor
 from tests.ops.build import Builder
 from tests.ops.elementwise_cases import BFLOAT16, CASES, FLOAT32, case, row
