@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshmpi.dims import Shape
+from meshmpi.dims import LayoutLike, Shape
 from meshmpi.graph import Graph, Tensor, Variable
 from meshmpi.nn.optimize.base import (
     Item,
@@ -47,9 +47,9 @@ class Adafactor(Optimizer):
         epsilon1: Keeps squared gradients above 0.
         epsilon2: Keeps the scale of parameters above 0.
         clip_norm: See `Optimizer`.
+        storage: See `Optimizer`; row and column means are split as the update is, as far as they
+            have the dims.
         name: See `Optimizer`.
-
-    Slots are small, so they have no storage rules of their own: they are kept as the variable is.
 
     Source: Shazeer and Stern 2018.
     """
@@ -59,10 +59,10 @@ class Adafactor(Optimizer):
         beta1: float = 0.0, clipping_threshold: float | None = 1.0,
         multiply_by_parameter_scale: bool = True, factored: bool = True,
         min_dim_size_to_factor: int = 128, epsilon1: float = 1e-30, epsilon2: float = 1e-3,
-        clip_norm: float | None = None, name: str = "adafactor",
+        clip_norm: float | None = None, storage: LayoutLike = None, name: str = "adafactor",
     ):  # fmt: skip
         rate = default_learning_rate if learning_rate is None else learning_rate
-        super().__init__(rate, clip_norm=clip_norm, name=name)
+        super().__init__(rate, clip_norm=clip_norm, storage=storage, name=name)
         self.decay_exponent, self.beta1 = decay_exponent, beta1
         self.clipping_threshold = clipping_threshold
         self.multiply_by_parameter_scale = multiply_by_parameter_scale
@@ -100,7 +100,7 @@ class Adafactor(Optimizer):
         sizes = [(_mean_square(u), _mean_square(i.w)) for i, u in zip(items, steps, strict=True)]
         results = []
         for i, moment, u, (size_u, size_w) in zip(items, moments, steps, sizes, strict=True):
-            u = self._scaled(u, size_u, size_w, number(step.rate, i.w))
+            u = self._scaled(u, size_u, size_w, number(i.rate, i.w))
             updates = [assign(i.slots[n], value) for n, value in moment.items()]
             if self.beta1:
                 u = ew.add(

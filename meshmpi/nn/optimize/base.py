@@ -7,12 +7,13 @@ updates only what it keeps.  Layouts and collectives themselves are not known he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from meshmpi.autodiff import gradients
 from meshmpi.dims import Layout, LayoutLike, Shape
-from meshmpi.errors import ShapeError, VariableError
+from meshmpi.errors import ConfigError, ShapeError, VariableError
 from meshmpi.graph import Graph, Tensor, Update, Variable
 from meshmpi.nn.functions import clip_by_global_norm, widened
 from meshmpi.nn.initializers import zeros_initializer
@@ -22,11 +23,14 @@ from meshmpi.ops.placement import as_stored
 from meshmpi.ops.sources import assign, read_stored
 from meshmpi.ops.structure import transpose
 
-LearningRate = float | Schedule | Tensor
+Rate = float | Schedule | Tensor
+"""A number, a schedule (int32 step -> float32), or a tensor without dims."""
+LearningRate = Rate | Mapping[str, Rate]
+"""One for all variables, or regular expression -> one for the variables whose name contains it."""
 VariableLike = Variable | Tensor
 Slots = dict[str, Variable]
-Decays = Callable[[Variable], bool]
-"""Says of a variable whether weight decay applies to it."""
+Choice = Callable[[Variable], bool] | Sequence[str]
+"""Variables that something applies to: a test, or regular expressions of names to *exclude*."""
 
 
 class Item(NamedTuple):
@@ -37,12 +41,14 @@ class Item(NamedTuple):
         w: Its value, in float32 or wider, where its slots are stored.
         g: Its gradient, of the same type and place.
         slots: What `Optimizer.make_slots` returned.
+        rate: Its learning rate, a float64 tensor without dims or a number.
     """
 
     variable: Variable
     w: Tensor
     g: Tensor
     slots: Slots
+    rate: Tensor | float
 
 
 Result = tuple[Tensor, list[Update]]
@@ -54,11 +60,16 @@ class StepValues(NamedTuple):
 
     They are float64, because 1 - 0.999**t loses four digits in float32; `number` brings them into
     the type of an update.
+
+    Attributes:
+        done: Updates done before, int32.
+        t: ``done`` + 1.
+        decay: The weight decay.
     """
 
     done: Tensor
     t: Tensor
-    rate: Tensor | float
+    decay: Tensor | float
 
 
 def number(x: Tensor | float, like: Tensor) -> Tensor | float:
@@ -66,12 +77,21 @@ def number(x: Tensor | float, like: Tensor) -> Tensor | float:
     return ew.cast(x, like.dtype) if isinstance(x, Tensor) else x
 
 
+def chosen(choice: Choice, variable: Variable) -> bool:
+    """Whether ``choice`` takes the variable: by its test, or because no expression excludes it."""
+    if callable(choice):
+        return choice(variable)
+    return not any(re.search(pattern, variable.name) for pattern in choice)
+
+
 class Optimizer:
     """Base of the optimizers.
 
     Args:
         learning_rate: A number, a schedule (int32 step -> float32, see `meshmpi.nn.schedules`), or
-            a tensor without dims.
+            a tensor without dims.  A mapping gives each variable its own: of the regular
+            expressions that are its keys, the first that is found in the variable's name counts,
+            as in ``{"embedding": 1e-3, "": cosine(...)}`` ("" is found in every name).
         clip_norm: Scales all gradients so that their common norm is at most this; None: not.
         storage: Layout rules for how the slots are kept, over how their variable is kept:
             ``"d_model:rows"`` is ZeRO-1/2.  Rules for dims that a variable lacks are left out.
@@ -80,6 +100,8 @@ class Optimizer:
 
     slot_names: tuple[str, ...] = ()
     """Names of the slots that have the shape of their variable, in float32 or wider."""
+    weight_decay: Rate = 0.0
+    """Share of a weight taken off per unit of learning rate, where an optimizer has that."""
 
     def __init__(
         self, learning_rate: LearningRate, *, clip_norm: float | None = None,
@@ -107,9 +129,9 @@ class Optimizer:
             )  # fmt: skip
         graph = loss.graph
         wanted = graph.trainable_variables if variables is None else variables
-        targets = [_variable(v) for v in wanted]
+        targets = [as_variable(v) for v in wanted]
         with graph:
-            pairs = list(zip(_gradients(loss, targets), targets, strict=True))
+            pairs = list(zip(variable_gradients(loss, targets), targets, strict=True))
         if all(g is None for g, _ in pairs):
             raise ShapeError(
                 f"minimize: the loss depends on none of {[v.name for v in targets]}.",
@@ -131,7 +153,7 @@ class Optimizer:
             ShapeError: A gradient does not have the dims of its variable.
             VariableError: Another optimizer of this graph has the same name.
         """
-        found = [(g, _variable(v)) for g, v in pairs if g is not None]
+        found = [(g, as_variable(v)) for g, v in pairs if g is not None]
         if not found:
             raise ShapeError("apply_gradients: there is no gradient.", "Give at least one.")
         graph = found[0][0].graph
@@ -146,7 +168,8 @@ class Optimizer:
                 for (_, v), h in zip(found, homes, strict=True)
             ]
             variables = [v for _, v in found]
-            items = list(map(Item, variables, values, grads, slots))
+            rates = self._rates(variables, step.done)
+            items = list(map(Item, variables, values, grads, slots, rates))
             updates: list[Update] = []
             for v, (new, changed) in zip(variables, self.update_all(items, step), strict=True):
                 updates += [assign(v, ew.cast(new, v.dtype)), *changed]
@@ -166,17 +189,41 @@ class Optimizer:
         return {n: self.slot(graph, variable, n, variable.shape) for n in self.slot_names}
 
     def slot(self, graph: Graph, variable: Variable, name: str, shape: Shape) -> Variable:
-        """A slot ``<optimizer>/<variable>/<name>``, kept as ``variable`` is but for own rules."""
-        rules = {r.dim + "?" * r.optional: r.axes for r in self.storage if shape.find(r.dim) >= 0}
+        """A slot ``<optimizer>/<variable>/<name>``, kept as ``variable`` is but for own rules.
+
+        Args:
+            graph: Of the variable.
+            variable: The variable it belongs to.
+            name: Of the slot.
+            shape: The variable's, or some of its dims.
+        """
         dtype = "float32" if variable.dtype == "bfloat16" else variable.dtype
         full = f"{self.name}/{variable.name}/{name}"
-        own = Layout(rules) if rules else None
-        return graph.variable(full, shape, dtype, zeros_initializer(), False, own, variable)
+        own, like = self._own_rules(variable), variable
+        if shape != variable.shape:
+            own, like = None, self._kept(variable)
+        return graph.variable(full, shape, dtype, zeros_initializer(), False, own, like)
+
+    def _own_rules(self, variable: Variable) -> Layout | None:
+        shape = variable.shape
+        rules = {r.dim + "?" * r.optional: r.axes for r in self.storage if shape.find(r.dim) >= 0}
+        return Layout(rules) if rules else None
+
+    def _kept(self, variable: Variable) -> Variable:
+        """What is kept as slots of the variable's whole shape would be; perhaps no real variable.
+
+        Slots of some of its dims follow it, so that they are split as the update is.
+        """
+        own = self._own_rules(variable)
+        if own is None:
+            return variable
+        name, shape, dtype = f"{self.name}/{variable.name}", variable.shape, variable.dtype
+        return Variable(name, shape, dtype, None, False, own, variable, variable.source)
 
     def _home(self, variable: Variable, slots: Slots) -> Variable:
         """The variable whose storage layout the update is computed in."""
         whole = [s for s in slots.values() if s.shape == variable.shape]
-        return whole[0] if whole else variable
+        return whole[0] if whole else self._kept(variable)
 
     def _placed_gradients(
         self, found: Sequence[tuple[Tensor, Variable]], homes: Sequence[Variable]
@@ -210,20 +257,46 @@ class Optimizer:
     def _step_values(self, counter: Variable) -> StepValues:
         done = read_stored(counter)
         t = ew.add(ew.cast(done, "float64"), 1.0)
-        rate = self.learning_rate
-        if not isinstance(rate, Tensor) and callable(rate):
-            rate = rate(done)
-        if isinstance(rate, Tensor):
-            if rate.shape:
-                raise ShapeError(
-                    f"the learning rate of '{self.name}' is {rate.dtype}{rate.shape}.",
-                    "Give a number, a schedule or a tensor without dimensions.", str(rate.source),
-                )  # fmt: skip
-            return StepValues(done, t, ew.cast(rate, "float64"))
-        return StepValues(done, t, float(rate))
+        decay = self._at_step(self.weight_decay, done, "weight decay")
+        return StepValues(done, t, decay)
+
+    def _rates(self, variables: Sequence[Variable], done: Tensor) -> list[Tensor | float]:
+        """The learning rate of each variable; every schedule is in the graph once."""
+        rates = self.learning_rate
+        if not isinstance(rates, Mapping):
+            return [self._at_step(rates, done, "learning rate")] * len(variables)
+        found = [_pattern_of(v, rates, self.name) for v in variables]
+        used = [pattern for pattern in rates if pattern in found]
+        made = {p: self._at_step(rates[p], done, "learning rate") for p in used}
+        return [made[pattern] for pattern in found]
+
+    def _at_step(self, value: Rate, done: Tensor, what: str) -> Tensor | float:
+        """A number, or a float64 tensor without dims, from a number, schedule or tensor."""
+        if not isinstance(value, Tensor) and callable(value):
+            value = value(done)
+        if not isinstance(value, Tensor):
+            return float(value)
+        if value.shape:
+            raise ShapeError(
+                f"the {what} of '{self.name}' is {value.dtype}{value.shape}.",
+                "Give a number, a schedule or a tensor without dimensions.", str(value.source),
+            )  # fmt: skip
+        return ew.cast(value, "float64")
 
 
-def _gradients(loss: Tensor, variables: Sequence[Variable]) -> list[Tensor | None]:
+def _pattern_of(variable: Variable, patterns: Mapping[str, Rate], optimizer: str) -> str:
+    """The first regular expression that is found in the variable's name."""
+    for pattern in patterns:
+        if re.search(pattern, variable.name):
+            return pattern
+    raise ConfigError(
+        f"no learning rate of '{optimizer}' is for variable '{variable.name}': its expressions are"
+        f" {list(patterns)}.",
+        'Add one for it, or "" at the end for all that are left.',
+    )
+
+
+def variable_gradients(loss: Tensor, variables: Sequence[Variable]) -> list[Tensor | None]:
     """Gradient by each variable, over all the types it is read in, in its own wide type."""
     reads = [[t for key, t in v._reads.items() if key != "stored"] for v in variables]
     found = iter(gradients(loss, [t for ts in reads for t in ts]))
@@ -235,7 +308,8 @@ def _gradients(loss: Tensor, variables: Sequence[Variable]) -> list[Tensor | Non
     return out
 
 
-def _variable(v: VariableLike) -> Variable:
+def as_variable(v: VariableLike) -> Variable:
+    """The variable given as such or by its tensor; ShapeError for any other tensor."""
     found = v if isinstance(v, Variable) else v.variable
     if found is None:
         raise ShapeError(

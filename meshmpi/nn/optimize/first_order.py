@@ -1,21 +1,25 @@
-"""SGD, Momentum, Adam and AdamW."""
+"""SGD, Momentum, Adam, AdamW and LAMB."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from meshmpi.dims import LayoutLike
 from meshmpi.graph import Tensor
 from meshmpi.nn.optimize.base import (
-    Decays,
+    Choice,
     Item,
     LearningRate,
     Optimizer,
+    Rate,
     Result,
     StepValues,
+    chosen,
     number,
 )
 from meshmpi.ops import elementwise as ew
+from meshmpi.ops.reductions import reduce_sum
 from meshmpi.ops.sources import assign, read_stored
 
 
@@ -28,7 +32,7 @@ class SGD(Optimizer):
         super().__init__(learning_rate, clip_norm=clip_norm, name=name)
 
     def update(self, item: Item, step: StepValues) -> Result:
-        return ew.subtract(item.w, ew.multiply(number(step.rate, item.w), item.g)), []
+        return ew.subtract(item.w, ew.multiply(number(item.rate, item.w), item.g)), []
 
 
 class Momentum(Optimizer):
@@ -49,10 +53,10 @@ class Momentum(Optimizer):
         self.momentum, self.nesterov = momentum, nesterov
 
     def update(self, item: Item, step: StepValues) -> Result:
-        _, w, g, slots = item
+        w, g, slots = item.w, item.g, item.slots
         v = ew.add(ew.multiply(self.momentum, read_stored(slots["v"])), g)
         direction = ew.add(g, ew.multiply(self.momentum, v)) if self.nesterov else v
-        new = ew.subtract(w, ew.multiply(number(step.rate, w), direction))
+        new = ew.subtract(w, ew.multiply(number(item.rate, w), direction))
         return new, [assign(slots["v"], v)]
 
 
@@ -68,9 +72,10 @@ class AdamW(Optimizer):
         beta1: Decay of the mean of gradients.
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root.
-        weight_decay: Share of w taken off per unit of learning rate.
-        decays: Variable -> whether its weights decay; default those with at least two dims
-            (matrices and embeddings, not biases and norm scales).
+        weight_decay: Share of w taken off per unit of learning rate; a number or a schedule.
+        decays: What decays: a test of a variable, or regular expressions of the names that do not,
+            as in ``["bias", "norm"]``; default: variables with at least two dims (matrices and
+            embeddings, not biases and norm scales).
         clip_norm: See `Optimizer`.
         storage: See `Optimizer`.
         name: See `Optimizer`.
@@ -82,26 +87,36 @@ class AdamW(Optimizer):
 
     def __init__(
         self, learning_rate: LearningRate, beta1: float = 0.9, beta2: float = 0.999,
-        epsilon: float = 1e-8, weight_decay: float = 0.01, *, decays: Decays | None = None,
+        epsilon: float = 1e-8, weight_decay: Rate = 0.01, *, decays: Choice | None = None,
         clip_norm: float | None = None, storage: LayoutLike = None, name: str = "adamw",
     ):  # fmt: skip
         super().__init__(learning_rate, clip_norm=clip_norm, storage=storage, name=name)
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.weight_decay = weight_decay
-        self.decays = decays or (lambda variable: len(variable.shape) >= 2)
+        self.decays = (lambda v: len(v.shape) >= 2) if decays is None else decays
 
     def update(self, item: Item, step: StepValues) -> Result:
-        variable, w, g, slots = item
-        m = _moving_average(self.beta1, read_stored(slots["m"]), g)
-        v = _moving_average(self.beta2, read_stored(slots["v"]), ew.square(g))
-        rate = number(ew.divide(step.rate, _bias_correction(self.beta1, step.t)), w)
-        root = number(ew.rsqrt(_bias_correction(self.beta2, step.t)), w)
-        denominator = ew.add(ew.multiply(ew.sqrt(v), root), self.epsilon)
-        if self.weight_decay and self.decays(variable):
-            kept = 1.0 - step.rate * self.weight_decay  # pyright: ignore[reportOperatorIssue]
+        w, (m, v) = item.w, self.moments(item)
+        rate = number(ew.divide(item.rate, _bias_correction(self.beta1, step.t)), w)
+        if self._does_decay(item, step):
+            kept = 1.0 - item.rate * step.decay  # pyright: ignore[reportOperatorIssue]
             w = ew.multiply(w, number(kept, w))
-        new = ew.subtract(w, ew.multiply(rate, ew.divide(m, denominator)))
-        return new, [assign(slots["m"], m), assign(slots["v"], v)]
+        new = ew.subtract(w, ew.multiply(rate, ew.divide(m, self._root(v, step))))
+        return new, [assign(item.slots["m"], m), assign(item.slots["v"], v)]
+
+    def moments(self, item: Item) -> tuple[Tensor, Tensor]:
+        """The new means of gradients and of their squares."""
+        m = _moving_average(self.beta1, read_stored(item.slots["m"]), item.g)
+        return m, _moving_average(self.beta2, read_stored(item.slots["v"]), ew.square(item.g))
+
+    def _root(self, v: Tensor, step: StepValues) -> Tensor:
+        """sqrt(v1) + epsilon."""
+        factor = number(ew.rsqrt(_bias_correction(self.beta2, step.t)), v)
+        return ew.add(ew.multiply(ew.sqrt(v), factor), self.epsilon)
+
+    def _does_decay(self, item: Item, step: StepValues) -> bool:
+        some = isinstance(step.decay, Tensor) or step.decay != 0.0
+        return some and chosen(self.decays, item.variable)
 
 
 class Adam(AdamW):
@@ -116,6 +131,72 @@ class Adam(AdamW):
             learning_rate, beta1, beta2, epsilon, 0.0, clip_norm=clip_norm, storage=storage,
             name=name,
         )  # fmt: skip
+
+
+class LAMB(AdamW):
+    """Adam's direction with steps whose length is relative to that of the weights.
+
+    u = m1 / (sqrt(v1) + epsilon) + weight_decay * w, m1 and v1 as in `AdamW`
+    w <- w - rate * |w| / |u| * u  (without the factor |w| / |u| where one of the norms is 0)
+    where |x| is the square root of the sum of the squares over the whole variable
+
+    Args:
+        learning_rate: See `Optimizer`.
+        beta1: See `AdamW`.
+        beta2: See `AdamW`.
+        epsilon: Added to the root.
+        weight_decay: See `AdamW`.
+        decays: See `AdamW`.
+        adapts: Whose steps are relative to their weights, given as ``decays`` is; default all.
+        clip_norm: See `Optimizer`.
+        storage: See `Optimizer`.
+        name: See `Optimizer`.
+
+    Source: You et al. 2020, algorithm 2 with the identity as scaling function.
+    """
+
+    def __init__(
+        self, learning_rate: LearningRate, beta1: float = 0.9, beta2: float = 0.999,
+        epsilon: float = 1e-6, weight_decay: Rate = 0.01, *, decays: Choice | None = None,
+        adapts: Choice = (), clip_norm: float | None = None, storage: LayoutLike = None,
+        name: str = "lamb",
+    ):  # fmt: skip
+        super().__init__(
+            learning_rate, beta1, beta2, epsilon, weight_decay, decays=decays, clip_norm=clip_norm,
+            storage=storage, name=name,
+        )  # fmt: skip
+        self.adapts = adapts
+
+    def update_all(self, items: Sequence[Item], step: StepValues) -> list[Result]:
+        # All directions before all norms: norms of split variables can share a message.
+        moments = [self.moments(i) for i in items]
+        steps = [self._direction(i, m, v, step) for i, (m, v) in zip(items, moments, strict=True)]
+        norms = [(_norm(i.w), _norm(u)) for i, u in zip(items, steps, strict=True)]
+        results = []
+        for i, (m, v), u, (size_w, size_u) in zip(items, moments, steps, norms, strict=True):
+            rate = number(i.rate, i.w)
+            if chosen(self.adapts, i.variable):
+                rate = ew.multiply(_trust(size_w, size_u), rate)
+            new = ew.subtract(i.w, ew.multiply(u, rate))
+            results.append((new, [assign(i.slots["m"], m), assign(i.slots["v"], v)]))
+        return results
+
+    def _direction(self, item: Item, m: Tensor, v: Tensor, step: StepValues) -> Tensor:
+        factor = number(ew.reciprocal(_bias_correction(self.beta1, step.t)), m)
+        u = ew.divide(ew.multiply(m, factor), self._root(v, step))
+        if self._does_decay(item, step):
+            u = ew.add(u, ew.multiply(item.w, number(step.decay, item.w)))
+        return u
+
+
+def _norm(x: Tensor) -> Tensor:
+    return ew.sqrt(reduce_sum(ew.square(x)))
+
+
+def _trust(size_w: Tensor, size_u: Tensor) -> Tensor:
+    """size_w / size_u, and 1 where one of them is 0."""
+    both = ew.logical_and(ew.greater(size_w, 0.0), ew.greater(size_u, 0.0))
+    return ew.where(both, ew.divide(size_w, ew.where(both, size_u, 1.0)), 1.0)
 
 
 def _moving_average(beta: float, old: Tensor, new: Tensor) -> Tensor:
