@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from meshmpi.scalar import ITEM_BYTES
+from meshmpi.windows import Exchange
 
 PIECE_BYTES = 16 * 2**20
 """Longest single message of a reduction, and longest scratch buffer.  Measured with Open MPI 5 on
@@ -24,12 +25,11 @@ def bytes_sent(kind: str, elements: int, item_bytes: int, n: int) -> int:
     """Bytes one rank sends in one collective over a group of ``n``, by the usual formulas.
 
     They are those of the ring algorithms, optimal in bandwidth; an MPI library may send more.
-    A rank at the edge of a `shift` counts like any other, so that all ranks count alike.
 
     Args:
         kind: One of `KINDS`.
-        elements: Elements this rank hands to the collective: its block for all_gather and shift,
-            the whole input otherwise.
+        elements: Elements this rank hands to the collective: its block for all_gather, what it
+            sends to other ranks for shift, the whole input otherwise.
         item_bytes: Bytes of one element on the wire, see `wire_bytes`.
         n: Ranks in the group.
     """
@@ -217,6 +217,17 @@ def all_to_all_rows(
     return min(rows, max(1, PIECE_BYTES // row_bytes)) if row_bytes else rows
 
 
-def shift_workspace_bytes(shape: Sequence[int], dtype: object) -> int:
-    """Scratch bytes of a shift: none."""
-    return 0
+def shift_workspace_bytes(
+    shape: Sequence[int], dtype: object, axis: int, exchange: Exchange
+) -> int:
+    """Scratch bytes of a shift: what one rank sends and receives at most, the same on all ranks.
+
+    Args:
+        shape: Extents of the output.
+        dtype: Its data type.
+        axis: The axis along which elements move.
+        exchange: Who sends what.
+    """
+    others = math.prod(n for k, n in enumerate(shape) if k != axis)
+    rows = exchange.most_rows_sent() + exchange.most_rows_received()
+    return rows * others * ITEM_BYTES[str(dtype)]

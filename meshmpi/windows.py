@@ -99,20 +99,24 @@ class Exchange(NamedTuple):
 
     def most_rows_received(self) -> int:
         """Elements along the dimension that one block receives from others, at most."""
-        return max(sum(p.count for p in row if p.source != p.target) for row in pieces(self))
+        return max(sum(p.count for p in row if p.source != p.target) for row in _by_target(self))
 
 
 @functools.lru_cache(maxsize=4096)
-def pieces(exchange: Exchange) -> tuple[tuple[Piece, ...], ...]:
-    """For each receiving block its pieces, those from itself included, in order of sources."""
+def _by_target(exchange: Exchange) -> tuple[tuple[Piece, ...], ...]:
     return tuple(tuple(_pieces_to(exchange, b)) for b in range(exchange.blocks))
+
+
+def pieces_to(exchange: Exchange, target: int) -> tuple[Piece, ...]:
+    """The pieces that block ``target`` receives, those from itself included, by source."""
+    return _by_target(exchange)[target]
 
 
 @functools.lru_cache(maxsize=4096)
 def _by_source(exchange: Exchange) -> tuple[tuple[Piece, ...], ...]:
     """For each block the pieces that it sends to others, in order of targets."""
     out: list[list[Piece]] = [[] for _ in range(exchange.blocks)]
-    for row in pieces(exchange):
+    for row in _by_target(exchange):
         for p in row:
             if p.source != p.target:
                 out[p.source].append(p)
@@ -122,6 +126,19 @@ def _by_source(exchange: Exchange) -> tuple[tuple[Piece, ...], ...]:
 def sent_by(exchange: Exchange, source: int) -> tuple[Piece, ...]:
     """The pieces that block ``source`` sends to others, in order of targets."""
     return _by_source(exchange)[source]
+
+
+def unfilled_positions(exchange: Exchange, target: int) -> list[tuple[int, int]]:
+    """Ranges of positions, counted within what block ``target`` receives, that no input has."""
+    first, end = exchange.target(target)
+    out, at = list[tuple[int, int]](), first
+    for p in sorted(pieces_to(exchange, target), key=lambda p: p.to):
+        if p.to > at:
+            out.append((at - first, p.to - first))
+        at = p.to + p.count
+    if at < end:
+        out.append((at - first, end - first))
+    return out
 
 
 def _pieces_to(e: Exchange, target: int) -> list[Piece]:

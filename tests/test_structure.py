@@ -16,18 +16,20 @@ PACKAGE = ROOT / "meshmpi"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES, MOST_FUNCTION_LINES = 600, 60
 
-_BASE = ["errors", "dims", "scalar", "windows", "program"]
-_PROGRAMS = [*_BASE, "typerules", "collective_bytes", "flops"]
+_BASE = ["errors", "dims", "scalar", "windows", "slides", "program"]
+_PROGRAMS = [*_BASE, "typerules", "collective_bytes", "loops", "flops"]
 _GRAPH = [*_BASE, "graph", "ops", "autodiff"]
 MAY_IMPORT = {
     "errors": [],
     "scalar": [],
     "dims": ["errors"],
     "windows": ["dims"],
+    "slides": ["windows"],
     "program": ["errors", "dims", "scalar", "windows"],
     "typerules": _BASE,
-    "collective_bytes": ["scalar", "dims"],
-    "flops": ["dims", "scalar", "program"],
+    "collective_bytes": ["scalar", "dims", "windows"],
+    "loops": ["dims", "program"],
+    "flops": ["dims", "scalar", "program", "loops"],
     "graph": _BASE,
     "ops": [*_BASE, "graph"],
     "autodiff": [*_BASE, "graph", "ops"],

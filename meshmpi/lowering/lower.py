@@ -18,6 +18,7 @@ from meshmpi.lowering.redistribute import moves
 from meshmpi.program import Instruction, LocalType, Program, Source, VariableType
 from meshmpi.scalar import Expr, Step, call
 from meshmpi.typerules import aligned_groups, redistributed, verify, view_splits
+from meshmpi.windows import Window
 
 
 def lower(
@@ -129,6 +130,16 @@ class Lowering:
         """Emits a local instruction whose result is split as its first input is."""
         return self.emit(kind, values, self.like_input(values[0], output), **attrs)
 
+    def resized(self, kind: str, value: int, dim: str, size: int, **attrs: Any) -> int:
+        """Emits a local instruction that changes the size of ``dim`` and nothing else."""
+        x = self.types[value]
+        shape = Shape([Dimension(d.name, size) if d.name == dim else d for d in x.shape])
+        return self.emit(kind, [value], LocalType(shape, x.dtype, x.splits), dim=dim, **attrs)
+
+    def is_split(self, value: int, dim: str) -> bool:
+        """Whether ranks hold blocks of ``dim``."""
+        return bool(self.types[value].split(dim))
+
     def _move(self, value: int, kind: str, attrs: Mapping[str, Any]) -> int:
         return self.emit(
             kind, [value], redistributed(self.mesh, self.types[value], kind, attrs), **attrs
@@ -167,6 +178,31 @@ class Lowering:
         """The value of ``t`` in the computation layout, but with ``dim`` whole."""
         base = zip(t.shape.names, self.placement.base(t.shape), strict=True)
         return self.redistribute(self.value(t), tuple(() if n == dim else s for n, s in base))
+
+    def shift(
+        self, values: Sequence[int], output: Tensor, dim: str, offsets: Sequence[int],
+        stride: int = 1, wrap: bool = False, value: float = 0,
+    ) -> int:  # fmt: skip
+        """y[o] = x_j[stride * o + offset_j] along ``dim``, split alike in all values, else value.
+
+        Emits a neighbour exchange; see `Exchange` for what each rank sends.
+        """
+        t = self.like_input(values[0], output)
+        return self.emit(
+            "shift", values, t, dim=dim, axes=t.split(dim), stride=stride, offsets=tuple(offsets),
+            wrap=wrap, value=value,
+        )  # fmt: skip
+
+    def window(self, value: int, dim: str, window: Window, wrap: bool = False) -> int:
+        """``value`` with its split ``dim`` held in windows instead of blocks: a halo exchange."""
+        x = self.types[value]
+        windows = list(x.windows or (None,) * len(x.shape))
+        windows[x.shape.position(dim)] = window
+        t = LocalType(x.shape, x.dtype, x.splits, windows=tuple(windows))
+        return self.emit(
+            "shift", [value], t, dim=dim, axes=x.split(dim), stride=1, offsets=(0,), wrap=wrap,
+            value=0,
+        )  # fmt: skip
 
     def define(self, t: Tensor, value: int) -> None:
         """Makes ``value`` (finished and redistributed to its placement) the value of ``t``."""

@@ -125,8 +125,8 @@ def replace_dimensions(
 class Slice(Operation):
     """y = x[start:stop:stride] along one dim, which keeps its name.
 
-    Gradient: dy between zeros.  Lowers: local `slice`; where the dim is split, an all_gather of it
-    first and take_shard after.
+    Gradient: dy between zeros.  Lowers: local `slice`; where the dim is split, a `shift` that sends
+    each rank the elements of its block of y.
     """
 
     def __init__(self, x: Tensor, dim: str, start: int, stop: int, stride: int = 1):
@@ -156,9 +156,13 @@ class Slice(Operation):
         return [pad(dy, [self.start, builtins.max(0, n - used)], self.dim)]
 
     def lower(self, lowering: Any) -> None:
-        value = lowering.whole(self.inputs[0], self.dim)
-        attrs = {"dim": self.dim, "start": self.start, "stop": self.stop, "stride": self.stride}
-        lowering.define(self.output, lowering.local("slice", [value], self.output, **attrs))
+        value = lowering.computed(self.inputs[0])
+        if lowering.is_split(value, self.dim):
+            result = lowering.shift([value], self.output, self.dim, [self.start], self.stride)
+        else:
+            attrs = {"dim": self.dim, "start": self.start, "stop": self.stop, "stride": self.stride}
+            result = lowering.local("slice", [value], self.output, **attrs)
+        lowering.define(self.output, result)
 
 
 def _resized(shape: Shape, dim: str, size: int) -> Shape:
@@ -188,8 +192,8 @@ def slice(x: Tensor, begin: int, size: int, slice_dim_name: DimLike, stride: int
 class Pad(Operation):
     """y = x with ``before`` and ``after`` copies of a number around one dim.
 
-    Gradient: the inner part of dy.  Lowers: local `pad`; where the dim is split, an all_gather of
-    it first and take_shard after.
+    Gradient: the inner part of dy.  Lowers: local `pad`; where the dim is split, a `shift` that
+    sends each rank the elements of its block of y.
     """
 
     def __init__(self, x: Tensor, dim: str, before: int, after: int, value: float):
@@ -207,9 +211,13 @@ class Pad(Operation):
         return [slice(only(dys), self.before, self.inputs[0].shape.dim(self.dim).size, self.dim)]
 
     def lower(self, lowering: Any) -> None:
-        value = lowering.whole(self.inputs[0], self.dim)
-        attrs = {"dim": self.dim, "before": self.before, "after": self.after, "value": self.value}
-        lowering.define(self.output, lowering.local("pad", [value], self.output, **attrs))
+        value, dim = lowering.computed(self.inputs[0]), self.dim
+        if lowering.is_split(value, dim):
+            result = lowering.shift([value], self.output, dim, [-self.before], value=self.value)
+        else:
+            attrs = {"dim": dim, "before": self.before, "after": self.after, "value": self.value}
+            result = lowering.local("pad", [value], self.output, **attrs)
+        lowering.define(self.output, result)
 
 
 def pad(x: Tensor, paddings: Sequence[int], dim_name: DimLike, value: float = 0) -> Tensor:
@@ -226,8 +234,8 @@ def pad(x: Tensor, paddings: Sequence[int], dim_name: DimLike, value: float = 0)
 class Concat(Operation):
     """The inputs one behind the other along one dim.
 
-    Gradient: the parts of dy.  Lowers: local `concat`; where the dim is split, an all_gather of it
-    first and take_shard after.
+    Gradient: the parts of dy.  Lowers: local `concat`; where the dim is split, a `shift` that sends
+    each rank the elements of its block of y.
     """
 
     def __init__(self, xs: Sequence[Tensor], dim: str):
@@ -264,8 +272,14 @@ class Concat(Operation):
         return out
 
     def lower(self, lowering: Any) -> None:
-        values = [lowering.whole(x, self.dim) for x in self.inputs]
-        lowering.define(self.output, lowering.local("concat", values, self.output, dim=self.dim))
+        values = [lowering.computed(x) for x in self.inputs]
+        if lowering.is_split(values[0], self.dim):
+            sizes = [x.shape.dim(self.dim).size for x in self.inputs]
+            offsets = [-sum(sizes[:k]) for k in range(len(sizes))]
+            result = lowering.shift(values, self.output, self.dim, offsets)
+        else:
+            result = lowering.local("concat", values, self.output, dim=self.dim)
+        lowering.define(self.output, result)
 
 
 def concat(xs: Sequence[Tensor], concat_dim_name: DimLike) -> Tensor:
@@ -331,19 +345,60 @@ def unstack(x: Tensor, dim: DimLike) -> list[Tensor]:
     return [reshape(p, p.shape.without([name])) for p in parts]
 
 
+class Shift(Operation):
+    """y[i] = x[i - offset] along one dim; from the other end with ``wrap``, else zeros.
+
+    Gradient: dy shifted back.  Lowers: local `slice` with `concat` or `pad`; where the dim is
+    split, a `shift`: ``offset`` elements at each border between ranks.
+    """
+
+    def __init__(self, x: Tensor, offset: int, dim: str, wrap: bool):
+        self.offset, self.dim, self.wrap = offset, dim, wrap
+        super().__init__([x])
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return [shift(only(dys), -self.offset, self.dim, self.wrap)]
+
+    def lower(self, lowering: Any) -> None:
+        value = lowering.computed(self.inputs[0])
+        if lowering.is_split(value, self.dim):
+            result = lowering.shift([value], self.output, self.dim, [-self.offset], wrap=self.wrap)
+        else:
+            result = self._lower_whole(lowering, value)
+        lowering.define(self.output, result)
+
+    def _lower_whole(self, lowering: Any, value: int) -> int:
+        n, dim = self.output.shape.dim(self.dim).size, self.dim
+        start = -self.offset % n if self.wrap else builtins.max(-self.offset, 0)
+        stop = n if self.wrap else builtins.min(n - self.offset, n)
+
+        def part(start: int, stop: int) -> int:
+            cut = {"start": start, "stop": stop, "stride": 1}
+            return lowering.resized("slice", value, dim, stop - start, **cut)
+
+        parts = [part(start, stop)]
+        if self.wrap:
+            parts.append(part(0, start))
+            return lowering.local("concat", parts, self.output, dim=dim)
+        before = builtins.max(self.offset, 0)
+        widths = {"before": before, "after": n - before - (stop - start), "value": 0}
+        return lowering.local("pad", parts, self.output, dim=dim, **widths)
+
+
 def shift(x: Tensor, offset: int, dim: DimLike, wrap: bool) -> Tensor:
-    """y[i] = x[i - offset] along one dim; from the other end with ``wrap``, else zeros."""
+    """y[i] = x[i - offset] along one dim; from the other end with ``wrap``, else zeros.
+
+    Along a split dim neighbours exchange ``offset`` elements: the halo of a stencil.
+    """
     name = dim_name(dim)
     n = x.shape.dim(name).size
     if wrap:
         offset %= n
-        if offset == 0:
-            return x
-        return concat([slice(x, n - offset, offset, name), slice(x, 0, n - offset, name)], name)
-    if builtins.abs(offset) >= n:
+    elif builtins.abs(offset) >= n:
         from meshmpi.ops.sources import zeros_like
 
         return zeros_like(x)
-    if offset >= 0:
-        return pad(slice(x, 0, n - offset, name), [offset, 0], name)
-    return pad(slice(x, -offset, n + offset, name), [0, -offset], name)
+    return x if offset == 0 else Shift(x, offset, name, wrap).output

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshmpi.dims import block_range
 from meshmpi.errors import ProgramError, suggest
+from meshmpi.windows import Exchange, Piece
 
 OPS = ("sum", "max", "min", "prod")
 """The reductions.  On bool, sum and max mean "or", prod and min mean "and", as in NumPy."""
@@ -75,6 +77,32 @@ def starts(sizes: Sequence[int]) -> list[int]:
 def block(x: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
     """The view of ``x`` from ``start`` to ``stop`` along ``axis``."""
     return x[(slice(None),) * axis + (slice(start, stop),)]
+
+
+def piece_source(xs: Sequence[np.ndarray], axis: int, e: Exchange, p: Piece) -> np.ndarray:
+    """The view of the inputs' blocks on rank ``p.source`` that a piece is taken from."""
+    start = p.start - block_range(e.sizes[p.operand], e.blocks, p.source)[0]
+    cut = slice(start, start + (p.count - 1) * p.step + 1, p.step)
+    return xs[p.operand][(slice(None),) * axis + (cut,)]
+
+
+def piece_target(out: np.ndarray, axis: int, e: Exchange, p: Piece) -> np.ndarray:
+    """The view of the output on rank ``p.target`` that a piece goes to."""
+    start = p.to - e.target(p.target)[0]
+    return block(out, axis, start, start + p.count)
+
+
+def check_shift(xs: Sequence[np.ndarray], out: np.ndarray, axis: int, e: Exchange, b: int) -> None:
+    """Raises ProgramError unless the arrays are those of block ``b`` of an exchange."""
+    if len(xs) != len(e.sizes):
+        raise ProgramError(
+            f"shift: {len(xs)} inputs for an exchange of {len(e.sizes)}.", "Give one array each."
+        )
+    first, end = e.target(b)
+    for x, n in zip(xs, e.sizes, strict=True):
+        start, stop = block_range(n, e.blocks, b)
+        check_sizes("shift", [x.shape[axis]], 1, stop - start, "a block")
+        check_out("shift", x, out, replaced(x.shape, axis, end - first))
 
 
 def as_bits(x: np.ndarray) -> np.ndarray:

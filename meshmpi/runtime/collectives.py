@@ -11,6 +11,7 @@ Importing this module initialises MPI.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +22,16 @@ from mpi4py import MPI
 
 from meshmpi.collective_bytes import PIECE_BYTES, REDUCED_IN, all_to_all_rows, pieces
 from meshmpi.dims import Axes
-from meshmpi.errors import ProgramError
-from meshmpi.runtime.blocks import as_bits, block, replaced, scratch, starts
+from meshmpi.runtime.blocks import (
+    as_bits,
+    block,
+    piece_source,
+    piece_target,
+    replaced,
+    scratch,
+    starts,
+)
+from meshmpi.windows import Exchange, pieces_to, sent_by, unfilled_positions
 
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _BOOL_OPS = {"sum": MPI.MAX, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.MIN}
@@ -301,34 +310,68 @@ def _unpack(flat: np.ndarray, axis: int, sizes: Sequence[int], out: np.ndarray) 
         at += part.size
 
 
-def shift(group: Group, x: np.ndarray, out: np.ndarray, offset: int, wrap: bool) -> None:
-    """Sends ``x`` to the rank ``offset`` further along the axis; ``out`` takes what arrives.
+class BoundShift:
+    """A `shift` on fixed arrays: copies between views, one message to and from each other block.
 
-    Raises:
-        ProgramError: The block that arrives has another size than ``out``.
+    Args:
+        group: Ranks that hold the blocks of the dimension.
+        xs: This rank's block of each input.
+        out: Takes what `Exchange.target` says.
+        axis: Array axis of the dimension.
+        exchange: Who sends what.
+        value: Of the elements of ``out`` that no input has.
+        workspace: uint8 array of `shift_workspace_bytes`; allocated when not given.
     """
-    n, here = group.n, group.index
-    to, source = here + offset, here - offset
-    if wrap:
-        to, source = to % n, source % n
-    if to == source == here:
-        out[...] = x
-        return
-    requests, received = [], None
-    if 0 <= source < n:
-        received = group.comm.Irecv(as_bits(out), source)
-        requests.append(received)
-    else:
-        out[...] = 0
-    if 0 <= to < n:
-        requests.append(group.comm.Isend(as_bits(x), to))
-    statuses = [MPI.Status() for _ in requests]
-    MPI.Request.Waitall(requests, statuses)
-    if received is not None:
-        arrived = statuses[0].Get_count(MPI.BYTE)
-        if arrived != out.nbytes:
-            raise ProgramError(
-                f"shift by {offset} over '{group.axes[0]}': {arrived} bytes arrived for an output"
-                f" of {out.nbytes} bytes.",
-                "Give an output as large as the block of the rank it comes from.",
-            )
+
+    def __init__(
+        self, group: Group, xs: Sequence[np.ndarray], out: np.ndarray, axis: int,
+        exchange: Exchange, value: float, workspace: np.ndarray | None,
+    ):  # fmt: skip
+        self.comm, self.value = group.comm, value
+        rank_of = {block: rank for rank, block in enumerate(group.blocks)}
+        mine = group.index
+        arriving = [p for p in pieces_to(exchange, mine) if p.source != mine]
+        leaving = sent_by(exchange, mine)
+        others = math.prod(replaced(out.shape, axis, 1))
+        rows = sum(p.count for p in (*leaving, *arriving))
+        buffer = scratch(workspace, rows * others, as_bits(out[:0]).dtype).view(out.dtype)
+        self.fills = [
+            block(out, axis, start, stop) for start, stop in unfilled_positions(exchange, mine)
+        ]
+        self.copies = [
+            (piece_target(out, axis, exchange, p), piece_source(xs, axis, exchange, p))
+            for p in pieces_to(exchange, mine) if p.source == mine
+        ]  # fmt: skip
+        self.packs, self.unpacks, at = [], [], 0
+        self.sends: list[tuple[np.ndarray, int]] = []
+        self.receives: list[tuple[np.ndarray, int]] = []
+        for target, run in itertools.groupby(leaving, key=lambda p: p.target):
+            start = at
+            for p in run:
+                source = piece_source(xs, axis, exchange, p)
+                self.packs.append((buffer[at : at + source.size].reshape(source.shape), source))
+                at += source.size
+            self.sends.append((as_bits(buffer[start:at]), rank_of[target]))
+        for source, run in itertools.groupby(arriving, key=lambda p: p.source):
+            start = at
+            for p in run:
+                to = piece_target(out, axis, exchange, p)
+                self.unpacks.append((to, buffer[at : at + to.size].reshape(to.shape)))
+                at += to.size
+            self.receives.append((as_bits(buffer[start:at]), rank_of[source]))
+
+    def __call__(self) -> None:
+        comm = self.comm
+        requests = [comm.Irecv(part, rank) for part, rank in self.receives]
+        for part, source in self.packs:
+            part[...] = source
+        requests += [comm.Isend(part, rank) for part, rank in self.sends]
+        # What stays on this rank is copied while messages travel.
+        for part in self.fills:
+            part[...] = self.value
+        for to, source in self.copies:
+            to[...] = source
+        if requests:
+            MPI.Request.Waitall(requests)
+        for to, part in self.unpacks:
+            to[...] = part

@@ -48,6 +48,9 @@ def instruction_workspace(i: Instruction, program: Program, coordinates: Mapping
         index = program.mesh.block_index(i.attrs["axes"], coordinates)
         return cb.all_to_all_workspace_bytes(shape, x.dtype, split, concat, *outs, index)
     axis = x.shape.position(i.attrs["dim"])
+    if i.kind == "shift":
+        out = program.types[i.outputs[0]].local_sizes(program.mesh, coordinates)
+        return cb.shift_workspace_bytes(out, x.dtype, axis, program.exchange(i))
     if i.kind == "all_gather":
         whole = program.types[i.outputs[0]].local_sizes(program.mesh, coordinates)[axis]
         return cb.all_gather_workspace_bytes(shape, x.dtype, axis, block_sizes(whole, n))
@@ -236,6 +239,8 @@ class Executor:
         workspace = {} if self.simulated else {"workspace": self.states[0].workspace}
         if i.kind == "all_reduce":
             return self._bind_all_reduce(i, axes, workspace)
+        if i.kind == "shift":
+            return self._bind_shift(i, workspace)
         x, out = self._arrays(i.inputs[0]), self._arrays(i.outputs[0])
         t = self.program.types[i.inputs[0]]
         one = self.states[0]
@@ -251,6 +256,15 @@ class Executor:
             return lambda: mesh.all_gather(x, out, axis, sizes, axes, **workspace)
         sizes, op = block_sizes(shape[axis], n), i.attrs["op"]
         return lambda: mesh.reduce_scatter(x, out, axis, sizes, axes, op, **workspace)
+
+    def _bind_shift(self, i: Instruction, workspace: dict) -> Thunk:
+        mesh, axes, value = self.mesh, i.attrs["axes"], i.attrs["value"]
+        xs, out = [self._arrays(v) for v in i.inputs], self._arrays(i.outputs[0])
+        axis = self.program.types[i.outputs[0]].shape.position(i.attrs["dim"])
+        exchange = self.program.exchange(i)
+        if self.simulated:
+            return lambda: mesh.shift(xs, out, axis, exchange, axes, value)
+        return mesh.bound_shift(xs, out, axis, exchange, axes, value, **workspace)
 
     def _bind_all_reduce(self, i: Instruction, axes: tuple, workspace: dict) -> Thunk:
         mesh, op = self.mesh, i.attrs["op"]

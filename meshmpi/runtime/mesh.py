@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,15 @@ import numpy as np
 from meshmpi.collective_bytes import bytes_sent, wire_bytes
 from meshmpi.dims import Axes, MeshShape
 from meshmpi.errors import MeshError, ProgramError
-from meshmpi.runtime.blocks import check_array, check_op, check_out, check_sizes, replaced
+from meshmpi.runtime.blocks import (
+    check_array,
+    check_op,
+    check_out,
+    check_shift,
+    check_sizes,
+    replaced,
+)
+from meshmpi.windows import Exchange
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -173,12 +181,17 @@ class Mesh:
         return group
 
     def _count(self, kind: str, group: Group, x: np.ndarray, began: float) -> None:
+        self._count_elements(kind, group, x.size, x.dtype, began)
+
+    def _count_elements(
+        self, kind: str, group: Group, elements: int, dtype: np.dtype, began: float
+    ) -> None:
         seconds = time.perf_counter() - began
         table = self.counters.setdefault(kind, {})
         row = table.setdefault(group.name, [0, 0, 0, 0.0])
         row[0] += 1
-        row[1] += x.size
-        row[2] += bytes_sent(kind, x.size, _wire_bytes(kind, x.dtype), group.n)
+        row[1] += elements
+        row[2] += bytes_sent(kind, elements, _wire_bytes(kind, dtype), group.n)
         row[3] += seconds
 
     def all_reduce(
@@ -299,25 +312,41 @@ class Mesh:
         self._count("all_to_all", group, x, began)
 
     def shift(
-        self, x: np.ndarray, out: np.ndarray, axis_name: str, offset: int, wrap: bool = False
-    ) -> None:
-        """Sends ``x`` to the rank ``offset`` further along a mesh axis; ``out`` takes what comes.
+        self, xs: Sequence[np.ndarray], out: np.ndarray, axis: int, exchange: Exchange,
+        axes: Iterable[str], value: float = 0, workspace: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """Each rank gets the elements along array axis ``axis`` that ``exchange`` says.
+
+        Only ranks that need something of each other exchange messages, all at the same time.
 
         Args:
-            x: What this rank sends.
-            out: Takes the array of the rank ``offset`` before; zeros where there is none.
-            axis_name: The mesh axis.
-            offset: Distance in ranks, positive or negative.
-            wrap: Whether the axis is a ring.
-
-        Raises:
-            ProgramError: What arrives has another size than ``out``.
+            xs: This rank's block of each input.
+            out: Takes this rank's block of the result, or its window.
+            axis: Array axis along which elements move.
+            exchange: Which elements go where.
+            axes: Mesh axes over which they are split, major first: they number the blocks.
+            value: Of elements that no input has.
+            workspace: uint8 array of `shift_workspace_bytes`; allocated when not given.
         """
-        check_array("shift", "input", x)
-        check_array("shift", "output", out)
-        group, began = self._group((axis_name,)), time.perf_counter()
-        self._collectives.shift(group, x, out, offset, wrap)
-        self._count("shift", group, x, began)
+        self.bound_shift(xs, out, axis, exchange, axes, value, workspace)()
+
+    def bound_shift(
+        self, xs: Sequence[np.ndarray], out: np.ndarray, axis: int, exchange: Exchange,
+        axes: Iterable[str], value: float = 0, workspace: np.ndarray | None = None,
+    ) -> Callable[[], None]:  # fmt: skip
+        """`shift` as a function without arguments, prepared once for arrays that stay."""
+        group = self._group(axes)
+        check_sizes("shift", [1] * exchange.blocks, group.n, exchange.blocks, "a dimension")
+        check_shift(xs, out, axis, exchange, group.index)
+        run = self._collectives.BoundShift(group, xs, out, axis, exchange, value, workspace)
+        rows, others = exchange.rows_sent(group.index), math.prod(replaced(out.shape, axis, 1))
+
+        def counted() -> None:
+            began = time.perf_counter()
+            run()
+            self._count_elements("shift", group, rows * others, out.dtype, began)
+
+        return counted
 
     def __repr__(self) -> str:
         return f"<Mesh {self.shape}, rank {self.rank}>"

@@ -7,6 +7,7 @@ no MPI, no programs, no tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -19,11 +20,15 @@ from meshmpi.runtime.blocks import (
     check_array,
     check_op,
     check_out,
+    check_shift,
     check_sizes,
+    piece_source,
+    piece_target,
     replaced,
     starts,
 )
 from meshmpi.runtime.mesh import Counters, MeshShapeLike, check_axes
+from meshmpi.windows import Exchange, pieces_to
 
 _OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 Arrays = Sequence[np.ndarray]
@@ -78,12 +83,16 @@ class SimulatedMesh:
             yield sorted(group, key=lambda r: self.shape.block_index(axes, self.coordinates[r]))
 
     def _count(self, kind: str, axes: Iterable[str], rank: int, x: np.ndarray) -> None:
+        self._count_elements(kind, axes, rank, x.size, x.dtype)
+
+    def _count_elements(
+        self, kind: str, axes: Iterable[str], rank: int, elements: int, dtype: np.dtype
+    ) -> None:
         names: Axes = (axes,) if isinstance(axes, str) else tuple(axes)
         row = self.counters[rank].setdefault(kind, {}).setdefault("+".join(names), [0, 0, 0, 0.0])
-        item = wire_bytes(kind, x.dtype)
         row[0] += 1
-        row[1] += x.size
-        row[2] += bytes_sent(kind, x.size, item, self.shape.count(names))
+        row[1] += elements
+        row[2] += bytes_sent(kind, elements, wire_bytes(kind, dtype), self.shape.count(names))
 
     def all_reduce(
         self, xs: Arrays, axes: Iterable[str], op: str = "sum", workspace: object = None
@@ -169,27 +178,22 @@ class SimulatedMesh:
                 outs[r][...] = block(whole, split_axis, begin[i], begin[i + 1])
 
     def shift(
-        self, xs: Arrays, outs: Arrays, axis_name: str, offset: int, wrap: bool = False
-    ) -> None:
-        """Moves arrays along one mesh axis.  See `Mesh.shift`."""
-        for ranks in self._by_block((axis_name,)):
-            n = len(ranks)
-            taken = [xs[r].copy() for r in ranks]
-            for i, r in enumerate(ranks):
-                check_array("shift", "input", xs[r])
-                check_array("shift", "output", outs[r])
-                self._count("shift", (axis_name,), r, xs[r])
-                source = (i - offset) % n if wrap else i - offset
-                if not 0 <= source < n:
-                    outs[r][...] = 0
-                elif taken[source].nbytes != outs[r].nbytes:
-                    raise ProgramError(
-                        f"shift by {offset} over '{axis_name}': {taken[source].nbytes} bytes"
-                        f" arrived for an output of {outs[r].nbytes} bytes.",
-                        "Give an output as large as the block of the rank it comes from.",
-                    )
-                else:
-                    outs[r].reshape(-1)[...] = taken[source].reshape(-1)
+        self, xs: Sequence[Arrays], outs: Arrays, axis: int, exchange: Exchange,
+        axes: Iterable[str], value: float = 0, workspace: object = None,
+    ) -> None:  # fmt: skip
+        """Exchanges parts of blocks; ``xs[k]`` is a list by rank.  See `Mesh.shift`."""
+        for ranks in self._by_block(axes):
+            for b, r in enumerate(ranks):
+                check_shift([x[r] for x in xs], outs[r], axis, exchange, b)
+                others = math.prod(replaced(outs[r].shape, axis, 1))
+                sent = exchange.rows_sent(b) * others
+                self._count_elements("shift", axes, r, sent, outs[r].dtype)
+                outs[r][...] = value
+            for b, r in enumerate(ranks):
+                for p in pieces_to(exchange, b):
+                    blocks = [x[ranks[p.source]] for x in xs]
+                    to = piece_target(outs[r], axis, exchange, p)
+                    to[...] = piece_source(blocks, axis, exchange, p)
 
     def __repr__(self) -> str:
         return f"<SimulatedMesh {self.shape}>"

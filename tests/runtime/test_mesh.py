@@ -16,6 +16,7 @@ import pytest
 from meshmpi import collective_bytes as cost
 from meshmpi.dims import MeshShape
 from meshmpi.errors import MeshError, ProgramError
+from meshmpi.runtime.blocks import replaced
 from meshmpi.runtime.launch import launch
 from meshmpi.runtime.mesh import alternatives, size_error
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
@@ -64,11 +65,22 @@ def wanted(case: Case, rank: int) -> np.ndarray:
         return case.whole(min(ranks))
     if case.kind == "all_to_all":
         return np.array_split(case.whole(min(ranks)), n, case.axis)[mine]
-    source = mine - case.offset
-    if case.wrap:
-        source %= n
-    blocks = [np.array_split(case.whole(r), n, 0)[i] for i, r in enumerate(ranks)]
-    return blocks[source] if 0 <= source < n else np.zeros_like(blocks[mine])
+    return shifted(case, case.whole(min(ranks)), mine)
+
+
+def shifted(case: Case, whole: np.ndarray, block: int) -> np.ndarray:
+    """Element by element: y[o] = x_j[stride * o + offset_j], 1 where no input has one."""
+    e, rows = case.exchange, []
+    for o in range(*e.target(block)):
+        row = np.ones(replaced(whole.shape, case.axis, 1), whole.dtype)
+        for n, offset in zip(e.sizes, e.offsets, strict=True):
+            i = e.stride * o + offset
+            i = i % n if e.wrap and n else i
+            if 0 <= i < n:
+                row = np.take(whole, [i], case.axis)
+        rows.append(row)
+    start = np.take(whole, [], case.axis)
+    return np.concatenate([start, *rows], case.axis)
 
 
 @pytest.mark.parametrize("text", ALL_MESHES)
@@ -91,11 +103,10 @@ def test_the_table_covers_what_it_should():
         assert {c.dtype for c in mine} == {
             "float32", "float64", "bfloat16", "int32", "int64", "uint8", "bool",
         }  # fmt: skip
-        if kind != "shift":
-            assert {c.axes for c in mine if c.mesh == MeshShape("rows:2;cols:3")} == {
-                (), ("rows",), ("cols",), ("rows", "cols"), ("cols", "rows"),
-            }  # fmt: skip
-        if kind in ("reduce_scatter", "all_gather", "all_to_all"):
+        assert {c.axes for c in mine if c.mesh == MeshShape("rows:2;cols:3")} == {
+            (), ("rows",), ("cols",), ("rows", "cols"), ("cols", "rows"),
+        }  # fmt: skip
+        if kind in ("reduce_scatter", "all_gather", "all_to_all", "shift"):
             assert {c.axis for c in mine} == {0, 1, 2}
         if kind in ("reduce_scatter", "all_reduce"):
             assert {c.op for c in mine} == {"sum", "max", "min", "prod"}

@@ -14,6 +14,8 @@ import numpy as np
 
 from meshmpi import collective_bytes as cost
 from meshmpi.dims import Axes, MeshShape, block_range
+from meshmpi.runtime.blocks import replaced
+from meshmpi.windows import Exchange, Window
 
 MESHES = {
     1: ("rows:1", "rows:1;cols:1", ""),
@@ -30,6 +32,28 @@ SHAPES = ((6, 4, 6), (7, 5, 13), (1, 2, 1), (1, 1, 9), (3, 0, 2))
 
 
 @dataclass(frozen=True)
+class Move:
+    """What a shift does along its axis of n elements; ``size`` of the result is relative to n."""
+
+    offsets: tuple[int, ...]
+    more: int = 0
+    stride: int = 1
+    wrap: bool = False
+    window: Window | None = None
+
+
+MOVES = (
+    Move((-2,)), Move((1,)), Move((3,), wrap=True), Move((-40,), wrap=True), Move((0,)),
+    Move((0,), more=-1, stride=2), Move((-3,), more=5), Move((2,), more=-2), Move((50,)),
+    Move((0,), window=Window(5, 1, -1, 1)), Move((0,), window=Window(6, 1, -9, 8), wrap=True),
+    Move((0,), window=Window(3, 2, -1, 2)), Move((0,), window=Window(9, 1, -2, 1, 2)),
+    Move((0,), window=Window(4, -2, 0, 6)),
+)  # fmt: skip
+"""Neighbours and farther, rings longer than the dimension, slices, padding, halos wider than a
+block, windows with strides of both signs and with gaps."""
+
+
+@dataclass(frozen=True)
 class Case:
     """One collective call on global arrays of ``shape``; ``axis`` is cut or joined."""
 
@@ -41,8 +65,7 @@ class Case:
     axis: int = 0
     concat_axis: int = 0
     op: str = "sum"
-    offset: int = 0
-    wrap: bool = False
+    move: Move | None = None
 
     @property
     def n(self) -> int:
@@ -54,6 +77,16 @@ class Case:
 
     def index(self, rank: int) -> int:
         return self.mesh.block_index(self.axes, self.mesh.coordinates(rank))
+
+    @property
+    def exchange(self) -> Exchange:
+        move, n = self.move, self.shape[self.axis]
+        assert move is not None
+        size = max(n + move.more, 0)
+        return Exchange(
+            self.n, (n,) * len(move.offsets), move.offsets, size, move.stride, move.wrap,
+            move.window,
+        )  # fmt: skip
 
     def block(self, whole: np.ndarray, axis: int, rank: int) -> np.ndarray:
         start, stop = block_range(self.shape[axis], self.n, self.index(rank))
@@ -83,7 +116,7 @@ def inputs(case: Case) -> list[np.ndarray]:
         return [case.block(case.whole(group_key(case, r)), case.axis, r) for r in ranks]
     if case.kind == "all_to_all":
         return [case.block(case.whole(group_key(case, r)), case.concat_axis, r) for r in ranks]
-    return [case.block(case.whole(r), 0, r) for r in ranks]
+    return [case.block(case.whole(group_key(case, r)), case.axis, r) for r in ranks]
 
 
 def outputs(case: Case) -> list[np.ndarray]:
@@ -94,20 +127,12 @@ def outputs(case: Case) -> list[np.ndarray]:
     elif case.kind in ("reduce_scatter", "all_to_all"):
         outs = [case.block(whole, case.axis, r) for r in ranks]
     elif case.kind == "shift":
-        outs = [case.block(whole, 0, source_rank(case, r)) for r in ranks]
+        targets = (case.exchange.target(case.index(r)) for r in ranks)
+        shapes = [replaced(case.shape, case.axis, end - start) for start, end in targets]
+        outs = [np.zeros(shape, whole.dtype) for shape in shapes]
     else:
         outs = [whole[:0] for _ in ranks]
     return [np.full_like(out, 77 if case.dtype != "bool" else 1) for out in outs]
-
-
-def source_rank(case: Case, rank: int) -> int:
-    """The rank a shift to ``rank`` comes from, or itself."""
-    at = case.mesh.coordinates(rank)
-    axis, n = case.axes[0], case.n
-    source = at[axis] - case.offset
-    if case.wrap:
-        source %= n
-    return case.mesh.rank({**at, axis: source}) if 0 <= source < n else rank
 
 
 def call(case: Case, mesh: Any, x: Any, out: Any, workspace: np.ndarray | None = None) -> None:
@@ -123,7 +148,8 @@ def call(case: Case, mesh: Any, x: Any, out: Any, workspace: np.ndarray | None =
         split, concat = case.sizes(case.axis), case.sizes(case.concat_axis)
         mesh.all_to_all(x, out, case.axis, case.concat_axis, split, concat, case.axes, workspace)
     else:
-        mesh.shift(x, out, case.axes[0], case.offset, case.wrap)
+        xs = [x] * len(case.exchange.sizes)
+        mesh.shift(xs, out, case.axis, case.exchange, case.axes, 1, workspace)
 
 
 def workspace_bytes(case: Case, x: np.ndarray, rank: int) -> int:
@@ -141,7 +167,9 @@ def workspace_bytes(case: Case, x: np.ndarray, rank: int) -> int:
             x.shape, x.dtype, case.axis, case.concat_axis,
             case.sizes(case.axis), case.sizes(case.concat_axis), case.index(rank),
         )  # fmt: skip
-    return cost.shift_workspace_bytes(x.shape, x.dtype)
+    start, end = case.exchange.target(case.index(rank))
+    shape = replaced(case.shape, case.axis, end - start)
+    return cost.shift_workspace_bytes(shape, x.dtype, case.axis, case.exchange)
 
 
 def ordered_subsets(mesh: MeshShape) -> list[Axes]:
@@ -162,8 +190,8 @@ def cases(mesh_text: str) -> list[Case]:
             out.append(Case("reduce_scatter", mesh, axes, shape, next(dtypes), axis, op=next(ops)))
         for split, concat in itertools.permutations(range(3), 2):
             out.append(Case("all_to_all", mesh, axes, shape, next(dtypes), split, concat))
-    for axis, shape, offset, wrap in itertools.product(
-        mesh.names, SHAPES, (-2, -1, 0, 1, 3), (False, True)
-    ):
-        out.append(Case("shift", mesh, (axis,), shape, next(dtypes), offset=offset, wrap=wrap))
+        moves = [*MOVES, Move((0, -shape[0]), more=shape[0])]  # the last joins two
+        for k, move in enumerate(moves):
+            axis = 0 if len(move.offsets) > 1 else k % 3
+            out.append(Case("shift", mesh, axes, shape, next(dtypes), axis, move=move))
     return out
