@@ -22,6 +22,7 @@ def instruction_flops(
 
     map: operations of the expression x elements of the output; reduce: elements of the input;
     contract: 2 x product of the extents of all its dims; scatter_add: elements of the updates;
+    block_sum: elements of the input; cumsum: the same, twice where it goes on from other blocks;
     every other kind: 0.
     """
     kind = instruction.kind
@@ -31,8 +32,10 @@ def instruction_flops(
         return math.prod(inputs[0].values())
     if kind == "contract":
         return 2 * math.prod({**inputs[0], **inputs[1]}.values())
-    if kind == "scatter_add":
+    if kind in ("scatter_add", "block_sum"):
         return math.prod(inputs[0].values())
+    if kind == "cumsum":
+        return len(inputs) * math.prod(inputs[0].values())
     return 0
 
 

@@ -22,6 +22,8 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | concat | x... -> y | ``dim``: along a whole dimension |
 | gather | table, index -> y | ``dim``: rows of the block of table that index hits, else 0 [3] |
 | scatter_add | updates, index -> y | ``dim``: sums updates into the block of y that index hits [3] |
+| block_sum | x -> y | ``dim, blocks``: sum of the own block; y has one element per block there |
+| cumsum | x(, sums) -> y | ``dim, exclusive, reverse(, blocks)``: running sums; sums of all blocks |
 | segment | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |
 | top_k | x -> values, index | ``dim, k``: largest first, of ties the lowest index; dim is whole |
 | all_reduce | x... -> y... | ``axes, op``: finishes what is pending over axes, in one message |
@@ -57,7 +59,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shif
 """Kinds that communicate.  `take_shard` redistributes too, without traffic."""
 LOCAL_KINDS = (
     "feed", "read", "write", "step", "map", "iota", "random", "reduce", "contract", "transpose",
-    "view", "slice", "pad", "concat", "gather", "scatter_add", "top_k", "segment", "take_shard",
+    "view", "slice", "pad", "concat", "gather", "scatter_add", "top_k", "block_sum", "cumsum", "segment", "take_shard",
 )  # fmt: skip
 KINDS = (*LOCAL_KINDS, *COLLECTIVES)
 

@@ -435,6 +435,30 @@ def _top_k_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> No
         _require(not y.split(i.attrs["k"]) and not y.partial, "splits its result")
 
 
+def _block_sum_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    (x,), y = xs, _out(program, i)
+    _require(bool(x.split(i.attrs["dim"])), "sums blocks of a whole dimension")
+    _require(y == _block_sums(program.mesh, x, i) and not x.partial, "is no sum of each block")
+
+
+def _block_sums(mesh: MeshShape, x: LocalType, i: Instruction) -> LocalType:
+    """Type of the sums of the blocks of x: one element per block in place of ``dim``."""
+    at = x.shape.position(i.attrs["dim"])
+    blocks = Dimension(i.attrs["blocks"], mesh.count(x.splits[at]))
+    shape = Shape([*x.shape[:at], blocks, *x.shape[at + 1 :]])
+    return LocalType(shape, "float32" if x.dtype == "bfloat16" else x.dtype, x.splits)
+
+
+def _cumsum_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    x, *sums = xs
+    _require(_out(program, i) == x and not x.partial, "changes the type of its input")
+    wanted: list[LocalType] = []
+    if x.split(i.attrs["dim"]):
+        blocks = _block_sums(program.mesh, x, i)
+        wanted = [blocks.with_split(i.attrs["blocks"], ())]
+    _require(sums == wanted, "has not the sums of all blocks of a split dimension")
+
+
 def _segment_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
     types = ChainMap(i.attrs["inner"], cast("MutableMapping[int, LocalType]", program.types))
     inside = replace(program, types=types)
@@ -464,6 +488,7 @@ _RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] =
     "contract": _contract_rule, "transpose": _transpose_rule, "view": _view_rule,
     "slice": _along_dim_rule, "pad": _along_dim_rule, "concat": _along_dim_rule,
     "gather": _gather_rule, "scatter_add": _scatter_add_rule, "top_k": _top_k_rule,
+    "block_sum": _block_sum_rule, "cumsum": _cumsum_rule,
     "segment": _segment_rule,
     "all_reduce": _redistribution_rule, "reduce_scatter": _redistribution_rule,
     "all_gather": _redistribution_rule, "all_to_all": _redistribution_rule,

@@ -305,6 +305,13 @@ def _top_k(op: Any, inputs: list, env: Environment) -> tuple[np.ndarray, np.ndar
     return np.take_along_axis(x, index, axis=-1), index.astype(np.int32)
 
 
+def _cumsum(op: Any, inputs: list, env: Environment) -> np.ndarray:
+    x, axis = inputs[0], op.output.shape.position(op.dim)
+    x = np.flip(x, axis) if op.reverse else x
+    sums = np.cumsum(x, axis, dtype=x.dtype) - (x if op.exclusive else 0)
+    return (np.flip(sums, axis) if op.reverse else sums).astype(x.dtype)
+
+
 _RULES: dict[str, Callable[[Any, list, Environment], Any]] = {
     "Placeholder": _placeholder,
     "ReadVariable": _read_variable,
@@ -328,4 +335,5 @@ _RULES: dict[str, Callable[[Any, list, Environment], Any]] = {
     "Gather": _gather,
     "ScatterAdd": _scatter_add,
     "TopK": _top_k,
+    "Cumsum": _cumsum,
 }

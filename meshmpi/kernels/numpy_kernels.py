@@ -20,6 +20,7 @@ from meshmpi.kernels.indexing import GatherPlan, ScatterAddPlan
 from meshmpi.kernels.random_numbers import RandomPlan
 from meshmpi.kernels.ranking import TopKPlan
 from meshmpi.kernels.reduction import ReducePlan
+from meshmpi.kernels.scan import BlockSumPlan, CumsumPlan
 from meshmpi.kernels.segments import SegmentPlan
 from meshmpi.kernels.structure import PAIRS, CopyPlan, IotaPlan, StepPlan
 from meshmpi.program import Instruction, Program
@@ -27,6 +28,7 @@ from meshmpi.program import Instruction, Program
 PLANS: dict[str, Callable[[Call], Plan]] = {
     "map": MapPlan, "reduce": ReducePlan, "contract": ContractPlan, "random": RandomPlan,
     "gather": GatherPlan, "scatter_add": ScatterAddPlan, "top_k": TopKPlan,
+    "block_sum": BlockSumPlan, "cumsum": CumsumPlan,
     "iota": IotaPlan, "step": StepPlan,
     "segment": lambda call: SegmentPlan(call, _planned),
     **{kind: partial(CopyPlan, pairs=pairs) for kind, pairs in PAIRS.items()},

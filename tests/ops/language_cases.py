@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import meshmpi as mm
 from meshmpi.graph import Tensor
 from tests.ops.build import Builder
-from tests.ops.elementwise_cases import BFLOAT16, case
+from tests.ops.elementwise_cases import BFLOAT16, FLOAT32, case
 
 # -- gather and scatter_add with batch dims --------------------------------------------------------
 
@@ -58,3 +58,38 @@ def scatter_add_in_batches_bfloat16(b: Builder) -> Sequence[Tensor]:
 def top_k_of_many_rows(b: Builder) -> Sequence[Tensor]:
     values, index = mm.top_k(b.feed("x", "a b c"), "b", b.k)
     return [values * 2.0, index]
+
+
+# -- running sums ----------------------------------------------------------------------------------
+
+
+@case()
+def cumsum(b: Builder) -> Sequence[Tensor]:
+    x = b.feed("x", "a b c")
+    return [
+        mm.cumsum(x, "b"), mm.cumsum(x, b.a, exclusive=True), mm.cumsum(x, "c", reverse=True),
+        mm.cumsum(x, "b", exclusive=True, reverse=True),
+    ]  # fmt: skip
+
+
+@case()
+def cumsum_of_integers(b: Builder) -> Sequence[Tensor]:
+    x, y = b.feed("x", "a b", "int32", "whole"), b.feed("y", "b", "uint8", "natural")
+    return [mm.cumsum(x, "b", exclusive=True), mm.cumsum(y, "b", reverse=True)]
+
+
+@case(tolerance=FLOAT32)
+def cumsum_float32(b: Builder) -> Sequence[Tensor]:
+    return [mm.cumsum(b.feed("x", "a b", "float32"), "b")]
+
+
+@case(tolerance=BFLOAT16)
+def cumsum_bfloat16(b: Builder) -> Sequence[Tensor]:
+    x = b.feed("x", "a b", "bfloat16")
+    return [mm.cumsum(x, "b"), mm.cumsum(x, "a", exclusive=True, reverse=True)]
+
+
+@case(refuses=True)
+def cumsum_of_constrained(b: Builder) -> Sequence[Tensor]:
+    x = mm.constrain(b.feed("x", "a b") * 2.0, "b:cols")
+    return [mm.cumsum(x, "b") + 1.0]
