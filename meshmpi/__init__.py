@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshmpi import ops as _ops
 from meshmpi.api import Plan, compile, plan
-from meshmpi.autodiff import gradients
+from meshmpi.autodiff import gradients, recompute_grad
 from meshmpi.dims import Dimension, Layout, MeshShape, Shape
 from meshmpi.errors import (
     CheckpointError,

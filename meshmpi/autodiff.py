@@ -5,11 +5,14 @@ Runs before any layout is known: there is no collective in sight, and none has a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor
 from meshmpi.ops.elementwise import add
+from meshmpi.ops.placement import CustomGradient, barrier
+from meshmpi.ops.regions import region_of
 from meshmpi.ops.sources import constant
 from meshmpi.ops.structure import transpose
 from meshmpi.scalar import FLOATS
@@ -57,6 +60,45 @@ def gradients(
                 if dx is not None and x.dtype in FLOATS:
                     _accumulate(total, x, dx)
     return [total.get(x) for x in xs]
+
+
+def recompute_grad(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+    """``fn(*inputs)``, whose intermediate values are computed again for the backward pass.
+
+    The memory of a stack of layers is then that of the inputs of every layer and of the inside of
+    one; the price is one more forward pass.  Values and gradients stay the same to the last bit,
+    random numbers included; variables that fn makes or uses are those of the forward pass.
+
+    Args:
+        fn: Takes the inputs, returns a tensor or a tuple of tensors.
+        inputs: Tensors.  Whatever else fn uses gets its gradient too.
+
+    Returns:
+        What fn returns: a tensor, or a list of them.  A tensor made inside is known to fn alone:
+        `gradients` by it are None.
+
+    Lowers: what fn lowers to, a second time where the gradient is computed.
+    Source: Chen et al. 2016; Mesh-TensorFlow's recompute_grad.
+
+    Example:
+        >>> for n in range(layers):
+        ...     with mm.scope(f"layer_{n}"):
+        ...         x = mm.recompute_grad(layer, [x])
+    """
+    region, single = region_of(fn, list(inputs), "recompute_grad")
+    graph = (*inputs, *region.results)[0].graph
+
+    def rule(
+        given: Sequence[Tensor], outputs: Sequence[Tensor], dys: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        name = graph.unique_name("recompute")
+        fenced = [barrier(x, name) for x in given]
+        again = region.again(fenced, name)
+        pairs = [(y, dy) for y, dy in zip(again, dys, strict=True) if dy is not None]
+        return gradients([y for y, _ in pairs], fenced, [dy for _, dy in pairs])
+
+    outputs = CustomGradient(region.results, region.externals, rule, "recompute_grad").outputs
+    return outputs[0] if single else list(outputs)
 
 
 def _seeds(ys: Sequence[Tensor], grad_ys: Sequence[Tensor] | None) -> list[Tensor]:

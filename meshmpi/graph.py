@@ -150,6 +150,10 @@ class Operation:
             str(self.source),
         )
 
+    def followed(self, index: int) -> Sequence[Tensor]:
+        """The inputs whose constrained layouts output number ``index`` inherits."""
+        return self.inputs if self.follows else ()
+
     def lower(self, lowering: Any) -> None:
         """Emits local instructions and collectives; see `meshmpi.lowering.Lowering`."""
         raise NotImplementedError

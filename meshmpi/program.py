@@ -16,12 +16,12 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | reduce | x -> y | ``op`` sum, max, min, prod over the dims of x that y lacks |
 | contract | a, b -> y | sum of products over the dims that y lacks |
 | transpose | x -> y | the same dims in y's order |
-| view | x -> y | the same elements in the same order under other dims |
+| view | x -> y | the same elements in the same order under other dims [8] |
 | slice | x -> y | ``dim, start, stop, stride`` along a whole dimension |
 | pad | x -> y | ``dim, before, after, value`` along a whole dimension |
 | concat | x... -> y | ``dim``: along a whole dimension |
-| gather | table, index -> y | ``dim``: rows of the block of table that index hits, else 0 [3] |
-| scatter_add | updates, index -> y | ``dim``: sums updates into the block of y that index hits [3] |
+| gather | table, index -> y | ``dim``: rows of the block of table that index hits, else 0 [7] |
+| scatter_add | updates, index -> y | ``dim``: sums updates into the block of y that index hits [7] |
 | block_sum | x -> y | ``dim, blocks``: sum of the own block; y has one element per block there |
 | cumsum | x(, sums) -> y | ``dim, exclusive, reverse(, blocks)``: running sums; sums of all blocks |
 | segment | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |
@@ -35,10 +35,12 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 
 [1] They are maps and reductions; ``inner`` has the types of the values that only they use.
 [2] A number depends on the program's seed, the key, the step and the global index of its element.
-[3] Dims that index shares with table (or y) are batch dims, but for ``dim``.  ``checked``: an index
-outside raises `RangeError`; ``may_miss``: it is meant.
 [3] ``dim, axes, stride, offsets, wrap, value``: blocks exchange what others need of them.  Where y
     has a `Window` along dim, each rank gets that part of x instead of its block.
+[7] Dims that index shares with table (or y) are batch dims, but for ``dim``.  ``checked``: an index
+    outside raises `RangeError`; ``may_miss``: it is meant.
+[8] With a ``barrier`` it is not one with an equal view, random numbers neither: what is computed
+    from it is computed anew.
 
 This module knows no arrays, no kernels, no MPI and no rank.
 """
@@ -59,7 +61,8 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shif
 """Kinds that communicate.  `take_shard` redistributes too, without traffic."""
 LOCAL_KINDS = (
     "feed", "read", "write", "step", "map", "iota", "random", "reduce", "contract", "transpose",
-    "view", "slice", "pad", "concat", "gather", "scatter_add", "top_k", "block_sum", "cumsum", "segment", "take_shard",
+    "view", "slice", "pad", "concat", "gather", "scatter_add", "top_k", "block_sum", "cumsum",
+    "segment", "take_shard",
 )  # fmt: skip
 KINDS = (*LOCAL_KINDS, *COLLECTIVES)
 

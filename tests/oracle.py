@@ -130,7 +130,7 @@ def _random(op: Any, inputs: list, env: Environment) -> np.ndarray:
 
     sizes = op.shape.sizes
     block = tuple((0, n) for n in sizes)
-    made = random_block(op.distribution, env.seed, op.name, env.step, sizes, block, op.dtype)
+    made = random_block(op.distribution, env.seed, op.key or op.name, env.step, sizes, block, op.dtype)
     return np.asarray(made).astype(np.float64).reshape(sizes)
 
 
@@ -260,6 +260,10 @@ def _same(op: Any, inputs: list, env: Environment) -> np.ndarray:
     return inputs[0]
 
 
+def _values(op: Any, inputs: list, env: Environment) -> tuple:
+    return tuple(inputs[: len(op.outputs)])
+
+
 # -- indexing --------------------------------------------------------------------------------------
 
 
@@ -331,7 +335,7 @@ _RULES: dict[str, Callable[[Any, list, Environment], Any]] = {
     "Shift": _shift,
     "Constrain": _same,
     "AsStored": _same,
-    "StopGradient": _same,
+    "CustomGradient": _values,
     "Gather": _gather,
     "ScatterAdd": _scatter_add,
     "TopK": _top_k,

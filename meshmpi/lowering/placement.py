@@ -87,8 +87,8 @@ class Placement:
         return tuple(splits.values())
 
     def _place(self, operation: Operation) -> None:
-        wanted = self._wanted(operation)
         for t in operation.outputs:
+            wanted = self._wanted(operation, t.index)
             explicit = isinstance(operation, (Constrain, AsStored, ReadStored))
             splits = dict(zip(t.shape.names, self.base(t.shape), strict=True))
             for dim, axes in wanted.items():
@@ -100,12 +100,12 @@ class Placement:
             self._check(t.shape, self.splits[t], str(t.source))
             self._own[t] = {d: a for d, a in splits.items() if a != self.layout.axes(d)}
 
-    def _wanted(self, operation: Operation) -> dict[str, Axes]:
-        """Dims whose splits differ from the computation layout's, and how."""
+    def _wanted(self, operation: Operation, index: int) -> dict[str, Axes]:
+        """Dims of an output whose splits differ from the computation layout's, and how."""
         if not operation.follows:
             return {}
         wanted: dict[str, Axes] = {}
-        for x in operation.inputs:
+        for x in operation.followed(index):
             wanted = {**self._own[x], **wanted}
         if isinstance(operation, (ReadStored, AsStored)):
             reads = isinstance(operation, ReadStored)

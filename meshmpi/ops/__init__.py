@@ -55,6 +55,7 @@ from meshmpi.ops.reductions import (
     reduce_min,
     reduce_sum,
 )  # fmt: skip
+from meshmpi.ops.regions import custom_gradient
 from meshmpi.ops.scan import cumsum
 from meshmpi.ops.sources import (
     VariableDType,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshmpi.dims import Layout, LayoutLike, Shape
@@ -52,24 +52,66 @@ def constrain(x: Tensor, layout: LayoutLike) -> Tensor:
     return Constrain(x, Layout(layout)).output
 
 
-class StopGradient(Operation):
-    """x; no gradient passes.  Lowers: nothing."""
+Rule = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor | None]], Sequence[Any]]
+"""(inputs, outputs, gradients of the outputs) -> gradients of the inputs, None for none."""
+
+
+class CustomGradient(Operation):
+    """y_i = value_i; the gradient of the inputs is what a rule says, and none passes the values.
+
+    Lowers: nothing; with a ``barrier`` a local `view` of that name, which keeps what is computed
+    from it apart from what was computed before.
+    """
 
     follows = True
 
+    def __init__(
+        self, values: Sequence[Tensor], inputs: Sequence[Tensor], rule: Rule | None, name: str,
+        barrier: str = "",
+    ):  # fmt: skip
+        self.count, self.rule, self.barrier = len(values), rule, barrier
+        super().__init__([*values, *inputs], name)
+
     def infer(self) -> Sequence[tuple[Shape, str]]:
-        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+        return [(v.shape, v.dtype) for v in self.inputs[: self.count]]
+
+    def followed(self, index: int) -> Sequence[Tensor]:
+        return [self.inputs[index]]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        return [None]
+        inputs, none = self.inputs[self.count :], [None] * self.count
+        if self.rule is None:
+            return [*none, *(None for _ in inputs)]
+        dxs = list(self.rule(inputs, self.outputs, dys))
+        if len(dxs) != len(inputs):
+            raise self.fail(
+                f"the gradient function returned {len(dxs)} gradients for {len(inputs)} inputs.",
+                "Return one tensor, or None, for each input.",
+            )
+        for x, dx in zip(inputs, dxs, strict=True):
+            if dx is not None and (sorted(dx.shape), dx.dtype) != (sorted(x.shape), x.dtype):
+                raise self.fail(f"the gradient of {x!r} is {dx!r}.", "Sum or cast it.")
+        return [*none, *dxs]
 
     def lower(self, lowering: Any) -> None:
-        lowering.define(self.output, lowering.value(self.inputs[0]))
+        for x, y in zip(self.inputs, self.outputs, strict=False):
+            value = lowering.value(x)
+            if self.barrier:
+                value = lowering.emit("view", [value], lowering.types[value], barrier=self.barrier)
+            lowering.define(y, value)
 
 
 def stop_gradient(x: Tensor) -> Tensor:
     """x, through which no gradient passes."""
-    return StopGradient([x], "stop_gradient").output
+    return CustomGradient([x], [], None, "stop_gradient").output
+
+
+def barrier(x: Tensor, name: str) -> Tensor:
+    """x; what is computed from it is computed anew, though equal operations on x exist.
+
+    Lowers: a local `view` without any copy.  Gradient: dy.
+    """
+    return CustomGradient([x], [x], lambda inputs, outputs, dys: dys, "barrier", name).output
 
 
 class AsStored(Operation):

@@ -236,8 +236,12 @@ def step_number() -> Tensor:
 class Random(Operation):
     """Numbers that depend on (seed, name, step, global index) only, so not on the layout.
 
+    ``key`` is the name they depend on, if not the operation's own; with a ``barrier`` the numbers
+    are made once more, though others of the same key exist (`mm.recompute_grad`).
     Lowers: local `random`; no traffic.
     """
+
+    key = barrier = ""
 
     def __init__(self, distribution: str, shape: Shape, dtype: str, name: str):
         self.distribution, self.shape, self.dtype = distribution, shape, dtype
@@ -250,7 +254,9 @@ class Random(Operation):
 
     def lower(self, lowering: Any) -> None:
         t = lowering.type_of(self.output)
-        attrs = {"distribution": self.distribution, "key": self.name}
+        attrs = {"distribution": self.distribution, "key": self.key or self.name}
+        if self.barrier:
+            attrs["barrier"] = self.barrier
         lowering.define(self.output, lowering.emit("random", [], t, **attrs))
 
 

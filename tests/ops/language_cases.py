@@ -93,3 +93,66 @@ def cumsum_bfloat16(b: Builder) -> Sequence[Tensor]:
 def cumsum_of_constrained(b: Builder) -> Sequence[Tensor]:
     x = mm.constrain(b.feed("x", "a b") * 2.0, "b:cols")
     return [mm.cumsum(x, "b") + 1.0]
+
+
+# -- gradients of one's own ------------------------------------------------------------------------
+
+
+@case()
+def custom_gradient(b: Builder) -> Sequence[Tensor]:
+    # The rule is the true gradient, written in another way, so that central differences agree.
+    def product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return mm.exp(x) * y, mm.square(y)
+
+    def rule(xs: list, ys: list, dys: list) -> list:
+        (_, y), (first, _), (d_first, d_second) = xs, ys, dys
+        shared = mm.reduce_sum(first / y * d_first, output_shape=y.shape)
+        return [first * d_first, shared + 2.0 * y * d_second]
+
+    y, squared = mm.custom_gradient(
+        product, rule, [b.feed("x", "a b"), b.feed("y", "b", kind="away")]
+    )
+    return [y, squared * 3.0]
+
+
+@case(smooth=False)  # it is meant to differ from the derivative
+def custom_gradient_is_straight_through(b: Builder) -> Sequence[Tensor]:
+    x = mm.custom_gradient(mm.floor, lambda xs, ys, dys: dys, [b.feed("x", "a b")])
+    return [x * x]
+
+
+@case(refuses=True, smooth=False)
+def custom_gradient_of_constrained(b: Builder) -> Sequence[Tensor]:
+    # The two results follow their own constraints.
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return mm.constrain(x * 2.0, "b:cols"), mm.constrain(x * 3.0, "a:rows;b:")
+
+    xs = mm.custom_gradient(both, lambda xs, ys, dys: [dys[0]], [b.feed("x", "a b")])
+    return [xs[0] + 1.0, xs[1] + 1.0]
+
+
+@case(limit=60)
+def recompute_grad(b: Builder) -> Sequence[Tensor]:
+    w, v = b.variable("w", "b c"), b.variable("v", "c b")
+
+    def layer(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = mm.tanh(mm.einsum([x, w], b.shape("a c")))
+        keep = mm.less(mm.random_uniform(b.shape("a c")), 0.75)
+        return mm.einsum([mm.where(keep, h, 0.0), v], b.shape("a b")), mm.reduce_sum(h)
+
+    x, first = mm.recompute_grad(layer, [b.feed("x", "a b")])
+    y, second = mm.recompute_grad(layer, [x])
+    return [y, first * second, mm.recompute_grad(mm.sin, [y])]
+
+
+@case(limit=30)
+def recompute_grad_inside_itself(b: Builder) -> Sequence[Tensor]:
+    w = b.variable("w", "b")
+
+    def inner(x: Tensor) -> Tensor:
+        return mm.exp(mm.sin(x) * w)
+
+    def outer(x: Tensor) -> Tensor:
+        return mm.cos(mm.recompute_grad(inner, [x]) + mm.recompute_grad(inner, [x * 0.5]))
+
+    return [mm.recompute_grad(outer, [b.feed("x", "a b") * 0.5])]
