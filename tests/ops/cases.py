@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import meshmpi as mm
 import tests.ops.language_cases  # noqa: F401  (adds its rows)
+import tests.ops.pending_cases  # noqa: F401  (adds its rows)
 from meshmpi.graph import Tensor
 from tests.ops.build import Builder
 from tests.ops.elementwise_cases import BFLOAT16, CASES, FLOAT32, case, row

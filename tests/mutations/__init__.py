@@ -1,0 +1,15 @@
+"""Seeded bugs: each is one plausible mistake, put in by monkeypatch; tests must catch every one.
+
+A bug that a test missed once belongs into this list.  `python -m tests.mutations` tells which test
+catches which, and how.
+"""
+
+from __future__ import annotations
+
+from tests.mutations import blocks, collectives, gradients, kernels, lowering, memory, passes
+from tests.mutations.registry import MUTATIONS, Mutation
+
+__all__ = [
+    "MUTATIONS", "Mutation", "blocks", "collectives", "gradients", "kernels", "lowering", "memory",
+    "passes",
+]  # fmt: skip

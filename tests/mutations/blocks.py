@@ -1,0 +1,184 @@
+"""Blocks: who holds what, and what is counted within a block instead of globally."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from meshmpi import dims, program, typerules
+from meshmpi.dims import MeshShape
+from meshmpi.kernels import indexing as kernels_indexing
+from meshmpi.kernels import numpy_kernels, random_numbers, structure
+from meshmpi.kernels.binding import Operand
+from meshmpi.lowering import redistribute
+from meshmpi.program import LocalType
+from meshmpi.runtime import arrays, variables
+from tests.mutations.registry import Patch, mutation
+
+# The module; `meshmpi.lowering.lower` is the function of the same name.
+lowering = sys.modules["meshmpi.lowering.lower"]
+
+
+@mutation("rename")
+def take_shard_is_off_by_one(m: Patch) -> None:
+    right = structure.take_shard_pairs
+
+    def wrong(call: Any, inputs: Any, out: Any) -> list:
+        ((to, source),) = right(call, inputs, out)
+        return [(to, np.roll(source, 1, axis=source.ndim - 1))]
+
+    _replace_pairs(m, "take_shard", wrong)
+
+
+@mutation("rename")
+def take_shard_takes_the_first_block(m: Patch) -> None:
+    def wrong(call: Any, inputs: Any, out: Any) -> list:
+        return [(out, inputs[0][tuple(slice(0, n) for n in out.shape)])]
+
+    _replace_pairs(m, "take_shard", wrong)
+
+
+def _replace_pairs(m: Patch, kind: str, pairs: Callable) -> None:
+    m.setitem(numpy_kernels.PLANS, kind, lambda call: structure.CopyPlan(call, pairs=pairs))
+
+
+@mutation("ranges")
+def the_last_blocks_are_larger_than_the_first(m: Patch) -> None:
+    """Feeds are cut with the rest in the last blocks, everything else with it in the first."""
+
+    def wrong(array: np.ndarray, t: LocalType, mesh: MeshShape, coordinates: dict) -> np.ndarray:
+        cuts = []
+        for d, (start, stop), axes in zip(
+            t.shape, t.block(mesh, coordinates), t.splits, strict=True
+        ):
+            shift = d.size % mesh.count(axes) if axes and start else 0
+            cuts.append(slice(start - shift, stop - shift))
+        return array[(*cuts, ...)]
+
+    m.setattr(arrays, "block_of", wrong)
+    from meshmpi.runtime import compiled
+
+    m.setattr(compiled, "block_of", wrong)
+
+
+@mutation("ranges")
+def iota_counts_within_the_block(m: Patch) -> None:
+    class Wrong(structure.IotaPlan):
+        def __init__(self, call: Any):
+            super().__init__(call)
+            self.start, self.stop = 0, self.stop - self.start
+
+    m.setitem(numpy_kernels.PLANS, "iota", Wrong)
+
+
+@mutation("random_numbers")
+def random_numbers_start_anew_in_each_block(m: Patch) -> None:
+    right = random_numbers.Counters.__init__
+
+    def wrong(self: Any, sizes: Any, block: Any) -> None:
+        right(self, [b - a for a, b in block], [(0, b - a) for a, b in block])
+
+    m.setattr(random_numbers.Counters, "__init__", wrong)
+
+
+@mutation("gather")
+def gather_forgets_where_its_block_starts(m: Patch) -> None:
+    right = numpy_kernels.PLANS["gather"]
+
+    def wrong(call: Any) -> Any:
+        table, index = call.inputs
+        block = tuple((0, b - a) for a, b in table.block)
+        return right(call._replace(inputs=(Operand(table.value, table.type, block), index)))
+
+    m.setitem(numpy_kernels.PLANS, "gather", wrong)
+
+
+@mutation("einsum_of_three")
+def blocks_are_thought_to_nest(m: Patch) -> None:
+    """5 elements over rows, then cols, are not 5 elements over rows+cols."""
+    m.setattr(typerules, "nests", lambda *_: True)
+    m.setattr(redistribute, "nests", lambda *_: True)
+
+
+@mutation("reshape_divides_dims")
+def uneven_blocks_are_viewed_under_other_dims(m: Patch) -> None:
+    def wrong(mesh: Any, ins: Any, splits: Any, outs: Any) -> list | None:
+        if not any(splits):
+            return [()] * len(outs)
+        lead_in = next((k for k, d in enumerate(ins) if d.size > 1), 0)
+        lead_out = next((k for k, d in enumerate(outs) if d.size > 1), 0)
+        if not ins or not outs or any(s for k, s in enumerate(splits) if k != lead_in):
+            return None
+        return [splits[lead_in] if j == lead_out else () for j in range(len(outs))]
+
+    m.setattr(typerules, "view_splits", wrong)
+    m.setattr(lowering, "view_splits", wrong)
+
+
+@mutation("ranges")
+def the_rest_goes_to_the_last_block(m: Patch) -> None:
+    """Everywhere alike; but costs are predicted for the rank at the origin."""
+
+    def wrong(n: int, blocks: int, index: int) -> tuple[int, int]:
+        base = n // blocks
+        return index * base, n if index == blocks - 1 else (index + 1) * base
+
+    for module in (dims, program, arrays):
+        m.setattr(module, "block_range", wrong)
+
+
+@mutation("slots_stored_elsewhere")
+def the_last_axis_of_a_split_is_the_major_one(m: Patch) -> None:
+    right = MeshShape.block_index
+    m.setattr(
+        MeshShape, "block_index", lambda self, axes, here: right(self, tuple(axes)[::-1], here)
+    )
+
+
+@mutation("gather")
+def scatter_add_forgets_where_its_block_starts(m: Patch) -> None:
+    class Wrong(kernels_indexing.ScatterAddPlan):
+        def __init__(self, call: Any):
+            super().__init__(call)
+            self.rows.start, self.rows.stop = 0, self.rows.stop - self.rows.start
+
+    m.setitem(numpy_kernels.PLANS, "scatter_add", Wrong)
+
+
+@mutation("random_numbers")
+def random_numbers_count_the_elements_of_the_block(m: Patch) -> None:
+    """The start of the block is right, the row length is that of the block."""
+    right = random_numbers.Counters.__init__
+
+    def wrong(self: Any, sizes: Any, block: Any) -> None:
+        right(self, [sizes[0], *(b - a for a, b in block[1:])] if sizes else sizes, block)
+
+    m.setattr(random_numbers.Counters, "__init__", wrong)
+
+
+@mutation("stored_elsewhere")
+def initial_values_are_those_of_the_first_block(m: Patch) -> None:
+    right = variables.VariableStore._initial
+
+    def wrong(self: Any, variable: Any, coordinates: dict, seed: int) -> np.ndarray:
+        mine = right(self, variable, coordinates, seed)
+        first = right(self, variable, dict.fromkeys(coordinates, 0), seed)
+        return first if first.shape == mine.shape else mine
+
+    m.setattr(variables.VariableStore, "_initial", wrong)
+
+
+@mutation("rename")
+def a_tail_of_axes_is_joined_as_if_it_stood_alone(m: Patch) -> None:
+    """all_gather over the first instead of the last axes of a split."""
+    right = redistribute._gather
+
+    def wrong(mesh: Any, x: Any, target: Any) -> Any:
+        move = right(mesh, x, target)
+        n, split = len(move.attrs["axes"]), x.split(move.attrs["dim"])
+        return move._replace(attrs={**move.attrs, "axes": split[:n]})
+
+    m.setattr(redistribute, "_gather", wrong)

@@ -1,0 +1,328 @@
+"""Passes: rewriting that changes what a program means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshmpi import typerules
+from meshmpi.passes import clean, combine, fold, fuse, pipeline, scatter, segments
+from meshmpi.passes import reductions as reduction_pass
+from tests.mutations.registry import Patch, mutation
+
+
+@mutation("two_layer_network")
+def any_map_passes_a_pending_sum(m: Patch) -> None:
+    m.setattr(typerules, "linear_in", lambda expr, pending: True)
+    m.setattr(reduction_pass, "linear_in", lambda expr, pending: True)
+
+
+@mutation("constants")
+def multiplying_by_two_is_a_copy(m: Patch) -> None:
+    def wrong(i: Any, program: Any) -> bool:
+        expr = i.attrs["expr"]
+        if len(i.inputs) != 1 or len(i.outputs) != 1 or len(expr.steps) != 1:
+            return False
+        if program.types[i.inputs[0]] != program.types[i.outputs[0]]:
+            return False
+        return expr.steps[0].function in ("identity", "multiply") and "i0" in expr.steps[0].args
+
+    m.setattr(fold, "_is_copy", wrong)
+
+
+@mutation("sum_of_two_products")
+def instructions_with_other_attributes_are_merged(m: Patch) -> None:
+    def wrong(program: Any) -> Any:
+        seen: dict = {}
+        instead: dict[int, int] = {}
+        kept = []
+        for i in program.instructions:
+            i = clean.substituted(i, instead)
+            key = (i.kind, i.inputs, tuple(str(program.types[v]) for v in i.outputs))
+            if i.kind not in ("write", "feed", "read") and key in seen:
+                instead.update(zip(i.outputs, seen[key], strict=True))
+                continue
+            seen[key] = i.outputs
+            kept.append(i)
+        return clean.with_substitution(program, kept, instead)
+
+    m.setattr(pipeline, "PASSES", tuple(wrong if p is clean.cse else p for p in pipeline.PASSES))
+    m.setattr(pipeline.optimize, "__defaults__", (pipeline.PASSES,))
+
+
+@mutation("softmax_by_hand")
+def fusion_swaps_the_operands(m: Patch) -> None:
+    right = fuse.merged_maps
+
+    def wrong(producer: Any, consumer: Any, keep: list) -> Any:
+        merged = right(producer, consumer, keep)
+        expr = merged.attrs["expr"]
+        steps = tuple(
+            s._replace(args=s.args[::-1]) if s.function == "subtract" else s for s in expr.steps
+        )
+        return merged.replaced(attrs={"expr": expr._replace(steps=steps)})
+
+    m.setattr(fuse, "merged_maps", wrong)
+
+
+@mutation("slots_stored_elsewhere")
+def reduce_scatter_forgets_the_other_axes(m: Patch) -> None:
+    right = scatter.form_reduce_scatter
+
+    def wrong(program: Any) -> Any:
+        p = right(program)
+        made = {i.outputs[0]: i for i in p.instructions if i.outputs}
+        dropped = {
+            i.outputs[0]: i.inputs[0] for i in p.instructions
+            if i.kind == "all_reduce" and made[i.inputs[0]].kind == "reduce_scatter"
+        }  # fmt: skip
+        kept = [i for i in p.instructions if not i.outputs or i.outputs[0] not in dropped]
+        return clean.with_substitution(p, kept, dropped)
+
+    _replace_pass(m, scatter.form_reduce_scatter, wrong)
+
+
+def _replace_pass(m: Patch, old: Any, new: Any) -> None:
+    m.setattr(
+        pipeline.optimize, "__defaults__", (tuple(new if p is old else p for p in pipeline.PASSES),)
+    )
+
+
+@mutation("numbers_folded_together")
+def constants_are_subtracted_the_wrong_way_round(m: Patch) -> None:
+    m.setitem(fold._ARITHMETIC, "subtract", lambda a, b: b - a)
+
+
+@mutation("constants")
+def inputs_keep_their_number_when_a_constant_before_them_goes(m: Patch) -> None:
+    right = fold._with_literals
+
+    def wrong(i: Any, constants: dict) -> Any:
+        new = right(i, constants)
+        if new is i or len(new.inputs) != 1 or i.inputs[0] not in constants:
+            return new
+        steps = tuple(
+            s._replace(args=tuple("i1" if a == "i0" else a for a in s.args))
+            for s in new.attrs["expr"].steps
+        )
+        return new.replaced(attrs={"expr": new.attrs["expr"]._replace(steps=steps)})
+
+    m.setattr(fold, "_with_literals", wrong)
+
+
+@mutation("swap_of_variables")
+def a_copy_of_a_variable_is_no_copy(m: Patch) -> None:
+    m.setattr(fold, "_stored", lambda program: set())
+    m.setattr(typerules._StoredValues, "is_overwritten", lambda self, v: False)
+
+
+@mutation("updates_read_old_values")
+def only_the_first_write_is_kept(m: Patch) -> None:
+    def wrong(program: Any) -> Any:
+        p = clean.dce(program)
+        writes = [i for i in p.instructions if i.kind == "write"]
+        return clean.dce(p.with_instructions([i for i in p.instructions if i not in writes[1:]]))
+
+    _replace_pass(m, clean.dce, wrong)
+
+
+@mutation("sum_of_two_products")
+def reductions_are_sent_together_too_late(m: Patch) -> None:
+    def wrong(program: Any) -> Any:
+        late = [i for i in program.instructions if i.kind == "all_reduce"]
+        rest = [i for i in program.instructions if i.kind != "all_reduce"]
+        return program.with_instructions([*rest, *late])
+
+    _replace_pass(m, combine.combine, wrong)
+
+
+@mutation("reduce_max_shares_ties")
+def reductions_over_other_axes_share_a_message(m: Patch) -> None:
+    right = combine._joined
+
+    def wrong(group: list) -> Any:
+        return right(group).replaced(attrs=group[0].attrs)
+
+    def key_without_axes(program: Any) -> Any:
+        waiting, out = [], []
+        for i in program.instructions:
+            used = any(v in w.outputs for w in waiting for v in i.inputs)
+            if waiting and (used or (i.kind == "all_reduce" and i.attrs["op"] != "sum")):
+                out.append(wrong(waiting))
+                waiting = []
+            if i.kind == "all_reduce" and i.attrs["op"] == "sum":
+                waiting.append(i)
+            else:
+                out.append(i)
+        return program.with_instructions([*out, *([wrong(waiting)] if waiting else [])])
+
+    _replace_pass(m, combine.combine, key_without_axes)
+
+
+@mutation("one_tensor_many_times")
+def a_map_used_twice_is_merged_into_one_user(m: Patch) -> None:
+    right = fuse.users
+    m.setattr(fuse, "users", lambda program: {v: us[:1] for v, us in right(program).items()})
+
+
+@mutation("constrained_and_released")
+def a_map_that_is_fetched_is_merged_away(m: Patch) -> None:
+    m.setattr(fuse, "fetched", lambda program: set())
+
+
+@mutation("softmax_by_hand")
+def maps_over_rows_are_merged_as_if_over_all_points(m: Patch) -> None:
+    """The inputs of the merged map are those of the consumer only."""
+    right = fuse.merged_maps
+
+    def wrong(producer: Any, consumer: Any, keep: list) -> Any:
+        merged = right(producer, consumer, keep)
+        n = len(producer.attrs["expr"].steps)
+        results = tuple(
+            f"t{n - 1}" if len(merged.attrs["expr"].steps) > n + 1 else r
+            for r in merged.attrs["expr"].results
+        )
+        return merged.replaced(attrs={"expr": merged.attrs["expr"]._replace(results=results)})
+
+    m.setattr(fuse, "merged_maps", wrong)
+
+
+@mutation("centered_over_rows in C")
+def a_segment_uses_a_sum_over_rows_before_it_is_complete(m: Patch) -> None:
+    right = segments._Open.accepts
+
+    def wrong(self: Any, program: Any, i: Any) -> bool:
+        over_rows, self.over_rows = self.over_rows, {}
+        try:
+            return right(self, program, i)
+        finally:
+            self.over_rows = over_rows
+
+    m.setattr(segments._Open, "accepts", wrong)
+
+
+@mutation("softmax_by_hand")
+def a_segment_keeps_what_others_need_to_itself(m: Patch) -> None:
+    right = segments._Former._segment
+
+    def wrong(self: Any, s: Any) -> Any:
+        self.used = {v: [u for u in us if u in s.body] for v, us in self.used.items()}
+        return right(self, s)
+
+    m.setattr(segments._Former, "_segment", wrong)
+
+
+@mutation("dropout_by_hand")
+def random_numbers_wait_for_a_user_that_never_comes(m: Patch) -> None:
+    m.setattr(segments._Former, "_place_held", lambda self, i, target: None)
+
+
+@mutation("products_of_products")
+def a_product_of_two_pending_sums_stays_pending(m: Patch) -> None:
+    right = reduction_pass.passes_through
+
+    def wrong(program: Any, i: Any, pending: Any, axes: Any) -> bool:
+        return i.kind == "contract" or right(program, i, pending, axes)
+
+    m.setattr(reduction_pass, "passes_through", wrong)
+
+
+@mutation("products_of_products")
+def squares_of_pending_sums_stay_pending(m: Patch) -> None:
+    right = typerules.linear_in
+
+    def wrong(expr: Any, pending: Any) -> bool:
+        steps = tuple(
+            s._replace(function="negative") if s.function == "square" else s for s in expr.steps
+        )
+        return right(expr._replace(steps=steps), pending)
+
+    m.setattr(typerules, "linear_in", wrong)
+    m.setattr(reduction_pass, "linear_in", wrong)
+
+
+@mutation("products_of_products")
+def maxima_of_pending_sums_stay_pending(m: Patch) -> None:
+    right = reduction_pass.passes_through
+
+    def wrong(program: Any, i: Any, pending: Any, axes: Any) -> bool:
+        return i.kind == "reduce" or right(program, i, pending, axes)
+
+    m.setattr(reduction_pass, "passes_through", wrong)
+
+
+@mutation("shapes_of_products")
+def pads_are_added_to_pending_sums(m: Patch) -> None:
+    """The number around would be summed over the ranks."""
+    right = reduction_pass.passes_through
+
+    def wrong(program: Any, i: Any, pending: Any, axes: Any) -> bool:
+        return i.kind == "pad" or right(program, i, pending, axes)
+
+    m.setattr(reduction_pass, "passes_through", wrong)
+
+
+@mutation("products_of_products")
+def an_added_number_counts_once_per_rank(m: Patch) -> None:
+    """sum + 1.0 is thought to be linear in the sum."""
+
+    right = typerules.linear_in
+
+    def wrong(expr: Any, pending: Any) -> bool:
+        (first, *more) = expr.steps
+        added = first.function in ("add", "subtract") and not isinstance(first.args[1], str)
+        return (added and not more) or right(expr, pending)
+
+    m.setattr(typerules, "linear_in", wrong)
+    m.setattr(reduction_pass, "linear_in", wrong)
+
+
+@mutation("constrained_and_whole")
+def blocks_are_reduced_although_the_whole_is_needed_too(m: Patch) -> None:
+    right, users = scatter.form_reduce_scatter, scatter.users
+
+    def takes_only(program: Any) -> dict:
+        table = users(program)
+        return {v: [u for u in us if u.kind == "take_shard"] or us for v, us in table.items()}
+
+    def wrong(program: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(scatter, "users", takes_only)
+            return right(program)
+
+    _replace_pass(m, right, wrong)
+
+
+@mutation("slots_stored_elsewhere")
+def blocks_are_taken_before_maps_of_some_inputs_only(m: Patch) -> None:
+    right = scatter._shard_early_once
+
+    def wrong(program: Any) -> tuple:
+        p, changed = right(program)
+        made = {i.outputs[0]: i for i in p.instructions if i.outputs}
+        kept = [
+            i.replaced(inputs=(i.inputs[0],) * len(i.inputs))
+            if i.kind == "map" and len(i.inputs) == 2
+            and all(v in made and made[v].kind == "take_shard" for v in i.inputs) else i
+            for i in p.instructions
+        ]  # fmt: skip
+        return p.with_instructions(kept), changed
+
+    m.setattr(scatter, "_shard_early_once", wrong)
+
+
+@mutation("sum_of_two_products")
+def chained_reductions_forget_the_inner_axes(m: Patch) -> None:
+    right = reduction_pass._merge_chains
+
+    def wrong(program: Any) -> Any:
+        p = right(program)
+        return p.with_instructions(
+            i.replaced(attrs={**i.attrs, "axes": i.attrs["axes"][-1:]})
+            if i.kind == "all_reduce"
+            else i
+            for i in p.instructions
+        )
+
+    m.setattr(reduction_pass, "_merge_chains", wrong)
