@@ -56,13 +56,15 @@ def _checked_updates(graph: Graph, updates: Sequence[Update]) -> list[Update]:
 def _lowered(
     graph: Graph, mesh: MeshShape, layout: LayoutLike, fetches: Mapping[str, Tensor],
     updates: Sequence[Update], storage: LayoutLike, optimize: bool, seed: int,
+    overlap: bool = False,
 ) -> Program:  # fmt: skip
     program = lower(graph, mesh, Layout(layout), fetches, updates, Layout(storage), seed)
     if not optimize:
         return program
     from meshmpi.passes.pipeline import optimize as run_passes
+    from meshmpi.passes.pipeline import overlapping
 
-    return run_passes(program)
+    return run_passes(program, overlapping()) if overlap else run_passes(program)
 
 
 def compile(
@@ -70,6 +72,7 @@ def compile(
     fetches: Sequence[Tensor] | Mapping[str, Tensor] = (),
     updates: Sequence[Update] = (), storage: LayoutLike = None, optimize: bool = True,
     kernels: str = "auto", seed: int = 0, variables: VariableStore | None = None,
+    overlap: bool | None = None,
 ) -> CompiledStep:  # fmt: skip
     """The SPMD program of one step, bound to a mesh and ready to be called.
 
@@ -85,6 +88,8 @@ def compile(
         kernels: "numpy", "native" or "auto" (native where it can be had).
         seed: Of initial values and of all random numbers.
         variables: ``other_step.variables``, to share them with another program of the same mesh.
+        overlap: Whether reductions travel while later instructions compute.  Default: where the
+            mesh spans several hosts; inside one, copying takes the cores that compute.
 
     Returns:
         A `CompiledStep`; ``step(x=array)[loss]``.
@@ -103,7 +108,9 @@ def compile(
             "Give mm.Mesh(...) or mm.SimulatedMesh(...); mm.plan takes names and sizes alone.",
         )
     named, chosen = _named_fetches(graph, fetches), _checked_updates(graph, updates)
-    program = _lowered(graph, mesh.shape, layout, named, chosen, storage, optimize, seed)
+    if overlap is None:
+        overlap = getattr(mesh, "hosts", 1) > 1
+    program = _lowered(graph, mesh.shape, layout, named, chosen, storage, optimize, seed, overlap)
     return CompiledStep(program, mesh, named, variables, kernels)
 
 
@@ -122,14 +129,14 @@ def plan(
     graph: Graph, mesh_shape: str | MeshShape, layout: LayoutLike = "", *,
     fetches: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
     updates: Sequence[Update] | None = None,
-    storage: LayoutLike = None, optimize: bool = True, seed: int = 0,
+    storage: LayoutLike = None, optimize: bool = True, seed: int = 0, overlap: bool = False,
 ) -> Plan:  # fmt: skip
     """Program and cost of a step on a mesh of any size, without allocating a tensor.
 
     Args:
         graph: What to compute.
         mesh_shape: ``"rows:16;cols:32"``.
-        layout, storage, optimize, seed: As for `mm.compile`.
+        layout, storage, optimize, seed, overlap: As for `mm.compile`.
         fetches: Default: every tensor that no operation uses.
         updates: Default: every update registered with the graph.
 
@@ -145,7 +152,9 @@ def plan(
         fetches = _leaves(graph)
     chosen = _checked_updates(graph, graph.updates if updates is None else updates)
     named = _named_fetches(graph, fetches)
-    program = _lowered(graph, MeshShape(mesh_shape), layout, named, chosen, storage, optimize, seed)
+    program = _lowered(
+        graph, MeshShape(mesh_shape), layout, named, chosen, storage, optimize, seed, overlap
+    )
     return Plan(program, predict_cost(program))
 
 

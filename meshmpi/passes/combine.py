@@ -15,7 +15,7 @@ Key = tuple[Axes, str, str]
 """Axes, op and data type: reductions with the same ones can share a message."""
 
 
-def combine(program: Program) -> Program:
+def combine(program: Program, alone_bytes: int = ALONE_BYTES) -> Program:
     """Delays an all_reduce until its result is needed and sends those that wait together.
 
     Only reductions over the same axes, with the same op and data type, share a message.
@@ -35,7 +35,7 @@ def combine(program: Program) -> Program:
             k for k, g in waiting.items() if any(v in w.outputs for w in g for v in i.inputs)
         ]:
             flush(key)
-        if i.kind != "all_reduce" or size(i) >= ALONE_BYTES:
+        if i.kind != "all_reduce" or size(i) >= alone_bytes:
             out.append(i)
             continue
         key = (i.attrs["axes"], i.attrs["op"], program.types[i.inputs[0]].dtype)

@@ -131,7 +131,7 @@ class _Sharing:
                 self.shares[i.outputs[0]] = f"variable {i.attrs['variable']}"
             elif i.kind == "feed":
                 self.shares[i.outputs[0]] = f"feed {i.attrs['name']}"
-            elif i.kind == "view":
+            elif i.kind in ("view", "wait"):
                 self.shares[i.outputs[0]] = i.inputs[0]
         for v in self.program.types:
             self._extend(v)

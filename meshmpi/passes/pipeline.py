@@ -8,6 +8,7 @@ from meshmpi.passes.clean import cse, dce
 from meshmpi.passes.combine import combine
 from meshmpi.passes.fold import fold
 from meshmpi.passes.fuse import fuse
+from meshmpi.passes.overlap import SMALLEST_BYTES, overlap
 from meshmpi.passes.reductions import place_reductions
 from meshmpi.passes.scatter import form_reduce_scatter, shard_early
 from meshmpi.passes.segments import form_segments
@@ -20,6 +21,19 @@ PASSES: tuple[Pass, ...] = (
     dce, fold, cse, place_reductions, shard_early, form_reduce_scatter, cse, dce, fuse, combine,
     form_segments, combine,
 )  # fmt: skip
+
+
+
+def overlapping(passes: tuple[Pass, ...] = PASSES) -> tuple[Pass, ...]:
+    """The passes for a network on which reductions travel while instructions compute.
+
+    Only messages too short to be worth starting early are kept back to be combined.
+    """
+    return (*(_combine_short if p is combine else p for p in passes), overlap)
+
+
+def _combine_short(program: Program) -> Program:
+    return combine(program, SMALLEST_BYTES)
 
 
 def optimize(program: Program, passes: tuple[Pass, ...] = PASSES) -> Program:

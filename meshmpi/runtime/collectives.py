@@ -118,6 +118,18 @@ def all_reduce(group: Group, x: np.ndarray, op: str, workspace: np.ndarray | Non
         part[...] = sent
 
 
+def start_all_reduce(group: Group, x: np.ndarray, op: str) -> list[MPI.Request]:
+    """Begins to reduce ``x`` in place; it must not be touched before the requests are complete."""
+    if group.n == 1 or x.size == 0:
+        return []
+    flat, mpi_op = _reducible(x), _mpi_op(op, x.dtype)
+    step = PIECE_BYTES // flat.itemsize
+    return [
+        group.comm.Iallreduce(MPI.IN_PLACE, flat[start : start + step], mpi_op)
+        for start in range(0, flat.size, step)
+    ]
+
+
 def all_gather(
     group: Group,
     x: np.ndarray,

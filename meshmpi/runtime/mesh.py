@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshmpi.collective_bytes import bytes_sent, wire_bytes
+from meshmpi.collective_bytes import REDUCED_IN, bytes_sent, wire_bytes
 from meshmpi.dims import Axes, MeshShape
 from meshmpi.errors import MeshError, ProgramError
 from meshmpi.runtime.blocks import (
@@ -159,6 +159,12 @@ class Mesh:
             return MPI.COMM_SELF.Dup()
         return self.comm.Sub([name in axes for name in self.shape.names])  # type: ignore
 
+    @functools.cached_property
+    def hosts(self) -> int:
+        """Number of hosts that the ranks run on.  The first look is collective."""
+        names = self.comm.allgather(self._collectives.MPI.Get_processor_name())
+        return len(dict.fromkeys(names))
+
     def group(self, axes: Iterable[str]) -> tuple[int, ...]:
         """Ranks of this rank's group over ``axes``, ascending."""
         return self.shape.group(self.rank, axes)
@@ -217,6 +223,38 @@ class Mesh:
         group, began = self._group(axes), time.perf_counter()
         self._collectives.all_reduce(group, x, op, workspace)
         self._count("all_reduce", group, x, began)
+
+    def start_all_reduce(
+        self, x: np.ndarray, axes: Iterable[str], op: str = "sum"
+    ) -> list[MPI.Request]:
+        """Begins an `all_reduce`; ``x`` must not be touched before `wait` of what is returned.
+
+        Raises:
+            ProgramError: Of data types that are reduced in another one (`REDUCED_IN`).
+        """
+        check_op(op)
+        check_array("all_reduce", "array", x)
+        if str(x.dtype) in REDUCED_IN:
+            raise ProgramError(
+                f"an all_reduce of {x.dtype} cannot run in the background: it is reduced in"
+                f" {REDUCED_IN[str(x.dtype)]}.",
+                "Use all_reduce().",
+            )
+        group, began = self._group(axes), time.perf_counter()
+        requests = self._collectives.start_all_reduce(group, x, op)
+        self._count("all_reduce", group, x, began)
+        return requests
+
+    def advance(self, requests: list[MPI.Request]) -> None:
+        """Lets MPI work on ``requests``, without waiting: most libraries only do when called."""
+        if requests:
+            self._collectives.MPI.Request.Testall(requests)
+
+    def wait(self, requests: list[MPI.Request], axes: Iterable[str]) -> None:
+        """Waits until all ``requests`` of `start_all_reduce` over ``axes`` are complete."""
+        began = time.perf_counter()
+        self._collectives.MPI.Request.Waitall(requests)
+        self.counters["all_reduce"][self._group(axes).name][3] += time.perf_counter() - began
 
     def all_gather(
         self,

@@ -9,6 +9,7 @@ import pytest
 from meshmpi.errors import ProgramError
 from meshmpi.scalar import Expr, Step, call
 from meshmpi.typerules import verify
+from tests.passes import exchange_rows
 from tests.passes.hand import Hand, t
 
 Row = Callable[[Hand], object]
@@ -398,6 +399,7 @@ ROWS: dict[str, tuple[Row, str]] = {
         "do not hold whole blocks",
     ),
 }
+ROWS.update(exchange_rows.ROWS)
 
 
 @pytest.mark.parametrize("name", ROWS)
