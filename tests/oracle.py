@@ -8,6 +8,7 @@ theirs.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -221,6 +222,37 @@ def _einsum(op: Any, inputs: list, env: Environment) -> np.ndarray:
     return _as(np.einsum(*operands, out), op.output.dtype)
 
 
+def _conv(op: Any, inputs: list, env: Environment) -> np.ndarray:
+    """Triple by triple of what meets: an einsum with the sliding dims taken at one index each."""
+    letters: dict[str, int] = {}
+    ids: list[list[int]] = []
+    for role, t in enumerate((*op.inputs, op.output)):
+        sliding = {s[role]: f"?{k}" for k, s in enumerate(op.slides)}
+        names = [sliding.get(n, n) for n in t.shape.names]
+        ids.append([letters.setdefault(n, len(letters)) for n in names])
+    sizes = [
+        [t.shape.dim(s[role]).size for role, t in enumerate((*op.inputs, op.output))]
+        for s in op.slides
+    ]
+    triples = [
+        [(i, k, o) for i in range(n) for k in range(taps) for o in range(m)
+         if s.base * i == s.stride * o + s.dilation * k - s.before]
+        for s, (n, taps, m) in zip(op.slides, sizes, strict=True)
+    ]  # fmt: skip
+    y = np.zeros(op.output.shape.sizes, np.result_type(*inputs))
+    arrays = (*inputs, y)
+    for meeting in itertools.product(*triples):
+        parts = []
+        for role, t in enumerate((*op.inputs, op.output)):
+            index: list[Any] = [slice(None)] * len(t.shape)
+            for s, at in zip(op.slides, meeting, strict=True):
+                index[t.shape.position(s[role])] = slice(at[role], at[role] + 1)
+            parts.append(arrays[role][(*index, ...)])
+        x, w, part = parts
+        part += np.einsum(x, ids[0], w, ids[1], ids[2])
+    return _as(y, op.output.dtype)
+
+
 # -- structure -------------------------------------------------------------------------------------
 
 
@@ -327,6 +359,7 @@ _RULES: dict[str, Callable[[Any, list, Environment], Any]] = {
     "Elementwise": _elementwise,
     "Reduce": _reduce,
     "Einsum": _einsum,
+    "Conv": _conv,
     "Transpose": _transpose,
     "Reshape": _reshape,
     "Slice": _slice,

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "typerules": _BASE,
     "collective_bytes": ["scalar", "dims", "windows"],
     "loops": ["dims", "program"],
-    "flops": ["dims", "scalar", "program", "loops"],
+    "flops": ["dims", "scalar", "slides", "program", "loops"],
     "graph": _BASE,
     "ops": [*_BASE, "graph"],
     "autodiff": [*_BASE, "graph", "ops"],

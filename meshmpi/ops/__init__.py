@@ -2,6 +2,7 @@
 
 from meshmpi.ops import operators as _operators
 from meshmpi.ops.contraction import einsum, matmul
+from meshmpi.ops.convolution import conv
 from meshmpi.ops.elementwise import (
     abs,
     add,
@@ -87,5 +88,6 @@ from meshmpi.ops.structure import (
     transpose,
     unstack,
 )  # fmt: skip
+from meshmpi.slides import Slide
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,0 +1,193 @@
+"""conv: sums of products of what meets, as matrix products of patches.
+
+A part of the patch matrix (see `patches`) is made in the workspace, small enough for the cache, and
+multiplied by BLAS; where x itself can be read as patches there is nothing to make.  Without output
+channels (depthwise) einsum multiplies and adds on views of x.  The operand whose patches are
+smaller is the one called x here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshmpi.kernels import blas
+from meshmpi.kernels.binding import (
+    Bound,
+    Call,
+    Plan,
+    Runtime,
+    Scratch,
+    Slot,
+    nothing,
+    quiet,
+    run_all,
+)
+from meshmpi.kernels.contraction import Choice, contiguous
+from meshmpi.kernels.patches import Layout, Padded, Part, View, patch_elements
+
+
+class ConvPlan(Plan):
+    """y = sum of a * b over what meets; see the module."""
+
+    def __init__(self, call: Call):
+        a, b = call.inputs
+        slides = tuple(call.attrs["slides"])
+        turned = tuple(s.swapped() for s in slides)
+        y = call.outputs[0]
+        straight = patch_elements(a, b, y, slides) <= patch_elements(b, a, y, turned)
+        self.order = (0, 1) if straight else (1, 0)
+        x, w = (call.inputs[k] for k in self.order)
+        self.layout = Layout(x, w, y, slides if straight else turned)
+        some = x.elements and w.elements and y.elements
+        self.parts = list(self.layout.parts()) if some else []
+        self.fill = bool(y.elements) and not (self.parts and self.layout.covers_y())
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Slots of the workspace, each as large as the largest part needs."""
+        scratch, layout, parts = Scratch(), self.layout, self.parts
+
+        def slot(sizes: list[int]) -> Slot | None:
+            return scratch.reserve((max(sizes),), layout.wide) if sizes else None
+
+        narrow = layout.y.dtype != layout.wide and layout.y.elements
+        self.slots = [
+            slot([p.padded.elements for p in parts if p.padded is not None]),
+            slot([math.prod(p.sizes[d] for d in p.patch) for p in parts if p.patch is not None]),
+            slot([layout.elements("w", p) for p in parts if layout.copies("w", p)]),
+            slot([layout.elements("y", p) for p in parts if layout.copies("y", p)]),
+            slot([layout.y.elements] if narrow else []),
+        ]
+        self.workspace_bytes = scratch.bytes
+
+    def bind(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
+        workspace: np.ndarray, runtime: Runtime,
+    ) -> Bound:  # fmt: skip
+        x, w = (inputs[k].reshape(-1) for k in self.order)
+        *slots, wide = (None if s is None else s.array(workspace) for s in self.slots)
+        result = outputs[0].reshape(-1)
+        y = result if wide is None else wide  # sums are not formed in a narrow type
+        steps: list[Bound] = [lambda: y.fill(0)] if self.fill else []
+        binder = _Binder(self.layout, x, w, y, slots, blas.find(runtime.blas))
+        for part in self.parts:
+            steps += binder.steps(part)
+        if wide is not None:
+            steps.append(_copy(result, wide))
+        return run_all(steps) if steps else nothing
+
+
+class _Binder:
+    """Binds parts to the arrays of one convolution."""
+
+    def __init__(
+        self, layout: Layout, x: np.ndarray, w: np.ndarray, y: np.ndarray,
+        slots: Sequence[np.ndarray | None], library: blas.Blas,
+    ):  # fmt: skip
+        self.layout, self.x, self.w, self.y, self.library = layout, x, w, y, library
+        self.padded, self.patch, self.w_copy, self.y_copy = slots
+        self._held: tuple[object, ...] = ()
+
+    def steps(self, part: Part) -> list[Bound]:
+        """What makes one part of y."""
+        out: list[Bound] = []
+        x = self.x
+        if part.padded is not None:
+            x = _slot(self.padded, part.padded.elements)
+            out += self._pad(part.padded, x)
+        if part.choice is None:
+            return out + self._einsum(part, x)
+        patches = x[part.x.start :]
+        if part.patch is not None:
+            patches = _slot(self.patch, math.prod(part.sizes[d] for d in part.patch))
+            to = patches.reshape([part.sizes[d] for d in part.patch])
+            out.append(_copy(to, part.x.array(x, part.patch, part.sizes)))
+        return out + self._product(part, part.choice, patches)
+
+    def _pad(self, padded: Padded, to: np.ndarray) -> list[Bound]:
+        source = padded.source.array(self.x, padded.order, padded.sizes)
+        copy = _copy(padded.to.array(to, padded.order, padded.sizes), source)
+        return [lambda: to.fill(0), copy]
+
+    def _w_packed(self, part: Part, order: Sequence[str]) -> tuple[np.ndarray, list[Bound]]:
+        """w in the workspace with its dims in ``order``, unless the part before left it there."""
+        sizes = [part.sizes[d] for d in order]
+        copy = _slot(self.w_copy, math.prod(sizes))
+        key = (part.w.start, tuple((d, part.sizes[d], part.w.strides.get(d)) for d in order))
+        if key == self._held:
+            return copy, []
+        self._held = key
+        return copy, [_copy(copy.reshape(sizes), part.w.array(self.w, order, part.sizes))]
+
+    def _product(self, part: Part, choice: Choice, patches: np.ndarray) -> list[Bound]:
+        """The product by BLAS, or np.matmul where it cannot."""
+        before: list[Bound] = []
+        loops, m, k, n = choice.shape
+        a = _strided(patches, (*loops, m, k), choice.steps[0])
+        if choice.packed[1] is None:
+            w = self.w[part.w.start :]
+        else:
+            w, before = self._w_packed(part, choice.packed[1])
+        b = _strided(w, (*loops, k, n), choice.steps[1])
+        order = choice.packed[2]
+        if order is None:
+            y = _strided(self.y[part.y.start :], (*loops, m, n), choice.steps[2])
+            bound = self.library.gemm(a, b, y, part.accumulate)
+            if bound is not None or not part.accumulate:
+                return [*before, bound or _matmul(a, b, y)]
+            beside = _slot(self.y_copy, y.size).reshape(y.shape)
+            return [*before, _matmul(a, b, beside), _add(y, beside)]
+        copy = _slot(self.y_copy, math.prod(part.sizes[d] for d in order))
+        y = _strided(copy, (*loops, m, n), choice.steps[2])
+        own = part.y.array(self.y, order, part.sizes)
+        after = (_add if part.accumulate else _copy)(own, copy.reshape(own.shape))
+        return [*before, self.library.gemm(a, b, y) or _matmul(a, b, y), after]
+
+    def _einsum(self, part: Part, x: np.ndarray) -> list[Bound]:
+        """Products summed by np.einsum on views."""
+        layout, before, w, at = self.layout, list[Bound](), self.w, part.w
+        groups = (
+            (*layout.batch, *layout.rows, *layout.columns),
+            (*layout.batch, *layout.columns, *layout.channels),
+            (*layout.batch, *layout.rows, *layout.channels),
+        )
+        of_x, of_w, of_y = ([d for d in dims if part.sizes[d] > 1] for dims in groups)
+        if layout.copies("w", part):
+            w, before = self._w_packed(part, of_w)
+            at = View(0, contiguous(of_w, part.sizes))
+        number = {d: i for i, d in enumerate(dict.fromkeys([*of_x, *of_w]))}
+        letters = [[number[d] for d in dims] for dims in (of_x, of_w, of_y)]
+        a, b = part.x.array(x, of_x, part.sizes), at.array(w, of_w, part.sizes)
+        y = part.y.array(self.y, of_y, part.sizes)
+        out = _slot(self.y_copy, y.size).reshape(y.shape) if part.accumulate else y
+
+        def run() -> None:
+            np.einsum(a, letters[0], b, letters[1], letters[2], out=out)
+
+        return [*before, quiet(run), *([_add(y, out)] if part.accumulate else [])]
+
+
+def _slot(array: np.ndarray | None, elements: int) -> np.ndarray:
+    """The first elements of a slot that planning has reserved."""
+    assert array is not None
+    return array[:elements]
+
+
+def _strided(array: np.ndarray, sizes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    item = array.itemsize
+    return np.lib.stride_tricks.as_strided(array, tuple(sizes), [s * item for s in steps])
+
+
+def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
+    return quiet(lambda: np.copyto(to, source, casting="unsafe"))
+
+
+def _add(to: np.ndarray, summand: np.ndarray) -> Bound:
+    return quiet(lambda: np.add(to, summand, out=to))
+
+
+def _matmul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Bound:
+    return quiet(lambda: np.matmul(a, b, out=y))

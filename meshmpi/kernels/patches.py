@@ -1,0 +1,322 @@
+"""How a convolution is cut into products of patches: which elements, in which order, how many.
+
+Indices of y and w each two of which meet one index of x form a `Phase`; there y[rows, n] is the
+sum over columns of P[rows, columns] * w[columns, n].  Rows are the indices of y (and the dims that
+only x has), columns those of w (and the dims that x and w sum over), and the patch matrix P holds
+for each the element of x.  Sizes, strides and global index ranges only; no arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from meshmpi.kernels.binding import Operand, accumulator_dtype
+from meshmpi.kernels.contraction import Choice, Groups, choose, contiguous
+from meshmpi.slides import Phase, Range, Slide, phases
+
+PATCH_ELEMENTS = 1 << 18
+"""Of one part of the patch matrix: 1 MB of float32, about a core's second cache.  Status:
+assumption."""
+FEW_CHANNELS = 8
+"""Output channels below which a grouped convolution is not worth matrix products.  Status:
+assumption."""
+ONE = "?one"
+"""A dim of one element, for products that sum over nothing."""
+
+Strides = dict[str, int]
+"""Dim -> distance between neighbours, in elements."""
+
+
+def y_dim(position: int) -> str:
+    """Index of y along a slide; no user's dim has such a name."""
+    return f"?y{position}"
+
+
+def w_dim(position: int) -> str:
+    """Index of w along a slide."""
+    return f"?w{position}"
+
+
+class View(NamedTuple):
+    """Where elements lie in a flat array."""
+
+    start: int
+    strides: Strides
+
+    def at(self, begin: Mapping[str, int]) -> View:
+        """The part that begins at these indices."""
+        moved = sum(step * begin.get(d, 0) for d, step in self.strides.items())
+        return View(self.start + moved, self.strides)
+
+    def array(self, flat: np.ndarray, order: Sequence[str], sizes: Mapping[str, int]) -> np.ndarray:
+        """The elements of ``flat`` with dims in ``order``; a dim without a stride repeats."""
+        item = flat.itemsize
+        return np.lib.stride_tricks.as_strided(
+            flat[self.start :], [sizes[d] for d in order],
+            [self.strides.get(d, 0) * item for d in order],
+        )  # fmt: skip
+
+
+class Padded(NamedTuple):
+    """A copy of a part of x with zeros where there is no element.
+
+    Attributes:
+        source: The elements that exist, in x.
+        to: Where they go in the copy.
+        order, sizes: Of both.
+        elements: Of the copy.
+    """
+
+    source: View
+    to: View
+    order: tuple[str, ...]
+    sizes: dict[str, int]
+    elements: int
+
+
+class Part(NamedTuple):
+    """One product: a part of a phase.
+
+    Attributes:
+        sizes: Of all dims.
+        x, w, y: Where the elements are; x in the padded copy if there is one.
+        padded: The copy, or None where x can be read as it is.
+        patch: Order of the dims of P, or None where x is multiplied in place.
+        choice: How P, w and y are multiplied by BLAS, or None where einsum does it.
+        accumulate: Whether the product is added to what y holds.
+    """
+
+    sizes: dict[str, int]
+    x: View
+    w: View
+    y: View
+    padded: Padded | None
+    patch: tuple[str, ...] | None
+    choice: Choice | None
+    accumulate: bool
+
+
+def patch_elements(x: Operand, w: Operand, y: Operand, slides: Sequence[Slide]) -> int:
+    """Elements of the whole patch matrix of x."""
+    sliding = [s.x for s in slides]
+    n = math.prod(size for d, size in x.extents().items() if d not in sliding)
+    for s in slides:
+        n *= max(1, y.extents()[s.y] * w.extents()[s.w] // s.base)
+    return n
+
+
+class Layout:
+    """Roles, sizes and strides of all dims of one convolution, and its parts."""
+
+    def __init__(self, x: Operand, w: Operand, y: Operand, slides: Sequence[Slide]):
+        self.x, self.w, self.y, self.slides = x, w, y, slides
+        self.wide = accumulator_dtype(y.dtype)
+        plain = [
+            [d for d in operand.names if d not in names]
+            for operand, names in
+            ((x, [s.x for s in slides]), (w, [s.w for s in slides]), (y, [s.y for s in slides]))
+        ]  # fmt: skip
+        of_x, of_w, of_y = plain
+        self.sizes = {d: n for d, n in {**x.extents(), **w.extents()}.items() if d in of_x + of_w}
+        ys = tuple(y_dim(k) for k in range(len(slides)))
+        ws = tuple(w_dim(k) for k in range(len(slides)))
+        self.batch = tuple(d for d in of_x if d in of_w and d in of_y)
+        self.rows = (*(d for d in of_x if d not in of_w), *ys)
+        self.columns = (*(d for d in of_x if d in of_w and d not in of_y), *ws)
+        self.channels = tuple(d for d in of_w if d not in of_x)
+        self.phases = [
+            phases(s, *(_inside(operand, dim) for operand, dim in ((x, s.x), (w, s.w), (y, s.y))))
+            for s in slides
+        ]
+        grouped = math.prod(self.sizes[d] for d in self.batch) > 1
+        self.by_einsum = (
+            grouped and math.prod(self.sizes[d] for d in self.channels) < FEW_CHANNELS
+        )  # fmt: skip
+
+    def covers_y(self) -> bool:
+        """Whether every element of y is in a phase."""
+        extents = self.y.extents()
+        return all(
+            sum(p.y.count for p in found) == extents[s.y]
+            for s, found in zip(self.slides, self.phases, strict=True)
+        )
+
+    def copies(self, which: str, part: Part) -> bool:
+        """Whether w (or y) is multiplied as a copy in the workspace."""
+        if part.choice is not None and part.choice.packed[1 if which == "w" else 2] is not None:
+            return True
+        if which == "w":
+            return part.choice is None and self.w.dtype != self.wide
+        # Where BLAS cannot add to y, the product is made beside it; libraries differ in that.
+        return part.accumulate
+
+    def elements(self, which: str, part: Part) -> int:
+        """Of w (or y) in one part."""
+        dims = (self.batch, self.columns if which == "w" else self.rows, self.channels)
+        return math.prod(part.sizes[d] for group in dims for d in group)
+
+    def parts(self) -> Iterator[Part]:
+        """All products, in order."""
+        for combination in itertools.product(*self.phases):
+            yield from self._parts_of(combination)
+
+    def _parts_of(self, found: Sequence[Phase]) -> Iterator[Part]:
+        sizes = {**self.sizes, ONE: 1}
+        for k, p in enumerate(found):
+            sizes[y_dim(k)], sizes[w_dim(k)] = p.y.count, p.w.count
+        w = self._view(self.w, [(s.w, w_dim(k), p.w) for k, (s, p) in self._slides(found)])
+        y = self._view(self.y, [(s.y, y_dim(k), p.y) for k, (s, p) in self._slides(found)])
+        direct = self._direct(found)
+        if self.by_einsum and self.x.dtype != self.wide:
+            direct = None
+        if direct is not None and self.x.dtype == self.wide:
+            choice = None if self.by_einsum else self._choice(sizes, direct.strides, w, y)
+            if choice is None or choice.packed[0] is None:
+                yield Part(sizes, direct, w, y, None, None, choice, False)
+                return
+        done: set[tuple[tuple[str, int], ...]] = set()  # rows of which a part has been summed
+        for begin, part_sizes in self._cuts(sizes, w, y):
+            own = tuple((d, begin.get(d, 0)) for d in (*self.batch, *self.rows))
+            x, padded = (direct.at(begin), None) if direct is not None else self._padded(
+                found, begin, part_sizes
+            )  # fmt: skip
+            yield self._part(part_sizes, x, w.at(begin), y.at(begin), padded, own in done)
+            done.add(own)
+
+    def _slides(self, found: Sequence[Phase]) -> Iterator[tuple[int, tuple[Slide, Phase]]]:
+        return iter(enumerate(zip(self.slides, found, strict=True)))
+
+    @staticmethod
+    def _view(operand: Operand, sliding: Sequence[tuple[str, str, tuple]]) -> View:
+        """The elements of an operand that a phase uses; its sliding dims under their own names."""
+        strides, start = operand.strides(), 0
+        for dim, name, (first, step, _) in sliding:
+            at = strides.pop(dim)
+            start += (first - operand.start(dim)) * at
+            strides[name] = step * at
+        return View(start, strides)
+
+    def _direct(self, found: Sequence[Phase]) -> View | None:
+        """x as patches, or None where some of them are not inside the block."""
+        strides, start = self.x.strides(), 0
+        for k, (s, p) in self._slides(found):
+            low, high = p.reach()
+            have = self.x.block[self.x.type.shape.position(s.x)]
+            if low < have[0] or high > have[1]:
+                return None
+            at = strides.pop(s.x)
+            start += (p.first - have[0]) * at
+            strides[y_dim(k)], strides[w_dim(k)] = p.per_y * at, p.per_w * at
+        return View(start, strides)
+
+    def _part(
+        self, sizes: dict[str, int], x: View, w: View, y: View, padded: Padded | None, more: bool
+    ) -> Part:
+        if self.by_einsum:
+            return Part(sizes, x, w, y, padded, None, None, more)
+        patch = self._patch_order(sizes, x, w, y)
+        choice = self._choice(sizes, contiguous(patch, sizes), w, y)
+        patch = patch if choice.packed[0] is None else choice.packed[0]
+        return Part(sizes, x, w, y, padded, patch, choice, more)
+
+    def _patch_order(self, sizes: dict[str, int], x: View, w: View, y: View) -> tuple[str, ...]:
+        """Rows as y and columns as w hold them; last whichever x holds in longer runs."""
+        rows = sorted((d for d in self.rows if d in y.strides), key=lambda d: -y.strides[d])
+        columns = sorted((d for d in self.columns if d in w.strides), key=lambda d: -w.strides[d])
+        last = max((columns, rows), key=lambda dims: _run(dims, sizes, x.strides))
+        first = rows if last is columns else columns
+        return (*self.batch, *first, *last)
+
+    def _choice(self, sizes: dict[str, int], x: Strides, w: View, y: View) -> Choice:
+        groups, strides = [], [dict(x), dict(w.strides), dict(y.strides)]
+        for dims in (self.batch, self.columns, self.rows, self.channels):
+            groups.append(tuple(d for d in dims if sizes[d] > 1))
+        if not groups[1]:
+            groups[1] = (ONE,)
+            strides[0][ONE] = strides[1][ONE] = 1
+        used = [d for group in groups for d in group]
+        kept = [{d: step for d, step in s.items() if d in used} for s in strides]
+        must = [False, self.w.dtype != self.wide, False]
+        return choose({d: sizes[d] for d in used}, Groups(*groups), kept, must)
+
+    def _cuts(
+        self, sizes: dict[str, int], w: View, y: View
+    ) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+        """(begin, sizes) of parts whose patches fit the cache: cut along the longer side."""
+        rows = math.prod(sizes[d] for d in self.rows)
+        columns = math.prod(sizes[d] for d in self.columns)
+        sides = [
+            sorted(self.rows, key=lambda d: -y.strides.get(d, 0)),
+            sorted(self.columns, key=lambda d: -w.strides.get(d, 0)),
+        ]
+        order = [*sides[columns > rows], *self.batch]
+        step, left = dict[str, int](), math.prod([rows, columns, *(sizes[d] for d in self.batch)])
+        for d in order:
+            if left > PATCH_ELEMENTS and sizes[d] > 1:
+                others = left // sizes[d]
+                count = -(-sizes[d] // max(1, PATCH_ELEMENTS // others))
+                step[d] = -(-sizes[d] // count)
+                left = others * step[d]
+        for begins in itertools.product(*(range(0, sizes[d], n) for d, n in step.items())):
+            begin = dict(zip(step, begins, strict=True))
+            yield begin, {d: min(step.get(d, n), n - begin.get(d, 0)) for d, n in sizes.items()}
+
+    def _padded(
+        self, found: Sequence[Phase], begin: Mapping[str, int], sizes: Mapping[str, int]
+    ) -> tuple[View, Padded]:
+        """A copy of what a part of a phase reaches of x, with zeros outside of the block."""
+        inside, whole, first = dict[str, Range](), dict[str, int](), dict[str, int]()
+        of = {s.x: (k, p) for k, (s, p) in self._slides(found)}
+        for d, have in zip(self.x.names, self.x.block, strict=True):
+            if d not in of:
+                inside[d] = (begin.get(d, 0), begin.get(d, 0) + sizes[d])
+                whole[d], first[d] = sizes[d], inside[d][0]
+                continue
+            k, p = of[d]
+            j, tap = begin.get(y_dim(k), 0), begin.get(w_dim(k), 0)
+            here = p._replace(
+                y=p.y._replace(count=sizes[y_dim(k)]), w=p.w._replace(count=sizes[w_dim(k)]),
+                first=p.first + j * p.per_y + tap * p.per_w - have[0],
+            )  # fmt: skip
+            low, high = here.reach()
+            kept = max(low, 0), min(high, have[1] - have[0])
+            inside[d], whole[d], first[d] = (kept[0], max(*kept)), high - low, low
+            of[d] = (k, here)
+        held, steps = self.x.strides(), contiguous(self.x.names, whole)
+        copied = {d: stop - start for d, (start, stop) in inside.items()}
+        source = View(sum(inside[d][0] * held[d] for d in held), held)
+        to = View(sum((inside[d][0] - first[d]) * steps[d] for d in steps), steps)
+        padded = Padded(source, to, self.x.names, copied, math.prod(whole.values()))
+        return self._slid(of, steps, first), padded
+
+    @staticmethod
+    def _slid(of: Mapping[str, tuple[int, Phase]], steps: Strides, first: Strides) -> View:
+        """The patches in a padded copy with these strides, whose elements begin at ``first``."""
+        strides, start = dict(steps), 0
+        for d, (k, p) in of.items():
+            at = strides.pop(d)
+            start += (p.first - first[d]) * at
+            strides[y_dim(k)], strides[w_dim(k)] = p.per_y * at, p.per_w * at
+        return View(start, strides)
+
+
+def _inside(operand: Operand, dim: str) -> Range:
+    """The elements of a block that exist: a window may reach beyond the dim."""
+    position = operand.type.shape.position(dim)
+    start, stop = operand.block[position]
+    return max(0, start), min(stop, operand.type.shape[position].size)
+
+
+def _run(dims: Sequence[str], sizes: Mapping[str, int], strides: Strides) -> int:
+    """Neighbouring elements of x that are neighbours in an array that ends with these dims."""
+    run = 1
+    for d in reversed(dims):
+        if sizes[d] > 1 and strides.get(d) != run:
+            break
+        run *= sizes[d]
+    return run
