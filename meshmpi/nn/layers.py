@@ -44,7 +44,7 @@ def variable_type(dtype: DTypeLike, x: Tensor) -> VariableDType:
     return VariableDType("float32" if x.dtype == "bfloat16" else x.dtype, x.dtype)
 
 
-def _wide_type(dtype: VariableDType) -> VariableDType:
+def wide_type(dtype: VariableDType) -> VariableDType:
     """The same with an activation type of at least float32."""
     return VariableDType(dtype.master, "float32") if dtype.activation == "bfloat16" else dtype
 
@@ -152,7 +152,7 @@ def _normalised(
 ) -> Tensor:  # fmt: skip
     """centred / sqrt(mean square + epsilon), scaled and moved, in the type of x."""
     shape = Shape([x.shape.dim(dim_name(dim))])
-    dtype = _wide_type(variable_type(variable_dtype, x))
+    dtype = wide_type(variable_type(variable_dtype, x))
     mean_square = reduce_mean(ew.square(centred), reduced_dim=dim)
     y = ew.multiply(centred, ew.rsqrt(ew.add(mean_square, epsilon)), output_shape=x.shape)
     with scope(name):
