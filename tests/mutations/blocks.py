@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from meshmpi import dims, program, typerules
+from meshmpi import collective_bytes, dims, program, typerules
 from meshmpi.dims import MeshShape
 from meshmpi.kernels import indexing as kernels_indexing
 from meshmpi.kernels import numpy_kernels, random_numbers, structure
 from meshmpi.kernels.binding import Operand
 from meshmpi.lowering import redistribute
+from meshmpi.planner import cost
 from meshmpi.program import LocalType
-from meshmpi.runtime import arrays, variables
+from meshmpi.runtime import arrays, simulated_mesh, variables
 from tests.mutations.registry import Patch, mutation
 
 # The module; `meshmpi.lowering.lower` is the function of the same name.
@@ -182,3 +183,26 @@ def a_tail_of_axes_is_joined_as_if_it_stood_alone(m: Patch) -> None:
         return move._replace(attrs={**move.attrs, "axes": split[:n]})
 
     m.setattr(redistribute, "_gather", wrong)
+
+
+@mutation("matmul volumes")
+def the_largest_block_is_rounded_down(m: Patch) -> None:
+    def wrong(self: LocalType, mesh: MeshShape) -> tuple[int, ...]:
+        cuts = zip(self.shape, self.splits, strict=True)
+        return tuple(d.size // mesh.count(s) if s else d.size for d, s in cuts)
+
+    m.setattr(LocalType, "max_sizes", wrong)
+
+
+@mutation("matmul volumes")
+def a_ring_is_thought_to_send_everything_once(m: Patch) -> None:
+    """Prediction and counters share the formula; only a formula of one's own shows it."""
+    right = collective_bytes.bytes_sent
+
+    def wrong(kind: str, elements: int, item_bytes: int, n: int) -> int:
+        if kind == "all_reduce":
+            return (n - 1) * elements * item_bytes // n
+        return right(kind, elements, item_bytes, n)
+
+    for module in (collective_bytes, cost, simulated_mesh):
+        m.setattr(module, "bytes_sent", wrong)
