@@ -25,7 +25,7 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | block_sum | x -> y | ``dim, blocks``: sum of the own block; y has one element per block there |
 | cumsum | x(, sums) -> y | ``dim, exclusive, reverse(, blocks)``: running sums; sums of all blocks |
 | segment | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |
-| top_k | x -> values, index | ``dim, k``: largest first, of ties the lowest index; dim is whole |
+| top_k | x(, index) -> values, index | ``dim, k(, smallest)``: largest first, of ties the first [9] |
 | all_reduce | x... -> y... | ``axes, op``: finishes what is pending over axes, in one message |
 | reduce_scatter | x -> y | ``dim, axes, op``: the same, and keeps only the own block of dim |
 | all_gather | x -> y | ``dim, axes``: makes dim whole over its last axes |
@@ -41,6 +41,8 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
     outside raises `RangeError`; ``may_miss``: it is meant.
 [8] With a ``barrier`` it is not one with an equal view, random numbers neither: what is computed
     from it is computed anew.
+[9] Along a split dim the k largest of each block.  With an index, that of every element is given
+    instead of its position.
 
 This module knows no arrays, no kernels, no MPI and no rank.
 """

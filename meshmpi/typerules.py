@@ -425,14 +425,18 @@ def _scatter_add_rule(program: Program, i: Instruction, xs: Sequence[LocalType])
 
 
 def _top_k_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-    (x,), ys = xs, [program.types[v] for v in i.outputs]
-    _require(
-        len(ys) == 2 and not x.partial and not x.split(i.attrs["dim"]),
-        "needs one whole finished dim",
-    )
+    x, ys, dim, k = xs[0], [program.types[v] for v in i.outputs], i.attrs["dim"], i.attrs["k"]
+    _require(len(ys) == 2 and not x.partial, "needs one finished dim")
     for y in ys:
-        _same_splits(x, y, [n for n in x.shape.names if n != i.attrs["dim"]])
-        _require(not y.split(i.attrs["k"]) and not y.partial, "splits its result")
+        _same_splits(x, y, [n for n in x.shape.names if n != dim])
+        _require(y.split(k) == x.split(dim) and not y.partial, "splits its result in another way")
+    ranks = program.mesh.count(x.split(dim))
+    most = x.shape.dim(dim).size // ranks
+    fits = ys[0].shape.dim(k).size % ranks == 0 and ys[0].shape.dim(k).size // ranks <= most
+    _require(fits, f"takes not one number of elements of every block, or more than {most}")
+    if len(xs) > 1:
+        index = LocalType(x.shape, "int32", x.splits)
+        _require(xs[1] == index and ranks == 1, "has an index that is not one of a whole dim")
 
 
 def _block_sum_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:

@@ -131,7 +131,8 @@ def _random(op: Any, inputs: list, env: Environment) -> np.ndarray:
 
     sizes = op.shape.sizes
     block = tuple((0, n) for n in sizes)
-    made = random_block(op.distribution, env.seed, op.key or op.name, env.step, sizes, block, op.dtype)
+    key = op.key or op.name
+    made = random_block(op.distribution, env.seed, key, env.step, sizes, block, op.dtype)
     return np.asarray(made).astype(np.float64).reshape(sizes)
 
 
@@ -335,9 +336,11 @@ def _scatter_add(op: Any, inputs: list, env: Environment) -> np.ndarray:
 
 def _top_k(op: Any, inputs: list, env: Environment) -> tuple[np.ndarray, np.ndarray]:
     x = np.moveaxis(inputs[0], op.inputs[0].shape.position(op.dim), -1)
-    key = -x.astype(np.float64)
-    key[np.isnan(key)] = -np.inf  # NaN counts as the largest
-    index = np.argsort(key, axis=-1, kind="stable")[..., : op.k_dim.size]
+    key = x.astype(np.float64)
+    last = np.isnan(key)  # NaN counts as the largest
+    key[last] = 0
+    keys = (key, last) if op.smallest else (-key, ~last)
+    index = np.lexsort(keys, axis=-1)[..., : op.k_dim.size]
     return np.take_along_axis(x, index, axis=-1), index.astype(np.int32)
 
 

@@ -1,4 +1,4 @@
-"""top_k: the largest elements along one dim, ties by lowest index, NaN largest.
+"""top_k: the largest (or smallest) elements along one dim, ties by lowest index, NaN largest.
 
 Values of up to 32 bits are turned into whole numbers that sort in falling order and packed above
 their index, so that all keys differ and NumPy's partition finds the k smallest exactly.  64-bit
@@ -46,7 +46,10 @@ _MAGNITUDE = {4: (1 << 31) - 1, 8: (1 << 63) - 1}
 
 
 class TopKPlan(Plan):
-    """``attrs['k']`` names the dim of both outputs that replaces ``attrs['dim']``."""
+    """``attrs['k']`` names the dim of both outputs that replaces ``attrs['dim']``.
+
+    Indices are global; those of a second input are taken instead of positions.
+    """
 
     def __init__(self, call: Call):
         self.call = call
@@ -55,6 +58,7 @@ class TopKPlan(Plan):
         self.n, self.k = x.extents()[self.dim], y.extents()[self.k_dim]
         if self.k > self.n:
             raise call.fail(f"{self.k} of the {self.n} elements of '{self.dim}' are asked for.")
+        self.first, self.smallest = x.start(self.dim), bool(call.attrs.get("smallest"))
         self.rest = [n for n in x.names if n != self.dim]
         self.row_sizes = tuple(x.extents()[n] for n in self.rest)
         count = math.prod(self.row_sizes)
@@ -77,6 +81,7 @@ class TopKPlan(Plan):
             named_view(a, o, [*self.rest, self.k_dim])
             for a, o in zip(outputs, self.call.outputs, strict=True)
         )
+        given = inputs[1:] and named_view(inputs[1], self.call.inputs[1], [*self.rest, self.dim])
         block, keys = self.block.array(workspace), self.keys.array(workspace)
         order = self.order.array(workspace)
         every, ranked = block.reshape(x.shape), order.reshape(values.shape)
@@ -86,7 +91,10 @@ class TopKPlan(Plan):
             for start in range(0, len(block), self.rows):
                 rows = block[start : start + self.rows]
                 order[start : start + self.rows] = self._order(rows, keys[: len(rows)])
-            np.copyto(index, ranked, casting="unsafe")
+            if len(given):
+                np.copyto(index, np.take_along_axis(given, ranked, axis=-1))
+            else:
+                np.add(ranked, self.first, out=index, casting="unsafe")
             np.copyto(values, np.take_along_axis(every, ranked, axis=-1))
 
         return quiet(run)
@@ -94,6 +102,8 @@ class TopKPlan(Plan):
     def _order(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Indices of the k largest of each row, in falling order."""
         falling_keys(rows, keys)
+        if self.smallest:
+            np.invert(keys, out=keys)
         if not self.packed:
             return np.argsort(keys, axis=1, kind="stable")[:, : self.k]
         np.left_shift(keys, 31, out=keys)

@@ -9,6 +9,7 @@ from meshmpi.dims import Dimension, Shape, ShapeLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, only
 from meshmpi.ops.structure import DimLike, dim_name, transpose
+from meshmpi.program import LocalType
 from meshmpi.scalar import INTEGERS
 
 
@@ -162,21 +163,26 @@ def scatter_add(
 
 
 class TopK(Operation):
-    """The k largest along one dim and where they are; ties: lowest index first.
+    """The k largest (or smallest) along one dim and where they are; ties: lowest index first.
 
+    NaN counts as the largest.
     Gradient of the values: scatter_add by the index.
-    Lowers: local `top_k`; where the dim is split, an all_gather of it first.
+    Lowers: local `top_k`; where the dim is split over R ranks, an all_gather of the k candidates
+    of each and their indices, and a `top_k` of these; of the whole dim where that is no more.
     """
 
-    def __init__(self, x: Tensor, dim: str, k_dim: Dimension):
-        self.dim, self.k_dim = dim, k_dim
+    def __init__(self, x: Tensor, dim: str, k_dim: Dimension, smallest: bool):
+        self.dim, self.k_dim, self.smallest = dim, k_dim, smallest
         super().__init__([x], "top_k")
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
         (x,) = self.inputs
         n = x.shape.dim(self.dim).size
-        if self.k_dim.size > n:
-            raise self.fail(f"{self.k_dim} of the {n} elements of '{self.dim}' are asked for.")
+        if not 1 <= self.k_dim.size <= n:
+            raise self.fail(
+                f"{self.k_dim} of the {n} elements of '{self.dim}' are asked for.",
+                f"Ask for 1 to {n}.",
+            )
         shape = x.shape.without([self.dim]) + [self.k_dim]
         return [(shape, x.dtype), (shape, "int32")]
 
@@ -187,16 +193,48 @@ class TopK(Operation):
         return [scatter_add(dy, self.outputs[1], x.shape.dim(self.dim), x.shape)]
 
     def lower(self, lowering: Any) -> None:
-        value = lowering.whole(self.inputs[0], self.dim)
-        types = [lowering.like_input(value, t) for t in self.outputs]
-        values = lowering.emit_many("top_k", [value], types, dim=self.dim, k=self.k_dim.name)
-        for t, v in zip(self.outputs, values, strict=True):
+        (x,), dim = self.inputs, self.dim
+        values = [lowering.computed(x)]
+        ranks = lowering.mesh.count(lowering.types[values[0]].split(dim))
+        if ranks > 1 and self.k_dim.size * ranks < x.shape.dim(dim).size:
+            many = Dimension(f"_{self.k_dim.name}_candidates", self.k_dim.size * ranks)
+            found = self._emit(lowering, values, dim, many)
+            whole = lowering.types[found[0]].with_split(many.name, ()).splits
+            values, dim = [lowering.redistribute(v, whole) for v in found], many.name
+        else:
+            values = [lowering.whole(x, dim)]
+        found = self._emit(lowering, values, dim, self.k_dim)
+        for t, v in zip(self.outputs, found, strict=True):
             lowering.define(t, v)
 
+    def _emit(self, lowering: Any, values: list[int], dim: str, k_dim: Dimension) -> list[int]:
+        x: LocalType = lowering.types[values[0]]
+        shape = x.shape.without([dim])
+        splits = (*(x.split(n) for n in shape.names), x.split(dim))
+        types = [LocalType(shape + [k_dim], d, splits) for d in (x.dtype, "int32")]
+        attrs = {"smallest": True} if self.smallest else {}
+        return lowering.emit_many("top_k", values, types, dim=dim, k=k_dim.name, **attrs)
 
-def top_k(x: Tensor, reduced_dim: DimLike, k_dim: Dimension) -> tuple[Tensor, Tensor]:
-    """(values, indices) of the ``k_dim.size`` largest along ``reduced_dim``, in falling order."""
+
+def top_k(
+    x: Tensor, reduced_dim: DimLike, k_dim: Dimension, smallest: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The ``k_dim.size`` largest along ``reduced_dim``, in falling order, and where they are.
+
+    Args:
+        x: Any data type; NaN counts as the largest.
+        reduced_dim: The dim (or its name); may be split.
+        k_dim: The dim in its place, of the results.
+        smallest: The smallest instead, in rising order.
+
+    Returns:
+        (values, int32 indices); of equal elements the one with the lowest index comes first, in
+        every layout.
+
+    Lowers: where ``reduced_dim`` is split over R ranks, an all_gather of ``k_dim.size`` values and
+    indices of each.
+    """
     if not isinstance(k_dim, Dimension):
         raise ShapeError(f"top_k: k_dim is {k_dim!r}.", "Give mm.Dimension(name, k).")
-    values, indices = TopK(x, dim_name(reduced_dim), k_dim).outputs
+    values, indices = TopK(x, dim_name(reduced_dim), k_dim, smallest).outputs
     return values, indices

@@ -156,3 +156,30 @@ def recompute_grad_inside_itself(b: Builder) -> Sequence[Tensor]:
         return mm.cos(mm.recompute_grad(inner, [x]) + mm.recompute_grad(inner, [x * 0.5]))
 
     return [mm.recompute_grad(outer, [b.feed("x", "a b") * 0.5])]
+
+
+# -- ranking ---------------------------------------------------------------------------------------
+
+
+@case()
+def top_k_of_long_rows(b: Builder) -> Sequence[Tensor]:
+    # Blocks hold more than k elements: ranks send candidates only, ties by the lowest global index.
+    n = mm.Dimension("n", 4 * b.b.size)
+    ties = b.feed_array("t", mm.Shape([b.a, n]), "int32", b.rng.integers(-3, 4, (b.a.size, n.size)))
+    x = b.feed("x", mm.Shape([n, b.a]))
+    return [*mm.top_k(x, n, b.k), *mm.top_k(ties, n, b.k)]
+
+
+@case()
+def top_k_smallest(b: Builder) -> Sequence[Tensor]:
+    n = mm.Dimension("n", 4 * b.b.size)
+    x = b.feed("x", mm.Shape([n]), "float64")
+    i = b.feed("i", "a b", "int64", "whole")
+    return [*mm.top_k(x, n, b.k, smallest=True), *mm.top_k(i, "b", b.k, smallest=True)]
+
+
+@case(gradients=False)
+def top_k_of_special_values(b: Builder) -> Sequence[Tensor]:
+    n = mm.Dimension("n", 3 * b.b.size)
+    x = b.feed("x", mm.Shape([b.a, n]), kind="special")
+    return [*mm.top_k(x, n, b.k), *mm.top_k(x, n, b.k, smallest=True)]

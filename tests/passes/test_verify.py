@@ -9,7 +9,7 @@ import pytest
 from meshmpi.errors import ProgramError
 from meshmpi.scalar import Expr, Step, call
 from meshmpi.typerules import verify
-from tests.passes import exchange_rows
+from tests.passes import exchange_rows, scan_rows
 from tests.passes.hand import Hand, t
 
 Row = Callable[[Hand], object]
@@ -293,12 +293,6 @@ ROWS: dict[str, tuple[Row, str]] = {
         ),
         "must leave a reduction pending",
     ),
-    "a top_k along a split dim": (
-        lambda h: h.add(
-            "top_k", [h.feed("x", t("a b/cols"))], t("a k"), t("a k", dtype="int32"), dim="b", k="k"
-        ),
-        "one whole finished dim",
-    ),
     # redistribution
     "an all_reduce of nothing pending": (
         lambda h: h.add("all_reduce", [_x(h)], t("a/rows b"), axes=("cols",), op="sum"),
@@ -400,6 +394,7 @@ ROWS: dict[str, tuple[Row, str]] = {
     ),
 }
 ROWS.update(exchange_rows.ROWS)
+ROWS.update(scan_rows.ROWS)
 
 
 @pytest.mark.parametrize("name", ROWS)
