@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshmpi as mm
@@ -30,8 +31,14 @@ NAMES = "abcde"
 meshes = st.sampled_from(MESHES).map(mm.MeshShape)
 
 
+EXAMPLES = max(500, settings.default.max_examples)
+"""Random chains of einsums in a plain run; half as many with other steps between."""
+
+
 @st.composite
-def layouts(draw: st.DrawFn, mesh: mm.MeshShape, tensors: list[tuple[str, ...]], names: str) -> str:
+def layouts(
+    draw: st.DrawFn, mesh: mm.MeshShape, tensors: list[tuple[str, ...]], names: Sequence[str]
+) -> str:
     """A random legal layout: each dim in turn takes one of the choices that are still legal."""
     chosen: dict[str, Axes] = {}
     for name in draw(st.permutations(names)):
@@ -40,52 +47,157 @@ def layouts(draw: st.DrawFn, mesh: mm.MeshShape, tensors: list[tuple[str, ...]],
     return ";".join(f"{n}?:{'+'.join(axes)}" for n, axes in chosen.items())
 
 
-@st.composite
-def chains(draw: st.DrawFn) -> tuple[mm.Graph, list[mm.Tensor], dict[str, np.ndarray]]:
-    """A graph of einsums and maps: each step contracts two earlier tensors down to some dims."""
-    sizes = {n: draw(st.integers(1, 6)) for n in NAMES}
-    rng = np.random.default_rng(draw(st.integers(0, 1000)))
-    feeds: dict[str, np.ndarray] = {}
-    with mm.Graph() as graph:
-        made = []
-        for k in range(draw(st.integers(2, 3))):
+class Chain:
+    """A random graph: placeholders, then steps, each of which takes tensors made before.
+
+    A dim whose size changes gets a new name, so that any two tensors can meet in an einsum.
+    """
+
+    def __init__(self, draw: st.DrawFn):
+        self.draw = draw
+        self.sizes = {n: draw(st.integers(1, 6)) for n in NAMES}
+        self.rng = np.random.default_rng(draw(st.integers(0, 1000)))
+        self.feeds: dict[str, np.ndarray] = {}
+        self.made: list[mm.Tensor] = []
+        self.fresh = iter("fghijklmnopqrstuvw")
+        for _ in range(draw(st.integers(2, 3))):
             dims = draw(st.lists(st.sampled_from(NAMES), max_size=3, unique=True))
-            shape = mm.Shape([(n, sizes[n]) for n in dims])
-            feeds[f"x{k}"] = rng.uniform(-1, 1, shape.sizes)
-            made.append(mm.placeholder(f"x{k}", shape, "float64"))
-        for _ in range(draw(st.integers(1, 4))):
-            left, right = draw(st.sampled_from(made)), draw(st.sampled_from(made))
-            present = list(dict.fromkeys([*left.shape, *right.shape]))
-            kept = [d for d in draw(st.permutations(present)) if draw(st.booleans())][:3]
-            y = mm.einsum([left, right], kept)
-            made.append(
-                draw(st.sampled_from([y, mm.tanh(y), y * 2.0 + y, mm.tanh(mm.reduce_sum(y)) * y]))
-            )
-        loss = mm.reduce_sum(mm.square(made[-1]))
-        sources = [t for t in made if t.name in feeds]
-        grads = [g for g in mm.gradients(loss, sources) if g is not None]
-    return graph, [made[-1], loss, *grads], feeds
+            self.feed(mm.Shape([(n, self.sizes[n]) for n in dims]))
+        self.sources = list(self.made)
+
+    def feed(self, shape: mm.Shape) -> None:
+        name = f"x{len(self.feeds)}"
+        self.feeds[name] = self.rng.uniform(-1, 1, shape.sizes)
+        self.made.append(mm.placeholder(name, shape, "float64"))
+
+    def einsum(self) -> mm.Tensor:
+        """Contracts two tensors down to some dims."""
+        draw = self.draw
+        left, right = draw(st.sampled_from(self.made)), draw(st.sampled_from(self.made))
+        present = list(dict.fromkeys([*left.shape, *right.shape]))
+        kept = [d for d in draw(st.permutations(present)) if draw(st.booleans())][:3]
+        y = mm.einsum([left, right], kept)
+        choices = [
+            lambda: y,
+            lambda: mm.tanh(y),
+            lambda: y * 2.0 + y,
+            lambda: mm.tanh(mm.reduce_sum(y)) * y,
+        ]
+        return draw(st.sampled_from(choices))()
+
+    def along_a_dim(self) -> mm.Tensor:
+        """Moves, repeats, drops or adds up elements along one dim of the newest tensor with any."""
+        draw = self.draw
+        x = next((t for t in reversed(self.made) if t.shape), None)
+        if x is None:
+            return self.einsum()
+        dim = draw(st.sampled_from(list(x.shape)))
+        step = draw(st.sampled_from(STEPS))
+        y = step(self, x, dim)
+        changed = [n for n in y.shape.names if y.shape.dim(n) not in x.shape]
+        return mm.rename(y, {n: next(self.fresh) for n in changed})
+
+    def finish(self) -> tuple[list[mm.Tensor], dict[str, np.ndarray]]:
+        """What to fetch (the last tensor, a loss, its gradients), and the feeds."""
+        loss = mm.reduce_sum(mm.square(self.made[-1]))
+        grads = [g for g in mm.gradients(loss, self.sources) if g is not None]
+        return [self.made[-1], loss, *grads], self.feeds
 
 
-@given(data=st.data())
-def test_random_einsum_chains(data: st.DataObject):
-    graph, fetches, feeds = data.draw(chains())
+def _shifted(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    offset = c.draw(st.integers(-dim.size - 1, dim.size + 1))
+    return mm.shift(x, offset, dim, wrap=c.draw(st.booleans()))
+
+
+def _sliced(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    begin = c.draw(st.integers(0, dim.size - 1))
+    return mm.slice(
+        x, begin, c.draw(st.integers(1, dim.size - begin)), dim, stride=c.draw(st.integers(1, 3))
+    )
+
+
+def _padded(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    widths = [c.draw(st.integers(0, 4)), c.draw(st.integers(0, 4))]
+    return mm.pad(x, widths, dim, c.draw(st.sampled_from([0.0, 1.5])))
+
+
+def _joined(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    parts = [x, mm.slice(x * 0.5, 0, c.draw(st.integers(1, dim.size)), dim), x]
+    return mm.concat(c.draw(st.permutations(parts))[: c.draw(st.integers(2, 3))], dim)
+
+
+def _reshaped(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    """One dim as two, or two neighbours as one."""
+    k = x.shape.position(dim.name)
+    if k + 1 < len(x.shape) and c.draw(st.booleans()):
+        both = [dim, x.shape[k + 1]]
+        return mm.replace_dimensions(x, both, mm.Dimension("_new", both[0].size * both[1].size))
+    factor = c.draw(st.sampled_from([n for n in range(1, dim.size + 1) if dim.size % n == 0]))
+    new = [mm.Dimension("_new", factor), mm.Dimension("_other", dim.size // factor)]
+    return mm.replace_dimensions(x, dim, new)
+
+
+def _renamed(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    return mm.rename(x, {dim.name: "_new"})
+
+
+def _summed(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    return mm.cumsum(x, dim, exclusive=c.draw(st.booleans()), reverse=c.draw(st.booleans()))
+
+
+def _picked(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    """Rows by index, a few of them outside; all rows, or for each row of a batch its own."""
+    name = f"n{len(c.feeds)}"
+    others = [d for d in x.shape if d != dim][: c.draw(st.integers(0, 1))]
+    shape = mm.Shape([mm.Dimension("_new", c.draw(st.integers(1, 7))), *others])
+    c.feeds[name] = c.rng.integers(-1, dim.size + 1, shape.sizes).astype(np.int32)
+    index = mm.rename(mm.placeholder(name, shape, "int32"), {"_new": (new := next(c.fresh))})
+    y = mm.gather(x, index, dim)
+    assert y.shape.find(new) >= 0
+    return y
+
+
+STEPS = (_shifted, _sliced, _padded, _joined, _reshaped, _renamed, _summed, _picked)
+
+
+def check_chain(data: st.DataObject, fetches: list, graph: mm.Graph, feeds: dict) -> None:
+    """Runs a chain in a random layout of a random mesh and compares with NumPy in float64."""
     mesh = data.draw(meshes)
     tensors = [t.shape.names for o in graph.operations for t in o.outputs]
-    layout = data.draw(layouts(mesh, tensors, NAMES))
+    names = [n for n in graph.dim_names if not n.startswith("_")]
+    layout = data.draw(layouts(mesh, tensors, names))
     want = oracle.evaluate(graph, fetches, feeds)
-    for optimize in (False, True):
+    for optimize in data.draw(st.sampled_from([(True,), (False,), (False, True)])):
         step = mm.compile(
-            graph,
-            mm.SimulatedMesh(mesh),
-            layout,
-            fetches=fetches,
-            optimize=optimize,
+            graph, mm.SimulatedMesh(mesh), layout, fetches=fetches, optimize=optimize,
             kernels="numpy",
-        )
+        )  # fmt: skip
         got = step({n: a for n, a in feeds.items() if n in step.program.feeds})
         for t, value in zip(fetches, want, strict=True):
             compare(result_array(got[t]), value, t.dtype, 1e-11, f"{mesh} '{layout}' {t}")
+
+
+@settings(max_examples=EXAMPLES)
+@given(data=st.data())
+def test_random_einsum_chains(data: st.DataObject):
+    with mm.Graph() as graph:
+        chain = Chain(data.draw)
+        for _ in range(data.draw(st.integers(1, 4))):
+            chain.made.append(chain.einsum())
+        fetches, feeds = chain.finish()
+    check_chain(data, fetches, graph, feeds)
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(data=st.data())
+def test_random_chains_with_steps_along_split_dims(data: st.DataObject):
+    with mm.Graph() as graph:
+        chain = Chain(data.draw)
+        for _ in range(data.draw(st.integers(1, 4))):
+            step = data.draw(st.sampled_from([chain.einsum, chain.along_a_dim, chain.along_a_dim]))
+            chain.made.append(step())
+        fetches, feeds = chain.finish()
+    check_chain(data, fetches, graph, feeds)
 
 
 @given(data=st.data())
