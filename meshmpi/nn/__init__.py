@@ -18,16 +18,25 @@ from meshmpi.nn.activations import (
 )
 from meshmpi.nn.attention import (
     AttentionInitializers,
+    AttentionOptions,
     attention_initializers,
-    attention_mask_autoregressive,
-    attention_mask_ignore_padding,
     dot_product_attention,
     multihead_attention,
     rename_length_to_memory_length,
 )
+from meshmpi.nn.control import cwise, repeat, while_loop
+from meshmpi.nn.convolution import (
+    conv1d,
+    conv2d,
+    conv2d_transpose,
+    conv3d,
+    conv3d_transpose,
+    depthwise_conv,
+    separable_conv1d,
+    separable_conv2d,
+)
 from meshmpi.nn.experts import ExpertsOutput, mixture_of_experts
 from meshmpi.nn.functions import (
-    argmax,
     clip_by_global_norm,
     clip_by_value,
     global_norm,
@@ -35,7 +44,6 @@ from meshmpi.nn.functions import (
     one_hot,
     reduce_logsumexp,
     softmax,
-    top_1,
 )
 from meshmpi.nn.initializers import (
     Distribution,
@@ -57,27 +65,74 @@ from meshmpi.nn.layers import (
     layer_norm,
     rms_norm,
 )
+from meshmpi.nn.local_attention import (
+    halo_exchange,
+    left_halo_exchange,
+    local_attention_1d,
+    local_attention_2d,
+    local_self_attention,
+    local_self_attention_2d,
+)
 from meshmpi.nn.losses import (
     sigmoid_cross_entropy_with_logits,
     softmax_cross_entropy_with_logits,
     weighted_mean,
     weights_nonzero,
 )
+from meshmpi.nn.masks import (
+    attention_mask_autoregressive,
+    attention_mask_ignore_padding,
+    attention_mask_local,
+    attention_mask_same_segment,
+)
+from meshmpi.nn.ordering import (
+    argmax,
+    argmin,
+    argsort,
+    dynamic_shift,
+    nth_largest_element,
+    nth_smallest_element,
+    reduce_first,
+    sort,
+    top_1,
+)
+from meshmpi.nn.positions import (
+    relative_position_bias,
+    relative_position_bucket,
+    rotary,
+    sinusoid_positions,
+)
+from meshmpi.nn.normalization import batch_norm
+from meshmpi.nn.pooling import (
+    avg_pool1d,
+    avg_pool2d,
+    avg_pool3d,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+)
 from meshmpi.nn.randomness import dropout, multiplicative_jitter, sample_with_temperature
 from meshmpi.nn.routing import Gating
 
 __all__ = [
-    "ACTIVATIONS", "AttentionInitializers", "Distribution", "ExpertsOutput", "Gating",
-    "Initializer", "argmax", "attention_initializers", "attention_mask_autoregressive",
-    "attention_mask_ignore_padding", "clip_by_global_norm", "clip_by_value",
-    "constant_initializer", "default_initializer", "dense", "dense_relu_dense",
-    "dot_product_attention", "dropout", "elu", "embedding", "embedding_weights", "gelu",
-    "global_norm", "layer_norm", "leaky_relu", "log_softmax", "mixture_of_experts",
-    "multihead_attention", "multiplicative_jitter", "one_hot", "ones_initializer", "optimize",
-    "random_normal_initializer", "random_uniform_initializer", "reduce_logsumexp", "relu",
-    "rename_length_to_memory_length", "rms_norm", "sample_with_temperature", "schedules",
-    "selu", "sigmoid_cross_entropy_with_logits", "silu", "softmax",
-    "softmax_cross_entropy_with_logits", "softplus", "squared_relu", "swish", "top_1",
-    "transformer", "truncated_normal_initializer", "variance_scaling_initializer",
-    "weighted_mean", "weights_nonzero", "zeros_initializer",
+    "ACTIVATIONS", "AttentionInitializers", "AttentionOptions", "Distribution", "ExpertsOutput",
+    "Gating", "Initializer", "argmax", "argmin", "argsort", "attention_initializers",
+    "attention_mask_autoregressive", "attention_mask_ignore_padding", "attention_mask_local",
+    "attention_mask_same_segment", "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm",
+    "clip_by_global_norm", "clip_by_value", "constant_initializer", "conv1d", "conv2d",
+    "conv2d_transpose", "conv3d", "conv3d_transpose", "cwise", "default_initializer", "dense",
+    "dense_relu_dense", "depthwise_conv", "dot_product_attention", "dropout", "dynamic_shift",
+    "elu", "embedding", "embedding_weights", "gelu", "global_norm", "halo_exchange", "layer_norm",
+    "leaky_relu", "left_halo_exchange", "local_attention_1d", "local_attention_2d",
+    "local_self_attention", "local_self_attention_2d", "log_softmax", "max_pool1d", "max_pool2d",
+    "max_pool3d", "mixture_of_experts", "multihead_attention", "multiplicative_jitter",
+    "nth_largest_element", "nth_smallest_element", "one_hot", "ones_initializer", "optimize",
+    "random_normal_initializer", "random_uniform_initializer", "reduce_first", "reduce_logsumexp",
+    "relative_position_bias", "relative_position_bucket", "relu", "rename_length_to_memory_length",
+    "repeat", "rms_norm", "rotary", "sample_with_temperature", "schedules", "selu",
+    "separable_conv1d", "separable_conv2d", "sigmoid_cross_entropy_with_logits", "silu",
+    "sinusoid_positions", "softmax", "softmax_cross_entropy_with_logits", "softplus", "sort",
+    "squared_relu", "swish", "top_1", "transformer", "truncated_normal_initializer",
+    "variance_scaling_initializer", "weighted_mean", "weights_nonzero", "while_loop",
+    "zeros_initializer",
 ]  # fmt: skip

@@ -17,10 +17,10 @@ from meshmpi.graph import Tensor, scope
 from meshmpi.nn.functions import TensorOrNumber, softmax, widened
 from meshmpi.nn.initializers import random_normal_initializer, zeros_initializer
 from meshmpi.nn.layers import DTypeLike, dropout_over, variable_type
+from meshmpi.nn.positions import rotary
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.contraction import einsum
 from meshmpi.ops.sources import VariableDType, get_variable
-from meshmpi.ops.sources import range as index_range
 from meshmpi.ops.structure import DimLike, dim_name, rename_dimension
 
 MASKED_LOGIT = -1e9
@@ -34,30 +34,18 @@ def rename_length_to_memory_length(
     return rename_dimension(x, length_name, memory_length_name)
 
 
-def attention_mask_autoregressive(query_length: Dimension, memory_length: Dimension) -> Tensor:
-    """True where a query may see a memory: [query_length, memory_length], memory <= query."""
-    return ew.greater_equal(
-        index_range(query_length), index_range(memory_length),
-        output_shape=Shape([query_length, memory_length]),
-    )  # fmt: skip
-
-
-def attention_mask_ignore_padding(memory_ids: Tensor, padding_id: int = 0) -> Tensor:
-    """True where a memory position holds a token: not_equal(ids, padding_id)."""
-    return ew.not_equal(memory_ids, padding_id)
-
-
 def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, memory_length_dim: DimLike, key_dim: DimLike,
     value_dim: DimLike, mask: Tensor | None = None, dropout_rate: float = 0.0,
     dropout_broadcast_dims: Sequence[DimLike] = (), extra_logit: TensorOrNumber | None = None, *,
-    is_training: bool = False, scale: float | None = None,
+    is_training: bool = False, scale: float | None = None, position_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax(scale * q k) v, over the memory.
+    """softmax(scale * q k + position_bias) v, over the memory.
 
     Args:
         q: [batch dims, query length, heads, key_dim] in any order.
-        k: The same with ``memory_length_dim`` in place of the query length.
+        k: The same with ``memory_length_dim`` in place of the query length.  Dims of heads that k
+            and v lack share them (multi-query and grouped-query attention).
         v: As k, with ``value_dim`` in place of ``key_dim``.
         memory_length_dim: Dim (or name) that is attended over.
         key_dim: Dim of q and k that is summed over.
@@ -69,6 +57,7 @@ def dot_product_attention(
         extra_logit: A logit that takes probability and returns nothing.
         is_training: Whether dropout acts.
         scale: Factor of the logits; default 1 / sqrt(size of ``key_dim``).
+        position_bias: Added to the logits, over some of their dims; see `relative_position_bias`.
 
     Returns:
         The dims of q with ``value_dim`` in place of ``key_dim``.
@@ -81,6 +70,9 @@ def dot_product_attention(
     logits = widened(einsum([q, k], _logits_shape(q, k, key, memory)))
     if scale != 1.0:
         logits = ew.multiply(logits, scale)
+    if position_bias is not None:
+        bias = ew.cast(position_bias, logits.dtype)
+        logits = ew.add(logits, bias, output_shape=logits.shape)
     if mask is not None:
         logits = ew.where(mask, logits, MASKED_LOGIT, output_shape=logits.shape)
     weights = ew.cast(softmax(logits, memory, extra_logit), v.dtype)
@@ -99,7 +91,7 @@ def _logits_shape(q: Tensor, k: Tensor, key: Dimension, memory: Dimension) -> Sh
 
 @dataclass(frozen=True)
 class AttentionInitializers:
-    """Initializers of the four projections of an attention layer."""
+    """Initializers of the four projections of an attention layer; with ``shared_kv`` k is both."""
 
     q: Any
     k: Any
@@ -126,12 +118,49 @@ def attention_initializers(
     return AttentionInitializers(q, k, v, random_normal_initializer(0.0, o))
 
 
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What else an attention layer can be.
+
+    Attributes:
+        num_memory_heads: Heads of keys and values: 0 as many as queries have; 1 a single one for
+            all (multi-query, Shazeer 2019); else a divisor of the number of heads, each for as many
+            queries' heads (grouped-query, Ainslie et al. 2023).  The dim of heads then has this
+            size, and ``query_heads`` is the rest of them.
+        shared_kv: Whether keys are the values too, with one projection.
+        rotary: Whether queries and keys are rotated by their positions (see `rotary`).
+    """
+
+    num_memory_heads: int = 0
+    shared_kv: bool = False
+    rotary: bool = False
+
+    def heads_dims(self, heads: Dimension) -> tuple[list[Dimension], list[Dimension]]:
+        """(Dims of the queries' heads, those of the memory's).
+
+        Raises:
+            ShapeError: The number of memory heads does not divide that of heads.
+        """
+        n = self.num_memory_heads
+        if n == 0 or n == heads.size:
+            return [heads], [heads]
+        if n < 0 or heads.size % n:
+            raise ShapeError(
+                f"attention: {n} memory heads do not divide {heads}.", "Give a divisor, or 0."
+            )
+        if n == 1:
+            return [heads], []
+        memory = Dimension(heads.name, n)
+        return [memory, Dimension("query_heads", heads.size // n)], [memory]
+
+
 def multihead_attention(
     query_antecedent: Tensor, memory_antecedent: Tensor | None, mask: Tensor | None,
     kv_channels: Dimension, heads: Dimension, is_training: bool = False, dropout_rate: float = 0.0,
     dropout_broadcast_dims: Sequence[DimLike] = (), *, use_bias: bool = False,
     scale: float | None = None, initializers: AttentionInitializers | None = None,
     variable_dtype: DTypeLike = None, name: str = "attention",
+    position_bias: Tensor | None = None, options: AttentionOptions = AttentionOptions(),
 ) -> Tensor:  # fmt: skip
     """Attention with heads, and its projections.
 
@@ -145,12 +174,14 @@ def multihead_attention(
         is_training: Whether dropout acts.
         dropout_rate: Of the attention weights.
         dropout_broadcast_dims: Dims along which dropout repeats its mask.
-        use_bias: Whether the four projections have biases.
+        use_bias: Whether the projections have biases.
         scale: Factor of the logits; default 1 / sqrt(size of ``kv_channels``).
         initializers: Default `attention_initializers`.
         variable_dtype: Types of the variables; default as `variable_type`.
         name: Variables are ``name/q``, ``k``, ``v`` [io, heads, kv] and ``name/o`` [heads, kv, io];
-            biases ``name/q_bias`` and so on.
+            biases ``name/q_bias`` and so on; with shared keys and values ``name/kv``.
+        position_bias: As `dot_product_attention`.
+        options: Memory heads, shared keys and values, rotations.
 
     Returns:
         A tensor of the shape of ``query_antecedent``.
@@ -171,30 +202,70 @@ def multihead_attention(
             f"multihead_attention: the antecedent is {x.shape}.", "Give [..., length, io].",
             str(x.source),
         )  # fmt: skip
-    io = x.shape[-1]
     if memory is None:
         memory = rename_length_to_memory_length(x, x.shape[-2].name)
-    init = initializers or attention_initializers(io, kv_channels, heads)
-    dtype = variable_type(variable_dtype, x)
-    per_head = [heads, kv_channels]
+    layer = Projections(
+        x.shape[-1], kv_channels, heads, options, initializers, variable_type(variable_dtype, x),
+        use_bias,
+    )  # fmt: skip
     with scope(name):
-        q = _projection(x, "q", [io], per_head, init.q, dtype, use_bias)
-        k = _projection(memory, "k", [io], per_head, init.k, dtype, use_bias)
-        v = _projection(memory, "v", [io], per_head, init.v, dtype, use_bias)
+        q, (k, v) = layer.queries(x), layer.memories(memory)
         y = dot_product_attention(
             q, k, v, memory.shape[-2], kv_channels, kv_channels, mask, dropout_rate,
             dropout_broadcast_dims, is_training=is_training, scale=scale,
+            position_bias=position_bias,
         )  # fmt: skip
-        return _projection(y, "o", per_head, [io], init.o, dtype, use_bias)
+        return layer.output(y)
 
 
-def _projection(
-    x: Tensor, name: str, reduced: list[Dimension], new: list[Dimension], initializer: Any,
-    dtype: VariableDType, use_bias: bool,
-) -> Tensor:  # fmt: skip
-    weight = get_variable(name, Shape([*reduced, *new]), dtype, initializer)
-    y = einsum([x, weight], Shape([*x.shape.without(d.name for d in reduced), *new]))
-    if not use_bias:
-        return y
-    bias = get_variable(f"{name}_bias", Shape(new), dtype, zeros_initializer())
-    return ew.add(y, bias, output_shape=y.shape)
+class Projections:
+    """The projections of an attention layer, as variables of the current scope.
+
+    Args:
+        io: Dim of input and output.
+        kv: Dim of keys and values of one head.
+        heads: Dim of heads.
+        options: See `AttentionOptions`.
+        initializers: Default `attention_initializers`.
+        dtype: Types of the variables.
+        use_bias: Whether all have biases.
+    """
+
+    def __init__(
+        self, io: Dimension, kv: Dimension, heads: Dimension, options: AttentionOptions,
+        initializers: AttentionInitializers | None, dtype: VariableDType, use_bias: bool,
+    ):  # fmt: skip
+        queries, memories = options.heads_dims(heads)
+        self.per_query, self.per_memory = [*queries, kv], [*memories, kv]
+        self.io, self.kv, self.options = io, kv, options
+        self.initializers = initializers or attention_initializers(io, kv, heads)
+        self.dtype, self.use_bias = dtype, use_bias
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[batch dims, length, heads, kv] of [batch dims, length, io]."""
+        return self._rotated(self._made(x, "q", [self.io], self.per_query), x)
+
+    def memories(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a memory [batch dims, memory length, io]."""
+        if self.options.shared_kv:
+            kv = self._made(memory, "kv", [self.io], self.per_memory)
+            return self._rotated(kv, memory), kv
+        k = self._made(memory, "k", [self.io], self.per_memory)
+        v = self._made(memory, "v", [self.io], self.per_memory)
+        return self._rotated(k, memory), v
+
+    def output(self, y: Tensor) -> Tensor:
+        """[batch dims, length, io] of [batch dims, length, heads, kv]."""
+        return self._made(y, "o", self.per_query, [self.io])
+
+    def _rotated(self, y: Tensor, x: Tensor) -> Tensor:
+        return rotary(y, x.shape[-2], self.kv) if self.options.rotary else y
+
+    def _made(self, x: Tensor, name: str, reduced: list[Dimension], new: list[Dimension]) -> Tensor:
+        initializer = getattr(self.initializers, "k" if name == "kv" else name)
+        weight = get_variable(name, Shape([*reduced, *new]), self.dtype, initializer)
+        y = einsum([x, weight], Shape([*x.shape.without(d.name for d in reduced), *new]))
+        if not self.use_bias:
+            return y
+        bias = get_variable(f"{name}_bias", Shape(new), self.dtype, zeros_initializer())
+        return ew.add(y, bias, output_shape=y.shape)

@@ -6,11 +6,8 @@ One embedding and one position table are shared by source and target, as in the 
 from __future__ import annotations
 
 from meshmpi.graph import Tensor, scope
-from meshmpi.nn.attention import (
-    attention_mask_autoregressive,
-    attention_mask_ignore_padding,
-    rename_length_to_memory_length,
-)
+from meshmpi.nn.attention import rename_length_to_memory_length
+from meshmpi.nn.masks import attention_mask_autoregressive, attention_mask_ignore_padding
 from meshmpi.nn.transformer.blocks import (
     attention_sublayer,
     embed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, scope
-from meshmpi.nn.attention import attention_mask_autoregressive
+from meshmpi.nn.masks import attention_mask_autoregressive
 from meshmpi.nn.transformer.blocks import (
     attention_sublayer,
     embed,

@@ -1,0 +1,352 @@
+"""Attention to a neighbourhood, along one or two dims: blocks of positions and halos around them.
+
+A dim of positions becomes a dim of blocks, which keeps its name and so its layout, and a dim of
+positions in a block.  A block sees itself and a halo of positions of the blocks beside it: where
+blocks are split, neighbouring ranks exchange halos by `mm.shift` and nothing else travels.  What a
+query may see is said by distances between positions, whatever the blocks are.  No layout is known
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshmpi.dims import Dimension, Shape
+from meshmpi.errors import ShapeError
+from meshmpi.graph import Tensor, scope
+from meshmpi.nn.attention import (
+    AttentionInitializers,
+    AttentionOptions,
+    Projections,
+    dot_product_attention,
+)
+from meshmpi.nn.layers import DTypeLike, variable_type
+from meshmpi.nn.masks import within_window
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.sources import range as index_range
+from meshmpi.ops.structure import (
+    DimLike,
+    concat,
+    dim_name,
+    pad,
+    rename_dimension,
+    reshape,
+    shift,
+    transpose,
+)
+from meshmpi.ops.structure import slice as slice_dim
+
+IN_BLOCK, MEMORY = "_in_block", "_memory"
+
+
+def halo_exchange(
+    x: Tensor, blocks_dim: DimLike, block_size_dim: DimLike, halo_size: int, wrap: bool = False
+) -> Tensor:
+    """Every block with ``halo_size`` elements of the blocks on both sides; zeros at the ends.
+
+    Args:
+        x: With both dims.
+        blocks_dim: Dim (or name) of blocks.
+        block_size_dim: Dim (or name) of positions in a block; grows by 2 * ``halo_size``.
+        halo_size: May be larger than a block.
+        wrap: Whether the last block is beside the first.
+
+    Returns:
+        [..., blocks, halo + block + halo].
+
+    Lowers: where blocks are split, shifts of the halos between neighbouring ranks.
+
+    Source: Mesh-TensorFlow's halo_exchange.
+    """
+    return with_halo(x, blocks_dim, block_size_dim, halo_size, halo_size, wrap)
+
+
+def left_halo_exchange(
+    x: Tensor, blocks_dim: DimLike, block_size_dim: DimLike, halo_size: int, wrap: bool = False
+) -> Tensor:
+    """`halo_exchange` with the elements before every block only."""
+    return with_halo(x, blocks_dim, block_size_dim, halo_size, 0, wrap)
+
+
+def with_halo(
+    x: Tensor, blocks_dim: DimLike, block_size_dim: DimLike, before: int, after: int,
+    wrap: bool = False,
+) -> Tensor:  # fmt: skip
+    """Every block with ``before`` elements of what precedes it and ``after`` of what follows."""
+    blocks, name = dim_name(blocks_dim), dim_name(block_size_dim)
+    size = x.shape.dim(name).size
+    if before < 0 or after < 0:
+        raise ShapeError(f"halo: sizes are {before} and {after}.", "Give numbers from 0.")
+    parts, far = [], 1
+    while before > (far - 1) * size:  # from the nearest block to the farthest
+        part = min(size, before - (far - 1) * size)
+        parts.insert(0, shift(slice_dim(x, size - part, part, name), far, blocks, wrap))
+        far += 1
+    parts, far = [*parts, x], 1
+    while after > (far - 1) * size:
+        part = min(size, after - (far - 1) * size)
+        parts.append(shift(slice_dim(x, 0, part, name), -far, blocks, wrap))
+        far += 1
+    return concat(parts, name)
+
+
+class _Axis:
+    """One dim of positions as blocks with halos.
+
+    Args:
+        dim: The dim of positions.
+        window: Less than this many positions away is near.
+        causal: Whether later positions are not near.
+        block: Positions in a block; default ``window``, at most all.
+    """
+
+    def __init__(self, dim: Dimension, window: int, causal: bool, block: int | None):
+        if window < 1 or (block is not None and block < 1):
+            raise ShapeError(
+                f"local attention: the window along '{dim.name}' is {window}, the block {block}.",
+                "Give at least 1 position.",
+            )
+        self.dim, self.window, self.causal = dim, window, causal
+        size = min(block or window, dim.size)
+        self.blocks = Dimension(dim.name, -(-dim.size // size))
+        self.inside = Dimension(dim.name + IN_BLOCK, size)
+        self.before = min(window, dim.size) - 1
+        self.after = 0 if causal else self.before
+        self.memory = Dimension(dim.name + MEMORY, size + self.before + self.after)
+
+    def cut(self, x: Tensor) -> Tensor:
+        """The dim of x as [blocks, inside], padded at its end."""
+        i = x.shape.position(self.dim.name)
+        missing = self.blocks.size * self.inside.size - self.dim.size
+        x = pad(x, [0, missing], self.dim)
+        return reshape(x, Shape([*x.shape[:i], self.blocks, self.inside, *x.shape[i + 1 :]]))
+
+    def join(self, x: Tensor) -> Tensor:
+        """The opposite of `cut`."""
+        i = x.shape.position(self.blocks.name)
+        whole = Dimension(self.dim.name, self.blocks.size * self.inside.size)
+        x = reshape(x, Shape([*x.shape[:i], whole, *x.shape[i + 2 :]]))
+        return slice_dim(x, 0, self.dim.size, self.dim)
+
+    def with_halo(self, x: Tensor) -> Tensor:
+        """[blocks, memory] of [blocks, inside]."""
+        x = with_halo(x, self.blocks, self.inside, self.before, self.after)
+        return rename_dimension(x, self.inside.name, self.memory.name)
+
+    def distance(self) -> Tensor:
+        """Query minus memory position, [blocks, inside, memory]."""
+        far = ew.subtract(index_range(self.inside), index_range(self.memory))
+        shape = Shape([self.blocks, self.inside, self.memory])
+        return ew.broadcast(ew.add(far, self.before), shape)
+
+    def mask(self) -> Tensor:
+        """bool [blocks, inside, memory]: who is near, and no position before 0 or behind the end.
+
+        Padding behind the end sees itself, so that no row of the softmax is empty.
+        """
+        distance = self.distance()
+        begin = ew.multiply(index_range(self.blocks), self.inside.size)
+        own = ew.add(begin, index_range(self.inside))
+        other = ew.subtract(ew.add(begin, index_range(self.memory)), self.before)
+        exists = ew.logical_and(ew.greater_equal(other, 0), ew.less(other, self.dim.size))
+        seen = ew.logical_and(
+            within_window(distance, self.window, self.causal), exists, output_shape=distance.shape
+        )
+        padding = ew.logical_and(ew.equal(distance, 0), ew.greater_equal(own, self.dim.size))
+        return ew.logical_or(seen, padding)
+
+
+def local_attention_1d(
+    q: Tensor, k: Tensor, v: Tensor, length_dim: DimLike, key_dim: DimLike, value_dim: DimLike,
+    window: int, autoregressive: bool = True, *, block_length: int | None = None,
+    segments: Tensor | None = None, dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (), is_training: bool = False,
+    scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention to the memories less than ``window`` positions away.
+
+    Equal to `dot_product_attention` with `attention_mask_local`, at the cost of
+    length * (block_length + window) instead of length**2.
+
+    Args:
+        q: [batch dims, length, heads, key_dim].
+        k: The same; dims of heads that it lacks are shared.
+        v: As k, with ``value_dim``.
+        length_dim: Dim (or name) of positions of all three.
+        key_dim: Dim of q and k that is summed over.
+        value_dim: Dim of v that is returned.
+        window: Positions that a query sees: itself and the window - 1 before it; both sides alike
+            unless autoregressive.
+        autoregressive: Whether no query sees later positions.
+        block_length: Positions in a block, default ``window``; changes the cost, not the result.
+        segments: Integers [batch dims, length]: only positions of one segment see each other.
+        dropout_rate: Share of the attention weights that is dropped in training.
+        dropout_broadcast_dims: Dims along which dropout repeats its mask.
+        is_training: Whether dropout acts.
+        scale: Factor of the logits; default 1 / sqrt(size of ``key_dim``).
+
+    Returns:
+        The dims of q with ``value_dim`` in place of ``key_dim``.
+
+    Lowers: where length is split into equal parts of whole blocks, a shift of the last
+    ``window - 1`` positions of k and v to the next rank (and of the first to the one before); where
+    parts are no whole blocks, an exchange of the length dim before and after.
+
+    Source: Mesh-TensorFlow's local_attention_1d and masked_local_attention_1d.  The latter ignores
+    its window_size and attends to zeros before the first position; here neither is so.
+
+    Example:
+        >>> with mm.Graph():
+        ...     q, k, v = (mm.placeholder(n, "length:64;heads:2;d_kv:4") for n in "qkv")
+        ...     mm.local_attention_1d(q, k, v, "length", "d_kv", "d_kv", window=16).shape
+        [length=64, heads=2, d_kv=4]
+    """
+    axis = _Axis(q.shape.dim(dim_name(length_dim)), window, autoregressive, block_length)
+    mask = axis.mask()
+    if segments is not None:
+        own = axis.cut(segments)
+        mask = ew.logical_and(mask, ew.equal(own, axis.with_halo(axis.cut(segments))))
+    y = dot_product_attention(
+        axis.cut(q), axis.with_halo(axis.cut(k)), axis.with_halo(axis.cut(v)), axis.memory, key_dim,
+        value_dim, mask, dropout_rate, dropout_broadcast_dims, is_training=is_training, scale=scale,
+    )  # fmt: skip
+    return axis.join(y)
+
+
+def local_self_attention(
+    x: Tensor, kv_channels: Dimension, heads: Dimension, window: int, autoregressive: bool = True,
+    *, block_length: int | None = None, segments: Tensor | None = None, is_training: bool = False,
+    dropout_rate: float = 0.0, dropout_broadcast_dims: Sequence[DimLike] = (),
+    use_bias: bool = False, scale: float | None = None,
+    initializers: AttentionInitializers | None = None, variable_dtype: DTypeLike = None,
+    name: str = "attention", options: AttentionOptions = AttentionOptions(),  # noqa: B008
+) -> Tensor:  # fmt: skip
+    """`local_attention_1d` of x [batch dims, length, io] to itself, with its projections.
+
+    Args: as `local_attention_1d` and `multihead_attention`.
+
+    Returns:
+        A tensor of x's shape.
+
+    Source: Mesh-TensorFlow's masked_local_attention_1d and LocalSelfAttention.
+    """
+    layer = Projections(
+        x.shape[-1], kv_channels, heads, options, initializers, variable_type(variable_dtype, x),
+        use_bias,
+    )  # fmt: skip
+    with scope(name):
+        q, (k, v) = layer.queries(x), layer.memories(x)
+        y = local_attention_1d(
+            q, k, v, x.shape[-2], kv_channels, kv_channels, window, autoregressive,
+            block_length=block_length, segments=segments, dropout_rate=dropout_rate,
+            dropout_broadcast_dims=dropout_broadcast_dims, is_training=is_training, scale=scale,
+        )  # fmt: skip
+        return layer.output(y)
+
+
+def local_attention_2d(
+    q: Tensor, k: Tensor, v: Tensor, dims: Sequence[DimLike], key_dim: DimLike, value_dim: DimLike,
+    window: tuple[int, int], autoregressive: bool = False, *,
+    block: tuple[int, int] | None = None, dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (), is_training: bool = False,
+    scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention of points of an image to those less than ``window`` rows and columns away.
+
+    Args:
+        q: [batch dims, rows, columns, heads, key_dim].
+        k: The same; dims of heads that it lacks are shared.
+        v: As k, with ``value_dim``.
+        dims: The two dims (or names) of positions.
+        key_dim: Dim of q and k that is summed over.
+        value_dim: Dim of v that is returned.
+        window: Of rows and of columns; 1 is a point's own.
+        autoregressive: Whether a point sees, of those, earlier rows, and of its own row itself and
+            what is before it (raster order).
+        block: Rows and columns of a block, default ``window``; changes the cost, not the result.
+        dropout_rate: Share of the attention weights that is dropped in training.
+        dropout_broadcast_dims: Dims along which dropout repeats its mask.
+        is_training: Whether dropout acts.
+        scale: Factor of the logits; default 1 / sqrt(size of ``key_dim``).
+
+    Returns:
+        The dims of q with ``value_dim`` in place of ``key_dim``.
+
+    Lowers: as `local_attention_1d`, for both dims, which may be split over different axes; corners
+    travel in two steps.
+
+    Source: Mesh-TensorFlow's local_2d_self_attention_spatial_blocks (Parmar et al. 2018).
+    """
+    near, sizes = list(window), list(block or (None, None))
+    rows, columns = (
+        _Axis(q.shape.dim(dim_name(d)), n, autoregressive and i == 0, size)
+        for i, (d, n, size) in enumerate(zip(dims, near, sizes, strict=True))
+    )
+
+    def memory(x: Tensor) -> Tensor:
+        x = columns.with_halo(rows.with_halo(columns.cut(rows.cut(x))))
+        return _joined_memory(x, rows, columns)
+
+    mask = _mask_2d(rows, columns, autoregressive)
+    length = Dimension(MEMORY, rows.memory.size * columns.memory.size)
+    y = dot_product_attention(
+        columns.cut(rows.cut(q)), memory(k), memory(v), length, key_dim, value_dim, mask,
+        dropout_rate, dropout_broadcast_dims, is_training=is_training, scale=scale,
+    )  # fmt: skip
+    return rows.join(columns.join(y))
+
+
+def _joined_memory(x: Tensor, rows: _Axis, columns: _Axis) -> Tensor:
+    """The two dims of memory positions as one, behind the two of blocks."""
+    parts = [rows.blocks, columns.blocks, rows.memory, columns.memory]
+    length = Dimension(MEMORY, rows.memory.size * columns.memory.size)
+    i = x.shape.position(rows.blocks.name)
+    rest = [d for d in x.shape if d not in parts]
+    x = transpose(x, Shape([*rest[:i], *parts, *rest[i:]]))
+    return reshape(x, Shape([*rest[:i], *parts[:2], length, *rest[i:]]))
+
+
+def _mask_2d(rows: _Axis, columns: _Axis, autoregressive: bool) -> Tensor:
+    """bool over blocks, positions in them and the joined memory."""
+    mask = ew.logical_and(rows.mask(), columns.mask())
+    if autoregressive:
+        before = ew.logical_or(
+            ew.greater(rows.distance(), 0), ew.greater_equal(columns.distance(), 0)
+        )
+        mask = ew.logical_and(mask, before, output_shape=mask.shape)
+    return _joined_memory(mask, rows, columns)
+
+
+def local_self_attention_2d(
+    x: Tensor, kv_channels: Dimension, heads: Dimension, window: tuple[int, int],
+    autoregressive: bool = False, *, block: tuple[int, int] | None = None,
+    is_training: bool = False, dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (), use_bias: bool = False,
+    scale: float | None = None, initializers: AttentionInitializers | None = None,
+    variable_dtype: DTypeLike = None, name: str = "attention", num_memory_heads: int = 0,
+    shared_kv: bool = False,
+) -> Tensor:  # fmt: skip
+    """`local_attention_2d` of x [batch dims, rows, columns, io] to itself, with its projections.
+
+    Args: as `local_attention_2d`, `multihead_attention` and `AttentionOptions`.
+
+    Returns:
+        A tensor of x's shape.
+    """
+    if x.shape.ndims < 3:
+        raise ShapeError(
+            f"local_self_attention_2d: x is {x.shape}.", "Give [..., rows, columns, io].",
+            str(x.source),
+        )  # fmt: skip
+    layer = Projections(
+        x.shape[-1], kv_channels, heads, AttentionOptions(num_memory_heads, shared_kv),
+        initializers, variable_type(variable_dtype, x), use_bias,
+    )  # fmt: skip
+    with scope(name):
+        q, (k, v) = layer.queries(x), layer.memories(x)
+        y = local_attention_2d(
+            q, k, v, x.shape[-3:-1], kv_channels, kv_channels, window, autoregressive, block=block,
+            dropout_rate=dropout_rate, dropout_broadcast_dims=dropout_broadcast_dims,
+            is_training=is_training, scale=scale,
+        )  # fmt: skip
+        return layer.output(y)

@@ -1,0 +1,189 @@
+"""What tells a model where a token stands: sinusoids, rotations, biases by distance.
+
+All are computed from global indices, so a split length changes nothing.  No layout is known here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from meshmpi.dims import Dimension, Shape
+from meshmpi.errors import ShapeError
+from meshmpi.graph import Tensor
+from meshmpi.nn.initializers import zeros_initializer
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.indexing import gather
+from meshmpi.ops.sources import VariableDType, get_variable
+from meshmpi.ops.sources import range as index_range
+from meshmpi.ops.structure import DimLike, concat, dim_name
+from meshmpi.ops.structure import slice as slice_dim
+
+BUCKETS, MAX_DISTANCE = 32, 128
+"""Source: T5 (Raffel et al. 2020)."""
+
+
+def sinusoid_positions(
+    length: Dimension, d_model: Dimension, base: float = 10000.0, dtype: str = "float32"
+) -> Tensor:
+    """sin(p f_i) in the first half of ``d_model``, cos(p f_i) in the second, p the position.
+
+    f_i = base**(-2 i / d_model) for i = 0, 1, ..., d_model / 2 - 1.
+
+    Args:
+        length: Dim of positions.
+        d_model: Dim of the result; of even size.
+        base: The longest wave is 2 pi times this.
+        dtype: Of the result.
+
+    Returns:
+        [length, d_model], without variables.
+
+    Source: Vaswani et al. 2017, sines and cosines in halves as in their code.
+    """
+    _check_even("sinusoid_positions", d_model)
+    half = d_model.size // 2
+    number = ew.cast(index_range(d_model), dtype)
+    is_sine = ew.less(number, float(half))
+    step = ew.where(is_sine, number, ew.subtract(number, float(half)))
+    position = ew.cast(index_range(length), dtype)
+    angle = ew.multiply(
+        position, ew.exp(ew.multiply(step, -math.log(base) / half)),
+        output_shape=Shape([length, d_model]),
+    )  # fmt: skip
+    return ew.where(is_sine, ew.sin(angle), ew.cos(angle), output_shape=angle.shape)
+
+
+def rotary(
+    x: Tensor, length_dim: DimLike, dim: DimLike, base: float = 10000.0,
+    positions: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """x with each pair (i, i + half) of ``dim`` rotated by the angle p base**(-i / half).
+
+    Products of rotated queries and keys depend on the distance of their positions p only.
+
+    Args:
+        x: Queries or keys, with ``length_dim`` and ``dim``.
+        length_dim: Dim (or name) of positions.
+        dim: Dim (or name) that is rotated; of even size.
+        base: Sets the slowest rotation.
+        positions: Numbers p over dims of x; default 0, 1, 2, ... along ``length_dim``.
+
+    Returns:
+        A tensor of x's shape.
+
+    Lowers: where ``dim`` is split, an exchange of halves.
+
+    Source: Su et al. 2021, pairs as in GPT-NeoX.
+    """
+    name = dim_name(dim)
+    whole = x.shape.dim(name)
+    _check_even("rotary", whole)
+    half = Dimension(name, whole.size // 2)
+    wide = "float64" if x.dtype == "float64" else "float32"
+    if positions is None:
+        positions = index_range(x.shape.dim(dim_name(length_dim)))
+    rate = ew.exp(ew.multiply(ew.cast(index_range(half), wide), -math.log(base) / half.size))
+    angle = ew.multiply(ew.cast(positions, wide), rate)
+    cos, sin = ew.cast(ew.cos(angle), x.dtype), ew.cast(ew.sin(angle), x.dtype)
+    a, b = slice_dim(x, 0, half.size, name), slice_dim(x, half.size, half.size, name)
+    turned = [
+        ew.subtract(ew.multiply(a, cos), ew.multiply(b, sin), output_shape=a.shape),
+        ew.add(ew.multiply(b, cos), ew.multiply(a, sin), output_shape=a.shape),
+    ]
+    return concat(turned, name)
+
+
+def _check_even(what: str, dim: Dimension) -> None:
+    if dim.size % 2:
+        raise ShapeError(f"{what}: dimension {dim} has an odd size.", "Give an even one.")
+
+
+def relative_position_bucket(
+    distance: Tensor, bidirectional: bool = True, num_buckets: int = BUCKETS,
+    max_distance: int = MAX_DISTANCE,
+) -> Tensor:  # fmt: skip
+    """Buckets of distances: one each for small ones, then ever wider ones up to ``max_distance``.
+
+    Args:
+        distance: int32, memory minus query position.
+        bidirectional: Half of the buckets are for later memories; else these are all in bucket 0.
+        num_buckets: Number of buckets.
+        max_distance: From here on all are in the last bucket of their side.
+
+    Returns:
+        int32 of the same shape, in 0..num_buckets-1.
+
+    Source: T5 (Raffel et al. 2020).
+    """
+    side = num_buckets // 2 if bidirectional else num_buckets
+    exact = side // 2
+    if exact < 1 or max_distance <= exact:
+        raise ShapeError(
+            f"relative_position_bucket: {num_buckets} buckets up to distance {max_distance}.",
+            f"Give at least {4 if bidirectional else 2} buckets and a distance above {exact}.",
+        )
+    if bidirectional:
+        later = ew.multiply(ew.cast(ew.greater(distance, 0), "int32"), side)
+        away = ew.abs(distance)
+    else:
+        later, away = None, ew.maximum(ew.negative(distance), 0)
+    # The number of limits that are reached, found here in exact arithmetic instead of by float32
+    # logarithms, which are off by one bucket at some distances.
+    bucket = ew.minimum(away, exact)
+    for k in range(1, side - exact):
+        limit = exact * (max_distance / exact) ** (k / (side - exact))
+        reached = ew.greater_equal(away, math.ceil(limit - 1e-9))
+        bucket = ew.add(bucket, ew.cast(reached, "int32"))
+    return bucket if later is None else ew.add(bucket, later)
+
+
+def relative_position_bias(
+    heads: Dimension | Sequence[Dimension], query_length: Dimension, memory_length: Dimension,
+    bidirectional: bool = True, num_buckets: int = BUCKETS, max_distance: int = MAX_DISTANCE,
+    variable_dtype: str | VariableDType = "float32", initializer: Any = None,
+    name: str = "relative_position_bias",
+) -> Tensor:  # fmt: skip
+    """A learned number for each head and bucket of distances, to be added to attention logits.
+
+    Compute it once and pass it to every layer to share it between layers, as T5 does.
+
+    Args:
+        heads: Dim or dims of heads.
+        query_length: Dim of query positions.
+        memory_length: Dim of memory positions.
+        bidirectional: See `relative_position_bucket`.
+        num_buckets: See `relative_position_bucket`.
+        max_distance: See `relative_position_bucket`.
+        variable_dtype: Types of the variable.
+        initializer: Default zeros.
+        name: The variable, [heads, buckets].
+
+    Returns:
+        [heads, query_length, memory_length].
+
+    Source: T5 (Raffel et al. 2020).
+    """
+    shape = Shape([query_length, memory_length])
+    distance = ew.subtract(
+        index_range(memory_length), index_range(query_length), output_shape=shape
+    )  # fmt: skip
+    dims = [heads] if isinstance(heads, Dimension) else list(heads)
+    return bias_of_distance(
+        distance, dims, bidirectional, num_buckets, max_distance, variable_dtype, initializer, name
+    )
+
+
+def bias_of_distance(
+    distance: Tensor, heads: Sequence[Dimension], bidirectional: bool, num_buckets: int,
+    max_distance: int, variable_dtype: str | VariableDType, initializer: Any, name: str,
+) -> Tensor:  # fmt: skip
+    """The variable ``name`` [heads, buckets] at the buckets of ``distance``: [heads, distance]."""
+    buckets = Dimension("buckets", num_buckets)
+    weights = get_variable(
+        name, Shape([*heads, buckets]), variable_dtype, initializer or zeros_initializer()
+    )  # fmt: skip
+    index = relative_position_bucket(distance, bidirectional, num_buckets, max_distance)
+    bias = gather(weights, index, buckets)
+    return ew.broadcast(bias, Shape([*heads, *distance.shape]))
