@@ -1,4 +1,4 @@
-"""Softmax, arg max, one-hot, clipping: functions without variables and without random numbers.
+"""Softmax, one-hot, clipping: functions without variables and without random numbers.
 
 Composed from primitives; none gathers a split dimension.
 """
@@ -12,9 +12,9 @@ from meshmpi.dims import Dimension
 from meshmpi.graph import Tensor
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.placement import stop_gradient
-from meshmpi.ops.reductions import reduce_max, reduce_min, reduce_sum
+from meshmpi.ops.reductions import reduce_max, reduce_sum
 from meshmpi.ops.sources import range as index_range
-from meshmpi.ops.structure import DimLike, dim_name
+from meshmpi.ops.structure import DimLike
 
 TensorOrNumber = Tensor | float | int
 
@@ -101,25 +101,6 @@ def one_hot(
     if (on_value, off_value) == (1.0, 0.0):
         return hit
     return ew.add(ew.multiply(hit, on_value - off_value), off_value)
-
-
-def top_1(x: Tensor, reduced_dim: DimLike) -> tuple[Tensor, Tensor]:
-    """(largest value, int32 index of its first occurrence) along ``reduced_dim``.
-
-    Lowers: where the dim is split, two all_reduces without it; `mm.top_k` would gather it.
-    """
-    dim = x.shape.dim(dim_name(reduced_dim))
-    largest = reduce_max(x, reduced_dim=dim)
-    # A NaN equals nothing: such a row gives the last index, still a legal one.
-    where_largest = ew.where(
-        ew.equal(x, largest, output_shape=x.shape), index_range(dim), dim.size - 1
-    )
-    return largest, reduce_min(where_largest, reduced_dim=dim)
-
-
-def argmax(x: Tensor, reduced_dim: DimLike) -> Tensor:
-    """int32 index of the first largest element along ``reduced_dim``; traffic as `top_1`."""
-    return top_1(x, reduced_dim)[1]
 
 
 def clip_by_value(x: Tensor, minval: TensorOrNumber, maxval: TensorOrNumber) -> Tensor:

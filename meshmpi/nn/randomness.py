@@ -8,7 +8,8 @@ from __future__ import annotations
 from meshmpi.dims import ShapeLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
-from meshmpi.nn.functions import TensorOrNumber, argmax, widened
+from meshmpi.nn.functions import TensorOrNumber, widened
+from meshmpi.nn.ordering import argmax
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.sources import random_uniform
 from meshmpi.ops.structure import DimLike

@@ -44,6 +44,9 @@ from meshmpi.ops.elementwise import (
     sub,
     subtract,
     tanh,
+    to_bfloat16,
+    to_float,
+    to_int32,
     where,
 )  # fmt: skip
 from meshmpi.ops.indexing import gather, scatter_add, top_k
@@ -54,7 +57,10 @@ from meshmpi.ops.reductions import (
     reduce_max,
     reduce_mean,
     reduce_min,
+    reduce_prod,
+    reduce_std,
     reduce_sum,
+    reduce_variance,
 )  # fmt: skip
 from meshmpi.ops.regions import custom_gradient
 from meshmpi.ops.scan import cumsum

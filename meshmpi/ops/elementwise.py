@@ -178,17 +178,24 @@ def divide(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None
 
 
 def floordiv(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """Largest integer <= x1 / x2, as Python's //.  No gradient."""
+    """Largest integer <= x1 / x2, as Python's //; the gradient is 0."""
     return _apply("floordiv", x1, x2, output_shape=output_shape)
 
 
 def mod(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 - x2 * floor(x1 / x2), as Python's %.  No gradient."""
+    """x1 - x2 * floor(x1 / x2), as Python's %: the sign is that of x2.
+
+    Gradient: dy, and -floor(x1 / x2) dy, as between the jumps.
+    """
     return _apply("mod", x1, x2, output_shape=output_shape)
 
 
 def pow(x: TensorLike, y: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x ** y, right for negative x with whole y (the reference gives NaN)."""
+    """x ** y, right for negative x with whole y (the reference gives NaN).
+
+    Gradient: that by x is 0 where y is 0, also at x = 0; that by y is 0 where x <= 0, since the
+    function of y is not defined around whole y there.
+    """
     return _apply("power", x, y, output_shape=output_shape)
 
 
@@ -342,7 +349,7 @@ def erf(x: Tensor) -> Tensor:
 
 
 def floor(x: Tensor) -> Tensor:
-    """Largest whole number <= x; no gradient."""
+    """Largest whole number <= x; the gradient is 0."""
     return _apply("floor", x)
 
 
@@ -354,6 +361,21 @@ def isfinite(x: Tensor) -> Tensor:
 def cast(x: Tensor, dtype: str) -> Tensor:
     """x in another data type; between floating-point types the gradient is cast back."""
     return x if x.dtype == dtype else _apply("cast", x, dtype=dtype)
+
+
+def to_float(x: Tensor) -> Tensor:
+    """x as float32."""
+    return cast(x, "float32")
+
+
+def to_bfloat16(x: Tensor) -> Tensor:
+    """x as bfloat16, rounded to even."""
+    return cast(x, "bfloat16")
+
+
+def to_int32(x: Tensor) -> Tensor:
+    """x as int32, rounded towards 0."""
+    return cast(x, "int32")
 
 
 def identity(x: Tensor) -> Tensor:
@@ -400,13 +422,29 @@ def _power_grads(
 ) -> tuple[Tensor | None, Tensor | None]:
     da = db = None
     if isinstance(a, Tensor):
-        b_minus_1 = subtract(b, 1.0) if isinstance(b, Tensor) else b - 1
-        da = multiply(dy, multiply(b, pow(a, b_minus_1)))
+        if isinstance(b, Tensor):
+            # Where b is 0, b * a ** (b - 1) is 0 and not 0 * inf.
+            varies = not_equal(b, 0.0)
+            slope = multiply(b, pow(a, where(varies, subtract(b, 1.0), 0.0)))
+            da = multiply(dy, slope)
+        else:
+            da = multiply(dy, multiply(b, pow(a, b - 1))) if b else _zeros(a)
     if isinstance(b, Tensor):
-        # d/db a**b = a**b log a, and 0 where a is 0 (its limit for b > 0).
-        log_a = where(greater(a, 0.0), log(a), 0.0) if isinstance(a, Tensor) else math.log(a)
-        db = multiply(dy, multiply(y, log_a))
+        db = multiply(dy, multiply(y, _log_of_positive(a)))
     return da, db
+
+
+def _log_of_positive(a: TensorLike) -> TensorLike:
+    """log a where a > 0, else 0; no infinity arises in between."""
+    if isinstance(a, Tensor):
+        return log(where(greater(a, 0.0), a, 1.0))
+    return math.log(a) if a > 0 else 0.0
+
+
+def _zeros(x: Tensor) -> Tensor:
+    from meshmpi.ops.sources import zeros_like
+
+    return zeros_like(x)
 
 
 def _where_grads(
@@ -439,6 +477,13 @@ _DERIVATIVES: dict[str, Callable[..., Sequence[Tensor | None]]] = {
         negative(divide(multiply(dy, y), b)) if isinstance(b, Tensor) else None,
     ),
     "power": _power_grads,
+    "floordiv": lambda dy, y, a, b: [_zeros(x) if isinstance(x, Tensor) else None for x in (a, b)],
+    "mod": lambda dy, y, a, b: (
+        dy,
+        negative(multiply(dy, floordiv(a, b))) if isinstance(b, Tensor) else None,
+    ),
+    "sign": lambda dy, y, x: (_zeros(x),),
+    "floor": lambda dy, y, x: (_zeros(x),),
     "minimum": _half_on_ties(less),
     "maximum": _half_on_ties(greater),
     "where": _where_grads,

@@ -12,10 +12,10 @@ from meshmpi.scalar import FLOATS
 
 
 class Reduce(Operation):
-    """y[rest] = op over dims of x[rest, dims]; op is sum, max or min.
+    """y[rest] = op over dims of x[rest, dims]; op is sum, max, min or prod.
 
     Gradient: of sum, dy repeated; of max and min, dy shared equally among the elements that attain
-    it (the reference gives all of it to each).
+    it (the reference gives all of it to each); of prod, dy times the product of the others.
     Lowers: a local `reduce`; where a reduced dim is split, an `all_reduce` of y over its axes.
     """
 
@@ -27,7 +27,7 @@ class Reduce(Operation):
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
         (x,) = self.inputs
-        if self.op == "sum" and x.dtype == "bool":
+        if self.op in ("sum", "prod") and x.dtype == "bool":
             raise self.fail("the input is bool.", "Count with mm.reduce_sum(mm.cast(x, 'int32')).")
         return [(self.output_shape, x.dtype)]
 
@@ -37,6 +37,8 @@ class Reduce(Operation):
         (x,), dy, y = self.inputs, only(dys), self.output
         if self.op == "sum":
             return [ew.broadcast(dy, x.shape)]
+        if self.op == "prod":
+            return [ew.multiply(dy, _product_of_others(x, y.shape))]
         hit = ew.cast(ew.equal(x, y), x.dtype)
         return [ew.multiply(hit, ew.divide(dy, reduce_sum(hit, output_shape=y.shape)))]
 
@@ -44,6 +46,23 @@ class Reduce(Operation):
         (x,) = self.inputs
         value = lowering.reduce(lowering.value(x), self.op, self.output_shape)
         lowering.define(self.output, value)
+
+
+def _product_of_others(x: Tensor, shape: Shape) -> Tensor:
+    """At every point the product of all other elements of its group, zeros among them or not.
+
+    The product of those that are not 0 gives it without another pass: divided by x where none is
+    0, as it is where x is the only 0, and 0 elsewhere.
+    """
+    from meshmpi.ops import elementwise as ew
+
+    is_zero = ew.equal(x, 0.0)
+    zeros = reduce_sum(ew.cast(is_zero, "int32"), output_shape=shape)
+    without = ew.where(is_zero, 1.0, x)
+    product = reduce_prod(without, output_shape=shape)
+    others = ew.divide(product, without, output_shape=x.shape)  # x itself where it is 0: product
+    alone = ew.logical_and(is_zero, ew.equal(zeros, 1))
+    return ew.where(ew.logical_or(ew.equal(zeros, 0), alone), others, 0.0, output_shape=x.shape)
 
 
 def _output_shape(x: Tensor, output_shape: ShapeLike | None, reduced_dim: Any, what: str) -> Shape:
@@ -100,6 +119,16 @@ def reduce_min(
     return _reduce("min", x, output_shape, reduced_dim)
 
 
+def reduce_prod(
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None
+) -> Tensor:
+    """Product; arguments as `reduce_sum`.  The gradient is right where elements are 0 too.
+
+    Not so second derivatives, which take the elements that are 0 for constants.
+    """
+    return _reduce("prod", x, output_shape, reduced_dim)
+
+
 def reduce_mean(
     x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None
 ) -> Tensor:
@@ -114,6 +143,25 @@ def reduce_mean(
         )
     y = reduce_sum(x, output_shape=output_shape, reduced_dim=reduced_dim)
     return y if y is x else multiply(y, y.shape.size / x.shape.size)
+
+
+def reduce_variance(
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None
+) -> Tensor:
+    """Mean of the squares of the deviations from the mean; arguments as `reduce_sum`."""
+    from meshmpi.ops.elementwise import square, subtract
+
+    mean = reduce_mean(x, output_shape=output_shape, reduced_dim=reduced_dim)
+    return reduce_mean(square(subtract(x, mean, output_shape=x.shape)), output_shape=mean.shape)
+
+
+def reduce_std(
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None
+) -> Tensor:
+    """Square root of `reduce_variance`; its gradient is infinite where that is 0."""
+    from meshmpi.ops.elementwise import sqrt
+
+    return sqrt(reduce_variance(x, output_shape=output_shape, reduced_dim=reduced_dim))
 
 
 def reduce_any(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import meshmpi as mm
+import tests.ops.composed_cases  # noqa: F401  (adds its rows)
 import tests.ops.convolution_cases  # noqa: F401  (adds its rows)
 import tests.ops.language_cases  # noqa: F401  (adds its rows)
 import tests.ops.pending_cases  # noqa: F401  (adds its rows)
