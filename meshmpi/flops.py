@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from meshmpi.loops import extents_in, iteration_counts, loop_types
 from meshmpi.program import Instruction, Program
 
 Extents = Mapping[str, int]
@@ -49,7 +50,9 @@ def local_flops(
         program: Supplies types and mesh.
         coordinates: Of the rank; None means the largest blocks.
     """
-    inner = instruction.attrs.get("inner", {})
+    if instruction.kind == "loop":
+        return sum(loop_flops(instruction, program, coordinates).values())
+    inner = instruction.inner_types()
 
     def extents(v: int) -> Extents:
         t = inner[v] if v in inner else program.types[v]
@@ -61,5 +64,21 @@ def local_flops(
 
     return sum(
         instruction_flops(i, [extents(v) for v in i.inputs], [extents(v) for v in i.outputs])
-        for i in instruction.attrs.get("body", (instruction,))
+        for i in instruction.leaves()
     )
+
+
+def loop_flops(
+    loop: Instruction, program: Program, coordinates: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Kind of instruction -> floating-point operations of all iterations of a loop on one rank."""
+    types, table = loop_types(loop, program), dict[str, int]()
+    here = dict.fromkeys(program.mesh.names, 0) if coordinates is None else coordinates
+    for count, ranges in iteration_counts(loop, program, here):
+        for i in loop.leaves():
+            ins, outs = (
+                [extents_in(types[v].shape, ranges) for v in vs] for vs in (i.inputs, i.outputs)
+            )
+            if flops := instruction_flops(i, ins, outs):
+                table[i.kind] = table.get(i.kind, 0) + count * flops
+    return table

@@ -25,6 +25,7 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | block_sum | x -> y | ``dim, blocks``: sum of the own block; y has one element per block there |
 | cumsum | x(, sums) -> y | ``dim, exclusive, reverse(, blocks)``: running sums; sums of all blocks |
 | segment | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |
+| loop | x... -> y... | ``body``, a block of the dims ``over`` at a time; see `loops` |
 | top_k | x(, index) -> values, index | ``dim, k(, smallest)``: largest first, of ties the first [9] |
 | all_reduce | x... -> y... | ``axes, op``: finishes what is pending over axes, in one message |
 | reduce_scatter | x -> y | ``dim, axes, op``: the same, and keeps only the own block of dim |
@@ -51,7 +52,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -64,7 +65,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shif
 LOCAL_KINDS = (
     "feed", "read", "write", "step", "map", "iota", "random", "reduce", "contract", "transpose",
     "view", "slice", "pad", "concat", "gather", "scatter_add", "top_k", "block_sum", "cumsum",
-    "segment", "take_shard",
+    "segment", "loop", "take_shard",
 )  # fmt: skip
 KINDS = (*LOCAL_KINDS, *COLLECTIVES)
 
@@ -196,6 +197,25 @@ class Instruction:
         """The same instruction with other fields."""
         return replace(self, **changes)
 
+    def within(self) -> Iterator[Instruction]:
+        """The instructions of its body, those of their bodies after each."""
+        for i in self.attrs.get("body", ()):
+            yield i
+            yield from i.within()
+
+    def leaves(self) -> list[Instruction]:
+        """What computes: itself, or all instructions in its body that have none of their own."""
+        if "body" not in self.attrs:
+            return [self]
+        return [i for i in self.within() if "body" not in i.attrs]
+
+    def inner_types(self) -> dict[int, LocalType]:
+        """Types of all values that are made and used within its body only."""
+        out: dict[int, LocalType] = {}
+        for i in (self, *self.within()):
+            out.update(i.attrs.get("inner", {}))
+        return out
+
 
 @dataclass(frozen=True)
 class VariableType:
@@ -252,7 +272,7 @@ class Program:
         for v in self.variables.values():
             lines.append(f"variable {v.name}: {v.type}")
         for instruction in self.instructions:
-            for i in (*instruction.attrs.get("body", ()), instruction):
+            for i in (*instruction.within(), instruction):
                 for v in i.outputs:
                     number.setdefault(v, len(number))
             lines.append(self._line(instruction, number, sources))
@@ -269,8 +289,9 @@ class Program:
         if sources and i.source.name:
             line += f"  # {i.source.name} {i.source.file.rsplit('/', 1)[-1]}:{i.source.line}"
         for inner in i.attrs.get("body", ()):
-            whole = inner.replaced(attrs={**inner.attrs, "inner": types})
-            line += "\n  " + self._line(whole, number, sources)
+            known = {**types, **inner.attrs.get("inner", {})}
+            whole = inner.replaced(attrs={**inner.attrs, "inner": known})
+            line += "\n  " + self._line(whole, number, sources).replace("\n", "\n  ")
         return line
 
     def __str__(self) -> str:
@@ -281,10 +302,10 @@ class Program:
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     def counts(self) -> dict[str, int]:
-        """Kind -> number of instructions; those in the body of a segment count too."""
+        """Kind -> number of instructions; those in the body of a segment or loop count too."""
         out: dict[str, int] = {}
         for instruction in self.instructions:
-            for i in (instruction, *instruction.attrs.get("body", ())):
+            for i in (instruction, *instruction.within()):
                 out[i.kind] = out.get(i.kind, 0) + 1
         return out
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from meshmpi.dims import Axes, Dimension, MeshShape, Shape
 from meshmpi.errors import ProgramError
+from meshmpi.loops import LOOP_KINDS, broken_loop_rules
 from meshmpi.program import COLLECTIVES, KINDS, Instruction, LocalType, Program
 from meshmpi.scalar import SCALAR_FUNCTIONS, Expr
 
@@ -475,6 +476,20 @@ def _segment_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> 
     _require(all(v in known for v in i.outputs), "returns an undefined value")
 
 
+def _loop_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    types = ChainMap(i.attrs["inner"], cast("MutableMapping[int, LocalType]", program.types))
+    inside = replace(program, types=types)
+    known = set(i.inputs)
+    for one in i.attrs["body"]:
+        _require(one.kind in LOOP_KINDS, f"has {one.kind} in its body")
+        _require(all(v in known for v in one.inputs), "has a body that uses an undefined value")
+        _RULES[one.kind](inside, one, [types[v] for v in one.inputs])
+        known.update(one.outputs)
+    _require(all(v in known and v not in i.inputs for v in i.outputs), "returns what it has not")
+    for problem in broken_loop_rules(i, {**types, **i.inner_types()}):
+        raise Violation(problem)
+
+
 def _redistribution_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
     _require(len(xs) == len(i.outputs) > 0, "has not one result per input")
     _require(len(xs) == 1 or i.kind == "all_reduce", "combines several values")
@@ -493,7 +508,7 @@ _RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] =
     "slice": _along_dim_rule, "pad": _along_dim_rule, "concat": _along_dim_rule,
     "gather": _gather_rule, "scatter_add": _scatter_add_rule, "top_k": _top_k_rule,
     "block_sum": _block_sum_rule, "cumsum": _cumsum_rule,
-    "segment": _segment_rule,
+    "segment": _segment_rule, "loop": _loop_rule,
     "all_reduce": _redistribution_rule, "reduce_scatter": _redistribution_rule,
     "all_gather": _redistribution_rule, "all_to_all": _redistribution_rule,
     "take_shard": _redistribution_rule, "shift": _shift_rule,

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "windows": ["dims"],
     "slides": ["windows"],
     "program": ["errors", "dims", "scalar", "windows"],
-    "typerules": _BASE,
+    "typerules": [*_BASE, "loops"],
     "collective_bytes": ["scalar", "dims", "windows"],
     "loops": ["dims", "program"],
     "flops": ["dims", "scalar", "slides", "program", "loops"],

@@ -49,20 +49,26 @@ class Runtime:
         step: Changes from step to step; kernels read it when they are called.
         blas: Name of the library of matrix products, the same on all ranks; empty for the one to
             prefer here.  Kernels read it when they are bound.
+        native: The generated kernels, from which a loop takes those of its body; or None.
     """
 
-    __slots__ = ("blas", "step")
+    __slots__ = ("blas", "native", "step")
 
     def __init__(self, step: int = 0, blas: str = ""):
         self.step, self.blas = step, blas
+        self.native: Any = None
 
 
 class Operand(NamedTuple):
-    """One value of an instruction, as the block a rank holds of it."""
+    """One value of an instruction, as the block a rank holds of it.
+
+    ``steps`` are its strides where it is a part of a larger array: only a contract takes such.
+    """
 
     value: int
     type: LocalType
     block: tuple[tuple[int, int], ...]
+    steps: Mapping[str, int] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,13 +96,16 @@ class Operand(NamedTuple):
         t = self.type
         shape, splits = Shape([t.shape[k] for k in kept]), tuple(t.splits[k] for k in kept)
         block = tuple(self.block[k] for k in kept)
-        return Operand(self.value, LocalType(shape, t.dtype, splits, t.partial, t.pending), block)
+        kind = LocalType(shape, t.dtype, splits, t.partial, t.pending)
+        return Operand(self.value, kind, block, self.steps)
 
     def start(self, dim: str) -> int:
         return self.block[self.type.shape.position(dim)][0]
 
     def strides(self) -> dict[str, int]:
-        """Dimension name -> distance between neighbours, in elements (C order)."""
+        """Dimension name -> distance between neighbours, in elements (C order without steps)."""
+        if self.steps is not None:
+            return {n: self.steps[n] for n in self.names}
         out, step = {}, 1
         for name, size in zip(reversed(self.names), reversed(self.sizes), strict=True):
             out[name] = step
@@ -105,17 +114,29 @@ class Operand(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An instruction with the blocks of its operands on one rank."""
+    """An instruction with the blocks of its operands on one rank.
+
+    ``ranges`` (dim -> start, stop) narrows the blocks of what is in its body; set within loops.
+    """
 
     instruction: Instruction
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
     program: Program
     coordinates: Mapping[str, int] = {}
+    ranges: Mapping[str, tuple[int, int]] = {}
 
     @property
     def attrs(self) -> Mapping[str, Any]:
         return self.instruction.attrs
+
+    def operand(self, v: int, t: LocalType) -> Operand:
+        """A value of its body, as far as the rank and the ranges hold it."""
+        block = t.block(self.program.mesh, self.coordinates)
+        names = t.shape.names
+        return Operand(
+            v, t, tuple(self.ranges.get(n, b) for n, b in zip(names, block, strict=True))
+        )
 
     def fail(
         self, problem: str, remedy: str = "This is a bug in lowering or in a pass."

@@ -272,12 +272,30 @@ class _GemmPlan(Plan):
         library = blas.find(runtime.blas)
         steps: list[Bound] = []
         for slab in self.slabs:
-            steps += self._bind_slab(slab, arrays, workspace, library)
+            before, (a, b, y), after = self._operands(slab, arrays, workspace)
+            steps += [*before, library.gemm(a, b, y) or _matmul(a, b, y), *after]
         return run_all(steps)
 
-    def _bind_slab(
-        self, slab: _Slab, arrays: Sequence[np.ndarray], workspace: np.ndarray, library: blas.Blas
-    ) -> list[Bound]:
+    def bind_adding(
+        self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray,
+        runtime: Runtime,
+    ) -> Bound | None:  # fmt: skip
+        """As `bind`, but adds to the output; None where BLAS cannot do that in place."""
+        library, steps = blas.find(runtime.blas), list[Bound]()
+        if self.slots[2] is not None:
+            return None
+        for slab in self.slabs:
+            before, (a, b, y), _ = self._operands(slab, [*inputs, output], workspace)
+            product = library.gemm(a, b, y, accumulate=True)
+            if product is None:
+                return None
+            steps += [*before, product]
+        return run_all(steps)
+
+    def _operands(
+        self, slab: _Slab, arrays: Sequence[np.ndarray], workspace: np.ndarray
+    ) -> tuple[list[Bound], list[np.ndarray], list[Bound]]:
+        """What copies operands, the operands as matrices, and what copies the result back."""
         before: list[Bound] = []
         after: list[Bound] = []
         operands: list[np.ndarray] = []
@@ -293,8 +311,7 @@ class _GemmPlan(Plan):
                 before += [_copy(copy, own)] if position < 2 else []
                 after += [_copy(own, copy)] if position == 2 else []
             operands.append(_strided(array, (*loops, *ends), slab.choice.steps[position]))
-        a, b, y = operands
-        return [*before, library.gemm(a, b, y) or _matmul(a, b, y), *after]
+        return before, operands, after
 
 
 def _kept(x: Operand, sizes: Sizes) -> dict[str, int]:
@@ -419,6 +436,15 @@ class ContractPlan(Plan):
             return self.planned.bind(inputs, outputs, workspace, runtime)
         y = outputs[0]
         return (lambda: y.fill(0)) if y.size else nothing
+
+    def bind_adding(
+        self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray,
+        runtime: Runtime,
+    ) -> Bound | None:  # fmt: skip
+        """As `bind`, but adds to the output; None where BLAS cannot do that in place."""
+        if not isinstance(self.planned, _GemmPlan):
+            return None
+        return self.planned.bind_adding(inputs, output, workspace, runtime)
 
 
 def _products(call: Call) -> Plan:

@@ -17,6 +17,7 @@ from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, local_call
 from meshmpi.kernels.contraction import ContractPlan
 from meshmpi.kernels.expressions import MapPlan
 from meshmpi.kernels.indexing import GatherPlan, ScatterAddPlan
+from meshmpi.kernels.loops import LoopPlan
 from meshmpi.kernels.random_numbers import RandomPlan
 from meshmpi.kernels.ranking import TopKPlan
 from meshmpi.kernels.reduction import ReducePlan
@@ -31,6 +32,7 @@ PLANS: dict[str, Callable[[Call], Plan]] = {
     "block_sum": BlockSumPlan, "cumsum": CumsumPlan,
     "iota": IotaPlan, "step": StepPlan,
     "segment": lambda call: SegmentPlan(call, _planned),
+    "loop": lambda call: LoopPlan(call, _planned),
     **{kind: partial(CopyPlan, pairs=pairs) for kind, pairs in PAIRS.items()},
 }  # fmt: skip
 """Kind -> how it is planned.  feed, read and write are the executor's own."""

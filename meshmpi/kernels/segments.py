@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, Slot, run_all
+from meshmpi.program import Instruction
 
 
 class SegmentPlan(Plan):
@@ -20,18 +21,17 @@ class SegmentPlan(Plan):
 
     def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
         self.call = call
-        inner, mesh = call.attrs["inner"], call.program.mesh
+        inner = call.attrs["inner"]
         known = {x.value: x for x in (*call.inputs, *call.outputs)}
         inside = replace(call.program, types={**call.program.types, **inner})
-        where = call.coordinates
-        known.update((v, Operand(v, t, t.block(mesh, where))) for v, t in inner.items())
+        known.update((v, call.operand(v, t)) for v, t in inner.items())
         scratch = Scratch()
-        self.slots = _slots(call, known, scratch)
+        self.slots = scratch_slots(call.attrs["body"], inner, known, scratch)
         self.own_bytes = scratch.bytes
         self.steps: list[tuple[Call, Plan]] = []
         for i in call.attrs["body"]:
             ins, outs = (tuple(known[v] for v in vs) for vs in (i.inputs, i.outputs))
-            one = Call(i, ins, outs, inside, where)
+            one = Call(i, ins, outs, inside, call.coordinates)
             self.steps.append((one, plan_of(one)))
 
     @property
@@ -55,9 +55,11 @@ class SegmentPlan(Plan):
         return run_all(bound)
 
 
-def _slots(call: Call, known: Mapping[int, Operand], scratch: Scratch) -> dict[int, Slot]:
+def scratch_slots(
+    body: Sequence[Instruction], inner: Collection[int], known: Mapping[int, Operand],
+    scratch: Scratch,
+) -> dict[int, Slot]:  # fmt: skip
     """Places of the inner values; one is taken again after the last instruction that reads it."""
-    body, inner = call.attrs["body"], call.attrs["inner"]
     last = {v: n for n, i in enumerate(body) for v in (*i.outputs, *i.inputs)}
     slots: dict[int, Slot] = {}
     free: dict[int, list[int]] = {}  # bytes -> offsets

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshmpi import collective_bytes as cb
 from meshmpi.errors import ConfigError
-from meshmpi.flops import instruction_flops
+from meshmpi.flops import instruction_flops, loop_flops
 from meshmpi.kernels import Runtime, bind, blas, workspace_bytes
 from meshmpi.kernels.native import NATIVE_KINDS, CompilerError, NativeKernels
 from meshmpi.passes.memory import MemoryPlan, plan_memory, round_up
@@ -117,9 +117,7 @@ class RankState:
 
     def flops_by_kind(self) -> dict[str, int]:
         """Kind of instruction -> FLOP of one run, by the shapes of the arrays of its kernels."""
-        inner = {
-            v: t for i in self.program.instructions for v, t in i.attrs.get("inner", {}).items()
-        }
+        inner = {v: t for i in self.program.instructions for v, t in i.inner_types().items()}
 
         def extents(v: int) -> dict[str, int]:
             if v in inner:  # lives in registers or scratch only
@@ -128,15 +126,16 @@ class RankState:
             return dict(zip(self.program.types[v].shape.names, self.arrays[v].shape, strict=True))
 
         table: dict[str, int] = {}
-        for i in self._flat():
-            inputs, outputs = ([extents(v) for v in values] for values in (i.inputs, i.outputs))
-            if flops := instruction_flops(i, inputs, outputs):
-                table[i.kind] = table.get(i.kind, 0) + flops
+        for i in self.program.instructions:
+            if i.kind == "loop":
+                for kind, flops in loop_flops(i, self.program, self.coordinates).items():
+                    table[kind] = table.get(kind, 0) + flops
+                continue
+            for one in i.leaves():
+                ins, outs = ([extents(v) for v in values] for values in (one.inputs, one.outputs))
+                if flops := instruction_flops(one, ins, outs):
+                    table[one.kind] = table.get(one.kind, 0) + flops
         return table
-
-    def _flat(self) -> list[Instruction]:
-        """All instructions, those of segments instead of the segments."""
-        return [j for i in self.program.instructions for j in i.attrs.get("body", (i,))]
 
 
 class Executor:
@@ -162,7 +161,7 @@ class Executor:
         self.states = [RankState(program, rank, store, plan) for rank in store.ranks]
         self.comm_seconds = 0.0
         self.runs = 0
-        self.native = self._native_kernels(kernels)
+        self.native = self.runtime.native = self._native_kernels(kernels)
         self._calls: list[Thunk] = []
         self._is_collective: list[bool] = []
         for i in program.instructions:
@@ -300,9 +299,14 @@ class Executor:
 
 def _points(program: Program) -> int:
     """Elements that maps, reductions and segments of one step touch, on the largest blocks."""
-    chosen = [i for i in program.instructions if i.kind in NATIVE_KINDS]
-    values = [v for i in chosen for v in (*i.inputs, *i.outputs)]
-    return sum(program.types[v].max_elements(program.mesh) for v in values)
+    points = 0
+    for i in program.instructions:
+        types = {**program.types, **i.inner_types()} if i.kind == "loop" else program.types
+        for one in i.attrs["body"] if i.kind == "loop" else (i,):
+            if one.kind in NATIVE_KINDS:
+                values = (*one.inputs, *one.outputs)
+                points += sum(types[v].max_elements(program.mesh) for v in values)
+    return points
 
 
 def _pack(state: RankState, i: Instruction, program: Program) -> tuple[np.ndarray, list[tuple]]:

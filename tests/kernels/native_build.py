@@ -81,10 +81,10 @@ class _Batch(NativeKernels):
         ranks = {tuple(t.coordinates.items()): t.coordinates for t in tasks}
         super().__init__(programs, list(ranks.values()))
 
-    def _body(self, i, program, coordinates):  # type: ignore[override]
+    def _body(self, i, program, coordinates, ranges=None):
         if (id(program), tuple(coordinates.items())) not in self._wanted:
             return None
-        return NativeKernels._body(i, program, coordinates)
+        return super()._body(i, program, coordinates, ranges)
 
 
 def random_block(dtype: str, sizes: Sequence[int], rng: np.random.Generator) -> np.ndarray:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from meshmpi.kernels.native.nest import Unsupported, first_counter
 from meshmpi.kernels.native.prelude import PRELUDE
 from meshmpi.kernels.native.source import function_body
 from meshmpi.kernels.random_numbers import stream_key
-from meshmpi.program import Instruction, Program
+from meshmpi.loops import Ranges, iteration_counts, sizes_key
+from meshmpi.program import Instruction, LocalType, Program
 
 __all__ = ["CompilerError", "NativeKernels", "Unsupported", "available", "function_body"]
 NATIVE_KINDS = ("map", "reduce", "random", "segment", "scatter_add")
@@ -44,31 +46,37 @@ class NativeKernels:
         self, programs: Program | Iterable[Program], coordinates: Sequence[Mapping[str, int]]
     ):
         self._names: dict[tuple, str] = {}
+        self._types: dict[int, dict[int, LocalType]] = {}
         functions: dict[str, str] = {}
         for program in [programs] if isinstance(programs, Program) else programs:
+            inside = [i.inner_types() for i in program.instructions if i.kind == "loop"]
+            self._types[id(program)] = dict(ChainMap(*inside, dict(program.types)))
             for where in coordinates:
-                for i in program.instructions:
-                    body = self._body(i, program, where)
+                for i, ranges in _everything(program, where):
+                    body = self._body(i, program, where, ranges)
                     if body is not None:
                         name = "k" + hashlib.sha256(body.encode()).hexdigest()[:20]
                         functions[name] = body
-                        self._names[_key(program, i, where)] = name
+                        self._names[_key(program, i, where, ranges)] = name
         source = [PRELUDE, *(f"void {n}(void **p) {{\n{b}\n}}" for n, b in functions.items())]
         self.functions = len(functions)
         self._library = load_library("\n".join(source)) if functions else None
 
-    @staticmethod
-    def _body(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> str | None:
+    def _body(
+        self, i: Instruction, program: Program, coordinates: Mapping[str, int],
+        ranges: Ranges | None = None,
+    ) -> str | None:  # fmt: skip
         if i.kind not in NATIVE_KINDS:
             return None
         try:
-            return function_body(i, program.types, program.mesh, coordinates)
+            types = self._types[id(program)]
+            return function_body(i, types, program.mesh, coordinates, ranges)
         except Unsupported:
             return None
 
     def bind(
         self, i: Instruction, program: Program, coordinates: Mapping[str, int],
-        arrays: Mapping[int, np.ndarray], runtime: Runtime,
+        arrays: Mapping[int, np.ndarray], runtime: Runtime, ranges: Ranges | None = None,
     ) -> Callable[[], None] | None:  # fmt: skip
         """The instruction as a function without arguments; None where NumPy must do it.
 
@@ -78,13 +86,15 @@ class NativeKernels:
             coordinates: Of the rank.
             arrays: Value number -> array of its block, C-contiguous.
             runtime: Read when the function is called.
+            ranges: Of an instruction in the body of a loop: the block to compute.
         """
-        name = self._names.get(_key(program, i, coordinates))
+        name = self._names.get(_key(program, i, coordinates, ranges))
         if name is None:
             return None
         function = getattr(self._library, name)
         function.restype, function.argtypes = None, [ctypes.c_void_p]
-        parameters = _Parameters(i, program, coordinates, runtime)
+        types = self._types[id(program)]
+        parameters = _Parameters(i, program, types, coordinates, runtime, ranges)
         used = [*(arrays[v] for v in (*i.inputs, *i.outputs)), *parameters.arrays]
         addresses = (ctypes.c_void_p * len(used))(*(a.ctypes.data for a in used))
         pointer = ctypes.cast(addresses, ctypes.c_void_p)
@@ -109,16 +119,18 @@ class _Parameters:
     """
 
     def __init__(
-        self, i: Instruction, program: Program, coordinates: Mapping[str, int], runtime: Runtime
-    ):
-        body = [j for j in i.attrs.get("body", (i,)) if j.kind == "random"]
-        types = {**program.types, **i.attrs.get("inner", {})}
+        self, i: Instruction, program: Program, types: Mapping[int, LocalType],
+        coordinates: Mapping[str, int], runtime: Runtime, ranges: Ranges | None,
+    ):  # fmt: skip
+        body = [j for j in i.leaves() if j.kind == "random"]
+        types = {**types, **i.inner_types()}
+        mesh = program.mesh
         self.names = [j.attrs["key"] for j in body]
         self.seed, self.runtime = program.seed, runtime
-        starts = [first_counter(types[j.outputs[0]], program.mesh, coordinates) for j in body]
+        starts = [first_counter(types[j.outputs[0]], mesh, coordinates, ranges) for j in body]
         self.arrays = [np.array([0, n], np.uint64) for n in starts]
         if i.kind == "scatter_add":
-            self.arrays = [np.array([first_row(i, types, program.mesh, coordinates)], np.int64)]
+            self.arrays = [np.array([first_row(i, types, mesh, coordinates)], np.int64)]
 
     def advance(self) -> None:
         """Sets the keys of the running step."""
@@ -126,5 +138,20 @@ class _Parameters:
             a[0] = stream_key(self.seed, name, self.runtime.step)
 
 
-def _key(program: Program, i: Instruction, coordinates: Mapping[str, int]) -> tuple:
-    return (id(program), i.outputs, tuple(coordinates.items()))
+def _everything(
+    program: Program, coordinates: Mapping[str, int]
+) -> Iterator[tuple[Instruction, Ranges | None]]:
+    """All instructions; those in the body of a loop once for each size of its blocks."""
+    for i in program.instructions:
+        if i.kind != "loop":
+            yield i, None
+            continue
+        for _, ranges in iteration_counts(i, program, coordinates):
+            yield from ((one, ranges) for one in i.attrs["body"])
+
+
+def _key(
+    program: Program, i: Instruction, coordinates: Mapping[str, int], ranges: Ranges | None
+) -> tuple:
+    size = () if ranges is None else (sizes_key(ranges),)
+    return (id(program), i.outputs, tuple(coordinates.items()), *size)

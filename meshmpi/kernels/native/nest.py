@@ -56,6 +56,7 @@ class LoopNest:
         inputs, outputs: Values read from and stored to memory.
         types: Of all values.
         mesh, coordinates: Which block.
+        ranges: Dim -> (start, stop) where only a part of the block is computed, within a loop.
 
     Raises:
         Unsupported: There is no native form.
@@ -64,10 +65,14 @@ class LoopNest:
     def __init__(
         self, body: Sequence[Instruction], inputs: Sequence[int], outputs: Sequence[int],
         types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int],
+        ranges: Mapping[str, tuple[int, int]] | None = None,
     ):  # fmt: skip
         self.body, self.inputs, self.outputs = body, inputs, outputs
         full = self._full(body, types)
         self.sizes = dict(zip(full.shape.names, full.local_sizes(mesh, coordinates), strict=True))
+        for n, (start, stop) in (ranges or {}).items():
+            if n in self.sizes:
+                self.sizes[n] = stop - start
         if not all(self.sizes.values()):
             raise Unsupported("an empty block")
         self.reduces = any(i.kind == "reduce" for i in body)
@@ -183,11 +188,14 @@ def _global_strides(t: LocalType) -> dict[str, int]:
     return {n: math.prod(sizes[k + 1 :]) for k, n in enumerate(t.shape.names)}
 
 
-def first_counter(t: LocalType, mesh: MeshShape, coordinates: Mapping[str, int]) -> int:
-    """Global index of the first element of a block."""
-    block = t.block(mesh, coordinates)
-    strides = _global_strides(t).values()
-    return sum(start * s for (start, _), s in zip(block, strides, strict=True))
+def first_counter(
+    t: LocalType, mesh: MeshShape, coordinates: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+) -> int:  # fmt: skip
+    """Global index of the first element of a block, or of the part of it in ``ranges``."""
+    block = dict(zip(t.shape.names, t.block(mesh, coordinates), strict=True))
+    block.update((n, r) for n, r in (ranges or {}).items() if n in block)
+    return sum(block[n][0] * s for n, s in _global_strides(t).items())
 
 
 def _cut(dim: tuple[int, Mapping[object, int]]) -> Loops:

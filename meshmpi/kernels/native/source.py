@@ -456,9 +456,12 @@ class Writer:
 
 
 def function_body(
-    i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]
-) -> str:
+    i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape,
+    coordinates: Mapping[str, int], ranges: Mapping[str, tuple[int, int]] | None = None,
+) -> str:  # fmt: skip
     """C statements of one instruction of kind map, reduce, random, segment or scatter_add.
+
+    Within a loop, ``ranges`` narrows the block.
 
     Raises:
         Unsupported: Nothing native is generated for it.
@@ -473,5 +476,5 @@ def function_body(
             raise Unsupported("a distribution other than uniform")
     if not i.inputs and body[0].kind == "map":
         raise Unsupported("no inputs")
-    nest = LoopNest(body, i.inputs, i.outputs, types, mesh, coordinates)
+    nest = LoopNest(body, i.inputs, i.outputs, types, mesh, coordinates, ranges)
     return Writer(nest).text()

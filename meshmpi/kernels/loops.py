@@ -1,0 +1,289 @@
+"""loop: its body a block at a time, intermediate values in the workspace of one block.
+
+Blocks of equal extents share their plans.  Of the arrays outside, contracts take the part that
+belongs to a block where it lies, by strides; other kernels take it where it is contiguous and get a
+copy where it is not.  Sums over a dim of the loop are added up block by block.  This module knows
+nothing of what the instructions of a body mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshmpi.kernels.binding import (
+    Bound,
+    Call,
+    Operand,
+    Plan,
+    Runtime,
+    Scratch,
+    Slot,
+    nothing,
+    quiet,
+    run_all,
+)  # fmt: skip
+from meshmpi.kernels.contraction import ContractPlan
+from meshmpi.kernels.segments import scratch_slots
+from meshmpi.loops import (
+    Ranges,
+    extents_in,
+    iteration_counts,
+    iterations,
+    loop_types,
+    own_ranges,
+    sizes_key,
+)  # fmt: skip
+from meshmpi.program import Instruction
+
+Arrays = Mapping[int, np.ndarray]
+
+
+class LoopPlan(Plan):
+    """Runs the body of a loop once for each of its blocks.
+
+    Args:
+        call: The loop.
+        plan_of: Plans one instruction of the body.
+    """
+
+    def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
+        self.call = call
+        self.own = own_ranges(call.instruction, call.program, call.coordinates)
+        counted = iteration_counts(call.instruction, call.program, call.coordinates)
+        self.blocks = {sizes_key(r): _Block(call, self.own, r, plan_of) for _, r in counted}
+        self.workspace_bytes = max((b.workspace_bytes for b in self.blocks.values()), default=0)
+
+    def bind(
+        self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray,
+        runtime: Runtime,
+    ) -> Bound:  # fmt: skip
+        i = self.call.instruction
+        arrays = dict(zip((*i.inputs, *i.outputs), (*ins, *outs), strict=True))
+        bound: list[Bound] = []
+        begun = _Begun(self.call, self.own)
+        for ranges in iterations(i, self.call.program, self.call.coordinates):
+            block = self.blocks[sizes_key(ranges)]
+            bound += block.bind(arrays, ranges, workspace, runtime, begun)
+        if not bound:  # the rank holds nothing of a dim of the loop: sums over it are 0
+            bound = [_zero(y) for y in outs if y.size]
+        return run_all(bound) if bound else nothing
+
+
+class _Begun:
+    """Which parts of the sums over blocks hold something already."""
+
+    def __init__(self, call: Call, own: Ranges):
+        self.own, self.seen = own, set[tuple]()
+        self.columns = (call.attrs.get("causal") or ("", ""))[1]
+
+    def first(self, v: int, names: Sequence[str], ranges: Ranges) -> bool:
+        """Whether nothing has been added to this part of v yet; says so once."""
+        key = (v, *(ranges[n] for n in names if n != self.columns))
+        if key in self.seen:
+            return False
+        self.seen.add(key)
+        return True
+
+    def whole(self, names: Sequence[str], ranges: Ranges) -> dict[str, tuple[int, int]]:
+        """The ranges with all columns, those that the block leaves out too."""
+        return {n: self.own[n] if n == self.columns else ranges[n] for n in names}
+
+
+class _Block:
+    """The plans of all instructions for blocks of one size.
+
+    Attributes:
+        slots: Value -> its place in the workspace: values that are used inside only, and copies of
+            parts of arrays outside.
+    """
+
+    def __init__(self, call: Call, own: Ranges, ranges: Ranges, plan_of: Callable[[Call], Plan]):
+        self.call, self.own, self.plan_of = call, own, plan_of
+        i = call.instruction
+        self.types = loop_types(i, call.program)
+        self.inside = replace(call.program, types={**call.program.types, **self.types})
+        self.dims = [dim for dim, _ in i.attrs["over"]]
+        self.outer = {v: self._whole_strides(v) for v in (*i.inputs, *i.outputs)}
+        self.summed = [v for v in i.outputs if any(d not in self.types[v].shape.names
+                                                   for d in self.dims)]  # fmt: skip
+        self._place(ranges)
+        self.steps: list[tuple[Call, Plan]] = []
+        for one in i.attrs["body"]:
+            planned = self._called(one, ranges, self.strided)
+            self.steps.append((planned, plan_of(planned)))
+        self._plan_sums(ranges)
+        plans = [*(p for _, p in self.steps), *self.direct.values()]
+        rest = max((p.workspace_bytes for p in plans), default=0)
+        self.workspace_bytes = self.own_bytes + rest
+        self.random = any(j.kind == "random" for one in i.attrs["body"] for j in one.leaves())
+
+    def _whole_strides(self, v: int) -> dict[str, int]:
+        out, step = {}, 1
+        for name in reversed(self.types[v].shape.names):
+            out[name] = step
+            step *= self.own[name][1] - self.own[name][0]
+        return out
+
+    def _operand(self, v: int, ranges: Ranges, strided: bool = False) -> Operand:
+        t = self.types[v]
+        return Operand(
+            v, t, tuple(ranges[n] for n in t.shape.names), self.outer[v] if strided else None
+        )
+
+    def _place(self, ranges: Ranges) -> None:
+        """Decides where each value is: in place, in place by strides, or in the workspace."""
+        i, scratch = self.call.instruction, Scratch()
+        others = {v for one in i.attrs["body"] if one.kind != "contract"
+                  for v in (*one.inputs, *one.outputs)}  # fmt: skip
+        in_place = [v for v in self.outer if v not in self.summed and self._contiguous(v, ranges)]
+        self.strided = [v for v in self.outer if v not in others and v not in self.summed
+                        and v not in in_place]  # fmt: skip
+        copied = [v for v in self.outer if v not in in_place and v not in self.strided]
+        self.copied_in = [v for v in copied if v in i.inputs]
+        self.copied_out = [v for v in copied if v in i.outputs]
+        self.slots: dict[int, Slot] = {}
+        known = {v: self._operand(v, ranges) for v in self.types}
+        for v in copied:
+            self.slots[v] = scratch.reserve(known[v].sizes, known[v].dtype)
+        self.slots.update(scratch_slots(i.attrs["body"], i.attrs["inner"], known, scratch))
+        self.own_bytes = scratch.bytes
+
+    def _contiguous(self, v: int, ranges: Ranges) -> bool:
+        """Whether the part of an array outside that belongs to a block is one run of memory."""
+        t, step = self.types[v], 1
+        for n in reversed(t.shape.names):
+            size = ranges[n][1] - ranges[n][0]
+            if size > 1 and self.outer[v][n] != step:
+                return False
+            step *= size
+        return True
+
+    def _plan_sums(self, ranges: Ranges) -> None:
+        """Products that are summed over blocks, planned a second time with the result in place."""
+        self.direct: dict[int, ContractPlan] = {}
+        for one in self.call.attrs["body"]:
+            if one.kind == "contract" and one.outputs[0] in self.summed:
+                strided = [*self.strided, *one.outputs]
+                self.direct[one.outputs[0]] = ContractPlan(self._called(one, ranges, strided))
+
+    def _called(self, one: Instruction, ranges: Ranges, strided: Sequence[int]) -> Call:
+        ins, outs = (
+            tuple(self._operand(v, ranges, v in strided) for v in vs)
+            for vs in (one.inputs, one.outputs)
+        )
+        return Call(one, ins, outs, self.inside, self.call.coordinates, ranges)
+
+    # ---- binding ---------------------------------------------------------------------------------
+
+    def bind(
+        self, arrays: Arrays, ranges: Ranges, workspace: np.ndarray, runtime: Runtime, begun: _Begun
+    ) -> Iterator[Bound]:
+        """The functions that compute the block of ``ranges``, in order."""
+        here = {v: slot.array(workspace) for v, slot in self.slots.items()}
+        rest = workspace[self.own_bytes :]
+        for v in self.outer:
+            if v not in self.slots:
+                here[v] = self._part(arrays[v], v, ranges)
+        for v in self.copied_in:
+            yield _copy(here[v], self._view(arrays[v], v, ranges))
+        steps = self.steps
+        if self.random and runtime.native is None:  # numbers depend on where a block begins
+            calls = [self._called(c.instruction, ranges, self.strided) for c, _ in steps]
+            steps = [(c, self.plan_of(c)) for c in calls]
+        for call, plan in steps:
+            one = call.instruction
+            if any(v in self.summed for v in one.outputs):
+                yield from self._bind_sums(call, plan, arrays, here, ranges, rest, runtime, begun)
+                continue
+            yield self._bind_step(call, plan, here, ranges, rest, runtime)
+        for v in self.copied_out:
+            if v not in self.summed:
+                yield _copy(self._view(arrays[v], v, ranges), here[v])
+
+    def _bind_step(
+        self, call: Call, plan: Plan, here: Arrays, ranges: Ranges, rest: np.ndarray,
+        runtime: Runtime,
+    ) -> Bound:  # fmt: skip
+        one = call.instruction
+        if runtime.native is not None:
+            bound = runtime.native.bind(
+                one, self.call.program, self.call.coordinates, here, runtime, ranges
+            )
+            if bound is not None:
+                return bound
+            if self.random:  # planned where the first block of this size begins
+                plan = self.plan_of(self._called(one, ranges, self.strided))
+        ins, outs = ([here[v] for v in vs] for vs in (one.inputs, one.outputs))
+        return plan.bind(ins, outs, rest, runtime)
+
+    def _bind_sums(
+        self, call: Call, plan: Plan, arrays: Arrays, here: Mapping[int, np.ndarray],
+        ranges: Ranges, rest: np.ndarray, runtime: Runtime, begun: _Begun,
+    ) -> Iterator[Bound]:  # fmt: skip
+        """An instruction with sums over a dim of the loop: the first block writes, others add."""
+        one = call.instruction
+        begin: dict[int, bool] = {}
+        for v in (v for v in one.outputs if v in self.summed):
+            names = self.types[v].shape.names
+            begin[v] = begun.first(v, names, ranges)
+            whole = begun.whole(names, ranges)
+            if begin[v] and any(whole[n] != ranges[n] for n in names):
+                yield _zero(self._view(arrays[v], v, whole))
+                begin[v] = False
+        bound = self._bind_added(call, arrays, here, ranges, rest, runtime, begin)
+        if bound is not None:
+            yield bound
+            return
+        yield self._bind_step(call, plan, here, ranges, rest, runtime)
+        for v, first in begin.items():
+            to = self._view(arrays[v], v, ranges)
+            yield _copy(to, here[v]) if first else _add(to, here[v])
+
+    def _bind_added(
+        self, call: Call, arrays: Arrays, here: Arrays, ranges: Ranges, rest: np.ndarray,
+        runtime: Runtime, begin: Mapping[int, bool],
+    ) -> Bound | None:  # fmt: skip
+        """A product that BLAS adds to what its part of the result holds, where it lies."""
+        v = call.instruction.outputs[0]
+        plan = self.direct.get(v)
+        if plan is None or plan.planned is None:
+            return None
+        ins = [here[x] for x in call.instruction.inputs]
+        to = arrays[v].reshape(-1)[self._start(v, ranges) :]
+        if begin[v]:
+            return plan.bind(ins, [to], rest, runtime)
+        return plan.bind_adding(ins, to, rest, runtime)
+
+    def _part(self, array: np.ndarray, v: int, ranges: Ranges) -> np.ndarray:
+        """The elements of a block: its array where it is contiguous, else all from its first."""
+        t = self.types[v]
+        extents = tuple(extents_in(t.shape, ranges).values())
+        start = self._start(v, ranges)
+        if v in self.strided:
+            return array.reshape(-1)[start:]
+        return array.reshape(-1)[start : start + math.prod(extents)].reshape(extents)
+
+    def _start(self, v: int, ranges: Ranges) -> int:
+        return sum((ranges[n][0] - self.own[n][0]) * s for n, s in self.outer[v].items())
+
+    def _view(self, array: np.ndarray, v: int, ranges: Ranges) -> np.ndarray:
+        """The elements of a block where they lie in the array outside."""
+        names = self.types[v].shape.names
+        return array[tuple(slice(*(x - self.own[n][0] for x in ranges[n])) for n in names)]
+
+
+def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
+    return lambda: np.copyto(to, source)
+
+
+def _add(to: np.ndarray, x: np.ndarray) -> Bound:
+    add = np.logical_or if to.dtype == bool else np.add
+    return quiet(lambda: add(to, x, out=to))
+
+
+def _zero(y: np.ndarray) -> Bound:
+    return lambda: y.fill(0)
