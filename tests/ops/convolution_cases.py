@@ -169,3 +169,37 @@ def conv_of_a_constrained_value(b: Builder) -> Sequence[Tensor]:
     slide = [Slide("h", "p", "h", before=1)]
     y = mm.conv(mm.constrain(x * 2.0, "h:cols"), f, slide, x.shape)
     return [mm.conv(mm.tanh(y), f, slide, x.shape)]
+
+
+# -- pooling ---------------------------------------------------------------------------------------
+
+
+@case(limit=40)
+def max_pools(b: Builder) -> Sequence[Tensor]:
+    x = picture(b, "x", "h w c")
+    return [
+        mm.max_pool1d(x, 2, spatial_dims=["h"]),
+        mm.max_pool2d(x, (2, 3), strides=(1, 2), padding="SAME"),
+        mm.max_pool1d(x, 4, strides=3, padding=[(1, 2)], spatial_dims=["w"]),
+    ]
+
+
+@case(limit=30, smooth=False)
+def max_pool_shares_ties(b: Builder) -> Sequence[Tensor]:
+    x = picture(b, "x", "h w", kind="ties")
+    return [mm.max_pool1d(x, size, strides=1, spatial_dims=["h"], channels="w") for size in (2, 3)]
+
+
+@case(limit=30)
+def max_pool_of_integers(b: Builder) -> Sequence[Tensor]:
+    x = picture(b, "x", "h w", "int32", "whole")
+    return [mm.max_pool1d(x, 3, strides=2, padding="SAME", spatial_dims=["h"], channels="w")]
+
+
+@case(limit=40)
+def avg_pools(b: Builder) -> Sequence[Tensor]:
+    x = picture(b, "x", "h w c")
+    return [
+        mm.avg_pool1d(x, 2, spatial_dims=["h"]),
+        mm.avg_pool2d(x, (2, 3), strides=(1, 2), padding="SAME"),
+    ]
