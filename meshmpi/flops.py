@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from meshmpi.loops import extents_in, iteration_counts, loop_types
 from meshmpi.program import Instruction, Program
+from meshmpi.slides import Range
 
 Extents = Mapping[str, int]
 """Dimension name -> number of elements of the block."""
@@ -24,7 +25,7 @@ def instruction_flops(
     map: operations of the expression x elements of the output; reduce: elements of the input;
     contract: 2 x product of the extents of all its dims; scatter_add: elements of the updates;
     block_sum: elements of the input; cumsum: the same, twice where it goes on from other blocks;
-    every other kind: 0.
+    every other kind: 0 (conv has a formula of its own, see `conv_flops`).
     """
     kind = instruction.kind
     if kind == "map":
@@ -52,6 +53,8 @@ def local_flops(
     """
     if instruction.kind == "loop":
         return sum(loop_flops(instruction, program, coordinates).values())
+    if instruction.kind == "conv":
+        return conv_flops(instruction, program, coordinates)
     inner = instruction.inner_types()
 
     def extents(v: int) -> Extents:
@@ -82,3 +85,24 @@ def loop_flops(
             if flops := instruction_flops(i, ins, outs):
                 table[i.kind] = table.get(i.kind, 0) + count * flops
     return table
+
+
+def conv_flops(
+    conv: Instruction, program: Program, coordinates: Mapping[str, int] | None = None
+) -> int:
+    """2 x products of elements that meet inside the borders, exactly, of one rank's blocks.
+
+    The extents of all other dims, times for each slide the triples of indices that meet.
+    """
+    here = dict.fromkeys(program.mesh.names, 0) if coordinates is None else coordinates
+
+    def ranges(v: int) -> dict[str, Range]:
+        t = program.types[v]
+        blocks = zip(t.shape, t.block(program.mesh, here), strict=True)
+        return {d.name: (max(0, start), min(stop, d.size)) for d, (start, stop) in blocks}
+
+    a, b, y = (ranges(v) for v in (*conv.inputs, *conv.outputs))
+    products = 2
+    for s in conv.attrs["slides"]:
+        products *= s.meetings(a.pop(s.x), b.pop(s.w), y[s.y])
+    return products * math.prod(stop - start for start, stop in {**a, **b}.values())

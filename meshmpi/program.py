@@ -15,6 +15,7 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | random | -> y | ``distribution`` (uniform in [0, 1) or normal), ``key`` [2] |
 | reduce | x -> y | ``op`` sum, max, min, prod over the dims of x that y lacks |
 | contract | a, b -> y | sum of products over the dims that y lacks |
+| conv | a, b -> y | ``slides``: sum of products of what meets, see `slides.Slide` [6] |
 | transpose | x -> y | the same dims in y's order |
 | view | x -> y | the same elements in the same order under other dims [8] |
 | slice | x -> y | ``dim, start, stop, stride`` along a whole dimension |
@@ -44,6 +45,8 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
     from it is computed anew.
 [9] Along a split dim the k largest of each block.  With an index, that of every element is given
     instead of its position.
+[6] And over the other dims that y lacks, as contract does.  Along a sliding dim a or b may be held
+    in the `Window` that the blocks of y, or of the other operand, need.
 
 This module knows no arrays, no kernels, no MPI and no rank.
 """
@@ -65,7 +68,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shif
 LOCAL_KINDS = (
     "feed", "read", "write", "step", "map", "iota", "random", "reduce", "contract", "transpose",
     "view", "slice", "pad", "concat", "gather", "scatter_add", "top_k", "block_sum", "cumsum",
-    "segment", "loop", "take_shard",
+    "segment", "loop", "take_shard", "conv",
 )  # fmt: skip
 KINDS = (*LOCAL_KINDS, *COLLECTIVES)
 

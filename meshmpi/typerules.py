@@ -18,6 +18,7 @@ from meshmpi.errors import ProgramError
 from meshmpi.loops import LOOP_KINDS, broken_loop_rules
 from meshmpi.program import COLLECTIVES, KINDS, Instruction, LocalType, Program
 from meshmpi.scalar import SCALAR_FUNCTIONS, Expr
+from meshmpi.slides import Slide
 
 REDUCTIONS = ("sum", "max", "min", "prod")
 
@@ -325,6 +326,55 @@ def aligned_groups(old: Shape, new: Shape) -> list[tuple[list[Dimension], list[D
     groups: list[tuple[list[Dimension], list[Dimension]]] = []
     i = j = 0
     while i < len(old) and j < len(new):
+def _conv_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    y, slides = _out(program, i), i.attrs["slides"]
+    _require(len(xs) == 2, "takes two operands")
+    a, b = xs
+    _require(a.dtype == b.dtype == y.dtype, "multiplies or makes two data types")
+    sliding = ([s.x for s in slides], [s.w for s in slides], [s.y for s in slides])
+    of_a, of_b, of_y = (
+        t.shape.without(names).names for t, names in zip((a, b, y), sliding, strict=True)
+    )
+    _same_splits(a, b, [n for n in of_a if n in of_b])
+    for n in of_y:
+        _same_splits(y, a if n in of_a else b, [n])
+    only = [n for n in (*of_a, *of_b) if n not in of_y and not (n in of_a and n in of_b)]
+    _require(not only, f"must reduce {only} first")
+    splits = {**{n: a.split(n) for n in of_a}, **{n: b.split(n) for n in of_b}}
+    used = [ax for s in splits.values() for ax in s]
+    gone = [ax for n, s in splits.items() if n not in of_y for ax in s]
+    for s in slides:
+        summed = _slide_axes(s, a, b, y)
+        used += [*summed, *y.split(s.y)]
+        gone += summed
+    _require(len(set(used)) == len(used), "uses one axis for several dims")
+    _require(not (a.partial and b.partial), "multiplies two unfinished sums")
+    pending = [*a.partial, *b.partial]
+    _require(not set(pending) & set(used), "sums twice over one axis")
+    _require(all(x.pending == "sum" for x in xs if x.partial), "defers another reduction")
+    _check_pending(program.mesh, y, [*pending, *gone], "sum")
+
+
+def _slide_axes(s: Slide, a: LocalType, b: LocalType, y: LocalType) -> list[str]:
+    """Axes over which each rank has other summands; windows hold what the own block meets."""
+    n, k, m = (t.shape.dim(d).size for t, d in ((a, s.x), (b, s.w), (y, s.y)))
+    turned, out = s.swapped(), list[str]()
+    sides = (
+        (a, s.x, b, s.w, s.window(m, k), s.of_filter().window(k, m)),
+        (b, s.w, a, s.x, turned.window(m, n), turned.of_filter().window(n, m)),
+    )
+    for x, dim, other, other_dim, for_y, for_other in sides:
+        window, axes = x.window(dim), x.split(dim)
+        if window is None:
+            out += axes
+            continue
+        drivers = [(y.split(s.y), for_y)]
+        if other.window(other_dim) is None:
+            drivers.append((other.split(other_dim), for_other))
+        _require((axes, window) in drivers, f"holds {s} in a window that no block needs")
+    return out
+
+
         ins, outs = [old[i]], [new[j]]
         i, j = i + 1, j + 1
         while (a := math.prod(d.size for d in ins)) != (b := math.prod(d.size for d in outs)):
@@ -504,7 +554,7 @@ def _redistribution_rule(program: Program, i: Instruction, xs: Sequence[LocalTyp
 _RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] = {
     "feed": _source_rule, "read": _source_rule, "step": _source_rule, "iota": _source_rule,
     "random": _source_rule, "write": _write_rule, "map": _map_rule, "reduce": _reduce_rule,
-    "contract": _contract_rule, "transpose": _transpose_rule, "view": _view_rule,
+    "conv": _conv_rule, "contract": _contract_rule, "transpose": _transpose_rule, "view": _view_rule,
     "slice": _along_dim_rule, "pad": _along_dim_rule, "concat": _along_dim_rule,
     "gather": _gather_rule, "scatter_add": _scatter_add_rule, "top_k": _top_k_rule,
     "block_sum": _block_sum_rule, "cumsum": _cumsum_rule,

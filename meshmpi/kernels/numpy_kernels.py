@@ -15,6 +15,7 @@ from meshmpi.errors import ProgramError
 from meshmpi.flops import local_flops
 from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, local_call
 from meshmpi.kernels.contraction import ContractPlan
+from meshmpi.kernels.convolution import ConvPlan
 from meshmpi.kernels.expressions import MapPlan
 from meshmpi.kernels.indexing import GatherPlan, ScatterAddPlan
 from meshmpi.kernels.loops import LoopPlan
@@ -27,7 +28,8 @@ from meshmpi.kernels.structure import PAIRS, CopyPlan, IotaPlan, StepPlan
 from meshmpi.program import Instruction, Program
 
 PLANS: dict[str, Callable[[Call], Plan]] = {
-    "map": MapPlan, "reduce": ReducePlan, "contract": ContractPlan, "random": RandomPlan,
+    "map": MapPlan, "reduce": ReducePlan, "contract": ContractPlan, "conv": ConvPlan,
+    "random": RandomPlan,
     "gather": GatherPlan, "scatter_add": ScatterAddPlan, "top_k": TopKPlan,
     "block_sum": BlockSumPlan, "cumsum": CumsumPlan,
     "iota": IotaPlan, "step": StepPlan,

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshmpi import collective_bytes as cb
 from meshmpi.errors import ConfigError
-from meshmpi.flops import instruction_flops, loop_flops
+from meshmpi.flops import conv_flops, instruction_flops, loop_flops
 from meshmpi.kernels import Runtime, bind, blas, workspace_bytes
 from meshmpi.kernels.native import NATIVE_KINDS, CompilerError, NativeKernels
 from meshmpi.passes.memory import MemoryPlan, plan_memory, round_up
@@ -130,6 +130,10 @@ class RankState:
             if i.kind == "loop":
                 for kind, flops in loop_flops(i, self.program, self.coordinates).items():
                     table[kind] = table.get(kind, 0) + flops
+                continue
+            if i.kind == "conv":  # needs to know where blocks lie, not only their extents
+                flops = conv_flops(i, self.program, self.coordinates)
+                table["conv"] = table.get("conv", 0) + flops
                 continue
             for one in i.leaves():
                 ins, outs = ([extents(v) for v in values] for values in (one.inputs, one.outputs))
