@@ -39,14 +39,15 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 [2] A number depends on the program's seed, the key, the step and the global index of its element.
 [3] ``dim, axes, stride, offsets, wrap, value``: blocks exchange what others need of them.  Where y
     has a `Window` along dim, each rank gets that part of x instead of its block.
+[4] With ``start`` it runs while the next instructions do; only `wait` may use its result.
+[6] And over the other dims that y lacks, as contract does.  Along a sliding dim a or b may be held
+    in the `Window` that the blocks of y, or of the other operand, need.
 [7] Dims that index shares with table (or y) are batch dims, but for ``dim``.  ``checked``: an index
     outside raises `RangeError`; ``may_miss``: it is meant.
 [8] With a ``barrier`` it is not one with an equal view, random numbers neither: what is computed
     from it is computed anew.
 [9] Along a split dim the k largest of each block.  With an index, that of every element is given
     instead of its position.
-[6] And over the other dims that y lacks, as contract does.  Along a sliding dim a or b may be held
-    in the `Window` that the blocks of y, or of the other operand, need.
 
 This module knows no arrays, no kernels, no MPI and no rank.
 """

@@ -298,34 +298,6 @@ def _contract_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) ->
     _check_pending(program.mesh, y, [*pending, *gone], "sum")
 
 
-def _passes_partial(x: LocalType, y: LocalType) -> None:
-    _require(
-        (x.partial, x.pending, x.dtype) == (y.partial, y.pending, y.dtype),
-        "changes what is pending",
-    )
-
-
-def _transpose_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-    (x,), y = xs, _out(program, i)
-    _require(sorted(x.shape) == sorted(y.shape), "changes dims")
-    _same_splits(x, y, x.shape.names)
-    _passes_partial(x, y)
-
-
-def _view_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-    (x,), y = xs, _out(program, i)
-    _passes_partial(x, y)
-    for ins, outs in aligned_groups(x.shape, y.shape):
-        a = [x.split(d.name) for d in ins]
-        b = [y.split(d.name) for d in outs]
-        _require(view_splits(program.mesh, ins, a, outs) == b, f"is not local from {ins} to {outs}")
-
-
-def aligned_groups(old: Shape, new: Shape) -> list[tuple[list[Dimension], list[Dimension]]]:
-    """Smallest runs of old and new dims with equal products of sizes, each reshaped alone."""
-    groups: list[tuple[list[Dimension], list[Dimension]]] = []
-    i = j = 0
-    while i < len(old) and j < len(new):
 def _conv_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
     y, slides = _out(program, i), i.attrs["slides"]
     _require(len(xs) == 2, "takes two operands")
@@ -375,6 +347,34 @@ def _slide_axes(s: Slide, a: LocalType, b: LocalType, y: LocalType) -> list[str]
     return out
 
 
+def _passes_partial(x: LocalType, y: LocalType) -> None:
+    _require(
+        (x.partial, x.pending, x.dtype) == (y.partial, y.pending, y.dtype),
+        "changes what is pending",
+    )
+
+
+def _transpose_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    (x,), y = xs, _out(program, i)
+    _require(sorted(x.shape) == sorted(y.shape), "changes dims")
+    _same_splits(x, y, x.shape.names)
+    _passes_partial(x, y)
+
+
+def _view_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    (x,), y = xs, _out(program, i)
+    _passes_partial(x, y)
+    for ins, outs in aligned_groups(x.shape, y.shape):
+        a = [x.split(d.name) for d in ins]
+        b = [y.split(d.name) for d in outs]
+        _require(view_splits(program.mesh, ins, a, outs) == b, f"is not local from {ins} to {outs}")
+
+
+def aligned_groups(old: Shape, new: Shape) -> list[tuple[list[Dimension], list[Dimension]]]:
+    """Smallest runs of old and new dims with equal products of sizes, each reshaped alone."""
+    groups: list[tuple[list[Dimension], list[Dimension]]] = []
+    i = j = 0
+    while i < len(old) and j < len(new):
         ins, outs = [old[i]], [new[j]]
         i, j = i + 1, j + 1
         while (a := math.prod(d.size for d in ins)) != (b := math.prod(d.size for d in outs)):
