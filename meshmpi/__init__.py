@@ -18,6 +18,7 @@ from meshmpi.errors import (
     MeshError,
     MeshmpiError,
     ProgramError,
+    RangeError,
     ShapeError,
     VariableError,
 )  # fmt: skip

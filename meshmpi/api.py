@@ -72,6 +72,7 @@ def compile(
     fetches: Sequence[Tensor] | Mapping[str, Tensor] = (),
     updates: Sequence[Update] = (), storage: LayoutLike = None, optimize: bool = True,
     kernels: str = "auto", seed: int = 0, variables: VariableStore | None = None,
+    debug: bool = False,
     overlap: bool | None = None,
 ) -> CompiledStep:  # fmt: skip
     """The SPMD program of one step, bound to a mesh and ready to be called.
@@ -88,6 +89,10 @@ def compile(
         kernels: "numpy", "native" or "auto" (native where it can be had).
         seed: Of initial values and of all random numbers.
         variables: ``other_step.variables``, to share them with another program of the same mesh.
+        debug: Check every index of `mm.gather` and `mm.scatter_add` at every step: one outside its
+            dimension raises `RangeError` on the rank that holds it, with tensor, value and
+            position, and the job ends.  Without it such an index reads zeros, or its update is
+            dropped.
         overlap: Whether reductions travel while later instructions compute.  Default: where the
             mesh spans several hosts; inside one, copying takes the cores that compute.
 
@@ -111,6 +116,10 @@ def compile(
     if overlap is None:
         overlap = getattr(mesh, "hosts", 1) > 1
     program = _lowered(graph, mesh.shape, layout, named, chosen, storage, optimize, seed, overlap)
+    if debug:
+        from meshmpi.passes.debug import check_indices
+
+        program = check_indices(program)
     return CompiledStep(program, mesh, named, variables, kernels)
 
 

@@ -61,6 +61,10 @@ class DataError(MeshmpiError):
     """A corpus or vocabulary that is missing, empty or unreadable."""
 
 
+class RangeError(MeshmpiError):
+    """An index outside the dimension it addresses, found by ``mm.compile(..., debug=True)``."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """``" Did you mean 'rows'?"`` for the nearest known name, or the list of known names."""
     known = list(known)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshmpi.errors import RangeError
 from meshmpi.kernels.binding import (
     Bound,
     Call,
@@ -23,6 +24,7 @@ from meshmpi.kernels.binding import (
     named_view,
     nothing,
     quiet,
+    run_all,
 )  # fmt: skip
 
 PIECE_ELEMENTS = 65536
@@ -40,9 +42,10 @@ class _Rows:
     """Row numbers of an index in the block [batch, dim], and which of them are in the block."""
 
     def __init__(
-        self, index: Operand, batch: Sequence[str], block: tuple[int, int], scratch: Scratch
+        self, call: Call, batch: Sequence[str], block: tuple[int, int], size: int, scratch: Scratch
     ):
-        self.index, (self.start, self.stop) = index, block
+        self.call, index = call, call.inputs[1]
+        self.index, (self.start, self.stop), self.size = index, block, size
         self.names = (*batch, *(n for n in index.names if n not in batch))
         self.batches = math.prod(index.extents()[n] for n in batch)
         self.row = scratch.reserve((index.elements,), _INT64)
@@ -57,8 +60,11 @@ class _Rows:
         start, count = np.array(self.start, _INT64), np.array(self.stop - self.start, _INT64)
         shaped, by_batch = row.reshape(ordered.shape), row.reshape(self.batches, -1)
         first = np.arange(self.batches, dtype=_INT64)[:, None] * count
+        checked = "checked" in self.call.attrs
 
         def run() -> None:
+            if checked:
+                self._check(ordered)
             np.subtract(ordered, start, out=shaped)
             np.less(row, 0, out=below)
             np.greater_equal(row, count, out=outside)
@@ -67,6 +73,23 @@ class _Rows:
                 np.add(by_batch, first, out=by_batch)
 
         return run, row, outside
+
+    def _check(self, index: np.ndarray) -> None:
+        """Raises RangeError where an index is outside the whole dimension."""
+        wrong = np.argwhere((index < 0) | (index >= self.size))
+        if not len(wrong):
+            return
+        at, attrs = tuple(int(k) for k in wrong[0]), self.call.attrs
+        where = ", ".join(
+            f"{n}={k + self.index.start(n)}" for n, k in zip(self.names, at, strict=True)
+        )
+        raise RangeError(
+            f"{self.call.instruction.kind}: index {int(index[at])} at [{where}] of"
+            f" '{attrs['checked']}' is outside dimension '{attrs['dim']}' ({self.size}); so are"
+            f" {len(wrong) - 1} others of this rank.",
+            f"Give 0 to {self.size - 1}, or may_miss=True where indices outside are meant.",
+            str(self.call.instruction.source),
+        )
 
 
 class GatherPlan(Plan):
@@ -86,7 +109,8 @@ class GatherPlan(Plan):
         if batch:
             before, after = [], [n for n in (*before, *after) if n not in batch]
         scratch = Scratch()
-        self.rows = _Rows(index, batch, table.block[axis], scratch)
+        size = table.type.shape[axis].size
+        self.rows = _Rows(call, batch, table.block[axis], size, scratch)
         self.natural = (*before, *self.rows.names, *after)
         if sorted(self.natural) != sorted(y.names):
             raise call.fail(f"rows {self.natural} do not fill the output {y.names}.")
@@ -111,9 +135,9 @@ class GatherPlan(Plan):
         (table, index), y = inputs, outputs[0]
         if not y.size:
             return nothing
-        if not table.size:
-            return lambda: y.fill(0)
         locate, row, outside = self.rows.bind(index, workspace)
+        if not table.size:
+            return run_all([locate, lambda: y.fill(0)])
         ordered = named_view(table, self.call.inputs[0], self.order)
         source = table if self.table is None else self.table.array(workspace)
         by_row = source.reshape(self.shape[0], -1, self.shape[2])
@@ -159,7 +183,7 @@ class ScatterAddPlan(Plan):
         self.block = y.block[y.type.shape.position(dim)]
         self.sum_dtype = accumulator_dtype(y.dtype)
         scratch = Scratch()
-        self.rows = _Rows(index, batch, self.block, scratch)
+        self.rows = _Rows(call, batch, self.block, y.type.shape.dim(dim).size, scratch)
         self.order = (*self.rows.names, *self.rest)
         self.piece_rows = max(1, min(self.count, PIECE_ELEMENTS // max(1, self.width)))
         self.copied = self.total = None
@@ -183,9 +207,9 @@ class ScatterAddPlan(Plan):
         (updates, index), y = inputs, outputs[0]
         if not y.size:
             return nothing
-        if not updates.size:
-            return lambda: y.fill(0)
         locate, row, outside = self.rows.bind(index, workspace)
+        if not updates.size:
+            return run_all([locate, lambda: y.fill(0)])
         canonical = named_view(updates, self.call.inputs[0], self.order)
         source = (
             updates.reshape(self.count, self.width)

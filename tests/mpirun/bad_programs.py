@@ -47,5 +47,13 @@ def one_rank_misses_a_feed() -> None:
     time.sleep(30)
 
 
+def an_index_outside_on_one_rank() -> None:
+    with mm.Graph() as graph:
+        ids = mm.placeholder("ids", "a:6", "int32")
+        y = mm.gather(mm.get_variable("table", "v:5;b:2"), ids, "v")
+    step = mm.compile(graph, mm.Mesh({"ranks": LAST + 1}), "a:ranks", fetches=[y], debug=True)
+    step(ids=np.array([0, 1, 2, 3, 4, 5], np.int32))[y].numpy()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

@@ -66,6 +66,9 @@ BAD = {
     ),
     "one_rank_raises_between_steps": (3, ["RuntimeError", "deliberate failure on rank 2"]),
     "one_rank_misses_a_feed": (2, ["FeedError", "'x'", "not fed"]),
+    "an_index_outside_on_one_rank": (
+        3, ["RangeError", "gather: index 5 at [a=5] of 'ids' is outside dimension 'v' (5)"],
+    ),
 }  # fmt: skip
 """Program of bad_programs.py -> ranks, and what the one traceback must say."""
 
