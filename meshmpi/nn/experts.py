@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, scope
-from meshmpi.nn.activations import Activation
-from meshmpi.nn.layers import DTypeLike, dense, dropout_over, variable_type
+from meshmpi.nn.layers import Activations, DTypeLike, dense, dropout_over, variable_type
 from meshmpi.nn.routing import Gating, Routing, route
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.indexing import gather, scatter_add
@@ -78,7 +77,7 @@ Body = Callable[[Tensor, Callable[[], Tensor]], tuple[Tensor, list[_Losses]]]
 def mixture_of_experts(
     x: Tensor, experts: Dimension | tuple[Dimension, Dimension], hidden: Dimension,
     gating: Gating | tuple[Gating, Gating] = Gating(), is_training: bool = False, *,  # noqa: B008
-    mask: Tensor | None = None, activation: Activation = "relu", use_bias: bool = False,
+    mask: Tensor | None = None, activation: Activations = "relu", use_bias: bool = False,
     dropout_rate: float = 0.0, dropout_broadcast_dims: Sequence[DimLike] = (),
     variable_dtype: DTypeLike = None, initializers: tuple[Any, Any] = (None, None),
     router_initializer: Any = None, name: str = "experts",
@@ -94,7 +93,7 @@ def mixture_of_experts(
         gating: How tokens choose; for two levels one for each or a common one.
         is_training: Whether training capacities, jitter, sampling and dropout act.
         mask: bool over token dims: those that are not padding.  Padding takes no place and gets 0.
-        activation: Of the hidden layer; a name of `ACTIVATIONS`, or a function.
+        activation: Of the hidden layer, as `dense`.
         use_bias: Whether the experts' layers have biases.
         dropout_rate: Share of hidden activations that is dropped.
         dropout_broadcast_dims: Dims along which dropout repeats its mask.

@@ -1,4 +1,4 @@
-"""Layers with variables: dense, norms, embedding, feed-forward.
+"""Layers with variables: dense, products of them (gated units), norms, feed-forward.
 
 A layer's variables get the prefix of its ``name`` and of the scopes around it.  No layout is known
 here: the same layer is data-parallel, model-parallel or both.
@@ -10,26 +10,50 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshmpi.dims import Dimension, Shape
-from meshmpi.errors import ShapeError
+from meshmpi.errors import ConfigError, ShapeError, suggest
 from meshmpi.graph import Tensor, scope
-from meshmpi.nn.activations import Activation, activation_function
+from meshmpi.nn.activations import ACTIVATIONS, Activation, activation_function
 from meshmpi.nn.functions import widened
 from meshmpi.nn.initializers import (
     ones_initializer,
-    random_normal_initializer,
     variance_scaling_initializer,
     zeros_initializer,
 )
 from meshmpi.nn.randomness import dropout
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.contraction import einsum
-from meshmpi.ops.indexing import gather
 from meshmpi.ops.reductions import reduce_mean
 from meshmpi.ops.sources import VariableDType, get_variable
 from meshmpi.ops.structure import DimLike, dim_name
+from meshmpi.ops.structure import slice as slice_dim
 
 Dims = Dimension | Sequence[Dimension]
 DTypeLike = str | VariableDType | None
+GATED_UNITS = {
+    "bilinear": ("linear", "linear"), "glu": ("sigmoid", "linear"), "reglu": ("relu", "linear"),
+    "geglu": ("gelu", "linear"), "swiglu": ("swish", "linear"),
+}  # fmt: skip
+"""Names of activations that are products of two dense layers.  Source: Shazeer 2020."""
+Activations = Activation | Sequence[Activation]
+"""An activation; several, or the name of a gated unit, make a `dense_product`."""
+
+
+def factors(activation: Activations) -> Sequence[Activation]:
+    """The activations of the dense layers whose product ``activation`` stands for.
+
+    Raises:
+        ConfigError: There is no activation or gated unit of that name.
+    """
+    if isinstance(activation, str):
+        if activation in GATED_UNITS:
+            return GATED_UNITS[activation]
+        if activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"there is no activation '{activation}'.",
+                suggest(activation, [*ACTIVATIONS, *GATED_UNITS]),
+            )
+        return (activation,)
+    return (activation,) if activation is None or callable(activation) else activation
 
 
 def variable_type(dtype: DTypeLike, x: Tensor) -> VariableDType:
@@ -49,13 +73,14 @@ def wide_type(dtype: VariableDType) -> VariableDType:
     return VariableDType(dtype.master, "float32") if dtype.activation == "bfloat16" else dtype
 
 
-def _as_list(dims: Any) -> list:
+def as_list(dims: Any) -> list:
+    """One dim or several as a list."""
     return [dims] if isinstance(dims, (str, Dimension)) else list(dims)
 
 
 def dense(
     x: Tensor, new_dims: Dims, reduced_dims: DimLike | Sequence[DimLike] | None = None,
-    expert_dims: Dims = (), use_bias: bool = True, activation: Activation = None,
+    expert_dims: Dims = (), use_bias: bool = True, activation: Activations = None,
     variable_dtype: DTypeLike = None, kernel_initializer: Any = None, name: str = "dense",
 ) -> Tensor:  # fmt: skip
     """activation(sum over ``reduced_dims`` of x * kernel + bias).
@@ -66,7 +91,8 @@ def dense(
         reduced_dims: Dims of x to sum over; default the last.
         expert_dims: Dims of x for each index of which there is a kernel and bias of its own.
         use_bias: Whether there is a bias.
-        activation: A name of `ACTIVATIONS`, a function, or None.
+        activation: A name of `ACTIVATIONS`, a function, or None; several, or a name of
+            `GATED_UNITS`, make this a `dense_product`.
         variable_dtype: Types of the variables; default see `variable_type`.
         kernel_initializer: Default normal with variance 1 / (product of ``reduced_dims``).
         name: Variables are ``name/kernel`` [expert, reduced, new] and ``name/bias`` [expert, new].
@@ -85,7 +111,13 @@ def dense(
         ...     mm.dense(x, mm.Dimension("hidden", 32), activation="relu").shape
         [batch=8, hidden=32]
     """
-    new, expert = _as_list(new_dims), _as_list(expert_dims)
+    parts = factors(activation)
+    if len(parts) > 1:
+        return dense_product(
+            x, reduced_dims, new_dims, parts, name, expert_dims=expert_dims, use_bias=use_bias,
+            variable_dtype=variable_dtype, kernel_initializer=kernel_initializer,
+        )  # fmt: skip
+    new, expert = as_list(new_dims), as_list(expert_dims)
     reduced = [x.shape[-1]] if reduced_dims is None else _dims_of(x, reduced_dims)
     for d in new:
         if x.shape.find(d.name) >= 0:
@@ -104,11 +136,50 @@ def dense(
             bias_shape = Shape([*expert, *new])
             bias = get_variable("bias", bias_shape, dtype, zeros_initializer())
             y = ew.add(y, bias, output_shape=y.shape)
-        return activation_function(activation)(y)
+        return activation_function(parts[0])(y)
+
+
+def dense_product(
+    x: Tensor, reduced_dims: DimLike | Sequence[DimLike] | None, new_dims: Dims,
+    activation_functions: Activations = "glu", name: str = "dense_product", **options: Any,
+) -> Tensor:  # fmt: skip
+    """The product at every point of dense layers of x, one for each activation: gated units.
+
+    Args:
+        x: Any shape.
+        reduced_dims: As `dense`.
+        new_dims: As `dense`.
+        activation_functions: One activation for each layer, or a name of `GATED_UNITS`.
+        name: Variables are ``name/dense_0/kernel``, ``name/dense_1/kernel``, ... and biases.
+        options: Other arguments of `dense`, for every layer.
+
+    Returns:
+        As `dense`.
+
+    Lowers: as `dense`, for each layer.
+
+    Source: Mesh-TensorFlow's dense_product; Dauphin et al. 2017; Shazeer 2020.
+
+    Example:
+        >>> with mm.Graph():
+        ...     x = mm.placeholder("x", "batch:8;d_model:16")
+        ...     mm.dense_product(x, "d_model", mm.Dimension("d_ff", 32), "swiglu").shape
+        [batch=8, d_ff=32]
+    """
+    parts = factors(activation_functions)
+    with scope(name):
+        made = [
+            dense(x, new_dims, reduced_dims, activation=a, name=f"dense_{i}", **options)
+            for i, a in enumerate(parts)
+        ]
+    y = made[0]
+    for other in made[1:]:
+        y = ew.multiply(y, other)
+    return y
 
 
 def _dims_of(x: Tensor, dims: DimLike | Sequence[DimLike]) -> list[Dimension]:
-    return [x.shape.dim(dim_name(d)) for d in _as_list(dims)]
+    return [x.shape.dim(dim_name(d)) for d in as_list(dims)]
 
 
 def layer_norm(
@@ -146,18 +217,59 @@ def rms_norm(
     return _normalised(x, widened(x), dim, epsilon, name, use_scale, False, variable_dtype)
 
 
+def scale_norm(
+    x: Tensor, dim: DimLike, epsilon: float = 1e-6, name: str = "scale_norm",
+    variable_dtype: DTypeLike = None,
+) -> Tensor:  # fmt: skip
+    """x / sqrt(mean of x**2 over ``dim`` + epsilon) times one learned number, first 1.
+
+    Args: as `layer_norm`.
+
+    Source: Nguyen and Salazar 2019, with a mean in place of their sum.
+    """
+    return _normalised(x, widened(x), dim, epsilon, name, True, False, variable_dtype, one=True)
+
+
+def rms_norm_subsampled(
+    x: Tensor, dim: DimLike, fraction: float = 0.25, epsilon: float = 1e-6,
+    name: str = "rms_norm", use_scale: bool = True, variable_dtype: DTypeLike = None,
+) -> Tensor:  # fmt: skip
+    """`rms_norm` whose mean square is that of the first ``fraction`` of ``dim`` only.
+
+    Args: as `layer_norm`, and
+
+        fraction: In (0, 1]; at least one element is taken.
+
+    Source: partial RMS norm of Zhang and Sennrich 2019.
+    """
+    if not 0.0 < fraction <= 1.0:
+        raise ShapeError(
+            f"rms_norm_subsampled: the fraction is {fraction}.", "Give a number in (0, 1]."
+        )
+    wide, whole = widened(x), x.shape.dim(dim_name(dim))
+    sample = slice_dim(wide, 0, max(1, int(fraction * whole.size)), whole)
+    return _normalised(
+        x, wide, dim, epsilon, name, use_scale, False, variable_dtype, sample=sample
+    )  # fmt: skip
+
+
 def _normalised(
     x: Tensor, centred: Tensor, dim: DimLike, epsilon: float, name: str, use_scale: bool,
-    use_bias: bool, variable_dtype: DTypeLike,
+    use_bias: bool, variable_dtype: DTypeLike, *, one: bool = False, sample: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """centred / sqrt(mean square + epsilon), scaled and moved, in the type of x."""
+    """centred / sqrt(mean square + epsilon), scaled and moved, in the type of x.
+
+    With ``one`` there is one scale for all; the mean square is that of ``sample`` if it is given.
+    """
     shape = Shape([x.shape.dim(dim_name(dim))])
     dtype = wide_type(variable_type(variable_dtype, x))
-    mean_square = reduce_mean(ew.square(centred), reduced_dim=dim)
+    squares = ew.square(centred if sample is None else sample)
+    mean_square = reduce_mean(squares, reduced_dim=dim_name(dim))
     y = ew.multiply(centred, ew.rsqrt(ew.add(mean_square, epsilon)), output_shape=x.shape)
     with scope(name):
         if use_scale:
-            scale = get_variable("scale", shape, dtype, ones_initializer())
+            scale_shape = Shape() if one else shape
+            scale = get_variable("scale", scale_shape, dtype, ones_initializer())
             y = ew.multiply(y, scale, output_shape=x.shape)
         if use_bias:
             bias = get_variable("bias", shape, dtype, zeros_initializer())
@@ -165,43 +277,9 @@ def _normalised(
         return ew.cast(y, x.dtype)
 
 
-def embedding_weights(
-    vocab_dim: Dimension, output_dims: Dims, variable_dtype: DTypeLike = "float32",
-    initializer: Any = None, name: str = "embedding",
-) -> Tensor:  # fmt: skip
-    """The variable ``name`` [vocab_dim, output_dims]; default standard normal."""
-    shape = Shape([vocab_dim, *_as_list(output_dims)])
-    if initializer is None:
-        initializer = random_normal_initializer()
-    return get_variable(name, shape, variable_dtype or "float32", initializer)
-
-
-def embedding(
-    indices: Tensor, vocab_dim: Dimension, output_dims: Dims, variable_dtype: DTypeLike = "float32",
-    initializer: Any = None, name: str = "embedding",
-) -> Tensor:  # fmt: skip
-    """Rows of a variable [vocab_dim, output_dims] at ``indices``.
-
-    Args:
-        indices: Integers over any dims that the table lacks; outside 0..size-1 a row is zeros.
-        vocab_dim: The dim that is looked up.
-        output_dims: One or more dims of a row.
-        variable_dtype: Types of the table.
-        initializer: Default standard normal.
-        name: Name of the table.
-
-    Returns:
-        [dims of indices, output_dims].
-
-    Lowers: where ``vocab_dim`` is split, an all_reduce of the result.
-    """
-    table = embedding_weights(vocab_dim, output_dims, variable_dtype, initializer, name)
-    return gather(table, indices, vocab_dim)
-
-
 def dense_relu_dense(
     x: Tensor, hidden_channels: Dimension, is_training: bool = False, dropout_rate: float = 0.0,
-    dropout_broadcast_dims: Sequence[DimLike] = (), *, activation: Activation = "relu",
+    dropout_broadcast_dims: Sequence[DimLike] = (), *, activation: Activations = "relu",
     use_bias: bool = True, variable_dtype: DTypeLike = None,
     initializers: tuple[Any, Any] = (None, None), name: str = "feed_forward",
 ) -> Tensor:  # fmt: skip
@@ -213,7 +291,7 @@ def dense_relu_dense(
         is_training: Whether dropout acts.
         dropout_rate: Share of hidden activations that is dropped.
         dropout_broadcast_dims: Dims along which dropout repeats its mask.
-        activation: A name of `ACTIVATIONS`, or a function.
+        activation: As `dense`: a name of `GATED_UNITS` makes the hidden layer a product of two.
         use_bias: Whether both layers have biases.
         variable_dtype: Types of the variables; default see `variable_type`.
         initializers: Of the kernels in and out; default as `dense`.

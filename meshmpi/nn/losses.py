@@ -5,6 +5,8 @@ Cross entropy never gathers its logits: a vocabulary that is split stays split.
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshmpi.dims import Dimension
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
@@ -115,3 +117,36 @@ def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     total = reduce_sum(weights)
     safe = ew.where(ew.not_equal(total, 0.0), total, 1.0)
     return ew.divide(reduce_sum(ew.multiply(values, weights, output_shape=values.shape)), safe)
+
+
+def corr(x: Tensor, y: Tensor, reduced_dim: Any = None) -> Tensor:
+    """Pearson's correlation of x and y over ``reduced_dim`` (one or a list; default all dims).
+
+    Args:
+        x: Any floating-point tensor.
+        y: Of the same dims.
+        reduced_dim: Dims (or names) over which the two are samples.
+
+    Returns:
+        Numbers in [-1, 1] over the other dims; NaN where x or y does not vary.
+
+    Lowers: where a reduced dim is split, all_reduces of the results.
+
+    Source: Mesh-TensorFlow's corr.
+    """
+    if sorted(x.shape) != sorted(y.shape):
+        raise ShapeError(
+            f"corr: x is {x.shape} and y is {y.shape}.", "Give tensors of the same dimensions.",
+            str(x.source),
+        )  # fmt: skip
+    dims = list(x.shape.names) if reduced_dim is None else reduced_dim
+    x, y = (_centred(widened(t), dims) for t in (x, y))
+    products = [
+        reduce_mean(ew.multiply(a, b, output_shape=x.shape), reduced_dim=dims)
+        for a, b in ((x, y), (x, x), (y, y))
+    ]
+    return ew.divide(products[0], ew.sqrt(ew.multiply(products[1], products[2])))
+
+
+def _centred(x: Tensor, dims: Any) -> Tensor:
+    return ew.subtract(x, reduce_mean(x, reduced_dim=dims), output_shape=x.shape)

@@ -10,10 +10,10 @@ from meshmpi.dims import Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, scope
 from meshmpi.nn.attention import multihead_attention
+from meshmpi.nn.embeddings import embedding_weights
 from meshmpi.nn.layers import (
     dense_relu_dense,
     dropout_over,
-    embedding_weights,
     layer_norm,
     rms_norm,
 )
