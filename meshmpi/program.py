@@ -28,7 +28,8 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | segment | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |
 | loop | x... -> y... | ``body``, a block of the dims ``over`` at a time; see `loops` |
 | top_k | x(, index) -> values, index | ``dim, k(, smallest)``: largest first, of ties the first [9] |
-| all_reduce | x... -> y... | ``axes, op``: finishes what is pending over axes, in one message |
+| all_reduce | x... -> y... | ``axes, op``: finishes what is pending over axes, in one message [4] |
+| wait | x -> y | the result of an all_reduce that was only started [4] |
 | reduce_scatter | x -> y | ``dim, axes, op``: the same, and keeps only the own block of dim |
 | all_gather | x -> y | ``dim, axes``: makes dim whole over its last axes |
 | all_to_all | x -> y | ``split, concat, axes``: moves axes from dim ``concat`` to dim ``split`` |
@@ -69,7 +70,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shif
 LOCAL_KINDS = (
     "feed", "read", "write", "step", "map", "iota", "random", "reduce", "contract", "transpose",
     "view", "slice", "pad", "concat", "gather", "scatter_add", "top_k", "block_sum", "cumsum",
-    "segment", "loop", "take_shard", "conv",
+    "segment", "loop", "take_shard", "conv", "wait",
 )  # fmt: skip
 KINDS = (*LOCAL_KINDS, *COLLECTIVES)
 

@@ -91,11 +91,12 @@ def verify(program: Program) -> None:
         ProgramError: Naming the instruction, its types, the rule and the source line.
     """
     defined: set[int] = set()
-    memory = _StoredValues()
+    memory, running = _StoredValues(), _Running()
     for n, i in enumerate(program.instructions):
         try:
             _check_wiring(program, i, defined)
             memory.follow(i)
+            running.follow(i)
             _RULES[i.kind](program, i, [program.types[v] for v in i.inputs])
         except (Violation, KeyError) as e:
             inputs = ", ".join(str(program.types.get(v)) for v in i.inputs)
@@ -105,12 +106,39 @@ def verify(program: Program) -> None:
                 "This is a bug in lowering or in a pass.", str(i.source),
             ) from None  # fmt: skip
         defined.update(i.outputs)
+    if running.left:
+        raise ProgramError(
+            f"all_reduces of values {running.left} are started and never waited for.",
+            "This is a bug in a pass.",
+        )
     for name, v in program.fetches.items():
         if v not in defined or program.types[v].partial or memory.is_overwritten(v):
             raise ProgramError(
                 f"fetch '{name}' is undefined, unfinished or overwritten.",
                 "This is a bug in a pass.",
             )
+
+
+class _Running:
+    """Results of collectives that were started: exactly one `wait` each, and no other use."""
+
+    def __init__(self) -> None:
+        self._started: dict[int, bool] = {}
+
+    def follow(self, i: Instruction) -> None:
+        for v in i.inputs:
+            if v in self._started:
+                _require(i.kind == "wait" and self._started[v], "uses a result before its wait")
+                self._started[v] = False
+            else:
+                _require(i.kind != "wait", "waits for what was not started")
+        if i.kind in COLLECTIVES and i.attrs.get("start"):
+            _require(i.kind == "all_reduce" and len(i.outputs) == 1, "cannot be started")
+            self._started[i.outputs[0]] = True
+
+    @property
+    def left(self) -> list[int]:
+        return [v for v, running in self._started.items() if running]
 
 
 class _StoredValues:
@@ -551,6 +579,10 @@ def _redistribution_rule(program: Program, i: Instruction, xs: Sequence[LocalTyp
         _require(expected == program.types[v], f"should make {expected}")
 
 
+def _wait_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    _require(len(xs) == 1 and xs[0] == _out(program, i), "changes its value")
+
+
 _RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] = {
     "feed": _source_rule, "read": _source_rule, "step": _source_rule, "iota": _source_rule,
     "random": _source_rule, "write": _write_rule, "map": _map_rule, "reduce": _reduce_rule,
@@ -562,4 +594,5 @@ _RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] =
     "all_reduce": _redistribution_rule, "reduce_scatter": _redistribution_rule,
     "all_gather": _redistribution_rule, "all_to_all": _redistribution_rule,
     "take_shard": _redistribution_rule, "shift": _shift_rule,
+    "wait": _wait_rule,
 }  # fmt: skip

@@ -31,7 +31,7 @@ about a second, NumPy some nanoseconds a point, and a program that is built runs
 def instruction_workspace(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
     """Scratch bytes of a local kernel or collective on the rank at ``coordinates``."""
     if i.kind not in COLLECTIVES:
-        if i.kind in ("feed", "read", "write", "view"):
+        if i.kind in ("feed", "read", "write", "view", "wait"):
             return 0
         return workspace_bytes(i, program, coordinates)
     types = [program.types[v] for v in i.inputs]
@@ -168,10 +168,27 @@ class Executor:
         self.native = self.runtime.native = self._native_kernels(kernels)
         self._calls: list[Thunk] = []
         self._is_collective: list[bool] = []
+        self._running: dict[int, list] = {}
         for i in program.instructions:
+            communicates = i.kind in (*COLLECTIVES, "wait")
             for thunk in self._bind(i):
-                self._calls.append(thunk)
-                self._is_collective.append(i.kind in COLLECTIVES)
+                self._add(thunk, communicates)
+            if self._running and not communicates:
+                self._add(self._advance(), True)
+
+    def _add(self, call: Thunk, communicates: bool) -> None:
+        self._calls.append(call)
+        self._is_collective.append(communicates)
+
+    def _advance(self) -> Thunk:
+        """Lets MPI work on the reductions that run in the background at this place."""
+        mesh, running = self.mesh, list(self._running.values())
+
+        def advance() -> None:
+            for requests in running:
+                mesh.advance(requests)
+
+        return advance
 
     def run(self) -> None:
         """One step on the feeds that are in place; adds the time in collectives to comm_seconds."""
@@ -191,6 +208,8 @@ class Executor:
             return []
         if i.kind in COLLECTIVES:
             return [self._bind_collective(i)]
+        if i.kind == "wait":
+            return self._bind_wait(i)
         if i.kind == "write":
             return [t for s in self.states for t in _bind_write(s, i)]
         return [self._bind_local(i, s) for s in self.states]
@@ -271,6 +290,8 @@ class Executor:
 
     def _bind_all_reduce(self, i: Instruction, axes: tuple, workspace: dict) -> Thunk:
         mesh, op = self.mesh, i.attrs["op"]
+        if i.attrs.get("start") and not self.simulated:
+            return self._bind_start(i)
         if len(i.outputs) != 1:
             return self._bind_packed(i, axes, op)
         (v, *_), (w,) = i.inputs, i.outputs
@@ -283,6 +304,31 @@ class Executor:
             mesh.all_reduce(out, axes, op, **workspace)
 
         return reduce_one
+
+    def _bind_start(self, i: Instruction) -> Thunk:
+        mesh, axes, op, (state,) = self.mesh, i.attrs["axes"], i.attrs["op"], self.states
+        (v,), (w,) = i.inputs, i.outputs
+        x, y, copies = state.arrays[v], state.arrays[w], state.plan.shares.get(w) != v
+        requests = self._running.setdefault(w, [])
+
+        def start() -> None:
+            if copies:
+                np.copyto(y, x)
+            requests[:] = mesh.start_all_reduce(y, axes, op)
+
+        return start
+
+    def _bind_wait(self, i: Instruction) -> list[Thunk]:
+        """On a simulated mesh the reduction was done when it was started."""
+        if self.simulated:
+            return []
+        mesh, axes, requests = self.mesh, i.attrs["axes"], self._running.pop(i.inputs[0])
+
+        def wait() -> None:
+            mesh.wait(requests, axes)
+            requests.clear()
+
+        return [wait]
 
     def _bind_packed(self, i: Instruction, axes: tuple, op: str) -> Thunk:
         """Several values in one message, packed one behind the other in the workspace."""
