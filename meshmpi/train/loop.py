@@ -55,6 +55,9 @@ class Result:
     sample: str
     stopped_by: str
 
+OVERLAP = {"auto": None, "on": True, "off": False}
+"""Setting ``mesh.overlap`` -> argument of `mm.compile`."""
+
 
 class Trainer:
     """A training run.
@@ -93,7 +96,7 @@ class Trainer:
         shared = {"storage": s.mesh.storage or None, "seed": s.train.seed}
         self.step = compile_step(
             built.graph, self.mesh, self.layout, fetches=[built.loss, built.learning_rate],
-            updates=built.updates, **shared,
+            updates=built.updates, overlap=OVERLAP[s.mesh.overlap], **shared,
         )  # fmt: skip
         evaluation = compile_step(
             built.graph, self.mesh, self.layout, fetches=[built.held_out_loss],

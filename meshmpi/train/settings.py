@@ -140,6 +140,10 @@ class MeshSettings:
     )
     storage: str = setting("", "how variables are kept, as d_model:rows; empty: as computed with")
     optimizer_storage: str = setting("", "how optimizer slots are kept; empty: as their variable")
+    overlap: str = setting(
+        "auto", "reductions travel while gradients are computed; auto: between hosts",
+        choices=("auto", "on", "off"),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
