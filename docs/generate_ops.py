@@ -3,7 +3,7 @@
 python -m docs.generate_ops            writes docs/ops.md
 python -m docs.generate_ops --check    fails when docs/ops.md is not what would be written
 
-The words come from docstrings; the last table comes from lowering small examples.
+The words come from docstrings; what is sent comes from lowering small examples.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import meshmpi as mm
-from docs.traffic_examples import EXAMPLES, traffic_row
+from docs.traffic import by_dims, combined, traffic
+from docs.traffic_examples import COMBINATIONS, EXAMPLES, TENSORS
 from meshmpi import nn, ops
 from meshmpi.graph import Operation
 
@@ -27,28 +28,53 @@ HEAD = """# Operations
 
 *Generated from the code by `python -m docs.generate_ops`; a test keeps it current.*
 
-Dimensions are matched by name, never by position. "Lowers" says which local instructions and
-which collectives an operation becomes; the instruction kinds are listed in the docstring of
-`meshmpi/program.py`. Nothing communicates but what is said here: a sum over a split dimension, a
-change of layout (rename, reshape, storage), and operations along a split dimension.
+Dimensions are matched by name, never by position. Nothing communicates but what is said here: a sum
+over a split dimension, a change of layout (rename, reshape, storage), and operations along a split
+dimension.
+
+**How to read the tables of traffic.** Each row is an expression that was lowered when this page was
+generated, once for every dimension split alone over a mesh axis of two ranks. Bold is the dimension
+that is split; behind it stand the collectives of the optimised program, with the elements that one
+rank (the busiest) hands to them. *With gradients* is what a program sends that computes the results
+and the gradients of all tensors and variables in the expression. A row with `f` holds for each of
+the functions named in it. The tensors are:
 """
 TITLES = {
-    "sources": "Sources: feeds, variables, constants, random numbers",
-    "contraction": "Contraction",
-    "reductions": "Reductions",
-    "elementwise": "Elementwise",
-    "structure": "Shapes",
-    "indexing": "Indexing",
-    "placement": "Placement",
-    "activations": "Activations",
-    "functions": "Softmax and its kin",
-    "layers": "Layers",
-    "attention": "Attention",
-    "losses": "Losses",
-    "randomness": "Random layers and sampling",
-    "initializers": "Initializers",
+    "ops.sources": "Sources: feeds, variables, constants, random numbers",
+    "ops.contraction": "Contraction",
+    "ops.convolution": "Convolution",
+    "ops.reductions": "Reductions",
+    "ops.scan": "Running sums",
+    "ops.elementwise": "Elementwise",
+    "ops.structure": "Shapes",
+    "ops.indexing": "Indexing",
+    "ops.placement": "Placement",
+    "ops.regions": "Gradients of one's own",
+    "nn.activations": "Activations",
+    "nn.functions": "Softmax and its kin",
+    "nn.ordering": "Order",
+    "nn.control": "Repetition",
+    "nn.layers": "Layers",
+    "nn.normalization": "Normalisation over a batch",
+    "nn.convolution": "Convolution layers",
+    "nn.pooling": "Pooling",
+    "nn.attention": "Attention",
+    "nn.local_attention": "Local attention",
+    "nn.masks": "Masks",
+    "nn.positions": "Positions",
+    "nn.experts": "Mixture of experts",
+    "nn.losses": "Losses",
+    "nn.randomness": "Random layers and sampling",
+    "nn.initializers": "Initializers",
 }
-"""Module -> heading, in the order of the page."""
+"""Module -> heading, in the order of the page; others follow under their own name."""
+LONGEST_SIGNATURE = 100
+"""Characters; of longer ones the first optional arguments are shown."""
+
+
+def _module(value: Any) -> str:
+    """``ops.structure`` for what is defined there."""
+    return ".".join(value.__module__.split(".")[1:3])
 
 
 def primitives() -> list[type[Operation]]:
@@ -60,8 +86,8 @@ def primitives() -> list[type[Operation]]:
             yield from below(sub)
 
     found = [c for c in below(Operation) if c.__module__.startswith("meshmpi.")]
-    modules = list(TITLES)
-    return sorted(found, key=lambda c: modules.index(c.__module__.split(".")[-1]))
+    modules = list(dict.fromkeys([*TITLES, *map(_module, found)]))
+    return sorted(found, key=lambda c: modules.index(_module(c)))
 
 
 def _paragraph(text: str) -> str:
@@ -104,7 +130,10 @@ def _signature(function: Any) -> str:
         stars = "*" * ((p.kind is p.VAR_POSITIONAL) + 2 * (p.kind is p.VAR_KEYWORD))
         default = "" if p.default is p.empty else f"={p.default!r}"
         parts.append(f"{stars}{p.name}{default}")
-    return ", ".join(parts)
+    shown = list(parts)
+    while len(", ".join(shown)) > LONGEST_SIGNATURE and ("=" in shown[-1] or shown[-1] == "*"):
+        shown.pop()
+    return ", ".join(shown if shown == parts else [*shown, "..."])
 
 
 def _first_sentence(function: Any) -> str:
@@ -112,31 +141,58 @@ def _first_sentence(function: Any) -> str:
     return _paragraph(summary)
 
 
-def _traffic(function: Any) -> str:
+def _says_of_traffic(function: Any) -> str:
     """What a composed function says of its traffic, if it does."""
     doc = inspect.getdoc(function) or ""
     found = re.search(r"^Lowers:\s(.*?)(?=\n\s*\n|\n[A-Z]\w+:|\Z)", doc, re.DOTALL | re.MULTILINE)
     return _paragraph(found[1]) if found else ""
 
 
-def functions_tables(package: ModuleType) -> str:
-    """One table per module of the functions that ``mm`` offers from ``package``."""
-    by_module: dict[str, list[Any]] = {}
+def families(package: ModuleType) -> dict[str, list[tuple[str, Any]]]:
+    """Heading -> (name, function) of the functions that ``mm`` offers from ``package``."""
+    by_module: dict[str, list[tuple[str, Any]]] = {}
     for name in package.__all__:
         value = getattr(package, name)
         if inspect.isfunction(value):
-            by_module.setdefault(value.__module__.split(".")[-1], []).append((name, value))
+            by_module.setdefault(_module(value), []).append((name, value))
+    order = [m for m in dict.fromkeys([*TITLES, *by_module]) if m in by_module]
+    return {TITLES.get(m, m.split(".")[-1].capitalize()): sorted(by_module[m]) for m in order}
+
+
+def functions_tables(package: ModuleType) -> str:
+    """Two tables per family: what its functions are, and what they send."""
     out = []
-    for module in TITLES:
-        if module not in by_module:
-            continue
-        out += [f"### {TITLES[module]}\n", "| call | result |", "|---|---|"]
-        for name, function in sorted(by_module[module]):
-            traffic = _traffic(function)
-            result = _first_sentence(function) + (f" *Lowers:* {traffic}" if traffic else "")
+    for title, functions in families(package).items():
+        out += [f"### {title}\n", "| call | result |", "|---|---|"]
+        for name, function in functions:
+            says = _says_of_traffic(function)
+            result = _first_sentence(function) + (f" *Lowers:* {says}" if says else "")
             out.append(f"| `mm.{name}({_signature(function)})` | {result} |")
-        out.append("")
+        out += ["", *_traffic_table([name for name, _ in functions]), ""]
     return "\n".join(out)
+
+
+def _traffic_table(names: Sequence[str]) -> list[str]:
+    """Rows of examples; functions that send the same in the same example share one."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        if name not in EXAMPLES:
+            continue
+        found = traffic(EXAMPLES[name])
+        pattern = re.sub(rf"\b{name}\(", "f(", EXAMPLES[name], count=1)
+        both = "no gradient" if found.backward is None else by_dims(found.backward)
+        made = ", ".join(found.results)
+        cells = f"{made} | {by_dims(found.forward)} | {both}"
+        rows.setdefault((pattern, cells), []).append(name)
+    if not rows:
+        return []
+    out = ["| example | makes | sends | with gradients |", "|---|---|---|---|"]
+    for (pattern, cells), same in rows.items():
+        code = f"`{EXAMPLES[same[0]]}`"
+        if len(same) > 1:
+            code = f"`{pattern}` for f = " + ", ".join(f"`{n}`" for n in same)
+        out.append(f"| {code} | {cells} |")
+    return out
 
 
 def optimizers_table() -> str:
@@ -149,12 +205,20 @@ def optimizers_table() -> str:
     return "\n".join(rows)
 
 
-def traffic_table() -> str:
-    """What examples send, by lowering them."""
+def tensors_table() -> str:
+    """The tensors of the examples."""
+    rows = [f"`{n}[{shape.replace(':', '=').replace(';', ', ')}]`" + (
+        "" if dtype == "float32" else f" ({dtype})"
+    ) for n, (shape, dtype) in TENSORS.items()]  # fmt: skip
+    return ", ".join([*rows, "and a variable `v` with the shape of `w`."])
+
+
+def combinations_table() -> str:
+    """What several splits at once, storage layouts and constraints send."""
     rows = ["| example | split | sends, per rank |", "|---|---|---|"]
-    for e in EXAMPLES:
+    for e in COMBINATIONS:
         kept = f", stored as {e.storage}" if e.storage else ""
-        rows.append(f"| `{e.code}` | {e.layout}{kept} | {traffic_row(e)} |")
+        rows.append(f"| `{e.code}` | {e.layout}{kept} | {combined(e)} |")
     return "\n".join(rows)
 
 
@@ -162,16 +226,14 @@ def page() -> str:
     """The whole page."""
     return "\n".join(
         [
-            HEAD, "## Primitives\n", primitives_table(), "",
+            HEAD, tensors_table(), "",
+            "## Primitives\n", primitives_table(), "",
             "## Functions made of one primitive\n", functions_tables(ops),
             "## Functions and layers composed of several\n", functions_tables(nn),
             "### Optimizers\n", optimizers_table(), "",
-            "## What is sent\n",
-            "Each row is lowered when this page is generated, on a mesh {rows: 2, cols: 2} with"
-            " `x[a=8, b=12]`,\n`w[b=12, c=16]`, `n[a=8]` (integers below 12) and a variable"
-            " `v[b=12, c=16]`. Numbers are elements that one\nrank hands to the collective over the"
-            " named mesh axes.\n",
-            traffic_table(), "",
+            "## Several splits at once\n",
+            "On a mesh {rows: 2, cols: 2}; results only.\n",
+            combinations_table(), "",
         ]
     )  # fmt: skip
 
@@ -181,7 +243,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.generate_ops", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail when not current")
     if not parser.parse_args().check:
-        PAGE.write_text(page())
+        text = page()  # before the file is opened: what fails leaves the old page
+        PAGE.write_text(text)
         return 0
     if PAGE.exists() and PAGE.read_text() == page():
         return 0
