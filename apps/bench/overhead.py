@@ -1,0 +1,90 @@
+"""What Python costs in a step: a program of about 300 instructions on tiny tensors.
+
+Everything that a call of a step does is timed: feeds in, all instructions, fetches out.  Their own
+work is some nanoseconds, so the time is that of calling them; it bounds from above what Python adds
+to a step of a large model with so many instructions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from apps.bench import workers
+from apps.bench.bench import Bench
+from apps.bench.step.meshmpi_step import FREE
+from apps.bench.step.systems import LAYOUTS
+from apps.bench.step.yardstick import emit
+from apps.bench.tables import Cell, Table
+from meshmpi.kernels.native import available
+
+PAIRS = 150
+"""Of a contraction and a map; two instructions each."""
+CALLS = 200
+
+
+def measure(bench: Bench) -> list[Table]:
+    """The table of tiny programs, and the share that it would be of the yardstick's step."""
+    bench.say("overhead: tiny instructions")
+    rows: list[list[Cell]] = []
+    for kernels in ("native", "numpy") if available() else ("numpy",):
+        asked = ["--kernels", kernels, "--pairs", str(PAIRS)]
+        result = workers.alone(workers.PYTHON, "overhead", asked)
+        each = 1e3 * result["milliseconds"] / result["instructions"]
+        rows.append([kernels, result["instructions"], result["milliseconds"], each])
+    notes = [_share(bench, float(rows[0][3] or 0))]
+    columns = ("kernels", "instructions that run", "ms per step", "microseconds per instruction")
+    title = "Python: a program of tiny instructions, one rank"
+    return [Table("overhead", title, columns, rows, notes)]
+
+
+def _share(bench: Bench, microseconds: float) -> str:
+    """What so many microseconds per instruction are of a step of the model, on two ranks."""
+    asked = ["--start", str(bench.start()), "--mesh", "all:2", "--layout",
+             LAYOUTS["data-parallel"], "--steps", str(min(4, bench.effort.steps))]  # fmt: skip
+    result = workers.on_ranks(2, "step.meshmpi_step", asked)[0]
+    step = statistics.median(result["seconds"])
+    spent = 1e-6 * microseconds * result["instructions"]
+    return (
+        f"The yardstick's {result['instructions']} instructions would take {1e3 * spent:.2g} ms at"
+        f" this rate, {100 * spent / step:.2g} % of its step of {1e3 * step:.0f} ms."
+    )
+
+
+def main() -> None:
+    """Worker: times the program in one process."""
+    import meshmpi as mm
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kernels", default="native")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    options = parser.parse_args()
+    with mm.Graph() as graph:
+        y = mm.placeholder("x", "rows:4;columns:4")
+        w = mm.get_variable("w", [("columns", 4), ("inner", 4)])
+        for _ in range(options.pairs):
+            y = mm.tanh(
+                mm.rename_dimension(mm.einsum([y, w], "rows:4;inner:4"), "inner", "columns")
+            )
+        mean = mm.reduce_mean(y)
+    import numpy as np
+
+    step = mm.compile(
+        graph, mm.SimulatedMesh("all:1"), fetches=[mean], kernels=options.kernels
+    )  # fmt: skip
+    fed = np.ones((4, 4), np.float32)
+    seconds = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        step(x=fed)
+        seconds.append(time.perf_counter() - start)
+    counts = step.program.counts()
+    emit(
+        milliseconds=1e3 * statistics.median(seconds),
+        instructions=sum(n for kind, n in counts.items() if kind not in FREE), counts=counts,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
