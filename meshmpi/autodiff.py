@@ -11,8 +11,8 @@ from typing import Any
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor
 from meshmpi.ops.elementwise import add
-from meshmpi.ops.placement import CustomGradient, barrier
-from meshmpi.ops.regions import region_of
+from meshmpi.ops.placement import CustomGradient
+from meshmpi.ops.regions import behind_barrier, region_of
 from meshmpi.ops.sources import constant
 from meshmpi.ops.structure import transpose
 from meshmpi.scalar import FLOATS
@@ -77,7 +77,8 @@ def recompute_grad(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         What fn returns: a tensor, or a list of them.  A tensor made inside is known to fn alone:
         `gradients` by it are None.
 
-    Lowers: what fn lowers to, a second time where the gradient is computed.
+    Lowers: what fn lowers to, a second time where the gradient is computed; variables that are
+    stored in blocks are gathered a second time too, and not kept whole from one pass to the other.
     Source: Chen et al. 2016; Mesh-TensorFlow's recompute_grad.
 
     Example:
@@ -92,7 +93,7 @@ def recompute_grad(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         given: Sequence[Tensor], outputs: Sequence[Tensor], dys: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
         name = graph.unique_name("recompute")
-        fenced = [barrier(x, name) for x in given]
+        fenced = [behind_barrier(x, name) for x in given]
         again = region.again(fenced, name)
         pairs = [(y, dy) for y, dy in zip(again, dys, strict=True) if dy is not None]
         return gradients([y for y, _ in pairs], fenced, [dy for _, dy in pairs])

@@ -16,7 +16,8 @@ X = np.random.default_rng(0).normal(size=(16, 8))
 
 
 def layer(x: mm.Tensor) -> mm.Tensor:
-    w, v = mm.get_variable("w", [D, H]), mm.get_variable("v", [H, D])
+    types = mm.VariableDType("float64", "float32")
+    w, v = mm.get_variable("w", [D, H], types), mm.get_variable("v", [H, D])
     hidden = mm.dropout(mm.gelu(mm.einsum([x, w], [B, H])), True, rate=0.25)
     return x + mm.einsum([hidden, v], [B, D])
 
@@ -54,6 +55,22 @@ def test_recomputing_changes_memory_and_no_bit(layout: str):
     assert saved >= 2 * (LAYERS - 2) * HIDDEN_BYTES[layout]  # each layer keeps more than two
     assert again.cost.flops > 1.1 * kept.cost.flops
     assert list(again.program.variables) == list(kept.program.variables)
+
+
+def test_variables_stored_in_blocks_are_gathered_again_and_not_kept():
+    plans = []
+    for recompute in (False, True):
+        graph, fetches = stack(recompute)
+        options = {"fetches": fetches, "storage": "h:r", "seed": 5}
+        plans.append(mm.plan(graph, "r:2", "b:r", **options))
+        step = mm.compile(graph, mm.SimulatedMesh("r:2"), "b:r", kernels="numpy", **options)
+        plans.append([np.asarray(step(x=X)[t]) for t in fetches[:1]])
+    kept, first, again, second = plans
+    assert np.array_equal(first, second)
+    gathers = [p.program.counts()["all_gather"] for p in (kept, again)]
+    assert gathers == [2 * LAYERS, 4 * LAYERS]
+    weights = (LAYERS - 2) * (D.size * H.size * (4 + 4))  # as computed with: float32
+    assert kept.cost.memory["arena"] - again.cost.memory["arena"] > weights
 
 
 def test_memory_grows_by_the_input_of_each_layer_only():

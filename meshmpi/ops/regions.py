@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, current_graph
-from meshmpi.ops.placement import CustomGradient
+from meshmpi.ops.placement import CustomGradient, barrier
 from meshmpi.ops.sources import Placeholder, Random, ReadStored, ReadVariable, zeros_like
 from meshmpi.scalar import FLOATS
 
@@ -26,20 +26,30 @@ class Region(NamedTuple):
     externals: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
 
-    def again(self, externals: Sequence[Tensor], barrier: str) -> list[Tensor]:
+    def again(self, externals: Sequence[Tensor], name: str) -> list[Tensor]:
         """The results of the same operations on other ``externals``, as new nodes.
 
-        Random numbers are those of the first time.
+        Random numbers are those of the first time, behind a barrier called ``name``.
         """
         instead: dict[Tensor, Tensor] = dict(zip(self.externals, externals, strict=True))
         graph = externals[0].graph if externals else current_graph()
-        with graph.scope(barrier.replace("/", "_")):
+        with graph.scope(name.replace("/", "_")):
             for operation in self.operations:
                 new = _cloned(operation, instead)
                 if isinstance(new, Random) and isinstance(operation, Random):
-                    new.key, new.barrier = operation.key or operation.name, barrier
+                    new.key, new.barrier = operation.key or operation.name, name
                 instead.update(zip(operation.outputs, new.outputs, strict=True))
         return [instead[t] for t in self.results]
+
+
+def behind_barrier(x: Tensor, name: str) -> Tensor:
+    """x for a second computation: a variable is read, converted and gathered anew."""
+    if not isinstance(x.operation, ReadVariable):
+        return barrier(x, name)
+    again = _cloned(x.operation, {})
+    assert isinstance(again, ReadVariable)
+    again.barrier = name
+    return again.output
 
 
 def _cloned(operation: Operation, instead: Mapping[Tensor, Tensor]) -> Operation:

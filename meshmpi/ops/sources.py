@@ -43,8 +43,11 @@ class ReadVariable(Operation):
     """The value a variable had when the step began, in the computation layout.
 
     Lowers: `read`, then what it takes from the storage layout to the computation layout
-    (all_gather of the split dims), after the cast to the activation type.
+    (all_gather of the split dims), after the cast to the activation type; with a ``barrier`` once
+    more, though another does the same (`mm.recompute_grad`).
     """
+
+    barrier = ""
 
     def __init__(self, variable: Variable, activation_dtype: str):
         self.variable, self.activation_dtype = variable, activation_dtype
@@ -55,6 +58,8 @@ class ReadVariable(Operation):
 
     def lower(self, lowering: Any) -> None:
         value = lowering.read(self.variable)
+        if self.barrier:
+            value = lowering.emit("view", [value], lowering.types[value], barrier=self.barrier)
         lowering.define(self.output, lowering.cast(value, self.activation_dtype))
 
 
