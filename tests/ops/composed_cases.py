@@ -205,3 +205,15 @@ def while_loop_without_infinities(b: Builder) -> Sequence[Tensor]:
     more = mm.greater(first, 0.0)
     inputs = [x + 1.0, mm.zeros(b.shape("b"), "float64"), more]
     return mm.while_loop(lambda y, total, more: y > 1.0, turn, inputs, max_steps=4)
+
+
+@case(limit=12)
+def sampling(b: Builder) -> Sequence[Tensor]:
+    # Each row has its own temperature; at 0 the most probable is taken.
+    temperatures = b.feed_array("t", b.shape("a"), "float64", np.arange(b.a.size) % 3 * 0.7)
+    logits = b.feed("x", "a b c")
+    masked = mm.where(mm.equal(mm.range(b.b), 1), float("-inf"), logits)
+    return [
+        mm.sample_with_temperature(masked, "b", temperatures),
+        mm.sample_with_temperature(logits, "c", 1.5), mm.sample_with_temperature(logits, b.c, 0.0),
+    ]  # fmt: skip
