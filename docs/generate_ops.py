@@ -243,8 +243,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.generate_ops", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail when not current")
     if not parser.parse_args().check:
-        text = page()  # before the file is opened: what fails leaves the old page
-        PAGE.write_text(text)
+        PAGE.write_text(page())
         return 0
     if PAGE.exists() and PAGE.read_text() == page():
         return 0
