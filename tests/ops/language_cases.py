@@ -183,3 +183,12 @@ def top_k_of_special_values(b: Builder) -> Sequence[Tensor]:
     n = mm.Dimension("n", 3 * b.b.size)
     x = b.feed("x", mm.Shape([b.a, n]), kind="special")
     return [*mm.top_k(x, n, b.k), *mm.top_k(x, n, b.k, smallest=True)]
+
+
+@case(limit=30)
+def second_derivatives_through_recomputing(b: Builder) -> Sequence[Tensor]:
+    x, w = b.feed("x", "a b"), b.feed("w", "b c")
+    y = mm.recompute_grad(lambda t: mm.tanh(t @ w), [x])
+    gx, gw = mm.gradients(mm.reduce_sum(y), [x, w])
+    assert gx is not None and gw is not None
+    return [mm.square(gx), gw * 0.5]
