@@ -18,11 +18,14 @@ import numpy as np
 
 from meshmpi.errors import ConfigError
 from meshmpi.kernels.binding import BFLOAT16, Bound, run_all
+from meshmpi.kernels.bfloat16 import SUFFIX, with_bfloat16
 from meshmpi.kernels.blas_libraries import Library, load_mkl, load_openblas, processor_vendor
 
 VARIABLE = "MESHMPI_BLAS"
 """Environment variable that names the library to use."""
 NAMES = ("mkl", "openblas", "numpy")
+EXTENDED = ("openblas" + SUFFIX,)
+"""With products of bfloat16 of our own, see `bfloat16.with_bfloat16`; MKL has them."""
 ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
 """Constants of the C interface of BLAS."""
 MOST_PRODUCTS = 1 << 14
@@ -79,6 +82,7 @@ class Blas:
         name: "mkl", "openblas" or "numpy".
         version: Of the library, and for which processors its routines were chosen.
         bfloat16: Whether bfloat16 operands are multiplied as they are, into float32.
+        narrow: Whether the result may be bfloat16 too, rounded once.
     """
 
     def __init__(self, library: Library | None):
@@ -86,6 +90,7 @@ class Blas:
         self.name = "numpy" if library is None else library.name
         self.version = np.__version__ if library is None else library.version
         self.bfloat16 = library is not None and "bfloat16" in library.gemm
+        self.narrow = library is not None and "narrow" in library.gemm
 
     @property
     def threads(self) -> int:
@@ -100,7 +105,8 @@ class Blas:
         Args:
             a: [..., m, k], any strides; float32, float64 or bfloat16.
             b: [..., k, n], of the same type; leading dims equal those of ``a``.
-            y: [..., m, n]: of the same type, float32 for bfloat16.  Shares no memory with a, b.
+            y: [..., m, n]: of the same type, for bfloat16 also float32.  Shares no memory with
+                a, b.
             accumulate: Whether the products are added to what ``y`` holds.
 
         Returns:
@@ -109,8 +115,10 @@ class Blas:
         key = _key(a, b, y)
         if self._library is None or key not in self._library.gemm:
             return None
-        if y.size == 0 or a.size == 0 or (1 in y.shape[-2:] and key != "bfloat16"):
+        if y.size == 0 or a.size == 0 or (1 in y.shape[-2:] and a.dtype != BFLOAT16):
             return None  # vectors: np.matmul calls gemv
+        if accumulate and key == "narrow":
+            return None
         (m, k), n = a.shape[-2:], y.shape[-1]
         of_a, of_b, of_y = (_form_of(x) for x in (a, b, y))
         if of_a is None or of_b is None or of_y is None:
@@ -181,9 +189,9 @@ class _Binding(NamedTuple):
 
 def _key(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> str:
     """Data type of the operands as libraries list it, or empty."""
-    if a.dtype == b.dtype == BFLOAT16 and y.dtype == np.float32:
-        return "bfloat16"
-    return a.dtype.name if a.dtype == b.dtype == y.dtype != BFLOAT16 else ""
+    if a.dtype == b.dtype == BFLOAT16:
+        return {"float32": "bfloat16", "bfloat16": "narrow"}.get(y.dtype.name, "")
+    return a.dtype.name if a.dtype == b.dtype == y.dtype else ""
 
 
 def _form_of(x: np.ndarray) -> Form | None:
@@ -204,20 +212,41 @@ def _load(name: str) -> Blas | None:
     """The library of that name, or None where it is not installed."""
     if name == "numpy":
         return Blas(None)
-    library = load_mkl() if name == "mkl" else load_openblas()
-    return None if library is None or "float32" not in library.gemm else Blas(library)
+    library = load_mkl() if name.startswith("mkl") else load_openblas()
+    if library is None or "float32" not in library.gemm:
+        return None
+    if name in EXTENDED:
+        library = with_bfloat16(library)
+    return None if library is None else Blas(library)
 
 
-def available() -> tuple[str, ...]:
+def available(bfloat16: bool = False) -> tuple[str, ...]:
     """Names of the libraries that this process can use, the one to prefer first.
 
     MKL comes first on Intel's processors, elsewhere it is only loaded where NumPy has no OpenBLAS:
     on AMD's it is half as fast (measured, EPYC of family 26, one core: 105 and 230 GFLOP/s).  A
     library that `VARIABLE` names is the only one; where it is not installed there is none.
+
+    Args:
+        bfloat16: Whether products of bfloat16 are wanted: then a library that has them by itself,
+            or has been extended, comes before the same one without.
     """
+    plain = _plain()
+    if not bfloat16 or os.environ.get(VARIABLE):
+        return plain
+    out: list[str] = []
+    for name in plain:
+        if name + SUFFIX in EXTENDED and _load(name + SUFFIX) is not None:
+            out.append(name + SUFFIX)
+        out.append(name)
+    return tuple(out)
+
+
+def _plain() -> tuple[str, ...]:
     forced = os.environ.get(VARIABLE, "")
     if forced:
-        return (forced,) if forced in NAMES and _load(forced) is not None else ()
+        known = (*NAMES, *EXTENDED)
+        return (forced,) if forced in known and _load(forced) is not None else ()
     mkl = processor_vendor() == "GenuineIntel" or _load("openblas") is None
     return tuple(n for n in NAMES if (n != "mkl" or mkl) and _load(n) is not None)
 
@@ -253,7 +282,7 @@ def find(name: str = "") -> Blas:
         ConfigError: There is no such library here.
     """
     names = (name,) if name else available()
-    found = _load(names[0]) if names and names[0] in NAMES else None
+    found = _load(names[0]) if names and names[0] in (*NAMES, *EXTENDED) else None
     if found is None:
         raise _not_found("") if not name else ConfigError(f"BLAS library '{name}' was not found.")
     return found

@@ -276,6 +276,11 @@ class _GemmPlan(Plan):
             steps += [*before, library.gemm(a, b, y) or _matmul(a, b, y), *after]
         return run_all(steps)
 
+    def is_worth_its_calls(self) -> bool:
+        """Whether no slab falls into so many small products that np.matmul would be faster."""
+        shapes = (s.choice.shape for s in self.slabs)
+        return all(blas.few(math.prod(loops), m, n, k) for loops, m, k, n in shapes)
+
     def bind_adding(
         self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray,
         runtime: Runtime,
@@ -345,18 +350,22 @@ class _BFloat16Plan(Plan):
     def __init__(self, call: Call, groups: Groups, sizes: dict[str, int]):
         self.direct = _GemmPlan(call, groups, sizes, (BFLOAT16, BFLOAT16, FLOAT32))
         self.converted = _GemmPlan(call, groups, sizes, (FLOAT32,) * 3)
-        self.workspace_bytes = max(self.direct.workspace_bytes, self.converted.workspace_bytes)
+        self.narrow: _GemmPlan | None = None
+        if call.outputs[0].dtype == BFLOAT16:
+            self.narrow = _GemmPlan(call, groups, sizes, (BFLOAT16,) * 3)
+        plans = (self.direct, self.converted, self.narrow)
+        self.workspace_bytes = max(p.workspace_bytes for p in plans if p is not None)
 
     def bind(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
         workspace: np.ndarray, runtime: Runtime,
     ) -> Bound:  # fmt: skip
-        direct = blas.find(runtime.blas).bfloat16 and all(
-            blas.few(math.prod(loops), m, n, k)
-            for loops, m, k, n in (s.choice.shape for s in self.direct.slabs)
-        )
-        chosen = self.direct if direct else self.converted
-        return chosen.bind(inputs, outputs, workspace, runtime)
+        library = blas.find(runtime.blas)
+        allowed = ((self.narrow, library.narrow), (self.direct, library.bfloat16))
+        for plan, has_it in allowed:
+            if has_it and plan is not None and plan.is_worth_its_calls():
+                return plan.bind(inputs, outputs, workspace, runtime)
+        return self.converted.bind(inputs, outputs, workspace, runtime)
 
 
 class _PointwisePlan(Plan):

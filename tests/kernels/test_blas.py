@@ -19,7 +19,8 @@ def library(name: str) -> blas.Blas:
     try:
         return blas.find(name)
     except ConfigError:
-        pytest.skip(f"the library '{name}' is not installed (for mkl: pip install 'meshmpi[mkl]')")
+        missing = "AVX512-BF16 or a compiler" if name in blas.EXTENDED else f"the library '{name}'"
+        pytest.skip(f"{missing} is not there (for mkl: pip install 'meshmpi[mkl]')")
 
 
 def numbers(*shape: int, dtype: str, seed: int = 0) -> np.ndarray:
@@ -48,7 +49,7 @@ def held_as(x: np.ndarray, how: str) -> np.ndarray:
 FORMS = ["plain", "transposed plain", "padded", "transposed padded"]
 
 
-@pytest.fixture(params=["openblas", "mkl"])
+@pytest.fixture(params=["openblas", "openblas+bf16", "mkl"])
 def bound(request) -> blas.Blas:
     return library(request.param)
 
@@ -126,6 +127,44 @@ def test_nan_and_infinity(bound: blas.Blas, dtype: str, shape: tuple[int, int, i
     assert (y[:, 3:] == 0).all()
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (17, 50, 33), (130, 100, 1100), (200, 801, 2)])
+@pytest.mark.parametrize("of_y", FORMS)
+def test_results_in_bfloat16_are_rounded_once(sizes: tuple[int, int, int], of_y: str):
+    """Depths and widths beyond one packed block, too."""
+    m, n, k = sizes
+    of = library("openblas+bf16")
+    a, b = numbers(m, k, dtype="bfloat16"), numbers(k, n, dtype="bfloat16", seed=1)
+    y = held_as(np.full((m, n), np.nan, ml_dtypes.bfloat16), of_y)
+    run = of.gemm(a, b, y)
+    assert run is not None and of.gemm(a, b, y, accumulate=True) is None
+    run()
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    step = 2.0**-8 * np.abs(want)  # half the distance to the next bfloat16
+    assert (np.abs(y.astype(np.float64) - want) <= step + 2e-6 * np.abs(want).max()).all()
+
+
+def test_adding_products_of_bfloat16():
+    of = library("openblas+bf16")
+    a, b = numbers(70, 700, dtype="bfloat16"), numbers(700, 90, dtype="bfloat16", seed=1)
+    y = np.ones((70, 90), np.float32)
+    run = of.gemm(a, b, y, accumulate=True)
+    assert run is not None
+    run()
+    want = 1 + a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(y, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+def test_the_extension_is_preferred_for_bfloat16_only(monkeypatch):
+    of = library("openblas+bf16")
+    assert of.bfloat16 and of.narrow
+    monkeypatch.delenv(blas.VARIABLE, raising=False)
+    names = blas.available(bfloat16=True)
+    assert names.index("openblas+bf16") == names.index("openblas") - 1
+    assert "openblas+bf16" not in blas.available()
+    monkeypatch.setenv(blas.VARIABLE, "openblas")
+    assert blas.available(bfloat16=True) == ("openblas",)
+
+
 def test_what_no_library_can_do_is_refused(bound: blas.Blas):
     a, b, y = (numbers(6, 6, dtype="float32", seed=s) for s in range(3))
     assert bound.gemm(numbers(6, 12, dtype="float32")[:, ::2], b, y) is None
@@ -152,7 +191,7 @@ def test_a_bound_product_keeps_its_memory(bound: blas.Blas):
 
 
 def test_it_tells_what_it_is(bound: blas.Blas):
-    assert bound.name in ("openblas", "mkl")
+    assert bound.name in ("openblas", "openblas+bf16", "mkl")
     assert any(c.isdigit() for c in bound.version)
     assert bound.threads >= 1
 

@@ -53,7 +53,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=blas.NAMES)
+@pytest.fixture(params=(*blas.NAMES, *blas.EXTENDED))
 def library(request, monkeypatch) -> str:
     """Each library in turn, bound even where products are too small to be worth it."""
     try:
