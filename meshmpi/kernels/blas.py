@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshmpi.errors import ConfigError
-from meshmpi.kernels.binding import BFLOAT16, Bound, run_all
 from meshmpi.kernels.bfloat16 import SUFFIX, with_bfloat16
+from meshmpi.kernels.binding import BFLOAT16, Bound, run_all
 from meshmpi.kernels.blas_libraries import Library, load_mkl, load_openblas, processor_vendor
 
 VARIABLE = "MESHMPI_BLAS"

@@ -223,7 +223,10 @@ class Executor:
 
     def _agreed_blas(self) -> str:
         """The library of matrix products: one for all ranks, as no two round alike."""
-        names = blas.available()
+        products = [i for i in self.program.instructions if i.kind in ("contract", "conv", "loop")]
+        values = [v for i in products for v in (*i.inputs, *i.outputs)]
+        bfloat16 = any(self.program.types[v].dtype == "bfloat16" for v in values)
+        names = blas.available(bfloat16)
         return blas.agree([names] if self.simulated else self.mesh.comm.allgather(names))
 
     def _native_kernels(self, kernels: str) -> NativeKernels | None:
