@@ -42,7 +42,11 @@ class BlockSumPlan(Plan):
     ) -> Bound:  # fmt: skip
         x = _around(inputs[0], self.call.inputs[0], self.call.attrs["dim"])
         y = _around(outputs[0], self.call.outputs[0], self.call.attrs["blocks"])[:, 0]
-        return quiet(lambda: np.add.reduce(x, axis=1, dtype=y.dtype, out=y))
+
+        def run() -> None:
+            np.add.reduce(x, axis=1, dtype=y.dtype, out=y)
+
+        return quiet(run)
 
 
 class CumsumPlan(Plan):
@@ -96,13 +100,14 @@ class CumsumPlan(Plan):
         """A function that writes the running sums of the own block."""
         if self.call.attrs["reverse"]:
             x, sums = x[:, ::-1], sums[:, ::-1]
-        if not self.call.attrs["exclusive"]:
-            return lambda: np.add.accumulate(x, axis=1, dtype=sums.dtype, out=sums)
-        first, rest, shifted = sums[:, :1], sums[:, 1:], x[:, :-1]
+        exclusive = self.call.attrs["exclusive"]
+        first, rest = sums[:, :1], sums[:, 1:] if exclusive else sums
+        added = x[:, :-1] if exclusive else x
 
         def run() -> None:
-            first.fill(0)
+            if exclusive:
+                first.fill(0)
             if rest.size:
-                np.add.accumulate(shifted, axis=1, dtype=rest.dtype, out=rest)
+                np.add.accumulate(added, axis=1, dtype=rest.dtype, out=rest)
 
         return run
