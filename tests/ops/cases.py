@@ -511,3 +511,9 @@ def second_derivatives(b: Builder) -> Sequence[Tensor]:
     x, w = b.feed("x", "a b"), b.feed("w", "b c")
     (g,) = mm.gradients(mm.reduce_sum(mm.tanh(x @ w)), [w])
     return [mm.square(g)]
+
+
+@case()
+def functions_behind_operators(b: Builder) -> Sequence[Tensor]:
+    x, y = b.feed("x", "a b", kind="away"), b.feed("y", "b", kind="away")
+    return [mm.floordiv(x, y), mm.mod(x, 0.75), x - 2.0 * mm.ones_like(x)]

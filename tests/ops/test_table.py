@@ -1,0 +1,84 @@
+"""The table of cases is complete: whoever adds an operation adds a row that calls it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+
+from meshmpi import ops
+from tests.ops.build import UNEVEN, build
+from tests.ops.cases import CASES
+
+HERE = str(Path(__file__).parent)
+
+
+def public_functions() -> dict[str, CodeType]:
+    """Name -> code of the functions that ``meshmpi.ops`` offers."""
+    found = {n: getattr(ops, n) for n in ops.__all__}
+    return {n: f.__code__ for n, f in found.items() if inspect.isfunction(f)}
+
+
+@cache
+def called_by_rows() -> dict[CodeType, list[str]]:
+    """Code of every function that a row itself calls -> names of such rows.
+
+    What an operation calls in its turn does not count.
+    """
+    wanted = set(public_functions().values())
+    called: dict[CodeType, list[str]] = {}
+    row = ""
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or frame.f_code not in wanted or frame.f_back is None:
+            return
+        if frame.f_back.f_code.co_filename.startswith(HERE):
+            called.setdefault(frame.f_code, []).append(row)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        for case in CASES:
+            row = case.name
+            build(case, UNEVEN)
+    finally:
+        sys.setprofile(before)
+    return called
+
+
+def test_every_public_operation_has_a_row():
+    called = called_by_rows()
+    without = [name for name, code in public_functions().items() if code not in called]
+    assert not without, f"add a row to tests/ops that calls {without}"
+
+
+def test_calls_are_told_apart():
+    """The test itself: the table's own helpers call few functions, and all rows are seen."""
+    called = called_by_rows()
+    functions = public_functions()
+    assert "cumsum" in called[functions["cumsum"]]
+    assert "softmax_by_hand" in called[functions["exp"]]
+    assert "reduce_variance" not in called[functions["square"]], "called by an operation only"
+    assert len({row for rows in called.values() for row in rows}) > 0.9 * len(CASES)
+
+
+def test_names_of_rows_are_unique():
+    names = [case.name for case in CASES]
+    twice = [n for n in dict.fromkeys(names) if names.count(n) > 1]
+    assert not twice
+
+
+def test_every_row_has_a_result_and_a_sense():
+    """A row fetches something, and where it says that it has gradients it has one."""
+    for case in CASES:
+        built = build(case, UNEVEN)
+        assert built.outputs, case.name
+        assert built.gradients or not case.gradients or not _has_floats(built), case.name
+
+
+def _has_floats(built) -> bool:
+    floats = ("float64", "float32")
+    fed = any(t.dtype in floats for n, t in built.sources.items() if n[0] != "_")
+    return fed and any(y.dtype in floats for y in built.outputs)
