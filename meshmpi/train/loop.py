@@ -55,6 +55,7 @@ class Result:
     sample: str
     stopped_by: str
 
+
 OVERLAP = {"auto": None, "on": True, "off": False}
 """Setting ``mesh.overlap`` -> argument of `mm.compile`."""
 
@@ -71,6 +72,7 @@ class Trainer:
     Attributes:
         step: The compiled training step.
         done: Training steps done.
+        reports: Of the last step, see `model.TrainingGraph.reports`.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Trainer:
         self.config = transformer_config(settings.model, self.data.vocabulary.size)
         self.layout = chosen_layout(settings.mesh, mesh.shape)
         self._compile()
-        self.done = 0
+        self.done, self.reports = 0, dict[str, float]()
         self._flag = Flag(mesh)
         self._saved_at = -1
         self.checkpoint: Path | None = None
@@ -95,14 +97,15 @@ class Trainer:
         built = build_training_graph(s, self.config)
         shared = {"storage": s.mesh.storage or None, "seed": s.train.seed}
         self.step = compile_step(
-            built.graph, self.mesh, self.layout, fetches=[built.loss, built.learning_rate],
+            built.graph, self.mesh, self.layout,
+            fetches=[built.loss, built.learning_rate, *built.reports.values()],
             updates=built.updates, overlap=OVERLAP[s.mesh.overlap], **shared,
         )  # fmt: skip
         evaluation = compile_step(
             built.graph, self.mesh, self.layout, fetches=[built.held_out_loss],
             variables=self.step.variables, **shared,
         )  # fmt: skip
-        self._loss, self._rate = built.loss, built.learning_rate
+        self._loss, self._rate, self._reports = built.loss, built.learning_rate, built.reports
         self._stream = TokenStream(self.data.train, s.train.batch, length, s.train.seed)
         self._feeder = BlockFeeder(self.step, "tokens")
         self._evaluator = Evaluator(
@@ -185,6 +188,7 @@ class Trainer:
         x, y = self._stream.block(self.done, self._feeder.rows, self._feeder.columns)
         found = self.step(self._feeder.feeds(tokens=x, targets=y))
         self.done += 1
+        self.reports = {name: found[t] for name, t in self._reports.items()}
         return found[self._loss], found[self._rate]
 
     def run(self) -> Result:
@@ -212,8 +216,9 @@ class Trainer:
             began, communicating = time.perf_counter(), self.step.comm_seconds
             loss, rate = self.one_step()
             progress.step(
-                loss, rate, time.perf_counter() - began, self.step.comm_seconds - communicating
-            )
+                loss, rate, time.perf_counter() - began, self.step.comm_seconds - communicating,
+                **self.reports,
+            )  # fmt: skip
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"the training loss of step {self.done} is {loss}.",

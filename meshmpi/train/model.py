@@ -5,14 +5,16 @@ Builds graphs from settings.  Knows no mesh, no data and no files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.nn import optimize, sample_with_temperature, schedules
+from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits
 from meshmpi.nn.transformer import TransformerConfig, lm, lm_loss
-from meshmpi.ops.elementwise import cast, identity, less, multiply, where
+from meshmpi.ops.elementwise import add_n, cast, identity, less, multiply, where
 from meshmpi.ops.indexing import gather
 from meshmpi.ops.reductions import reduce_sum
 from meshmpi.ops.sources import placeholder
@@ -36,6 +38,9 @@ class TrainingGraph:
         held_out_loss: *Sum* of losses, nats; feeds ``held_out_tokens``, ``held_out_targets`` and
             ``held_out_weights`` (1 where a target counts, else 0).
         evaluation_batch: Windows evaluated together.
+        reports: Other numbers of a training step by name: ``expert_balance`` (1 when experts are
+            evenly used) and ``expert_dropped`` (share of tokens without a place), means over
+            layers.
     """
 
     graph: Graph
@@ -45,6 +50,7 @@ class TrainingGraph:
     updates: list[Update]
     held_out_loss: Tensor
     evaluation_batch: int
+    reports: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def build_training_graph(settings: Settings, config: TransformerConfig) -> TrainingGraph:
@@ -59,15 +65,35 @@ def build_training_graph(settings: Settings, config: TransformerConfig) -> Train
     with Graph() as graph:
         shape = window_shape(config, settings.train.batch)
         tokens, targets = (placeholder(n, shape, "int32") for n in ("tokens", "targets"))
-        loss, _ = lm_loss(config, tokens, targets, training=True)
         optimizer = build_optimizer(
             settings.optimizer, settings.mesh.optimizer_storage, rates
         )  # fmt: skip
-        updates = optimizer.minimize(loss)
+        outputs, pairs = optimize.serialize_training_step(
+            {"tokens": tokens, "targets": targets}, lambda part: _training_outputs(config, part),
+            "batch", settings.optimizer.microbatches,
+        )  # fmt: skip
+        updates = optimizer.apply_gradients(pairs)
         held_out_loss = _held_out_loss(config, window_shape(config, evaluation_batch))
         # One more node, so that a fetched rate has a name of its own.
         rate = identity(rates[0])
-    return TrainingGraph(graph, config, loss, rate, updates, held_out_loss, evaluation_batch)
+    loss = outputs.pop("loss")
+    return TrainingGraph(
+        graph, config, loss, rate, updates, held_out_loss, evaluation_batch, outputs
+    )
+
+
+def _training_outputs(config: TransformerConfig, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The loss of some windows and, where there are experts, how evenly these are used."""
+    mixtures: list[ExpertsOutput] = []
+    loss, _ = lm_loss(config, feeds["tokens"], feeds["targets"], True, mixtures)
+    if not mixtures:
+        return {"loss": loss}
+    share = 1.0 / len(mixtures)
+    return {
+        "loss": loss,
+        "expert_balance": multiply(add_n([m.balance_loss for m in mixtures]), share),
+        "expert_dropped": multiply(add_n([m.dropped for m in mixtures]), share),
+    }
 
 
 def window_shape(config: TransformerConfig, batch: int) -> Shape:
@@ -108,13 +134,14 @@ def build_optimizer(
     if s.name == "adafactor":
         return optimize.Adafactor(
             recorded, decay_exponent=s.decay_exponent, clip_norm=clip,
-            multiply_by_parameter_scale=s.relative_step,
+            multiply_by_parameter_scale=s.relative_step, storage=kept,
         )  # fmt: skip
     if s.name == "adam":
         return optimize.Adam(
             recorded, s.beta1, s.beta2, s.epsilon, clip_norm=clip, storage=kept
         )  # fmt: skip
-    return optimize.AdamW(
+    decaying = optimize.LAMB if s.name == "lamb" else optimize.AdamW
+    return decaying(
         recorded, s.beta1, s.beta2, s.epsilon, s.weight_decay, clip_norm=clip, storage=kept
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from meshmpi.train.evaluation import Evaluation
@@ -42,7 +42,9 @@ class Progress:
         if self._writer is not None:
             self._writer.close()
 
-    def step(self, loss: float, rate: float, seconds: float, comm_seconds: float) -> None:
+    def step(
+        self, loss: float, rate: float, seconds: float, comm_seconds: float, **reports: float
+    ) -> None:
         """Notes one step.
 
         Args:
@@ -50,26 +52,28 @@ class Progress:
             rate: Learning rate.
             seconds: Time taken.
             comm_seconds: The part of it spent in collectives.
+            reports: Other numbers of the step by name.
         """
         if self._writer is None:
             return
         self._done += 1
         self._writer.write(
             step=self._done, loss=loss, learning_rate=rate, seconds=seconds,
-            comm_seconds=comm_seconds,
+            comm_seconds=comm_seconds, **reports,
         )  # fmt: skip
         self._since = [a + b for a, b in zip(self._since, (1, seconds, comm_seconds), strict=True)]
         self._seconds, self._steps = self._seconds + seconds, self._steps + 1
         if self._done % self._every == 0 or self._done == self._total or self._steps == 1:
-            self._tell(loss, rate)
+            self._tell(loss, rate, reports)
 
-    def _tell(self, loss: float, rate: float) -> None:
+    def _tell(self, loss: float, rate: float, reports: Mapping[str, float]) -> None:
         steps, taken, communicating = self._since
         left = (self._total - self._done) * self._seconds / self._steps
         self._say(
             f"step {self._done:>{len(str(self._total))}}/{self._total}  loss {loss:.4f}"
             f"  rate {rate:.2e}  {steps * self._tokens / taken:,.0f} tokens/s"
             f"  {communicating / taken:.0%} communicating  {_clock(left)} left"
+            + "".join(f"  {name} {value:.3f}" for name, value in reports.items())
         )
         self._since = [0, 0.0, 0.0]
 

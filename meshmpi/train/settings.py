@@ -65,24 +65,45 @@ class ModelSettings:
     residual_constraint: str = setting(
         "", "layout of the residual stream, as length:cols (sequence parallelism)"
     )
+    memory_heads: int = setting(0, "heads of keys and values; 0: as heads, 1: multi-query")
+    rotary: bool = setting(False, "whether queries and keys are rotated by their positions")
+    relative_buckets: int = setting(0, "buckets of a shared bias by distance; 0: none, T5: 32")
+    local_window: int = setting(0, "positions a query sees; 0: all before it", "tokens")
+    experts: int = setting(0, "experts in place of a feed-forward layer; 0: none")
+    experts_every: int = setting(2, "every how many-th layer has experts", "layers", minimum=1)
+    expert_choices: int = setting(1, "experts of a token", minimum=1)
+    expert_capacity: float = setting(1.25, "room of an expert over its even share, in training")
+    expert_eval_capacity: float = setting(2.0, "the same outside of training")
+    expert_group: int = setting(0, "tokens that share room; 0: those of one window", "tokens")
+    expert_balance: float = setting(1e-2, "factor of the load-balancing loss, in training")
+    expert_z_loss: float = setting(0.0, "factor of the router's z-loss, in training")
+    expert_jitter: float = setting(
+        0.0, "the router's input is multiplied by 1 +- this, in training"
+    )
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
     """How gradients become steps."""
 
-    name: str = setting("adamw", "", choices=("sgd", "momentum", "adam", "adamw", "adafactor"))
+    name: str = setting(
+        "adamw", "", choices=("sgd", "momentum", "adam", "adamw", "adafactor", "lamb")
+    )
     learning_rate: str = setting(
         "0.001",
         "a number or a product, as 0.001*linear_warmup(100)*cosine_decay(2000, 0.1)",
     )
-    beta1: float = setting(0.9, "adam, adamw: decay of the mean gradient; momentum: the momentum")
-    beta2: float = setting(0.999, "adam, adamw: decay of the mean square")
-    epsilon: float = setting(1e-8, "adam, adamw: added to the root")
-    weight_decay: float = setting(0.01, "adamw: of matrices, per unit of learning rate")
+    beta1: float = setting(0.9, "adam(w), lamb: decay of the mean gradient; momentum: the momentum")
+    beta2: float = setting(0.999, "adam(w), lamb: decay of the mean square")
+    epsilon: float = setting(1e-8, "adam(w), lamb: added to the root")
+    weight_decay: float = setting(0.01, "adamw, lamb: of matrices, per unit of learning rate")
     decay_exponent: float = setting(0.8, "adafactor: second moments decay by 1 - t**-this")
     relative_step: bool = setting(True, "adafactor: steps are relative to the size of the weights")
     clip_norm: float | None = setting(None, "largest norm of all gradients; none: not clipped")
+    microbatches: int = setting(
+        1, "parts of a batch computed one after the other, to save memory; must divide it",
+        minimum=1,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

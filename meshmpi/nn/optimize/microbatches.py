@@ -111,7 +111,8 @@ def serialize_training_step(
     targets: list[Variable] = []
     for j in range(num_splits):
         outputs = model_fn({key: parts[j] for key, parts in cut.items()})
-        share = ew.multiply(_loss(outputs), 1.0 / num_splits)
+        loss = _loss(outputs)
+        share = loss if num_splits == 1 else ew.multiply(loss, 1.0 / num_splits)
         for key, y in outputs.items():
             collected.setdefault(key, []).append(y)
         graph = share.graph

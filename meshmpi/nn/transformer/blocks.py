@@ -4,24 +4,27 @@ the residual stream, embeddings and logits.  All options come from the config.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from meshmpi.dims import Shape
+from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, scope
 from meshmpi.nn.attention import multihead_attention
 from meshmpi.nn.embeddings import embedding_weights
+from meshmpi.nn.experts import ExpertsOutput, mixture_of_experts
 from meshmpi.nn.layers import (
     dense_relu_dense,
     dropout_over,
     layer_norm,
     rms_norm,
 )
+from meshmpi.nn.local_attention import local_self_attention
 from meshmpi.nn.losses import (
     softmax_cross_entropy_with_logits,
     weighted_mean,
     weights_nonzero,
 )
+from meshmpi.nn.positions import relative_position_bias
 from meshmpi.nn.randomness import multiplicative_jitter
 from meshmpi.nn.transformer.config import TransformerConfig
 from meshmpi.ops import elementwise as ew
@@ -69,7 +72,7 @@ def sublayer(
 
 def attention_sublayer(
     config: TransformerConfig, x: Tensor, mask: Tensor | None, training: bool,
-    memory: Tensor | None = None, name: str = "attention",
+    memory: Tensor | None = None, name: str = "attention", position_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """x plus attention to itself, or to ``memory`` [batch, memory_length, d_model]."""
 
@@ -78,16 +81,64 @@ def attention_sublayer(
             h, memory, mask, config.kv_dim, config.heads_dim, training, config.attention_dropout,
             config.dropout_broadcast, use_bias=config.attention_bias, scale=config.attention_scale,
             initializers=config.attention_initializers(), variable_dtype=config.variable_dtype,
-            name=name,
+            name=name, position_bias=position_bias,
+            options=config.attention_options(self_attention=memory is None),
         )  # fmt: skip
 
     return sublayer(config, x, name, training, attend)
 
 
-def feed_forward_sublayer(config: TransformerConfig, x: Tensor, training: bool) -> Tensor:
-    """x plus two dense layers."""
+def causal_attention_sublayer(
+    config: TransformerConfig, x: Tensor, causal: Tensor, training: bool,
+    position_bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """x plus attention of its positions to earlier ones: all, or those of the local window."""
+    if not config.local_window:
+        return attention_sublayer(config, x, causal, training, position_bias=position_bias)
+
+    def attend(h: Tensor) -> Tensor:
+        return local_self_attention(
+            h, config.kv_dim, config.heads_dim, config.local_window, is_training=training,
+            dropout_rate=config.attention_dropout, dropout_broadcast_dims=config.dropout_broadcast,
+            use_bias=config.attention_bias, scale=config.attention_scale,
+            initializers=config.attention_initializers(), variable_dtype=config.variable_dtype,
+            name="attention", options=config.attention_options(),
+        )  # fmt: skip
+
+    return sublayer(config, x, "attention", training, attend)
+
+
+def relative_bias(
+    config: TransformerConfig, length: Dimension, bidirectional: bool
+) -> Tensor | None:
+    """The bias of logits by distance that all self-attentions of a stack share, if there is one."""
+    if not config.relative_buckets:
+        return None
+    heads, _ = config.attention_options().heads_dims(config.heads_dim)
+    return relative_position_bias(
+        heads, length, length._replace(name="memory_length"), bidirectional,
+        config.relative_buckets, variable_dtype=config.variable_dtype,
+    )  # fmt: skip
+
+
+def feed_forward_sublayer(
+    config: TransformerConfig, x: Tensor, training: bool, layer: int = 0,
+    mixtures: list[ExpertsOutput] | None = None, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """x plus two dense layers, or plus a mixture of experts.
+
+    Args:
+        config: The model.
+        x: [batch, length, d_model].
+        training: Whether dropout and training capacities act.
+        layer: Number of the layer, which says whether it has experts.
+        mixtures: Takes what a mixture of experts returns, for its losses.
+        mask: bool [batch, length]: positions that may take places of experts; None: all.
+    """
 
     def feed_forward(h: Tensor) -> Tensor:
+        if config.has_experts(layer):
+            return _mixture(config, h, training, mixtures, mask)
         return dense_relu_dense(
             h, config.ff_dim, training, config.ff_dropout, config.dropout_broadcast,
             activation=config.activation, use_bias=config.ff_bias,
@@ -96,6 +147,21 @@ def feed_forward_sublayer(config: TransformerConfig, x: Tensor, training: bool) 
         )  # fmt: skip
 
     return sublayer(config, x, "feed_forward", training, feed_forward)
+
+
+def _mixture(
+    config: TransformerConfig, h: Tensor, training: bool, mixtures: list[ExpertsOutput] | None,
+    mask: Tensor | None,
+) -> Tensor:  # fmt: skip
+    found = mixture_of_experts(
+        h, config.experts_dim, config.ff_dim, config.gating(), training, mask=mask,
+        activation=config.activation, use_bias=config.ff_bias, dropout_rate=config.ff_dropout,
+        variable_dtype=config.variable_dtype, initializers=config.ff_initializers(),
+        name="feed_forward",
+    )  # fmt: skip
+    if mixtures is not None:
+        mixtures.append(found)
+    return found.output
 
 
 def token_embedding(config: TransformerConfig) -> Tensor:
@@ -149,18 +215,26 @@ def softmax_logits(config: TransformerConfig, x: Tensor, table: Tensor, training
     return multiplicative_jitter(einsum([x, weight], shape), training, config.logit_jitter)
 
 
-def mean_loss(config: TransformerConfig, logits: Tensor, targets: Tensor, training: bool) -> Tensor:
+def mean_loss(
+    config: TransformerConfig, logits: Tensor, targets: Tensor, training: bool,
+    mixtures: Sequence[ExpertsOutput] = (),
+) -> Tensor:  # fmt: skip
     """Mean cross entropy in nats over the targets that are not padding.
 
-    Label smoothing and z_loss act in training only, so that evaluation is plain cross entropy.
+    Label smoothing, z_loss and the losses of experts act in training only, so that evaluation is
+    plain cross entropy.
     """
     losses = softmax_cross_entropy_with_logits(
         logits, targets, config.vocab_dim, config.z_loss if training else 0.0,
         config.label_smoothing if training else 0.0,
     )  # fmt: skip
     if config.padding_id < 0:
-        return weighted_mean(losses)
-    return weighted_mean(losses, weights_nonzero(targets, config.padding_id, losses.dtype))
+        mean = weighted_mean(losses)
+    else:
+        mean = weighted_mean(losses, weights_nonzero(targets, config.padding_id, losses.dtype))
+    for found in mixtures if training else ():
+        mean = ew.add(mean, ew.cast(found.loss, mean.dtype))
+    return mean
 
 
 def layer_scope(number: int):
@@ -169,7 +243,7 @@ def layer_scope(number: int):
 
 
 __all__ = [
-    "attention_sublayer", "embed", "feed_forward_sublayer", "layer_scope", "mean_loss", "norm",
-    "placed",
-    "position_embedding", "residual_stream", "softmax_logits", "sublayer", "token_embedding",
+    "attention_sublayer", "causal_attention_sublayer", "embed", "feed_forward_sublayer",
+    "layer_scope", "mean_loss", "norm", "placed", "position_embedding", "relative_bias",
+    "residual_stream", "softmax_logits", "sublayer", "token_embedding",
 ]  # fmt: skip

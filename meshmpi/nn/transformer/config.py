@@ -7,9 +7,14 @@ from typing import Any
 
 from meshmpi.dims import Dimension, Layout
 from meshmpi.errors import ConfigError, suggest
-from meshmpi.nn.activations import activation_function
-from meshmpi.nn.attention import AttentionInitializers, attention_initializers
+from meshmpi.nn.attention import (
+    AttentionInitializers,
+    AttentionOptions,
+    attention_initializers,
+)
 from meshmpi.nn.initializers import random_normal_initializer, variance_scaling_initializer
+from meshmpi.nn.layers import factors
+from meshmpi.nn.routing import Gating
 from meshmpi.ops.sources import VariableDType
 
 GPT2_STDDEV = 0.02
@@ -63,6 +68,22 @@ class TransformerConfig:
         activation_dtype: In which is computed; empty: as ``dtype``.
         residual_constraint: Layout of the residual stream between sublayers, such as
             ``"length:cols"`` (sequence parallelism); empty: the computation layout.
+        memory_heads: Heads of keys and values: 0 as many as ``heads``, 1 multi-query, else
+            grouped-query (see `mm.AttentionOptions`).
+        rotary: Whether queries and keys of self-attention are rotated by their positions.
+        relative_buckets: Buckets of a learned bias by distance that the self-attentions of a stack
+            share, 32 in T5; 0: none.
+        local_window: Positions that a query of the decoder's self-attention sees, itself and those
+            before it; 0: all.
+        experts: Experts of a mixture in place of a feed-forward layer; 0: none.
+        experts_every: Every how many-th layer has experts, counted from 1.
+        expert_choices: Experts of a token: 1 (Switch), 2 (GShard), ...
+        expert_capacity: In training an expert takes this times its even share of tokens.
+        expert_eval_capacity: The same outside of training.
+        expert_group: Tokens that share capacities; 0: those of one sequence.
+        expert_balance: Factor of the load-balancing loss, in training.
+        expert_z_loss: Factor of the router's z-loss, in training.
+        expert_jitter: In training the router sees its input times numbers in 1 +- this.
     """
 
     vocab: int
@@ -94,6 +115,19 @@ class TransformerConfig:
     dtype: str = "float32"
     activation_dtype: str = ""
     residual_constraint: str = ""
+    memory_heads: int = 0
+    rotary: bool = False
+    relative_buckets: int = 0
+    local_window: int = 0
+    experts: int = 0
+    experts_every: int = 2
+    expert_choices: int = 1
+    expert_capacity: float = 1.25
+    expert_eval_capacity: float = 2.0
+    expert_group: int = 0
+    expert_balance: float = 1e-2
+    expert_z_loss: float = 0.0
+    expert_jitter: float = 0.0
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -113,8 +147,35 @@ class TransformerConfig:
                 raise ConfigError(
                     f"Transformer: {name} is {getattr(self, name)}.", "Give a number in [0, 1)."
                 )
-        activation_function(self.activation)
+        factors(self.activation)
         Layout(self.residual_constraint)
+        self._check_attention()
+        if self.experts:
+            self.gating()  # checks its own options
+
+    def _check_attention(self) -> None:
+        self.attention_options().heads_dims(self.heads_dim)
+        if self.rotary and self.d_kv % 2:
+            raise ConfigError(
+                f"Transformer: rotary positions with d_kv {self.d_kv}.", "Give an even d_kv."
+            )
+        if self.relative_buckets and self.local_window:
+            raise ConfigError(
+                f"Transformer: relative_buckets is {self.relative_buckets} and local_window"
+                f" {self.local_window}; a local window has no relative bias.",
+                "Set one of them to 0, or use rotary positions.",
+            )
+        for name in ("relative_buckets", "local_window", "experts", "expert_group"):
+            if getattr(self, name) < 0:
+                raise ConfigError(
+                    f"Transformer: {name} is {getattr(self, name)}.", "Give 0 or more."
+                )
+        if self.experts_every < 1 or (self.experts and self.expert_choices > self.experts):
+            raise ConfigError(
+                f"Transformer: experts_every is {self.experts_every}, expert_choices"
+                f" {self.expert_choices} of {self.experts} experts.",
+                "Give at least 1, and no more choices than experts.",
+            )
 
     def _check_types(self) -> None:
         """ConfigError for a value of another type than its option's, as a string from a shell."""
@@ -174,6 +235,10 @@ class TransformerConfig:
     def kv_dim(self) -> Dimension:
         return Dimension("d_kv", self.d_kv)
 
+    @property
+    def experts_dim(self) -> Dimension:
+        return Dimension("experts", self.experts)
+
     # ---- what follows from the options -----------------------------------------------------
 
     @property
@@ -194,6 +259,22 @@ class TransformerConfig:
     @property
     def dropout_broadcast(self) -> tuple[str, ...]:
         return ("length",) if self.dropout_over_length else ()
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether layer 0, 1, ... has experts in place of its feed-forward layer."""
+        return self.experts > 0 and (layer + 1) % self.experts_every == 0
+
+    def gating(self) -> Gating:
+        """How tokens choose experts."""
+        return Gating(
+            self.expert_choices, self.expert_capacity, self.expert_eval_capacity,
+            group_size=self.expert_group or None, jitter=self.expert_jitter,
+            balance_loss=self.expert_balance, z_loss=self.expert_z_loss,
+        )  # fmt: skip
+
+    def attention_options(self, self_attention: bool = True) -> AttentionOptions:
+        """Memory heads and rotations; only self-attention is rotated."""
+        return AttentionOptions(self.memory_heads, rotary=self.rotary and self_attention)
 
     def attention_initializers(self) -> AttentionInitializers:
         if self.initializers == "paper":

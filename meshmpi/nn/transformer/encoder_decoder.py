@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from meshmpi.graph import Tensor, scope
 from meshmpi.nn.attention import rename_length_to_memory_length
+from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.masks import attention_mask_autoregressive, attention_mask_ignore_padding
 from meshmpi.nn.transformer.blocks import (
     attention_sublayer,
+    causal_attention_sublayer,
     embed,
     feed_forward_sublayer,
     layer_scope,
     mean_loss,
     norm,
     position_embedding,
+    relative_bias,
     softmax_logits,
     token_embedding,
 )
@@ -27,8 +30,9 @@ SOURCE_LENGTH = "source_length"
 
 
 def encoder_decoder(
-    config: TransformerConfig, source: Tensor, decoder_tokens: Tensor, training: bool = False
-) -> Tensor:
+    config: TransformerConfig, source: Tensor, decoder_tokens: Tensor, training: bool = False,
+    mixtures: list[ExpertsOutput] | None = None,
+) -> Tensor:  # fmt: skip
     """Logits of the next target token at every target position.
 
     Args:
@@ -37,6 +41,7 @@ def encoder_decoder(
             attends to.
         decoder_tokens: int32 [batch, length], the target moved right by one.
         training: Whether dropout and jitter act.
+        mixtures: Takes what each mixture of experts returns, for its losses.
 
     Returns:
         [batch, length, vocab].
@@ -50,44 +55,48 @@ def encoder_decoder(
     check_tokens(decoder_tokens, "decoder tokens", "length")
     table, positions = token_embedding(config), position_embedding(config)
     with scope("encoder"):
-        memory, seen = _encode(config, source, table, positions, training)
+        memory, seen = _encode(config, source, table, positions, training, mixtures)
     with scope("decoder"):
         x = embed(config, decoder_tokens, table, positions, training)
         length = decoder_tokens.shape.dim("length")
         causal = attention_mask_autoregressive(length, length._replace(name="memory_length"))
+        bias = relative_bias(config, length, bidirectional=False)
         for i in range(config.layers):
             with layer_scope(i):
-                x = attention_sublayer(config, x, causal, training)
+                x = causal_attention_sublayer(config, x, causal, training, bias)
                 x = attention_sublayer(config, x, seen, training, memory, "encdec_attention")
-                x = feed_forward_sublayer(config, x, training)
+                x = feed_forward_sublayer(config, x, training, i, mixtures)
         return softmax_logits(config, norm(config, x, "final_norm"), table, training)
 
 
 def _encode(
     config: TransformerConfig, source: Tensor, table: Tensor, positions: Tensor | None,
-    training: bool,
+    training: bool, mixtures: list[ExpertsOutput] | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The encoder's output as a memory, and the mask of the source positions that hold tokens."""
     x = embed(config, source, table, positions, training, SOURCE_LENGTH)
-    seen = None
+    seen = real = None
     if config.padding_id >= 0:
         ids = rename_dimension(source, SOURCE_LENGTH, "memory_length")
         seen = attention_mask_ignore_padding(ids, config.padding_id)
+        real = attention_mask_ignore_padding(source, config.padding_id)
+    bias = relative_bias(config, source.shape.dim(SOURCE_LENGTH), bidirectional=True)
     for i in range(config.layers):
         with layer_scope(i):
-            x = attention_sublayer(config, x, seen, training)
-            x = feed_forward_sublayer(config, x, training)
+            x = attention_sublayer(config, x, seen, training, position_bias=bias)
+            x = feed_forward_sublayer(config, x, training, i, mixtures, real)
     x = norm(config, x, "final_norm")
     return rename_length_to_memory_length(x, SOURCE_LENGTH), seen
 
 
 def encoder_decoder_loss(
     config: TransformerConfig, source: Tensor, decoder_tokens: Tensor, targets: Tensor,
-    training: bool = False,
+    training: bool = False, mixtures: list[ExpertsOutput] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(mean loss in nats per counted target token, logits).
 
     Args: as `encoder_decoder` and `lm_loss`.
     """
-    logits = encoder_decoder(config, source, decoder_tokens, training)
-    return mean_loss(config, logits, targets, training), logits
+    mixtures = [] if mixtures is None else mixtures
+    logits = encoder_decoder(config, source, decoder_tokens, training, mixtures)
+    return mean_loss(config, logits, targets, training, mixtures), logits

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, scope
+from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.masks import attention_mask_autoregressive
 from meshmpi.nn.transformer.blocks import (
-    attention_sublayer,
+    causal_attention_sublayer,
     embed,
     feed_forward_sublayer,
     layer_scope,
     mean_loss,
     norm,
     position_embedding,
+    relative_bias,
     softmax_logits,
     token_embedding,
 )
@@ -24,13 +26,17 @@ from meshmpi.nn.transformer.config import TransformerConfig
 from meshmpi.scalar import INTEGERS
 
 
-def lm(config: TransformerConfig, tokens: Tensor, training: bool = False) -> Tensor:
+def lm(
+    config: TransformerConfig, tokens: Tensor, training: bool = False,
+    mixtures: list[ExpertsOutput] | None = None,
+) -> Tensor:  # fmt: skip
     """Logits of the next token at every position.
 
     Args:
         config: The model.
         tokens: int32 [batch, length], length at most ``config.length``.
         training: Whether dropout and jitter act.
+        mixtures: Takes what each mixture of experts returns, for its losses.
 
     Returns:
         [batch, length, vocab] in the activation type; position i sees tokens 0..i.
@@ -45,16 +51,18 @@ def lm(config: TransformerConfig, tokens: Tensor, training: bool = False) -> Ten
         table, positions = token_embedding(config), position_embedding(config)
         x = embed(config, tokens, table, positions, training)
         mask = attention_mask_autoregressive(length, memory_length)
+        bias = relative_bias(config, length, bidirectional=False)
         for i in range(config.layers):
             with layer_scope(i):
-                x = attention_sublayer(config, x, mask, training)
-                x = feed_forward_sublayer(config, x, training)
+                x = causal_attention_sublayer(config, x, mask, training, bias)
+                x = feed_forward_sublayer(config, x, training, i, mixtures)
         return softmax_logits(config, norm(config, x, "final_norm"), table, training)
 
 
 def lm_loss(
-    config: TransformerConfig, tokens: Tensor, targets: Tensor, training: bool = False
-) -> tuple[Tensor, Tensor]:
+    config: TransformerConfig, tokens: Tensor, targets: Tensor, training: bool = False,
+    mixtures: list[ExpertsOutput] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(mean loss in nats per counted token, logits).
 
     Args:
@@ -62,7 +70,8 @@ def lm_loss(
         tokens: int32 [batch, length].
         targets: int32 [batch, length], the token that follows each of ``tokens``; those equal to
             ``config.padding_id`` do not count.
-        training: Whether dropout, jitter, label smoothing and z_loss act.
+        training: Whether dropout, jitter, label smoothing, z_loss and losses of experts act.
+        mixtures: Takes what each mixture of experts returns.
 
     Example:
         >>> config = mm.transformer.TransformerConfig(
@@ -75,8 +84,9 @@ def lm_loss(
         >>> logits.shape
         [batch=8, length=16, vocab=100]
     """
-    logits = lm(config, tokens, training)
-    return mean_loss(config, logits, targets, training), logits
+    mixtures = [] if mixtures is None else mixtures
+    logits = lm(config, tokens, training, mixtures)
+    return mean_loss(config, logits, targets, training, mixtures), logits
 
 
 def check_tokens(tokens: Tensor, what: str, length_name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshmpi.errors import ConfigError
+from meshmpi.nn.layers import factors
 from meshmpi.nn.transformer.config import TransformerConfig
 
 PAPER_LM_SIZES = tuple(range(7))
@@ -13,14 +14,13 @@ PAPER_MT_SIZES = tuple(range(6))
 
 def parameter_count(config: TransformerConfig) -> int:
     """Trainable numbers of the language model `lm`."""
-    return _shared(config) + config.layers * _layer(config) + _norm(config)
+    return _shared(config) + _layers(config) + _norm(config)
 
 
 def encoder_decoder_parameter_count(config: TransformerConfig) -> int:
     """Trainable numbers of `encoder_decoder`."""
-    decoder_layer = _layer(config) + _attention(config) + _norm(config)
-    layers = config.layers * (_layer(config) + decoder_layer)
-    return _shared(config) + layers + 2 * _norm(config)
+    between = config.layers * (_attention(config) + _norm(config))
+    return _shared(config) + 2 * _layers(config) + between + 2 * _norm(config)
 
 
 def _shared(c: TransformerConfig) -> int:
@@ -29,15 +29,25 @@ def _shared(c: TransformerConfig) -> int:
     return (tables + (c.length if c.learned_positions else 0)) * c.d_model
 
 
-def _layer(c: TransformerConfig) -> int:
-    """Self-attention and feed-forward, each with its norm."""
-    ff = 2 * c.d_model * c.d_ff + (c.d_ff + c.d_model if c.ff_bias else 0)
-    return _attention(c) + ff + 2 * _norm(c)
+def _layers(c: TransformerConfig) -> int:
+    """A stack: self-attention and feed-forward or experts, each with its norm; relative biases."""
+    each = _attention(c) + 2 * _norm(c)
+    mixed = sum(c.has_experts(i) for i in range(c.layers))
+    experts = mixed * (c.experts * _feed_forward(c) + c.experts * c.d_model)
+    plain = (c.layers - mixed) * _feed_forward(c)
+    return c.layers * each + plain + experts + c.relative_buckets * c.heads
+
+
+def _feed_forward(c: TransformerConfig) -> int:
+    inner = len(factors(c.activation))
+    biases = inner * c.d_ff + c.d_model if c.ff_bias else 0
+    return (inner + 1) * c.d_model * c.d_ff + biases
 
 
 def _attention(c: TransformerConfig) -> int:
-    biases = 3 * c.heads * c.d_kv + c.d_model if c.attention_bias else 0
-    return 4 * c.d_model * c.heads * c.d_kv + biases
+    memory = (c.memory_heads or c.heads) * c.d_kv
+    biases = c.heads * c.d_kv + 2 * memory + c.d_model if c.attention_bias else 0
+    return 2 * c.d_model * (c.heads * c.d_kv + memory) + biases
 
 
 def _norm(c: TransformerConfig) -> int:
