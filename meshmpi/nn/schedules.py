@@ -39,7 +39,68 @@ def rsqrt_decay(warmup_steps: int = 10000) -> Schedule:
     return lambda step: ew.rsqrt(ew.maximum(_float(step), float(warmup_steps)))
 
 
-def linear_decay(total_steps: int, decay_steps: int | None = None) -> Schedule:
+truncated_rsqrt = rsqrt_decay
+"""Mesh-TensorFlow's name."""
+
+
+def noam(
+    total_steps: int, warmup_steps: int = 10000, linear_decay_fraction: float = 0.1,
+    multiplier: float = 1.0,
+) -> Schedule:  # fmt: skip
+    """multiplier * rsqrt_decay, then falling to 0 over the last share of the steps.
+
+    Args:
+        total_steps: Step at which it is 0, if it falls at all.
+        warmup_steps: See `rsqrt_decay`.
+        linear_decay_fraction: The share of ``total_steps``; 0: it does not fall.
+        multiplier: A factor.
+
+    Source: Mesh-TensorFlow's learning_rate_schedule_noam.
+    """
+    if linear_decay_fraction == 0:
+        return product(multiplier, rsqrt_decay(warmup_steps))
+    _share("noam", linear_decay_fraction)
+    falling = linear_decay(total_steps, total_steps * linear_decay_fraction)
+    return product(multiplier, rsqrt_decay(warmup_steps), falling)
+
+
+def slanted_triangular(
+    total_steps: int, cut_fraction: float = 0.1, ratio: float = 32.0, max_rate: float = 0.01
+) -> Schedule:
+    """Rising from max_rate / ratio to ``max_rate`` and falling back, linearly; then constant.
+
+    Args:
+        total_steps: Step at which it is max_rate / ratio again.
+        cut_fraction: Share of the steps in which it rises.
+        ratio: Of the largest to the smallest rate.
+        max_rate: The largest rate.
+
+    Source: Howard and Ruder 2018.
+    """
+    _share("slanted_triangular", cut_fraction)
+    cut = total_steps * cut_fraction
+    _positive("slanted_triangular", cut)
+
+    def schedule(step: Tensor) -> Tensor:
+        done = _float(step)
+        height = ew.divide(done, cut)
+        if total_steps > cut:
+            falling = ew.divide(ew.subtract(float(total_steps), done), total_steps - cut)
+            height = ew.minimum(height, falling)
+        height = ew.maximum(height, 0.0)
+        return ew.multiply(ew.add(ew.multiply(height, ratio - 1.0), 1.0), max_rate / ratio)
+
+    return schedule
+
+
+def linear_decay_learning_rate(
+    total_steps: int, initial_rate: float = 0.1, offset: int = 0
+) -> Schedule:
+    """``initial_rate`` until step ``offset``, then falling linearly to 0 at ``total_steps``."""
+    return product(initial_rate, linear_decay(total_steps, total_steps - offset))
+
+
+def linear_decay(total_steps: int, decay_steps: float | None = None) -> Schedule:
     """1, then falling to 0 at ``total_steps`` over the last ``decay_steps`` (default all)."""
     decay = total_steps if decay_steps is None else decay_steps
     _positive("linear_decay", decay)
@@ -116,7 +177,9 @@ def paper_schedule(
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "constant": constant, "linear_warmup": linear_warmup, "rsqrt_decay": rsqrt_decay,
     "linear_decay": linear_decay, "cosine_decay": cosine_decay, "cosine": cosine,
-    "paper_schedule": paper_schedule,
+    "paper_schedule": paper_schedule, "truncated_rsqrt": truncated_rsqrt, "noam": noam,
+    "slanted_triangular": slanted_triangular,
+    "linear_decay_learning_rate": linear_decay_learning_rate,
 }  # fmt: skip
 _CALL = re.compile(r"^([a-z_]+)\s*(?:\(([^()]*)\))?$")
 
@@ -172,3 +235,8 @@ def _float(step: Tensor) -> Tensor:
 def _positive(name: str, steps: float) -> None:
     if steps <= 0:
         raise ConfigError(f"{name} lasts {steps} steps.", "Give a positive number of steps.")
+
+
+def _share(name: str, fraction: float) -> None:
+    if not 0.0 < fraction <= 1.0:
+        raise ConfigError(f"{name}: the share of steps is {fraction}.", "Give a number in (0, 1].")

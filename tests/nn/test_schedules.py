@@ -27,7 +27,29 @@ def half_cosine(t):
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1, t / 100)))
 
 
+def slanted(t, total=100, cut=20, ratio=32, peak=0.01):
+    """Howard and Ruder 2018, equation 3."""
+    p = t / cut if t < cut else max(0, 1 - (t - cut) / (cut * (total / cut - 1)))
+    return peak * (1 + p * (ratio - 1)) / ratio
+
+
+def noam(t, total=100, warmup=10):
+    return 2.0 * max(t, warmup) ** -0.5 * min(1, max(0, (total - t) / (total * 0.4)))
+
+
 CASES = {
+    "slanted": (s.slanted_triangular(100, 0.2), slanted),
+    "slanted_rising": (
+        s.slanted_triangular(200, 1.0, 4.0, 1.0), lambda t: (1 + 3 * t / 200) / 4,
+    ),
+    "noam": (s.noam(100, 10, 0.4, 2.0), noam),
+    "noam_without_end": (s.noam(100, 10, 0), lambda t: max(t, 10) ** -0.5),
+    "truncated_rsqrt": (s.truncated_rsqrt(50), lambda t: max(t, 50) ** -0.5),
+    "linear_rate": (
+        s.linear_decay_learning_rate(100, 0.3, 40),
+        lambda t: 0.3 * min(1, max(0, (100 - t) / 60)),
+    ),
+    "text_slanted": (s.parse_schedule("slanted_triangular(100, 0.2)"), slanted),
     "constant": (s.constant(0.3), lambda t: 0.3),
     "warmup": (s.linear_warmup(10), lambda t: min(1, (t + 1) / 10)),
     "rsqrt": (s.rsqrt_decay(10), lambda t: max(t, 10) ** -0.5),
@@ -68,6 +90,8 @@ def test_values(name):
         ("linear_warmup(1, 2, 3)", "numbers"),
         ("cosine_decay(", "neither a number nor a schedule"),
         ("linear_warmup(0)", "positive number of steps"),
+        ("noam(100, 10, 1.5)", "share of steps is 1.5"),
+        ("slanted_triangular(100, 0)", "share of steps is 0"),
         ("", "neither a number nor a schedule"),
     ],
 )
