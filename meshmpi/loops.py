@@ -16,6 +16,9 @@ from typing import NamedTuple
 from meshmpi.dims import Shape
 from meshmpi.program import Instruction, LocalType, Program
 
+MOST_ENDS = 16
+"""Places where columns of a causal loop end: each needs kernels of its own.  Status: assumption;
+what is computed in vain is a sixteenth at most."""
 Ranges = Mapping[str, tuple[int, int]]
 """Dimension name -> global (start, stop)."""
 
@@ -69,7 +72,9 @@ def iterations(
         ranges = {**own, **dict(chosen)}
         if columns:
             first, end = own[columns]
-            ranges[columns] = (first, min(end, max(first + 1, ranges[rows][1])))
+            step = -(-(end - first) // MOST_ENDS)
+            needed = -(-max(1, ranges[rows][1] - first) // max(1, step)) * step
+            ranges[columns] = (first, min(end, first + needed))
         yield ranges
 
 

@@ -55,7 +55,15 @@ class LoopPlan(Plan):
         self.own = own_ranges(call.instruction, call.program, call.coordinates)
         counted = iteration_counts(call.instruction, call.program, call.coordinates)
         self.blocks = {sizes_key(r): _Block(call, self.own, r, plan_of) for _, r in counted}
-        self.workspace_bytes = max((b.workspace_bytes for b in self.blocks.values()), default=0)
+        self.workspace_bytes = max((b.workspace_bytes for b in self._sized(plan_of)), default=0)
+
+    def _sized(self, plan_of: Callable[[Call], Plan]) -> list[_Block]:
+        """The blocks, and the largest with all columns: another rank may have such."""
+        blocks, columns = list(self.blocks.values()), (self.call.attrs.get("causal") or ("", ""))[1]
+        if blocks and columns:
+            ranges = {**blocks[0].ranges, columns: self.own[columns]}
+            blocks.append(_Block(self.call, self.own, ranges, plan_of))
+        return blocks
 
     def bind(
         self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray,
@@ -102,7 +110,7 @@ class _Block:
     """
 
     def __init__(self, call: Call, own: Ranges, ranges: Ranges, plan_of: Callable[[Call], Plan]):
-        self.call, self.own, self.plan_of = call, own, plan_of
+        self.call, self.own, self.ranges, self.plan_of = call, own, ranges, plan_of
         i = call.instruction
         self.types = loop_types(i, call.program)
         self.inside = replace(call.program, types={**call.program.types, **self.types})

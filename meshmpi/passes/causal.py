@@ -33,9 +33,10 @@ class Known(NamedTuple):
     number: float = 0.0
 
 
-SOME = Known("ordinary")  # smaller than ORDINARY
+SOME = Known("ordinary")  # smaller than ORDINARY, or a truth value
 LOW = Known("low")  # the same or any number below, not NaN
 FINITE_LOW = Known("finite low")
+FINITE = Known("finite")
 ANY = Known("any")
 BEFORE, SAME, BEHIND = range(3)
 Regions = tuple[Known, Known, Known]
@@ -119,6 +120,7 @@ class _Judge:
     def __init__(self, program: Program, rows: str, columns: str):
         self.program, self.pair = program, (rows, columns)
         self.known: dict[int, Regions] = {}
+        self.largest_of: dict[int, int] = {}  # row maximum -> the value it bounds
         self.index = {
             i.outputs[0]: i.attrs["dim"] for i in program.instructions if i.kind == "iota"
         }  # fmt: skip
@@ -127,6 +129,8 @@ class _Judge:
 
     def _judge(self, i: Instruction) -> None:
         types = self.program.types
+        if i.attrs.get("op") == "max" and len(i.inputs) == 1:
+            self.largest_of[i.outputs[0]] = self.largest_of.get(i.inputs[0], i.inputs[0])
         ins = [self.known[v] for v in i.inputs]
         if i.kind == "map":
             results = [self._map(i, [k[region] for k in ins], region) for region in range(3)]
@@ -138,7 +142,7 @@ class _Judge:
             if i.kind == "reduce" and self.pair[1] not in types[v].shape.names:
                 self.known[v] = (self._reduced(i, ins[0]),) * 3
             else:
-                unknown = types[v].dtype == "bool" or ANY in flat
+                unknown = ANY in flat
                 low = any(k not in (SOME,) and not _ordinary(k) for k in flat)
                 self.known[v] = (ANY if unknown else LOW if low else SOME,) * 3
                 if i.kind == "contract" and not unknown:
@@ -147,7 +151,7 @@ class _Judge:
                     self.known[v] = (ANY,) * 3
 
     def _reduced(self, i: Instruction, regions: Regions) -> Known:
-        if ANY in regions or self.program.types[i.outputs[0]].dtype == "bool":
+        if ANY in regions:
             return ANY
         if all(_ordinary(k) for k in regions):
             return SOME
@@ -165,10 +169,21 @@ class _Judge:
             result = self._index_step(s, compared, region)
             if result is None and s.function == "where" and finite.get(str(s.args[0])) == s.args[1]:
                 result = _joined(_finite(args[1]), args[2])
+                if s.args[1] == "i0" and len(i.inputs) == 1 and i.inputs[0] in self.largest_of:
+                    self.largest_of[i.outputs[0]] = self.largest_of[i.inputs[0]]
+            if result is None and self._subtracts_largest(i, s) and not _infinite(args[1]):
+                result = LOW if args[0] in (LOW, FINITE_LOW) else None
             if s.function == "isfinite" and isinstance(s.args[0], str):
                 finite[f"t{k}"] = s.args[0]
             known[f"t{k}"] = _step(s.function, args) if result is None else result
         return [known[r] for r in i.attrs["expr"].results]
+
+    def _subtracts_largest(self, i: Instruction, s: Step) -> bool:
+        """Whether a step subtracts from a value its own row maximum: the result is not above 0."""
+        if s.function != "subtract" or not all(str(a).startswith("i") for a in s.args):
+            return False
+        a, b = (i.inputs[int(str(ref)[1:])] for ref in s.args)
+        return self.largest_of.get(b) == a
 
     def _index_step(self, s: Step, compared: Mapping[str, str], region: int) -> Known | None:
         """What a comparison of the two indices gives in a region."""
@@ -193,6 +208,10 @@ _ZERO = Known("number", 0.0)
 
 def _ordinary(k: Known) -> bool:
     return k == SOME or (k.kind == "number" and abs(k.number) < ORDINARY)
+
+
+def _infinite(k: Known) -> bool:
+    return k in (LOW, ANY) or not math.isfinite(k.number)
 
 
 def _finite(k: Known) -> Known:
@@ -249,13 +268,13 @@ def _truth(function: str, args: Sequence[Known]) -> Known:
         return Known("number", float(function == "logical_and"))
     if len(numbers) == 1 == len(args) and function == "logical_not":
         return Known("number", float(not numbers[0]))
-    return ANY
+    return SOME
 
 
 def _negative(k: Known) -> Known:
     if k.kind == "number":
         return Known("number", -k.number)
-    return k if k == SOME else ANY
+    return k if k == SOME else FINITE if k == FINITE_LOW else ANY
 
 
 def _sum(a: Known, b: Known) -> Known:
@@ -270,7 +289,7 @@ def _sum(a: Known, b: Known) -> Known:
 def _lowered(x: Known, y: Known) -> Known:
     """A hugely negative number and another: it stays what it is beside ordinary numbers."""
     if x.number == -math.inf:
-        finite = _ordinary(y) or (_low(y) and y != LOW and y.number != -math.inf)
+        finite = y == FINITE or _ordinary(y) or (_low(y) and y != LOW and y.number != -math.inf)
         return x if finite else LOW if _low(y) else ANY
     if _ordinary(y):
         return Known("number", x.number + ORDINARY) if x.number <= -2 * ORDINARY else LOW
