@@ -167,7 +167,16 @@ class _Binder:
         def run() -> None:
             np.einsum(a, letters[0], b, letters[1], letters[2], out=out)
 
-        return [*before, quiet(run), *([_add(y, out)] if part.accumulate else [])]
+        def scale() -> None:
+            np.multiply(*factors, out=out)
+
+        factors = [
+            v.array(array, of_y, {d: part.sizes[d] if d in v.strides else 1 for d in of_y})
+            for v, array in ((part.x, x), (at, w))
+        ]
+        summed = any(part.sizes[d] > 1 for d in layout.columns)
+        chosen = quiet(run if summed else scale)
+        return [*before, chosen, *([_add(y, out)] if part.accumulate else [])]
 
 
 def _slot(array: np.ndarray | None, elements: int) -> np.ndarray:

@@ -133,10 +133,15 @@ class Layout:
             phases(s, *(_inside(operand, dim) for operand, dim in ((x, s.x), (w, s.w), (y, s.y))))
             for s in slides
         ]
+        self.by_einsum = self._one_by_one()
+
+    def _one_by_one(self) -> bool:
+        """Whether products of matrices are not worth it: too few channels, or nothing is summed."""
+        channels = math.prod(self.sizes[d] for d in self.channels)
+        taps = math.prod(self.w.extents()[s.w] for s in self.slides)
+        summed = math.prod(self.sizes[d] for d in self.columns if d in self.sizes) * taps
         grouped = math.prod(self.sizes[d] for d in self.batch) > 1
-        self.by_einsum = (
-            grouped and math.prod(self.sizes[d] for d in self.channels) < FEW_CHANNELS
-        )  # fmt: skip
+        return (grouped and channels < FEW_CHANNELS) or summed == channels == 1
 
     def covers_y(self) -> bool:
         """Whether every element of y is in a phase."""

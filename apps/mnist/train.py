@@ -1,0 +1,120 @@
+"""Trains the network in one layout, tests it, and puts bytes predicted and counted side by side.
+
+Knows no MPI: the mesh may be simulated or real.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import meshmpi as mm
+from apps.mnist.data import Digits, Mnist
+from apps.mnist.model import Config, build
+from meshmpi.planner.cost import bytes_by_collective
+
+TEST_BATCH = 1000
+
+
+class Result(NamedTuple):
+    """A finished training.
+
+    Attributes:
+        losses: Of the training steps.
+        accuracy: Share of the test images whose class is right.
+        train_seconds, test_seconds: Of all steps of each.
+        bytes_predicted, bytes_counted: Kind of collective -> what this rank sends in one step.
+        program: Of a training step.
+    """
+
+    losses: list[float]
+    accuracy: float
+    train_seconds: float
+    test_seconds: float
+    bytes_predicted: dict[str, int]
+    bytes_counted: dict[str, int]
+    program: Any
+
+
+def batches(digits: Digits, batch: int, steps: int, seed: int) -> Iterator[Digits]:
+    """``steps`` batches; every epoch in another order, and each image at most once in an epoch."""
+    if batch > len(digits.labels):
+        raise mm.ConfigError(
+            f"a batch of {batch} images is larger than the {len(digits.labels)} there are.",
+            "Take a smaller batch.",
+        )
+    rng, order, at = np.random.default_rng(seed), np.array([], np.int64), 0
+    for _ in range(steps):
+        if at + batch > len(order):
+            order, at = rng.permutation(len(digits.labels)), 0
+        chosen = order[at : at + batch]
+        at += batch
+        yield Digits(digits.images[chosen], digits.labels[chosen])
+
+
+def train(
+    config: Config, data: Mnist, mesh: Any, layout: str, seed: int = 0,
+    say: Callable[[str], None] = lambda line: None, kernels: str = "auto",
+) -> Result:  # fmt: skip
+    """Trains ``config.steps`` steps and tests.
+
+    Args:
+        config: Sizes and training.
+        data: All digits, on every rank.
+        mesh: A new mm.Mesh or mm.SimulatedMesh; its counters start at 0.
+        layout: Of batch, height, width, features, deep, hidden, classes; any of them.
+        seed: Of initial values, dropout and the order of images.
+        say: Told the loss now and then.
+        kernels: As for `mm.compile`.
+    """
+    network = build(config, config.batch, is_training=True)
+    step = mm.compile(
+        network.graph, mesh, layout, fetches=[network.loss], updates=network.updates, seed=seed,
+        kernels=kernels,
+    )  # fmt: skip
+    losses: list[float] = []
+    began = time.perf_counter()
+    for images, labels in batches(data.train, config.batch, config.steps, seed):
+        losses.append(step(images=images, labels=labels)[network.loss])
+        if len(losses) % max(1, config.steps // 10) == 0:
+            recent = float(np.mean(losses[-50:]))
+            say(f"step {len(losses):5}  loss {recent:.4f}  {time.perf_counter() - began:6.1f} s")
+    train_seconds = time.perf_counter() - began
+    counted = _counted(mesh, config.steps)
+    began = time.perf_counter()
+    accuracy = test(config, data.test, step, layout, kernels)
+    here = mesh.shape.coordinates(mesh.rank)
+    predicted = {
+        kind: sum(table.values()) for kind, table in bytes_by_collective(step.program, here).items()
+    }
+    return Result(
+        losses, accuracy, train_seconds, time.perf_counter() - began, predicted, counted,
+        step.program,
+    )  # fmt: skip
+
+
+def test(config: Config, digits: Digits, step: Any, layout: str, kernels: str = "auto") -> float:
+    """Share of ``digits`` that the network with the variables of ``step`` classifies right."""
+    count = len(digits.labels)
+    batch = next(n for n in range(min(TEST_BATCH, count), 0, -1) if count % n == 0)
+    network = build(config, batch, is_training=False)
+    tested = mm.compile(
+        network.graph, step.mesh, layout, fetches=[network.right], variables=step.variables,
+        kernels=kernels,
+    )  # fmt: skip
+    right = 0
+    for k in range(0, count, batch):
+        part = Digits(digits.images[k : k + batch], digits.labels[k : k + batch])
+        right += tested(images=part.images, labels=part.labels)[network.right]
+    return right / count
+
+
+def _counted(mesh: Any, steps: int) -> dict[str, int]:
+    """Kind of collective -> bytes that the first rank of this process has sent in one step."""
+    counters = mesh.counters[0] if isinstance(mesh.counters, list) else mesh.counters
+    return {
+        kind: sum(row[2] for row in table.values()) // steps for kind, table in counters.items()
+    }
