@@ -97,6 +97,27 @@ def test_gradients_are_reduced_once(layout, storage):
         assert all(traffic[1][1][kind] <= n for kind, n in traffic[0][1].items())
 
 
+def test_gradients_are_kept_once():
+    """Their sum and those of one part, not one for every part, where weights are what is large."""
+    wide = mm.Dimension("wide", 300)
+
+    def deep(features):
+        x = features["x"]
+        for i in range(4):
+            x = mm.dense(x, wide._replace(name=f"wide_{i}"), activation="tanh", name=f"layer_{i}")
+        return {"loss": mm.reduce_mean(mm.square(x))}
+
+    peaks = []
+    for parts in (2, 8):
+        with mm.Graph() as graph:
+            x = mm.placeholder("x", "batch:16;io:300")
+            outputs, pairs = optimize.serialize_training_step({"x": x}, deep, "batch", parts)
+            updates = optimize.SGD(0.1).apply_gradients(pairs)
+        plan = mm.plan(graph, "rows:1", "", fetches=[outputs["loss"]], updates=updates)
+        peaks.append(plan.cost.memory["arena"])
+    assert peaks[1] < 1.05 * peaks[0]
+
+
 def test_memory_is_that_of_a_part():
     peaks = []
     for parts in (1, 8):

@@ -14,6 +14,7 @@ from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, Variable
 from meshmpi.nn.optimize.base import VariableLike, as_variable, variable_gradients
 from meshmpi.ops import elementwise as ew
+from meshmpi.ops.placement import barrier
 from meshmpi.ops.structure import DimLike, dim_name, reshape, stack, transpose, unstack
 from meshmpi.scalar import FLOATS
 
@@ -121,7 +122,8 @@ def serialize_training_step(
         )
         # Before the next part is built: what this part keeps for its gradients is then free.
         for v, g in zip(targets, variable_gradients(share, targets), strict=True):
-            totals[v.name] = _sum(totals.get(v.name), g)
+            fence = f"{v.name} part {j}" if j < num_splits - 1 else ""
+            totals[v.name] = _sum(totals.get(v.name), g, fence)
     joined = {key: _joined(ys, name) for key, ys in collected.items()}
     return joined, [(totals[v.name], v) for v in targets]
 
@@ -137,10 +139,12 @@ def _loss(outputs: Tensors) -> Tensor:
     return loss
 
 
-def _sum(total: Tensor | None, g: Tensor | None) -> Tensor | None:
+def _sum(total: Tensor | None, g: Tensor | None, fence: str) -> Tensor | None:
     if total is None or g is None:
         return g if total is None else total
-    return ew.add(total, g)
+    added = ew.add(total, g)
+    # Sums fused into one at the end would keep the gradients of all parts until then.
+    return barrier(added, fence) if fence else added
 
 
 def _joined(ys: Sequence[Tensor], batch: str) -> Tensor:
