@@ -41,14 +41,13 @@ class ConvPlan(Plan):
         self.order = (0, 1) if straight else (1, 0)
         x, w = (call.inputs[k] for k in self.order)
         self.layout = Layout(x, w, y, slides if straight else turned)
-        some = x.elements and w.elements and y.elements
-        self.parts = list(self.layout.parts()) if some else []
-        self.fill = bool(y.elements) and not (self.parts and self.layout.covers_y())
-        self._reserve()
+        parts = list(self.layout.parts(every=False))
+        self.fill = bool(y.elements) and not (parts and self.layout.covers_y())
+        self._reserve(parts)
 
-    def _reserve(self) -> None:
+    def _reserve(self, parts: Sequence[Part]) -> None:
         """Slots of the workspace, each as large as the largest part needs."""
-        scratch, layout, parts = Scratch(), self.layout, self.parts
+        scratch, layout = Scratch(), self.layout
 
         def slot(sizes: list[int]) -> Slot | None:
             return scratch.reserve((max(sizes),), layout.wide) if sizes else None
@@ -73,7 +72,7 @@ class ConvPlan(Plan):
         y = result if wide is None else wide  # sums are not formed in a narrow type
         steps: list[Bound] = [lambda: y.fill(0)] if self.fill else []
         binder = _Binder(self.layout, x, w, y, slots, blas.find(runtime.blas))
-        for part in self.parts:
+        for part in self.layout.parts():
             steps += binder.steps(part)
         if wide is not None:
             steps.append(_copy(result, wide))

@@ -165,12 +165,13 @@ class Layout:
         dims = (self.batch, self.columns if which == "w" else self.rows, self.channels)
         return math.prod(part.sizes[d] for group in dims for d in group)
 
-    def parts(self) -> Iterator[Part]:
-        """All products, in order."""
-        for combination in itertools.product(*self.phases):
-            yield from self._parts_of(combination)
+    def parts(self, every: bool = True) -> Iterator[Part]:
+        """All products, in order; else only some, but one of each kind and size."""
+        if self.x.elements and self.w.elements and self.y.elements:
+            for combination in itertools.product(*self.phases):
+                yield from self._parts_of(combination, every)
 
-    def _parts_of(self, found: Sequence[Phase]) -> Iterator[Part]:
+    def _parts_of(self, found: Sequence[Phase], every: bool) -> Iterator[Part]:
         sizes = {**self.sizes, ONE: 1}
         for k, p in enumerate(found):
             sizes[y_dim(k)], sizes[w_dim(k)] = p.y.count, p.w.count
@@ -185,12 +186,15 @@ class Layout:
                 yield Part(sizes, direct, w, y, None, None, choice, False)
                 return
         done: set[tuple[tuple[str, int], ...]] = set()  # rows of which a part has been summed
-        for begin, part_sizes in self._cuts(sizes, w, y):
+        known: dict[tuple[int, ...], tuple[tuple[str, ...], Choice]] = {}
+        for begin, part_sizes in self._cuts(sizes, w, y, every):
             own = tuple((d, begin.get(d, 0)) for d in (*self.batch, *self.rows))
             x, padded = (direct.at(begin), None) if direct is not None else self._padded(
                 found, begin, part_sizes
             )  # fmt: skip
-            yield self._part(part_sizes, x, w.at(begin), y.at(begin), padded, own in done)
+            yield self._part(
+                part_sizes, x, w.at(begin), y.at(begin), padded, own in done, known
+            )  # fmt: skip
             done.add(own)
 
     def _slides(self, found: Sequence[Phase]) -> Iterator[tuple[int, tuple[Slide, Phase]]]:
@@ -220,14 +224,17 @@ class Layout:
         return View(start, strides)
 
     def _part(
-        self, sizes: dict[str, int], x: View, w: View, y: View, padded: Padded | None, more: bool
-    ) -> Part:
+        self, sizes: dict[str, int], x: View, w: View, y: View, padded: Padded | None, more: bool,
+        known: dict[tuple[int, ...], tuple[tuple[str, ...], Choice]],
+    ) -> Part:  # fmt: skip
         if self.by_einsum:
             return Part(sizes, x, w, y, padded, None, None, more)
-        patch = self._patch_order(sizes, x, w, y)
-        choice = self._choice(sizes, contiguous(patch, sizes), w, y)
-        patch = patch if choice.packed[0] is None else choice.packed[0]
-        return Part(sizes, x, w, y, padded, patch, choice, more)
+        key = tuple(sizes.values())  # parts of one phase differ in nothing else that counts
+        if key not in known:
+            patch = self._patch_order(sizes, x, w, y)
+            choice = self._choice(sizes, contiguous(patch, sizes), w, y)
+            known[key] = patch if choice.packed[0] is None else choice.packed[0], choice
+        return Part(sizes, x, w, y, padded, *known[key], more)
 
     def _patch_order(self, sizes: dict[str, int], x: View, w: View, y: View) -> tuple[str, ...]:
         """Rows as y and columns as w hold them; last whichever x holds in longer runs."""
@@ -250,9 +257,12 @@ class Layout:
         return choose({d: sizes[d] for d in used}, Groups(*groups), kept, must)
 
     def _cuts(
-        self, sizes: dict[str, int], w: View, y: View
+        self, sizes: dict[str, int], w: View, y: View, every: bool
     ) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-        """(begin, sizes) of parts whose patches fit the cache: cut along the longer side."""
+        """(begin, sizes) of parts whose patches fit the cache: cut along the longer side.
+
+        Without ``every`` the first two and the last along each dim.
+        """
         rows = math.prod(sizes[d] for d in self.rows)
         columns = math.prod(sizes[d] for d in self.columns)
         sides = [
@@ -267,7 +277,10 @@ class Layout:
                 count = -(-sizes[d] // max(1, PATCH_ELEMENTS // others))
                 step[d] = -(-sizes[d] // count)
                 left = others * step[d]
-        for begins in itertools.product(*(range(0, sizes[d], n) for d, n in step.items())):
+        starts = [list(range(0, sizes[d], n)) for d, n in step.items()]
+        if not every:
+            starts = [list(dict.fromkeys([*some[:2], some[-1]])) for some in starts]
+        for begins in itertools.product(*starts):
             begin = dict(zip(step, begins, strict=True))
             yield begin, {d: min(step.get(d, n), n - begin.get(d, 0)) for d, n in sizes.items()}
 
