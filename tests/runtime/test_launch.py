@@ -99,6 +99,18 @@ def test_root_is_allowed(monkeypatch):
     assert "PRTE_ALLOW_RUN_AS_ROOT" not in launch_command(2, ["train.py"])[1]
 
 
+def test_open_mpi_does_not_look_for_networks_on_one_host(monkeypatch):
+    _pretend(monkeypatch)
+    assert launch_command(2, ["train.py"])[1]["OMPI_MCA_btl"] == "^ofi"
+    hosts = {"launcher_options": ["--hostfile", "hosts"]}
+    assert "OMPI_MCA_btl" not in launch_command(2, ["train.py"], **hosts)[1]
+    assert "OMPI_MCA_btl" not in launch_command(
+        2, ["train.py"], environment={"SLURM_JOB_NUM_NODES": "2"}
+    )[1]  # fmt: skip
+    monkeypatch.setenv("OMPI_MCA_btl", "self,tcp")
+    assert launch_command(2, ["train.py"])[1]["OMPI_MCA_btl"] == "self,tcp"
+
+
 def test_containers_without_copying_or_shared_memory(monkeypatch):
     _pretend(monkeypatch)
     monkeypatch.setattr(launch_module, "_can_read_other_processes", lambda: False)
