@@ -114,7 +114,7 @@ def passes_through(program: Program, i: Instruction, pending: Sequence[int], axe
         return linear_in(i.attrs["expr"], marks)
     if i.kind == "reduce":
         return i.attrs["op"] == "sum"
-    if i.kind == "contract":
+    if i.kind in ("contract", "conv"):
         return sum(marks) == 1
     if i.kind in ("gather", "scatter_add"):
         return marks == [True, False]

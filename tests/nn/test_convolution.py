@@ -367,3 +367,11 @@ def test_split_pictures_exchange_halos_and_gather_no_picture():
     # Nothing of the size of a picture is gathered; only what dense needs is.
     largest = step.program.values().get("all_gather", {})
     assert not largest, largest
+
+
+def test_a_sum_over_split_channels_is_finished_where_it_is_smallest():
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", "batch:2;height:8;width:8;channels:4")
+        y = mm.avg_pool2d(mm.conv2d(x, NEW, use_bias=False), 4)
+    program = mm.plan(graph, "rows:2", "channels:rows", fetches=[y], updates=[]).program
+    assert program.values()["all_reduce"] == {"rows": y.shape.size}

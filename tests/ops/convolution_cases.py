@@ -203,3 +203,11 @@ def avg_pools(b: Builder) -> Sequence[Tensor]:
         mm.avg_pool1d(x, 2, spatial_dims=["h"]),
         mm.avg_pool2d(x, (2, 3), strides=(1, 2), padding="SAME"),
     ]
+
+
+@case(limit=30)
+def conv_of_a_pending_sum(b: Builder) -> Sequence[Tensor]:
+    # The sum over split channels may stay pending through the pool, which is linear.
+    x, f = picture(b, "x", "h c"), b.feed("f", mm.Shape([("p", 3), b.c, b.e]))
+    y = mm.conv(x, f, [Slide("h", "p", "h", before=1)], [("h", b.a.size), b.e])
+    return [mm.square(mm.avg_pool1d(y, 4))]
