@@ -24,6 +24,7 @@ from meshmpi.runtime.blocks import (
     check_sizes,
     replaced,
 )
+from meshmpi.runtime.world import without_networks
 from meshmpi.windows import Exchange
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class Mesh:
     """
 
     def __init__(self, shape: MeshShapeLike, comm: MPI.Intracomm | None = None):
-        from mpi4py import MPI
+        with without_networks():
+            from mpi4py import MPI
 
         from meshmpi.runtime import abort, collectives
 
