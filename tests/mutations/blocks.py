@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshmpi import collective_bytes, dims, program, typerules
+from meshmpi import collective_bytes, dims, program
 from meshmpi.dims import MeshShape
 from meshmpi.kernels import indexing as kernels_indexing
 from meshmpi.kernels import numpy_kernels, random_numbers, structure
@@ -17,6 +17,7 @@ from meshmpi.lowering import redistribute
 from meshmpi.planner import cost
 from meshmpi.program import LocalType
 from meshmpi.runtime import arrays, simulated_mesh, variables
+from meshmpi.typerules import moving, shaping
 from tests.mutations.registry import Patch, mutation
 
 # The module; `meshmpi.lowering.lower` is the function of the same name.
@@ -100,7 +101,7 @@ def gather_forgets_where_its_block_starts(m: Patch) -> None:
 @mutation("einsum_of_three")
 def blocks_are_thought_to_nest(m: Patch) -> None:
     """5 elements over rows, then cols, are not 5 elements over rows+cols."""
-    m.setattr(typerules, "nests", lambda *_: True)
+    m.setattr(moving, "nests", lambda *_: True)
     m.setattr(redistribute, "nests", lambda *_: True)
 
 
@@ -115,7 +116,7 @@ def uneven_blocks_are_viewed_under_other_dims(m: Patch) -> None:
             return None
         return [splits[lead_in] if j == lead_out else () for j in range(len(outs))]
 
-    m.setattr(typerules, "view_splits", wrong)
+    m.setattr(shaping, "view_splits", wrong)
     m.setattr(lowering, "view_splits", wrong)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi import typerules
 from meshmpi.kernels import random_numbers, tape
 from meshmpi.ops import indexing, sources
 from meshmpi.program import LocalType
+from meshmpi.typerules import verifying
 from tests.mutations.registry import Patch, mutation
 
 # The module; `meshmpi.lowering.lower` is the function of the same name.
@@ -22,7 +22,7 @@ lowering = sys.modules["meshmpi.lowering.lower"]
 @mutation("swap_of_variables")
 def an_update_sees_the_new_value_of_another(m: Patch) -> None:
     m.setattr(lowering.Lowering, "_apart", lambda self, value: value)
-    m.setattr(typerules._StoredValues, "is_overwritten", lambda self, v: False)
+    m.setattr(verifying._StoredValues, "is_overwritten", lambda self, v: False)
 
 
 @mutation("constants")

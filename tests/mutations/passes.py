@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from meshmpi import typerules
 from meshmpi.passes import clean, combine, fold, fuse, pipeline, scatter, segments
 from meshmpi.passes import reductions as reduction_pass
+from meshmpi.typerules import computing, verifying
 from tests.mutations.registry import Patch, mutation
 
 
 @mutation("two_layer_network")
 def any_map_passes_a_pending_sum(m: Patch) -> None:
-    m.setattr(typerules, "linear_in", lambda expr, pending: True)
+    m.setattr(computing, "linear_in", lambda expr, pending: True)
     m.setattr(reduction_pass, "linear_in", lambda expr, pending: True)
 
 
@@ -114,7 +114,7 @@ def inputs_keep_their_number_when_a_constant_before_them_goes(m: Patch) -> None:
 @mutation("swap_of_variables")
 def a_copy_of_a_variable_is_no_copy(m: Patch) -> None:
     m.setattr(fold, "_stored", lambda program: set())
-    m.setattr(typerules._StoredValues, "is_overwritten", lambda self, v: False)
+    m.setattr(verifying._StoredValues, "is_overwritten", lambda self, v: False)
 
 
 @mutation("updates_read_old_values")
@@ -230,7 +230,7 @@ def a_product_of_two_pending_sums_stays_pending(m: Patch) -> None:
 
 @mutation("products_of_products")
 def squares_of_pending_sums_stay_pending(m: Patch) -> None:
-    right = typerules.linear_in
+    right = computing.linear_in
 
     def wrong(expr: Any, pending: Any) -> bool:
         steps = tuple(
@@ -238,7 +238,7 @@ def squares_of_pending_sums_stay_pending(m: Patch) -> None:
         )
         return right(expr._replace(steps=steps), pending)
 
-    m.setattr(typerules, "linear_in", wrong)
+    m.setattr(computing, "linear_in", wrong)
     m.setattr(reduction_pass, "linear_in", wrong)
 
 
@@ -267,14 +267,14 @@ def pads_are_added_to_pending_sums(m: Patch) -> None:
 def an_added_number_counts_once_per_rank(m: Patch) -> None:
     """sum + 1.0 is thought to be linear in the sum."""
 
-    right = typerules.linear_in
+    right = computing.linear_in
 
     def wrong(expr: Any, pending: Any) -> bool:
         (first, *more) = expr.steps
         added = first.function in ("add", "subtract") and not isinstance(first.args[1], str)
         return (added and not more) or right(expr, pending)
 
-    m.setattr(typerules, "linear_in", wrong)
+    m.setattr(computing, "linear_in", wrong)
     m.setattr(reduction_pass, "linear_in", wrong)
 
 

@@ -1,0 +1,178 @@
+"""verify(): every rule of the instruction set, checked on a whole program."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from meshmpi.errors import ProgramError
+from meshmpi.loops import LOOP_KINDS, broken_loop_rules
+from meshmpi.program import COLLECTIVES, KINDS, Instruction, LocalType, Program
+from meshmpi.typerules.basics import REDUCTIONS, Violation, require
+from meshmpi.typerules.computing import (
+    contract_rule,
+    conv_rule,
+    map_rule,
+    reduce_rule,
+    source_rule,
+    write_rule,
+)
+from meshmpi.typerules.indexing import (
+    block_sum_rule,
+    cumsum_rule,
+    gather_rule,
+    scatter_add_rule,
+    top_k_rule,
+)
+from meshmpi.typerules.moving import redistribution_rule, shift_rule, wait_rule
+from meshmpi.typerules.shaping import along_dim_rule, transpose_rule, view_rule
+
+
+def verify(program: Program) -> None:
+    """Checks every rule of the instruction set.
+
+    Raises:
+        ProgramError: Naming the instruction, its types, the rule and the source line.
+    """
+    defined: set[int] = set()
+    memory, running = _StoredValues(), _Running()
+    for n, i in enumerate(program.instructions):
+        try:
+            _check_wiring(program, i, defined)
+            memory.follow(i)
+            running.follow(i)
+            _RULES[i.kind](program, i, [program.types[v] for v in i.inputs])
+        except (Violation, KeyError) as e:
+            inputs = ", ".join(str(program.types.get(v)) for v in i.inputs)
+            outputs = ", ".join(str(program.types.get(v)) for v in i.outputs)
+            raise ProgramError(
+                f"instruction {n}, {i.kind}({inputs}) -> {outputs} with {dict(i.attrs)}: {e}.",
+                "This is a bug in lowering or in a pass.", str(i.source),
+            ) from None  # fmt: skip
+        defined.update(i.outputs)
+    if running.left:
+        raise ProgramError(
+            f"all_reduces of values {running.left} are started and never waited for.",
+            "This is a bug in a pass.",
+        )
+    for name, v in program.fetches.items():
+        if v not in defined or program.types[v].partial or memory.is_overwritten(v):
+            raise ProgramError(
+                f"fetch '{name}' is undefined, unfinished or overwritten.",
+                "This is a bug in a pass.",
+            )
+
+
+class _Running:
+    """Results of collectives that were started: exactly one `wait` each, and no other use."""
+
+    def __init__(self) -> None:
+        self._started: dict[int, bool] = {}
+
+    def follow(self, i: Instruction) -> None:
+        for v in i.inputs:
+            if v in self._started:
+                require(i.kind == "wait" and self._started[v], "uses a result before its wait")
+                self._started[v] = False
+            else:
+                require(i.kind != "wait", "waits for what was not started")
+        if i.kind in COLLECTIVES and i.attrs.get("start"):
+            require(i.kind == "all_reduce" and len(i.outputs) == 1, "cannot be started")
+            self._started[i.outputs[0]] = True
+
+    @property
+    def left(self) -> list[int]:
+        return [v for v, running in self._started.items() if running]
+
+
+class _StoredValues:
+    """Which values are the memory of a variable, and which variables have been written.
+
+    A read makes no copy, so what it gave must not be used once its variable is written.
+    """
+
+    def __init__(self) -> None:
+        self._variable: dict[int, str] = {}
+        self._written: set[str] = set()
+
+    def is_overwritten(self, v: int) -> bool:
+        return self._variable.get(v) in self._written
+
+    def follow(self, i: Instruction) -> None:
+        for v in i.inputs:
+            require(not self.is_overwritten(v), f"uses '{self._variable.get(v)}' after its write")
+        if i.kind == "read":
+            require(i.attrs["variable"] not in self._written, "reads what the step has written")
+            self._variable[i.outputs[0]] = i.attrs["variable"]
+        elif i.kind == "view" and i.inputs[0] in self._variable:
+            self._variable[i.outputs[0]] = self._variable[i.inputs[0]]
+        elif i.kind == "write":
+            require(i.attrs["variable"] not in self._written, "writes a variable twice")
+            self._written.add(i.attrs["variable"])
+
+
+def _check_wiring(program: Program, i: Instruction, defined: set[int]) -> None:
+    if i.kind not in KINDS:
+        raise Violation("this kind is not in the instruction set")
+    for v in i.inputs:
+        if v not in defined:
+            raise Violation(f"value {v} is used before it is made")
+        if program.types[v].windows and i.kind not in ("conv", "shift"):
+            raise Violation("uses a value that is held in windows")
+    for v in i.outputs:
+        if v in defined:
+            raise Violation(f"value {v} is made twice")
+        t = program.types[v]
+        if t.windows:
+            require(i.kind == "shift", "makes a value held in windows")
+        used = t.used_axes
+        if not used and not t.partial and t.pending == "sum":
+            continue
+        if len(set(used)) < len(used) or set(used) & set(t.partial):
+            raise Violation(f"{t} uses a mesh axis twice")
+        if t.partial != program.mesh.in_mesh_order(t.partial) or t.pending not in REDUCTIONS:
+            raise Violation(f"{t} has a malformed pending reduction")
+        program.mesh.count(used)
+
+
+def _segment_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    types = ChainMap(i.attrs["inner"], cast("MutableMapping[int, LocalType]", program.types))
+    inside = replace(program, types=types)
+    known = set(i.inputs)
+    for one in i.attrs["body"]:
+        require(one.kind in ("map", "reduce", "random"), f"has {one.kind} in its body")
+        require(all(v in known for v in one.inputs), "has a body that uses an undefined value")
+        _RULES[one.kind](inside, one, [types[v] for v in one.inputs])
+        known.update(one.outputs)
+    require(all(v in known for v in i.outputs), "returns an undefined value")
+
+
+def _loop_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    types = ChainMap(i.attrs["inner"], cast("MutableMapping[int, LocalType]", program.types))
+    inside = replace(program, types=types)
+    known = set(i.inputs)
+    for one in i.attrs["body"]:
+        require(one.kind in LOOP_KINDS, f"has {one.kind} in its body")
+        require(all(v in known for v in one.inputs), "has a body that uses an undefined value")
+        _RULES[one.kind](inside, one, [types[v] for v in one.inputs])
+        known.update(one.outputs)
+    require(all(v in known and v not in i.inputs for v in i.outputs), "returns what it has not")
+    for problem in broken_loop_rules(i, {**types, **i.inner_types()}):
+        raise Violation(problem)
+
+
+_RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] = {
+    "feed": source_rule, "read": source_rule, "step": source_rule, "iota": source_rule,
+    "random": source_rule, "write": write_rule, "map": map_rule, "reduce": reduce_rule,
+    "conv": conv_rule, "contract": contract_rule, "transpose": transpose_rule, "view": view_rule,
+    "slice": along_dim_rule, "pad": along_dim_rule, "concat": along_dim_rule,
+    "gather": gather_rule, "scatter_add": scatter_add_rule, "top_k": top_k_rule,
+    "block_sum": block_sum_rule, "cumsum": cumsum_rule,
+    "segment": _segment_rule, "loop": _loop_rule,
+    "all_reduce": redistribution_rule, "reduce_scatter": redistribution_rule,
+    "all_gather": redistribution_rule, "all_to_all": redistribution_rule,
+    "take_shard": redistribution_rule, "shift": shift_rule,
+    "wait": wait_rule,
+}  # fmt: skip
