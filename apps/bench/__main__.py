@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (options.peers or folder / "peers").resolve(), say
     )  # fmt: skip
     effort = EFFORTS["tiny" if options.tiny else "quick" if options.quick else "full"]
-    if options.rounds:
-        effort = effort._replace(rounds=options.rounds)
+    asked = {"rounds": options.rounds, "steps": options.steps}
+    effort = effort._replace(**{name: n for name, n in asked.items() if n})
     bench = Bench(folder, effort, found, say)
     status = _measure(bench, options.part or list(PARTS))
     say(f"wrote {folder / 'bench.md'}")
@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="at most five minutes")
     parser.add_argument("--tiny", action="store_true", help="a toy model: tries the bench itself")
     parser.add_argument("--rounds", type=int, default=0, help="in which the systems take turns")
+    parser.add_argument("--steps", type=int, default=0, help="timed ones of a system and round")
     parser.add_argument("--out", type=Path, default=workers.ROOT / "bench-out")
     parser.add_argument("--peers", type=Path, help="their environment; by default <out>/peers")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch and JAX out")

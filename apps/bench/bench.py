@@ -33,7 +33,7 @@ class Effort(NamedTuple):
 
 
 FULL = Effort(Sizes(), 3, 10, 0.3, 1.0, 64 << 20, 4)
-QUICK = Effort(Sizes(), 1, 4, 0.05, 0.5, 16 << 20, 2)
+QUICK = Effort(Sizes(), 1, 3, 0.05, 0.5, 16 << 20, 2)
 TINY = Effort(TOY, 1, 2, 0.001, 0.01, 4096, 1)
 """For tests: everything runs, no figure means anything."""
 

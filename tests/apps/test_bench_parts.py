@@ -327,3 +327,21 @@ def test_peers_that_are_there_are_not_installed_again(tmp_path: Path, monkeypatc
     python.touch()
     monkeypatch.setattr(peers.subprocess, "run", run)
     assert peers.install(tmp_path, lambda line: None) == peers.Peers(str(python), {})
+
+
+# ---- profile ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["data", "model"])
+def test_profile_counts_every_instruction_that_runs(split: str):
+    from apps.bench import profile
+
+    parts, bare = profile.measure(yardstick.TOY, split, 1)
+    kinds, longest = profile.table(parts, bare, 4)
+    counted = {row[0]: row[1] for row in kinds.rows}
+    assert counted["all"] == len(parts) == sum(list(counted.values())[:-2])
+    assert bare > 0
+    assert len(longest.rows) == 4
+    times = longest.column("processor ms")
+    assert times == sorted(times, reverse=True)
+    assert sum(part.seconds for part in parts) > 0
