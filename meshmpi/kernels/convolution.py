@@ -194,8 +194,14 @@ def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
 
 
 def _add(to: np.ndarray, summand: np.ndarray) -> Bound:
-    return quiet(lambda: np.add(to, summand, out=to))
+    def run() -> None:
+        np.add(to, summand, out=to)
+
+    return quiet(run)
 
 
 def _matmul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Bound:
-    return quiet(lambda: np.matmul(a, b, out=y))
+    def run() -> None:
+        np.matmul(a, b, out=y)
+
+    return quiet(run)

@@ -47,8 +47,10 @@ def _max_along(x: Tensor, g: Geometry) -> Tensor:
     smallest = float("-inf") if x.dtype in FLOATS else _SMALLEST[x.dtype]
     padded = pad(x, [g.before, max(0, behind)], g.dim, smallest)
     taps = [slice(padded, t, reach + 1, g.dim, g.stride) for t in range(g.taps)]
-    if g.taps <= 2:  # half the gradient to each of two that are equal
-        return taps[0] if g.taps == 1 else ew.maximum(*taps)
+    if g.taps == 1:
+        return taps[0]
+    if g.taps == 2:  # half the gradient to each of two that are equal
+        return ew.maximum(taps[0], taps[1])
     return reduce_max(stack(taps, _TAPS), reduced_dim=_TAPS)
 
 

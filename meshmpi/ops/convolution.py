@@ -144,8 +144,8 @@ class _Split:
                 turned.window(m, {"x": k, "w": n}[windowed]) if driver == "y"
                 else turned.of_filter().window({"w": k, "x": n}[driver], m)
             )  # fmt: skip
-            place = (0, s.x) if windowed == "x" else (1, s.w)
-            self.windows.append((*place, window))
+            operand, dim = (0, s.x) if windowed == "x" else (1, s.w)
+            self.windows.append((operand, dim, window))
         self.of_x, self.of_w, self.of_y = held["x"], held["w"], held["y"]
 
 
@@ -193,7 +193,7 @@ def conv(
     """
     shape = Shape(output_shape)
     slides = list(slides)
-    names = [[s[role] for s in slides] for role in range(3)]
+    names = ([s.x for s in slides], [s.w for s in slides], [s.y for s in slides])
     for role, found in zip(("x", "w", "y"), names, strict=True):
         for n in found:
             if found.count(n) > 1:
