@@ -89,7 +89,26 @@ def _reducible(x: np.ndarray) -> np.ndarray:
 
 
 def _mpi_op(op: str, dtype: np.dtype) -> MPI.Op:
-    return (_BOOL_OPS if dtype == np.bool_ else _OPS)[op]
+    if dtype == np.bool_:
+        return _BOOL_OPS[op]
+    if op in ("max", "min") and dtype.kind not in "iu":
+        return _nan_keeping_op(op, _wire_dtype(dtype))
+    return _OPS[op]
+
+
+@functools.cache
+def _nan_keeping_op(op: str, dtype: np.dtype) -> MPI.Op:
+    """max or min of which NaN is the result wherever it is among the numbers, as in the kernels.
+
+    That of MPI_MAX depends on the order of the ranks.
+    """
+    combine = _NUMPY_OPS[op]
+
+    def reduce(given: MPI.buffer, total: MPI.buffer, datatype: MPI.Datatype) -> None:
+        into = np.frombuffer(total, dtype)
+        combine(np.frombuffer(given, dtype), into, out=into)
+
+    return MPI.Op.Create(reduce, commute=True)
 
 
 def _wire_dtype(dtype: np.dtype) -> np.dtype:

@@ -217,3 +217,14 @@ def sampling(b: Builder) -> Sequence[Tensor]:
         mm.sample_with_temperature(masked, "b", temperatures),
         mm.sample_with_temperature(logits, "c", 1.5), mm.sample_with_temperature(logits, b.c, 0.0),
     ]  # fmt: skip
+
+
+@case(gradients=False)
+def a_nan_is_largest_and_smallest(b: Builder) -> Sequence[Tensor]:
+    # Wherever it is, on whichever rank: MPI's own maximum depends on the order of the ranks.
+    x, y = b.feed("x", "a b", kind="special"), b.feed("y", "b a", "float32", "special")
+    half = b.feed("z", "a b", "bfloat16", "special")
+    return [
+        mm.reduce_max(x, reduced_dim=b.a), mm.reduce_min(x, reduced_dim=b.b), mm.reduce_max(y),
+        mm.reduce_min(y, reduced_dim=b.a), mm.reduce_max(half, reduced_dim=b.b),
+    ]  # fmt: skip
