@@ -56,15 +56,24 @@ def _checked_updates(graph: Graph, updates: Sequence[Update]) -> list[Update]:
 def _lowered(
     graph: Graph, mesh: MeshShape, layout: LayoutLike, fetches: Mapping[str, Tensor],
     updates: Sequence[Update], storage: LayoutLike, optimize: bool, seed: int,
-    overlap: bool = False,
+    overlap: bool = False, memory_limit: int | str | None = None,
 ) -> Program:  # fmt: skip
+    limit = None if memory_limit is None else bytes_of(memory_limit)
     program = lower(graph, mesh, Layout(layout), fetches, updates, Layout(storage), seed)
     if not optimize:
+        if limit is not None:
+            raise ConfigError("a memory_limit needs passes.", "Leave optimize at True.")
         return program
     from meshmpi.passes.pipeline import optimize as run_passes
     from meshmpi.passes.pipeline import overlapping
 
-    return run_passes(program, overlapping()) if overlap else run_passes(program)
+    program = run_passes(program, overlapping()) if overlap else run_passes(program)
+    if limit is None:
+        return program
+    from meshmpi.passes.recompute import fit_memory
+    from meshmpi.runtime.compiled import predict_cost
+
+    return fit_memory(program, limit, lambda p: predict_cost(p).peak_memory)
 
 
 def compile(
@@ -74,6 +83,7 @@ def compile(
     kernels: str = "auto", seed: int = 0, variables: VariableStore | None = None,
     debug: bool = False,
     overlap: bool | None = None,
+    memory_limit: int | str | None = None,
 ) -> CompiledStep:  # fmt: skip
     """The SPMD program of one step, bound to a mesh and ready to be called.
 
@@ -95,6 +105,9 @@ def compile(
             dropped.
         overlap: Whether reductions travel while later instructions compute.  Default: where the
             mesh spans several hosts; inside one, copying takes the cores that compute.
+        memory_limit: Bytes per rank, or as ``"1.5 GB"``, for variables, feeds, arena and workspace.
+            Values that wait in memory are computed again where they are used until the step fits;
+            no collective runs twice, and results are the same to the last bit.
 
     Returns:
         A `CompiledStep`; ``step(x=array)[loss]``.
@@ -102,6 +115,7 @@ def compile(
     Raises:
         LayoutError, ShapeError: Before any communication, the same on every rank.
         ProgramError: The ranks built different graphs.
+        ConfigError: The step does not fit ``memory_limit``, whatever is recomputed.
     """
     from meshmpi.runtime.compiled import CompiledStep
 
@@ -115,7 +129,9 @@ def compile(
     named, chosen = _named_fetches(graph, fetches), _checked_updates(graph, updates)
     if overlap is None:
         overlap = getattr(mesh, "hosts", 1) > 1
-    program = _lowered(graph, mesh.shape, layout, named, chosen, storage, optimize, seed, overlap)
+    program = _lowered(
+        graph, mesh.shape, layout, named, chosen, storage, optimize, seed, overlap, memory_limit
+    )
     if debug:
         from meshmpi.passes.debug import check_indices
 
@@ -139,13 +155,14 @@ def plan(
     fetches: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
     updates: Sequence[Update] | None = None,
     storage: LayoutLike = None, optimize: bool = True, seed: int = 0, overlap: bool = False,
+    memory_limit: int | str | None = None,
 ) -> Plan:  # fmt: skip
     """Program and cost of a step on a mesh of any size, without allocating a tensor.
 
     Args:
         graph: What to compute.
         mesh_shape: ``"rows:16;cols:32"``.
-        layout, storage, optimize, seed, overlap: As for `mm.compile`.
+        layout, storage, optimize, seed, overlap, memory_limit: As for `mm.compile`.
         fetches: Default: every tensor that no operation uses.
         updates: Default: every update registered with the graph.
 
@@ -162,9 +179,27 @@ def plan(
     chosen = _checked_updates(graph, graph.updates if updates is None else updates)
     named = _named_fetches(graph, fetches)
     program = _lowered(
-        graph, MeshShape(mesh_shape), layout, named, chosen, storage, optimize, seed, overlap
-    )
+        graph, MeshShape(mesh_shape), layout, named, chosen, storage, optimize, seed, overlap,
+        memory_limit,
+    )  # fmt: skip
     return Plan(program, predict_cost(program))
+
+
+_UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+
+
+def bytes_of(size: int | str) -> int:
+    """Bytes as a number: ``"1.5 GB"`` (of 2**30) or the number itself."""
+    if isinstance(size, str):
+        text = size.strip().upper()
+        unit = next((u for u in sorted(_UNITS, key=len, reverse=True) if text.endswith(u)), "")
+        try:
+            size = int(float(text.removesuffix(unit)) * _UNITS.get(unit, 1))
+        except ValueError:
+            size = 0
+    if size <= 0:
+        raise ConfigError("memory_limit is no number of bytes.", "Write 2e9, '800 MB' or '1.5 GB'.")
+    return int(size)
 
 
 def _leaves(graph: Graph) -> list[Tensor]:

@@ -55,7 +55,7 @@ def plan_memory(
         coordinates: Mesh axis -> coordinate.
         workspace: (instruction, program, coordinates) -> scratch bytes of its kernel.
     """
-    sharing = _Sharing(program)
+    sharing = Sharing(program)
     sizes = {
         v: aligned_bytes(t, program, coordinates) for v, t in program.types.items()
     }  # fmt: skip
@@ -89,7 +89,7 @@ def aligned_bytes(t: LocalType, program: Program, coordinates: Mapping[str, int]
     return round_up(math.prod(t.local_sizes(program.mesh, coordinates)) * ITEM_BYTES[t.dtype])
 
 
-class _Sharing:
+class Sharing:
     """Which values share memory, and after which instruction each owner is no longer needed."""
 
     def __init__(self, program: Program):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 from meshmpi.program import Instruction, Program
@@ -52,4 +53,5 @@ def with_substitution(
 
 def fresh(program: Program) -> int:
     """A value number that the program does not use yet; larger ones are free too."""
-    return max(program.types, default=-1) + 1
+    inner = (v for i in program.instructions for v in i.inner_types())
+    return max(itertools.chain(program.types, inner), default=-1) + 1
