@@ -13,14 +13,14 @@ from meshmpi.ops.indexing import gather, top_k
 from meshmpi.ops.reductions import reduce_any, reduce_max, reduce_min, reduce_sum
 from meshmpi.ops.sources import range as index_range
 from meshmpi.ops.structure import DimLike, dim_name, reshape, shift, slice, transpose
-from meshmpi.scalar import INTEGERS
+from meshmpi.scalar import FLOATS, INTEGERS
 
 
 def top_1(x: Tensor, reduced_dim: DimLike) -> tuple[Tensor, Tensor]:
     """(largest value, int32 index of its first occurrence) along ``reduced_dim``.
 
-    Ties share the gradient.  Where there is a NaN the index is a legal one, but which is not said;
-    `mm.top_k` counts NaN as the largest.
+    Ties share the gradient.  Where there is a NaN it is the value, and the first one the index, as
+    in NumPy.
 
     Lowers: where the dim is split, two all_reduces without it.
     """
@@ -40,9 +40,10 @@ def argmin(x: Tensor, reduced_dim: DimLike) -> Tensor:
 def _extreme(x: Tensor, reduced_dim: DimLike, largest: bool) -> tuple[Tensor, Tensor]:
     dim = x.shape.dim(dim_name(reduced_dim))
     best = (reduce_max if largest else reduce_min)(x, reduced_dim=dim)
-    # A NaN equals nothing: such a row gives the last index, still a legal one.
-    found = ew.where(ew.equal(x, best, output_shape=x.shape), index_range(dim), dim.size - 1)
-    return best, reduce_min(found, reduced_dim=dim)
+    hit = ew.equal(x, best, output_shape=x.shape)
+    if x.dtype in FLOATS:  # a NaN equals nothing, also where it is the best
+        hit = ew.logical_or(hit, ew.not_equal(x, x))
+    return best, reduce_min(ew.where(hit, index_range(dim), dim.size - 1), reduced_dim=dim)
 
 
 def sort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:

@@ -101,6 +101,18 @@ def test_order_refuses_what_is_not_there():
             mm.sample_with_temperature(x, "c", -0.5)
 
 
+def test_largest_and_smallest_of_nan_are_those_of_numpy():
+    x = np.random.default_rng(0).choice([np.nan, np.inf, -np.inf, 1.0, 2.0], (6, 4))
+    with mm.Graph():
+        t = mm.placeholder("x", [B, C])
+        fetches = [mm.argmax(t, "c"), mm.argmin(t, "b"), mm.top_1(t, "b")[0]]
+    for layout in ("", "b:r", "c:c", "b:c+r"):
+        highest, lowest, value = run(fetches, layout, x=x)
+        np.testing.assert_array_equal(highest, x.argmax(1))
+        np.testing.assert_array_equal(lowest, x.argmin(0))
+        np.testing.assert_array_equal(value, x.max(0))
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
 def test_samples_have_the_probabilities_of_the_softmax(temperature: float):
     logits = np.array([2.0, -1.0, 0.5, -np.inf])

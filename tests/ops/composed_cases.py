@@ -92,6 +92,12 @@ def first_largest_and_smallest(b: Builder) -> Sequence[Tensor]:
     return [*mm.top_1(x, "b"), mm.argmin(x, "a"), mm.argmax(ties, "b"), mm.argmin(ties, "b")]
 
 
+@case(gradients=False)
+def first_largest_and_smallest_of_special_values(b: Builder) -> Sequence[Tensor]:
+    x = b.feed("x", "a b", kind="special")
+    return [*mm.top_1(x, "b"), mm.argmin(x, "b"), mm.argmax(x, "a")]
+
+
 @case()
 def dynamic_shift(b: Builder) -> Sequence[Tensor]:
     x, one = b.feed("x", "a b c"), b.feed_array("one", b.shape(""), "int32", np.array(-2))
