@@ -22,4 +22,4 @@ def test_mutation_is_caught(name: str):
 
 
 def test_there_are_enough_mutations():
-    assert len(MUTATIONS) >= 75
+    assert len(MUTATIONS) >= 150

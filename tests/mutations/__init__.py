@@ -6,10 +6,21 @@ catches which, and how.
 
 from __future__ import annotations
 
-from tests.mutations import blocks, collectives, gradients, kernels, lowering, memory, passes
+from tests.mutations import (
+    blocks,
+    collectives,
+    gradients,
+    kernels,
+    language,
+    lowering,
+    memory,
+    models,
+    passes,
+    windows,
+)  # fmt: skip
 from tests.mutations.registry import MUTATIONS, Mutation
 
 __all__ = [
-    "MUTATIONS", "Mutation", "blocks", "collectives", "gradients", "kernels", "lowering", "memory",
-    "passes",
+    "MUTATIONS", "Mutation", "blocks", "collectives", "gradients", "kernels", "language",
+    "lowering", "memory", "models", "passes", "windows",
 ]  # fmt: skip

@@ -18,15 +18,16 @@ missed = []
 for name, one in MUTATIONS.items():
     if sys.argv[1:] and not any(w in name or w == one.room for w in sys.argv[1:]):
         continue
-    start, first = time.perf_counter(), ""
+    start, first, well = time.perf_counter(), "", False
     try:
         found = caught(one)
     except Exception as e:
         how = f"IS WRONG ITSELF: {type(e).__name__}: {e}"
     else:
+        well = found is not None
         how = "SURVIVES" if found is None else f"{found.case}: {type(found.error).__name__}"
         first = "" if found is None else " ".join(str(found.error).split())[:FIRST_CHARACTERS]
-    if not first:
+    if not well:
         missed.append(name)
     seconds = time.perf_counter() - start
     print(f"{seconds:5.1f} s  {one.room:12} {name:52} {how}  {first}", flush=True)

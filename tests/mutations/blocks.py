@@ -173,7 +173,7 @@ def initial_values_are_those_of_the_first_block(m: Patch) -> None:
     m.setattr(variables.VariableStore, "_initial", wrong)
 
 
-@mutation("rename")
+@mutation("slots_stored_elsewhere")
 def a_tail_of_axes_is_joined_as_if_it_stood_alone(m: Patch) -> None:
     """all_gather over the first instead of the last axes of a split."""
     right = redistribute._gather

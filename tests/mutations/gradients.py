@@ -238,12 +238,11 @@ def every_part_of_a_concat_gets_the_first_gradient(m: Patch) -> None:
 
 
 @mutation("slice_with_stride")
-def strided_gradients_are_spread_from_the_wrong_end(m: Patch) -> None:
+def strided_gradients_begin_at_zero(m: Patch) -> None:
     right = ops_structure._spread
 
-    def wrong(x: Any, dim: str, stride: int) -> Any:
-        y = right(x, dim, stride)
-        return ops_structure.shift(y, stride - 1, dim, wrap=True)
+    def wrong(x: Any, shape: Any, dim: str, start: int, stride: int) -> Any:
+        return right(x, shape, dim, 0, stride)
 
     m.setattr(ops_structure, "_spread", wrong)
 

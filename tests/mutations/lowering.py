@@ -33,7 +33,7 @@ def constants_are_rounded_to_integers(m: Patch) -> None:
     )
 
 
-@mutation("matmul_transposed")
+@mutation("einsum_of_three")
 def a_sum_is_finished_over_its_first_axis_only(m: Patch) -> None:
     right = lowering.Lowering.finish
 
