@@ -75,7 +75,11 @@ class VariableStore(Mapping[str, np.ndarray]):
             blocks[rank] = view_of(buffer, 0, sizes, variable.type.dtype)
             blocks[rank][...] = self._initial(variable, coordinates, seed)
 
-    def _initial(self, variable: VariableType, coordinates: dict, seed: int) -> np.ndarray:
+    def _initial(self, variable: VariableType, coordinates: dict, seed: int) -> Any:
+        """An array of the block's shape, or one number for all of it.
+
+        No array is made that need not be: fresh pages cost as much as the numbers in them.
+        """
         t, initializer = variable.type, variable.initializer
         if initializer is None:
             initializer = default_initializer(t.shape, t.dtype)
@@ -90,11 +94,12 @@ class VariableStore(Mapping[str, np.ndarray]):
         d = initializer.resolve(t.shape)
         block = t.block(self.mesh.shape, coordinates)
         if d.kind == "constant":
-            return np.full([b - a for a, b in block], d.shift)
+            return d.shift
         key = f"variable {variable.name}"
         # In float64, so that rounding to the stored type happens once, everywhere alike.
         z = random_block(d.kind, seed, key, 0, t.shape.sizes, block, "float64")
-        return z * d.scale + d.shift
+        np.multiply(z, d.scale, out=z)
+        return np.add(z, d.shift, out=z)
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Writes variables: name -> global array, or `local` block of this rank.
