@@ -19,10 +19,13 @@ from typing import Any
 
 from meshmpi.errors import MeshmpiError
 from meshmpi.runtime.launch import THREAD_VARIABLES, launch
+from meshmpi.runtime.processes import stop_session
 
 ROOT = Path(__file__).parents[2]
 SLOWING = ("OPENBLAS_CORETYPE", "OPENBLAS_VERBOSE", "MKL_DEBUG_CPU_TYPE")
 """Variables that choose other routines than a user's library would."""
+LIMIT_SECONDS = 900
+"""Of a worker: far more than any needs, also on a machine with other work."""
 Result = dict[str, Any]
 
 
@@ -37,7 +40,7 @@ def forget_slowing_variables() -> list[str]:
 
 def on_ranks(
     ranks: int, module: str, arguments: Sequence[str], *, environment: Mapping[str, str] = {},
-    seconds: float = 300,
+    seconds: float = LIMIT_SECONDS,
 ) -> list[Result]:  # fmt: skip
     """Results of a worker on MPI ranks of one thread each, by rank.
 
@@ -57,7 +60,7 @@ def on_ranks(
 
 def alone(
     python: str, module: str, arguments: Sequence[str], *, threads: int = 1,
-    environment: Mapping[str, str] = {}, seconds: float = 300,
+    environment: Mapping[str, str] = {}, seconds: float = LIMIT_SECONDS,
 ) -> Result:  # fmt: skip
     """The result of a worker in one process of ``threads`` threads; the rest as `on_ranks`."""
     return group(1, python, module, arguments, threads=threads, environment=environment,
@@ -66,7 +69,7 @@ def alone(
 
 def group(
     size: int, python: str, module: str, arguments: Sequence[str], *, threads: int = 1,
-    environment: Mapping[str, str] = {}, seconds: float = 300,
+    environment: Mapping[str, str] = {}, seconds: float = LIMIT_SECONDS,
 ) -> list[Result]:  # fmt: skip
     """Results of a worker in several processes that find each other as torchrun's do.
 
@@ -89,14 +92,14 @@ def group(
                 own = {**variables, "RANK": str(rank)} if size > 1 else variables
                 command = [python, "-m", f"apps.bench.{module}", *arguments]
                 process = subprocess.Popen(
-                    command, cwd=ROOT, env=own, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-                )
+                    command, cwd=ROOT, env=own, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                    start_new_session=True, text=True,
+                )  # fmt: skip
                 started.append((process, out, err))
             return _joined(module, started, time.monotonic() + seconds)
         finally:
             for process, out, err in started:
-                process.kill()
-                process.wait()
+                stop_session(process)  # with what it has started itself
                 out.close()
                 err.close()
 
