@@ -86,13 +86,13 @@ class _Prices:
     def __init__(self, program: Program):
         self.origin = dict.fromkeys(program.mesh.names, 0)
         self._bytes: dict[LocalType, int] = {}
-        self._costs: dict[int, tuple[Instruction, float]] = {}
-        self._plans: dict[int, tuple[Program, MemoryPlan]] = {}
+        self._costs: dict[tuple[int, ...], float] = {}
+        self._last = program, plan_memory(program, self.origin, _no_scratch)
 
     def plan(self, program: Program) -> MemoryPlan:
-        if id(program) not in self._plans:
-            self._plans = {id(program): (program, plan_memory(program, self.origin, _no_scratch))}
-        return self._plans[id(program)][1]
+        if program is not self._last[0]:
+            self._last = program, plan_memory(program, self.origin, _no_scratch)
+        return self._last[1]
 
     def bytes(self, program: Program, v: int) -> int:
         t = program.types[v]
@@ -101,11 +101,11 @@ class _Prices:
         return self._bytes[t]
 
     def cost(self, program: Program, i: Instruction) -> float:
-        if id(i) not in self._costs:
+        if i.outputs not in self._costs:
             moved = sum(self.bytes(program, v) for v in (*i.inputs, *i.outputs))
             flops = local_flops(i, program, self.origin)
-            self._costs[id(i)] = i, 0.0 if i.kind == "view" else flops + FLOP_PER_BYTE * moved
-        return self._costs[id(i)][1]
+            self._costs[i.outputs] = 0.0 if i.kind == "view" else flops + FLOP_PER_BYTE * moved
+        return self._costs[i.outputs]
 
 
 def _no_scratch(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:

@@ -9,7 +9,7 @@ import pytest
 from meshmpi.errors import ProgramError
 from meshmpi.scalar import Expr, Step, call
 from meshmpi.typerules import verify
-from tests.passes import exchange_rows, scan_rows
+from tests.passes import exchange_rows, loop_rows, scan_rows
 from tests.passes.hand import Hand, t
 
 Row = Callable[[Hand], object]
@@ -395,6 +395,7 @@ ROWS: dict[str, tuple[Row, str]] = {
 }
 ROWS.update(exchange_rows.ROWS)
 ROWS.update(scan_rows.ROWS)
+ROWS.update(loop_rows.ROWS)
 
 
 @pytest.mark.parametrize("name", ROWS)
