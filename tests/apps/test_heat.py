@@ -80,6 +80,12 @@ def test_the_stencil_as_one_convolution(mesh: str, layout: str, order: int):
         check(Problem(sizes, "fixed", order, "conv"), mesh, layout)
 
 
+@pytest.mark.parametrize("order", [2, 4])
+@pytest.mark.parametrize("layout", ["x:rows;y:cols;z:planes", "z:cols+planes;x:rows"])
+def test_the_stencil_as_one_convolution_in_three_dims(layout: str, order: int):
+    check(Problem((6, 5, 7), "fixed", order, "conv"), "rows:2;cols:2;planes:2", layout)
+
+
 def test_halos_are_two_faces_per_split_dim_and_step():
     """Order 2, 24 x 12 cells over 2 x 3 ranks, periodic: worked out on paper."""
     problem, mesh = Problem((24, 12)), mm.MeshShape("rows:2;cols:3")
