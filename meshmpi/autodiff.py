@@ -45,9 +45,15 @@ def gradients(
     ys = [ys] if isinstance(ys, Tensor) else list(ys)
     if not ys:
         raise ShapeError("gradients: there are no ys.", "Give at least one tensor.")
-    seeds = _seeds(ys, grad_ys)
-    graph = ys[0].graph
-    needed = _between(graph.operations, ys, xs)
+    return _backward(ys, xs, _seeds(ys, grad_ys), ys[0].graph.operations)
+
+
+def _backward(
+    ys: Sequence[Tensor], xs: Sequence[Tensor], seeds: Sequence[Tensor],
+    operations: Sequence[Operation],
+) -> list[Tensor | None]:  # fmt: skip
+    """Gradients by ``xs`` through ``operations``, given those of ``ys`` as ``seeds``."""
+    graph, needed = ys[0].graph, _between(operations, ys, xs)
     total: dict[Tensor, Tensor] = {}
     for y, dy in zip(ys, seeds, strict=True):
         _accumulate(total, y, dy)
@@ -92,11 +98,12 @@ def recompute_grad(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     def rule(
         given: Sequence[Tensor], outputs: Sequence[Tensor], dys: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
-        name = graph.unique_name("recompute")
+        name, start = graph.unique_name("recompute"), len(graph.operations)
         fenced = [behind_barrier(x, name) for x in given]
         again = region.again(fenced, name)
         pairs = [(y, dy) for y, dy in zip(again, dys, strict=True) if dy is not None]
-        return gradients([y for y, _ in pairs], fenced, [dy for _, dy in pairs])
+        ys, grad_ys = [y for y, _ in pairs], [dy for _, dy in pairs]
+        return _backward(ys, fenced, grad_ys, graph.operations[start:])
 
     outputs = CustomGradient(region.results, region.externals, rule, "recompute_grad").outputs
     return outputs[0] if single else list(outputs)
