@@ -157,7 +157,36 @@ def _picked(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
     return y
 
 
-STEPS = (_shifted, _sliced, _padded, _joined, _reshaped, _renamed, _summed, _picked)
+def _scattered(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    name = f"n{len(c.feeds)}"
+    rows = mm.Dimension("_new", c.draw(st.integers(1, 7)))
+    c.feeds[name] = c.rng.integers(-1, rows.size + 1, dim.size).astype(np.int32)
+    return mm.scatter_add(x, mm.placeholder(name, [dim], "int32"), rows)
+
+
+def _ranked(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    k = mm.Dimension("_new", c.draw(st.integers(1, dim.size)))
+    return mm.top_k(x, dim, k, smallest=c.draw(st.booleans()))[0]
+
+
+def _convolved(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
+    """With a filter along one dim, of any stride, dilation, padding and size of the result."""
+    taps = mm.Dimension(next(c.fresh), c.draw(st.integers(1, 4)))
+    c.feed(mm.Shape([taps]))
+    c.sources.append(c.made.pop())
+    slide = mm.Slide(
+        dim.name, taps.name, "_new", stride=c.draw(st.integers(1, 3)),
+        dilation=c.draw(st.integers(1, 2)), before=c.draw(st.integers(-1, 4)),
+    )  # fmt: skip
+    size = c.draw(st.integers(1, 8))
+    shape = [mm.Dimension("_new", size) if d == dim else d for d in x.shape]
+    return mm.conv(x, c.sources[-1], [slide], shape)
+
+
+STEPS = (
+    _shifted, _sliced, _padded, _joined, _reshaped, _renamed, _summed, _picked, _scattered, _ranked,
+    _convolved,
+)  # fmt: skip
 
 
 def check_chain(data: st.DataObject, fetches: list, graph: mm.Graph, feeds: dict) -> None:
