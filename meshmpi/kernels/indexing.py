@@ -83,10 +83,10 @@ class _Rows:
         where = ", ".join(
             f"{n}={k + self.index.start(n)}" for n, k in zip(self.names, at, strict=True)
         )
+        others = f"; so are {len(wrong) - 1} more on this rank" if len(wrong) > 1 else ""
         raise RangeError(
             f"{self.call.instruction.kind}: index {int(index[at])} at [{where}] of"
-            f" '{attrs['checked']}' is outside dimension '{attrs['dim']}' ({self.size}); so are"
-            f" {len(wrong) - 1} others of this rank.",
+            f" '{attrs['checked']}' is outside dimension '{attrs['dim']}' ({self.size}){others}.",
             f"Give 0 to {self.size - 1}, or may_miss=True where indices outside are meant.",
             str(self.call.instruction.source),
         )
