@@ -1,13 +1,14 @@
 """conv: sums of products of what meets, as matrix products of patches.
 
 A part of the patch matrix (see `patches`) is made in the workspace, small enough for the cache, and
-multiplied by BLAS; where x itself can be read as patches there is nothing to make.  Without output
-channels (depthwise) einsum multiplies and adds on views of x.  The operand whose patches are
+multiplied by BLAS; where x itself can be read as patches there is nothing to make.  With few output
+channels (depthwise) views of x are multiplied and added, tap by tap.  The operand whose patches are
 smaller is the one called x here.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -98,7 +99,7 @@ class _Binder:
             x = _slot(self.padded, part.padded.elements)
             out += self._pad(part.padded, x)
         if part.choice is None:
-            return out + self._einsum(part, x)
+            return out + self._points(part, x)
         patches = x[part.x.start :]
         if part.patch is not None:
             patches = _slot(self.patch, math.prod(part.sizes[d] for d in part.patch))
@@ -145,37 +146,49 @@ class _Binder:
         after = (_add if part.accumulate else _copy)(own, copy.reshape(own.shape))
         return [*before, self.library.gemm(a, b, y) or _matmul(a, b, y), after]
 
-    def _einsum(self, part: Part, x: np.ndarray) -> list[Bound]:
-        """Products summed by np.einsum on views."""
-        layout, before, w, at = self.layout, list[Bound](), self.w, part.w
-        groups = (
-            (*layout.batch, *layout.rows, *layout.columns),
-            (*layout.batch, *layout.columns, *layout.channels),
-            (*layout.batch, *layout.rows, *layout.channels),
-        )
-        of_x, of_w, of_y = ([d for d in dims if part.sizes[d] > 1] for dims in groups)
+    def _points(self, part: Part, x: np.ndarray) -> list[Bound]:
+        """Products on views, one tap after the other."""
+        layout, out, w, at = self.layout, list[Bound](), self.w, part.w
         if layout.copies("w", part):
-            w, before = self._w_packed(part, of_w)
-            at = View(0, contiguous(of_w, part.sizes))
-        number = {d: i for i, d in enumerate(dict.fromkeys([*of_x, *of_w]))}
-        letters = [[number[d] for d in dims] for dims in (of_x, of_w, of_y)]
-        a, b = part.x.array(x, of_x, part.sizes), at.array(w, of_w, part.sizes)
-        y = part.y.array(self.y, of_y, part.sizes)
-        out = _slot(self.y_copy, y.size).reshape(y.shape) if part.accumulate else y
+            order = (*layout.batch, *layout.columns, *layout.channels)
+            w, out = self._w_packed(part, order)
+            at = View(0, contiguous(order, part.sizes))
+        sizes = {**part.sizes, **dict.fromkeys(part.taps, 1)}
+        done: set[int] = set()  # where parts of y begin that have been summed
+        for tap in itertools.product(*(range(part.sizes[d]) for d in part.taps)):
+            begin = dict(zip(part.taps, tap, strict=True))
+            y = part.y.at(begin)
+            more = part.accumulate or y.start in done
+            out += self._tap(sizes, (part.x.at(begin), x), (at.at(begin), w), y, more)
+            done.add(y.start)
+        return out
 
-        def run() -> None:
-            np.einsum(a, letters[0], b, letters[1], letters[2], out=out)
+    def _tap(
+        self, sizes: dict[str, int], x: tuple[View, np.ndarray], w: tuple[View, np.ndarray],
+        y: View, more: bool,
+    ) -> list[Bound]:  # fmt: skip
+        """y = x * w summed over the columns, or with ``more`` added to y."""
+        layout = self.layout
+        of_y = [d for d in (*layout.batch, *layout.rows, *layout.channels) if sizes[d] > 1]
+        of_y.sort(key=lambda d: -y.strides[d])
+        summed = [d for d in layout.columns if sizes[d] > 1]
+        result = y.array(self.y, of_y, sizes)
+        out = _slot(self.y_copy, result.size).reshape(result.shape) if more else result
+        order = [*of_y, *summed]
+        a, b = (
+            view.array(array, order, {d: sizes[d] if d in view.strides else 1 for d in order})
+            for view, array in (x, w)
+        )
 
-        def scale() -> None:
-            np.multiply(*factors, out=out)
+        def multiply() -> None:
+            np.multiply(a, b, out=out)
 
-        factors = [
-            v.array(array, of_y, {d: part.sizes[d] if d in v.strides else 1 for d in of_y})
-            for v, array in ((part.x, x), (at, w))
-        ]
-        summed = any(part.sizes[d] > 1 for d in layout.columns)
-        chosen = quiet(run if summed else scale)
-        return [*before, chosen, *([_add(y, out)] if part.accumulate else [])]
+        def add_products() -> None:
+            np.einsum(a, letters, b, letters, letters[: len(of_y)], out=out)
+
+        letters = list(range(len(order)))
+        bound = quiet(add_products if summed else multiply)
+        return [bound, _add(result, out)] if more else [bound]
 
 
 def _slot(array: np.ndarray | None, elements: int) -> np.ndarray:

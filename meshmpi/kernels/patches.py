@@ -25,6 +25,9 @@ assumption."""
 FEW_CHANNELS = 8
 """Output channels below which a grouped convolution is not worth matrix products.  Status:
 assumption."""
+POINTS = 1 << 15
+"""Of one part that is multiplied point by point, for each tap, so that what a tap touches stays in
+the second cache.  Status: assumption."""
 ONE = "?one"
 """A dim of one element, for products that sum over nothing."""
 
@@ -87,8 +90,9 @@ class Part(NamedTuple):
         x, w, y: Where the elements are; x in the padded copy if there is one.
         padded: The copy, or None where x can be read as it is.
         patch: Order of the dims of P, or None where x is multiplied in place.
-        choice: How P, w and y are multiplied by BLAS, or None where einsum does it.
+        choice: How P, w and y are multiplied by BLAS, or None where it is done point by point.
         accumulate: Whether the product is added to what y holds.
+        taps: Point by point: dims of which one index is taken at a time.
     """
 
     sizes: dict[str, int]
@@ -99,6 +103,7 @@ class Part(NamedTuple):
     patch: tuple[str, ...] | None
     choice: Choice | None
     accumulate: bool
+    taps: tuple[str, ...] = ()
 
 
 def patch_elements(x: Operand, w: Operand, y: Operand, slides: Sequence[Slide]) -> int:
@@ -133,15 +138,17 @@ class Layout:
             phases(s, *(_inside(operand, dim) for operand, dim in ((x, s.x), (w, s.w), (y, s.y))))
             for s in slides
         ]
-        self.by_einsum = self._one_by_one()
-
-    def _one_by_one(self) -> bool:
-        """Whether products of matrices are not worth it: too few channels, or nothing is summed."""
-        channels = math.prod(self.sizes[d] for d in self.channels)
-        taps = math.prod(self.w.extents()[s.w] for s in self.slides)
-        summed = math.prod(self.sizes[d] for d in self.columns if d in self.sizes) * taps
         grouped = math.prod(self.sizes[d] for d in self.batch) > 1
-        return (grouped and channels < FEW_CHANNELS) or summed == channels == 1
+        self.few = grouped and math.prod(self.sizes[d] for d in self.channels) < FEW_CHANNELS
+
+    def _pointwise(self, sizes: Mapping[str, int]) -> bool:
+        """Whether products of matrices are not worth it: few channels, or nothing is summed."""
+        return self.few or all(sizes[d] == 1 for d in (*self.columns, *self.channels))
+
+    def _taps(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
+        """Of the two dims of each slide the shorter one."""
+        pairs = [(w_dim(k), y_dim(k)) for k in range(len(self.slides))]
+        return tuple(min(pair, key=lambda d: sizes[d]) for pair in pairs)
 
     def covers_y(self) -> bool:
         """Whether every element of y is in a phase."""
@@ -153,17 +160,21 @@ class Layout:
 
     def copies(self, which: str, part: Part) -> bool:
         """Whether w (or y) is multiplied as a copy in the workspace."""
-        if part.choice is not None and part.choice.packed[1 if which == "w" else 2] is not None:
+        if part.choice is None:
+            summed = part.accumulate or any(
+                part.sizes[d] > 1 for d in part.taps if d in self.columns
+            )
+            return summed if which == "y" else self.w.dtype != self.wide
+        if part.choice.packed[1 if which == "w" else 2] is not None:
             return True
-        if which == "w":
-            return part.choice is None and self.w.dtype != self.wide
         # Where BLAS cannot add to y, the product is made beside it; libraries differ in that.
-        return part.accumulate
+        return part.accumulate and which == "y"
 
     def elements(self, which: str, part: Part) -> int:
-        """Of w (or y) in one part."""
+        """Of w (or of the product) in one part."""
         dims = (self.batch, self.columns if which == "w" else self.rows, self.channels)
-        return math.prod(part.sizes[d] for group in dims for d in group)
+        taps = part.taps if which == "y" else ()
+        return math.prod(part.sizes[d] for group in dims for d in group if d not in taps)
 
     def parts(self, every: bool = True) -> Iterator[Part]:
         """All products, in order; else only some, but one of each kind and size."""
@@ -178,23 +189,28 @@ class Layout:
         w = self._view(self.w, [(s.w, w_dim(k), p.w) for k, (s, p) in self._slides(found)])
         y = self._view(self.y, [(s.y, y_dim(k), p.y) for k, (s, p) in self._slides(found)])
         direct = self._direct(found)
-        if self.by_einsum and self.x.dtype != self.wide:
+        points = self._pointwise(sizes)
+        if direct is not None and self.x.dtype != self.wide and points:
             direct = None
-        if direct is not None and self.x.dtype == self.wide:
-            choice = None if self.by_einsum else self._choice(sizes, direct.strides, w, y)
-            if choice is None or choice.packed[0] is None:
+        if direct is not None and self.x.dtype == self.wide and not points:
+            choice = self._choice(sizes, direct.strides, w, y)
+            if choice.packed[0] is None:
                 yield Part(sizes, direct, w, y, None, None, choice, False)
                 return
+        taps = self._taps(sizes) if points else ()
+        limit = POINTS * math.prod(sizes[d] for d in taps) if points else PATCH_ELEMENTS
         done: set[tuple[tuple[str, int], ...]] = set()  # rows of which a part has been summed
         known: dict[tuple[int, ...], tuple[tuple[str, ...], Choice]] = {}
-        for begin, part_sizes in self._cuts(sizes, w, y, every):
+        for begin, part_sizes in self._cuts(sizes, w, y, limit, every):
             own = tuple((d, begin.get(d, 0)) for d in (*self.batch, *self.rows))
             x, padded = (direct.at(begin), None) if direct is not None else self._padded(
                 found, begin, part_sizes
             )  # fmt: skip
-            yield self._part(
-                part_sizes, x, w.at(begin), y.at(begin), padded, own in done, known
-            )  # fmt: skip
+            at = (part_sizes, x, w.at(begin), y.at(begin), padded)
+            if points:
+                yield Part(*at, None, None, own in done, taps)
+            else:
+                yield self._product(*at, own in done, known)
             done.add(own)
 
     def _slides(self, found: Sequence[Phase]) -> Iterator[tuple[int, tuple[Slide, Phase]]]:
@@ -223,12 +239,10 @@ class Layout:
             strides[y_dim(k)], strides[w_dim(k)] = p.per_y * at, p.per_w * at
         return View(start, strides)
 
-    def _part(
+    def _product(
         self, sizes: dict[str, int], x: View, w: View, y: View, padded: Padded | None, more: bool,
         known: dict[tuple[int, ...], tuple[tuple[str, ...], Choice]],
     ) -> Part:  # fmt: skip
-        if self.by_einsum:
-            return Part(sizes, x, w, y, padded, None, None, more)
         key = tuple(sizes.values())  # parts of one phase differ in nothing else that counts
         if key not in known:
             patch = self._patch_order(sizes, x, w, y)
@@ -257,9 +271,9 @@ class Layout:
         return choose({d: sizes[d] for d in used}, Groups(*groups), kept, must)
 
     def _cuts(
-        self, sizes: dict[str, int], w: View, y: View, every: bool
+        self, sizes: dict[str, int], w: View, y: View, limit: int, every: bool
     ) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-        """(begin, sizes) of parts whose patches fit the cache: cut along the longer side.
+        """(begin, sizes) of parts of ``limit`` elements of P: cut along the longer side.
 
         Without ``every`` the first two and the last along each dim.
         """
@@ -272,9 +286,9 @@ class Layout:
         order = [*sides[columns > rows], *self.batch]
         step, left = dict[str, int](), math.prod([rows, columns, *(sizes[d] for d in self.batch)])
         for d in order:
-            if left > PATCH_ELEMENTS and sizes[d] > 1:
+            if left > limit and sizes[d] > 1:
                 others = left // sizes[d]
-                count = -(-sizes[d] // max(1, PATCH_ELEMENTS // others))
+                count = -(-sizes[d] // max(1, limit // others))
                 step[d] = -(-sizes[d] // count)
                 left = others * step[d]
         starts = [list(range(0, sizes[d], n)) for d, n in step.items()]

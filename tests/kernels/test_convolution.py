@@ -219,6 +219,7 @@ def test_random_convolutions(library, dtype, elements, monkeypatch):
     rng = random.Random(f"{dtype} {elements}")
     for n in range(25):
         monkeypatch.setattr(patches, "FEW_CHANNELS", rng.choice([1, 3, 8]))
+        monkeypatch.setattr(patches, "POINTS", rng.choice([1, 7, 1 << 15]))
         slides, types = random_convolution(rng, dtype)
         run(slides, *types, seed=n)
 

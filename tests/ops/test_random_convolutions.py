@@ -32,6 +32,7 @@ def built(rng: random.Random) -> tuple[mm.Graph, list[mm.Tensor]]:
 def test_random_convolution_in_random_layouts(seed: int, monkeypatch: pytest.MonkeyPatch):
     rng = random.Random(seed)
     monkeypatch.setattr(patches, "PATCH_ELEMENTS", rng.choice([4, 30, 1 << 18]))
+    monkeypatch.setattr(patches, "POINTS", rng.choice([2, 1 << 15]))
     graph, wanted = built(rng)
     numbers = np.random.default_rng(seed)
     feeds = {n: numbers.uniform(-1, 1, t.shape.sizes) for n, t in graph.placeholders.items()}
