@@ -63,7 +63,7 @@ class CompiledStep:
         ranks = list(range(mesh.shape.size)) if simulated else [mesh.rank]
         self.variables = variables if variables is not None else VariableStore(mesh, ranks)
         for variable in program.variables.values():
-            self.variables.add(variable, program.seed)
+            self.variables.add(variable, program.seed, native=kernels != "numpy")
         self._executor = Executor(program, mesh, self.variables, kernels)
         self._tensors = dict(fetches)
         self.cost = predict_cost(program)

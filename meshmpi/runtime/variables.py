@@ -9,6 +9,7 @@ import numpy as np
 
 from meshmpi.errors import VariableError, suggest
 from meshmpi.kernels import random_block
+from meshmpi.kernels.native.normal import fill_normal
 from meshmpi.nn.initializers import default_initializer
 from meshmpi.program import VariableType
 from meshmpi.runtime.arrays import (
@@ -50,8 +51,13 @@ class VariableStore(Mapping[str, np.ndarray]):
         if name not in self.types:
             raise VariableError(f"there is no variable '{name}'.", suggest(name, self.types))
 
-    def add(self, variable: VariableType, seed: int) -> None:
+    def add(self, variable: VariableType, seed: int, native: bool = False) -> None:
         """Makes the blocks of a variable and fills them by its initializer; known ones are kept.
+
+        Args:
+            variable: Of a program.
+            seed: Of its first value.
+            native: Whether C may draw large blocks of numbers; they are the same in any case.
 
         Raises:
             VariableError: It is known with another type or storage layout.
@@ -73,33 +79,39 @@ class VariableStore(Mapping[str, np.ndarray]):
             dtype = numpy_dtype(variable.type.dtype)
             buffer = aligned_empty(int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize)
             blocks[rank] = view_of(buffer, 0, sizes, variable.type.dtype)
-            blocks[rank][...] = self._initial(variable, coordinates, seed)
+            self._fill(blocks[rank], variable, coordinates, seed, native)
 
-    def _initial(self, variable: VariableType, coordinates: dict, seed: int) -> Any:
-        """An array of the block's shape, or one number for all of it.
-
-        No array is made that need not be: fresh pages cost as much as the numbers in them.
-        """
+    def _fill(
+        self, block: np.ndarray, variable: VariableType, coordinates: dict, seed: int, native: bool
+    ) -> None:
+        """First values.  No array is made that need not be: new pages cost as much as numbers."""
         t, initializer = variable.type, variable.initializer
         if initializer is None:
             initializer = default_initializer(t.shape, t.dtype)
         if not hasattr(initializer, "resolve"):
-            array = np.asarray(initializer)
-            if array.shape != t.shape.sizes:
-                raise VariableError(
-                    f"the initializer of variable '{variable.name}' has shape {array.shape}, the"
-                    f" variable {t.shape}.", "Give an array of the global shape.",
-                )  # fmt: skip
-            return block_of(array, t, self.mesh.shape, coordinates)
-        d = initializer.resolve(t.shape)
-        block = t.block(self.mesh.shape, coordinates)
+            block[...] = self._given(np.asarray(initializer), variable, coordinates)
+            return
+        d, ranges = initializer.resolve(t.shape), t.block(self.mesh.shape, coordinates)
+        key, sizes = f"variable {variable.name}", t.shape.sizes
         if d.kind == "constant":
-            return d.shift
-        key = f"variable {variable.name}"
-        # In float64, so that rounding to the stored type happens once, everywhere alike.
-        z = random_block(d.kind, seed, key, 0, t.shape.sizes, block, "float64")
-        np.multiply(z, d.scale, out=z)
-        return np.add(z, d.shift, out=z)
+            block[...] = d.shift
+        elif not (
+            native and d.kind == "normal"
+            and fill_normal(block, seed, key, sizes, ranges, d.scale, d.shift)
+        ):  # fmt: skip
+            # In float64, so that rounding to the stored type happens once, everywhere alike.
+            z = random_block(d.kind, seed, key, 0, sizes, ranges, "float64")
+            np.multiply(z, d.scale, out=z)
+            block[...] = np.add(z, d.shift, out=z)
+
+    def _given(self, array: np.ndarray, variable: VariableType, coordinates: dict) -> np.ndarray:
+        """This rank's block of a first value that is an array."""
+        if array.shape != variable.type.shape.sizes:
+            raise VariableError(
+                f"the initializer of variable '{variable.name}' has shape {array.shape}, the"
+                f" variable {variable.type.shape}.", "Give an array of the global shape.",
+            )  # fmt: skip
+        return block_of(array, variable.type, self.mesh.shape, coordinates)
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Writes variables: name -> global array, or `local` block of this rank.
