@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
+import meshmpi as mm
 from meshmpi import ops
-from tests.ops.build import UNEVEN, build
+from meshmpi.program import KINDS
+from tests.layouts import legal_layouts
+from tests.ops.build import EVEN, UNEVEN, Case, build
 from tests.ops.cases import CASES
+from tests.ops.run import fetched
 
 HERE = str(Path(__file__).parent)
+ROOT = Path(__file__).parent.parent.parent
+MESH = mm.MeshShape("rows:2;cols:3")
+ELSEWHERE = {"loop": "tests/passes/test_loops.py", "wait": "tests/passes/test_overlap.py"}
+"""Kinds that passes make of programs larger than those of the table."""
 
 
 def public_functions() -> dict[str, CodeType]:
@@ -52,6 +61,38 @@ def test_every_public_operation_has_a_row():
     called = called_by_rows()
     without = [name for name, code in public_functions().items() if code not in called]
     assert not without, f"add a row to tests/ops that calls {without}"
+
+
+def _kinds(case: Case) -> Iterator[str]:
+    """Kinds of instructions of a row's programs in a few layouts, lowered and optimised."""
+    built = build(case, EVEN)
+    for layout in legal_layouts(built.graph, MESH, 3):
+        for optimize in (False, True):
+            try:
+                plan = mm.plan(
+                    built.graph, MESH, layout, fetches=fetched(built, False),
+                    updates=built.updates, optimize=optimize,
+                )  # fmt: skip
+            except mm.LayoutError:
+                assert case.refuses
+                continue
+            yield from plan.program.counts()
+
+
+def test_every_instruction_kind_occurs_in_the_table():
+    seen: set[str] = set()
+    wanted = set(KINDS) - set(ELSEWHERE)
+    # Rows that are called after a kind first: nearly all kinds are then seen early.
+    for case in sorted(CASES, key=lambda c: c.name not in KINDS):
+        seen.update(_kinds(case))
+        if wanted <= seen:
+            break
+    assert sorted(wanted - seen) == []
+
+
+def test_kinds_that_the_table_lacks_have_tests_of_their_own():
+    for kind, file in ELSEWHERE.items():
+        assert kind in KINDS and f'"{kind}"' in (ROOT / file).read_text()
 
 
 def test_calls_are_told_apart():
