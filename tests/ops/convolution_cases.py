@@ -211,3 +211,10 @@ def conv_of_a_pending_sum(b: Builder) -> Sequence[Tensor]:
     x, f = picture(b, "x", "h c"), b.feed("f", mm.Shape([("p", 3), b.c, b.e]))
     y = mm.conv(x, f, [Slide("h", "p", "h", before=1)], [("h", b.a.size), b.e])
     return [mm.square(mm.avg_pool1d(y, 4))]
+
+
+@case(limit=30)
+def conv_of_a_tensor_with_itself(b: Builder) -> Sequence[Tensor]:
+    # Autocorrelation: both operands are one value, split alike, and its gradients meet.
+    x = picture(b, "x", "h c")
+    return [mm.conv(x, x, [Slide("h", "h", "p", before=2)], [("p", 5), b.c])]
