@@ -163,14 +163,14 @@ def random_numbers_count_the_elements_of_the_block(m: Patch) -> None:
 
 @mutation("stored_elsewhere")
 def initial_values_are_those_of_the_first_block(m: Patch) -> None:
-    right = variables.VariableStore._initial
+    right = variables.VariableStore._given
 
-    def wrong(self: Any, variable: Any, coordinates: dict, seed: int) -> np.ndarray:
-        mine = right(self, variable, coordinates, seed)
-        first = right(self, variable, dict.fromkeys(coordinates, 0), seed)
+    def wrong(self: Any, array: np.ndarray, variable: Any, coordinates: dict) -> np.ndarray:
+        mine = right(self, array, variable, coordinates)
+        first = right(self, array, variable, dict.fromkeys(coordinates, 0))
         return first if first.shape == mine.shape else mine
 
-    m.setattr(variables.VariableStore, "_initial", wrong)
+    m.setattr(variables.VariableStore, "_given", wrong)
 
 
 @mutation("slots_stored_elsewhere")

@@ -10,12 +10,10 @@ from meshmpi.passes import memory
 from meshmpi.runtime import arrays, compiled, executor
 from tests.mutations.registry import Patch, mutation
 
-Sharing: Any = vars(memory).get("Sharing") or vars(memory)["_Sharing"]
-
 
 @mutation("replace_dimensions")
 def views_do_not_keep_memory_alive(m: Patch) -> None:
-    right = Sharing._extend
+    right = memory.Sharing._extend
 
     def wrong(self: Any, v: int) -> None:
         if v in self.shares:
@@ -23,7 +21,7 @@ def views_do_not_keep_memory_alive(m: Patch) -> None:
         else:
             right(self, v)
 
-    m.setattr(Sharing, "_extend", wrong)
+    m.setattr(memory.Sharing, "_extend", wrong)
 
 
 @mutation("one_tensor_many_times")
@@ -33,7 +31,7 @@ def results_overwrite_inputs_still_needed(m: Patch) -> None:
         same = (a.shape, a.splits, a.dtype) == (b.shape, b.splits, b.dtype)
         return same and isinstance(self.root(x), int) and len(i.inputs) == 1
 
-    m.setattr(Sharing, "_ends_here", wrong)
+    m.setattr(memory.Sharing, "_ends_here", wrong)
 
 
 @mutation("matmul_transposed")
@@ -64,13 +62,13 @@ def results_of_a_combined_all_reduce_stay_in_the_message(m: Patch) -> None:
 
 @mutation("one_tensor_many_times")
 def memory_is_freed_one_instruction_too_early(m: Patch) -> None:
-    right = Sharing.__init__
+    right = memory.Sharing.__init__
 
     def wrong(self: Any, program: Any) -> None:
         right(self, program)
         self.ending = [*self.ending[1:], []] if self.ending else []
 
-    m.setattr(Sharing, "__init__", wrong)
+    m.setattr(memory.Sharing, "__init__", wrong)
 
 
 @mutation("softmax_by_hand")
@@ -97,12 +95,12 @@ def a_variable_is_overwritten_while_it_is_still_read(m: Patch) -> None:
         names = self._written.get(y, [])
         return f"variable {names[0]}" if len(names) == 1 else None
 
-    m.setattr(Sharing, "_variable_to_overwrite", wrong)
+    m.setattr(memory.Sharing, "_variable_to_overwrite", wrong)
 
 
 @mutation("updates_by_transposed_and_copied_variables")
 def fetched_values_are_not_kept_to_the_end(m: Patch) -> None:
-    right = Sharing._share_sources_and_views
+    right = memory.Sharing._share_sources_and_views
 
     def wrong(self: Any) -> None:
         fetched = self.program.fetches.values()
@@ -110,7 +108,7 @@ def fetched_values_are_not_kept_to_the_end(m: Patch) -> None:
         self._last_use.update((v, used.get(v, -1)) for v in fetched)
         right(self)
 
-    m.setattr(Sharing, "_share_sources_and_views", wrong)
+    m.setattr(memory.Sharing, "_share_sources_and_views", wrong)
 
 
 @mutation("reduction_feeds_map_and_reduction")
@@ -122,7 +120,7 @@ def results_are_laid_over_inputs_of_another_size(m: Patch) -> None:
         a, b = self.program.types[x], self.program.types[y]
         return isinstance(root, int) and a.dtype == b.dtype and self.last[root] == n
 
-    m.setattr(Sharing, "_ends_here", wrong)
+    m.setattr(memory.Sharing, "_ends_here", wrong)
 
 
 @mutation("swap_of_variables")
