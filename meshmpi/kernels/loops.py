@@ -60,7 +60,7 @@ class LoopPlan(Plan):
     def _sized(self, plan_of: Callable[[Call], Plan]) -> list[_Block]:
         """The blocks, and the largest with all columns: another rank may have such."""
         blocks, columns = list(self.blocks.values()), (self.call.attrs.get("causal") or ("", ""))[1]
-        if blocks and columns:
+        if columns and blocks and blocks[0].ranges[columns] != self.own[columns]:
             ranges = {**blocks[0].ranges, columns: self.own[columns]}
             blocks.append(_Block(self.call, self.own, ranges, plan_of))
         return blocks

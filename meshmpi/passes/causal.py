@@ -57,7 +57,9 @@ def causal_dims(
     for rows, columns in _compared(program, group, wide):
         if rows not in dims or columns in dims or len(products) == 0:
             continue
-        known = _Judge(program, rows, columns).known
+        if (rows, columns) not in wide.judged:
+            wide.judged[rows, columns] = _Judge(program, rows, columns).known
+        known = wide.judged[rows, columns]
         if all(_may_leave_out(program, i, known, rows, columns) for i in group.members.values()):
             return rows, columns
     return ()

@@ -8,6 +8,7 @@ from meshmpi.passes.clean import cse, dce
 from meshmpi.passes.combine import combine
 from meshmpi.passes.fold import fold
 from meshmpi.passes.fuse import fuse
+from meshmpi.passes.lean import recompute_cheap
 from meshmpi.passes.loops import form_loops
 from meshmpi.passes.overlap import SMALLEST_BYTES, overlap
 from meshmpi.passes.reductions import place_reductions
@@ -20,9 +21,8 @@ Pass = Callable[[Program], Program]
 
 PASSES: tuple[Pass, ...] = (
     dce, fold, cse, place_reductions, shard_early, form_reduce_scatter, cse, dce, fuse, combine,
-    form_loops, form_segments, combine,
+    form_loops, form_segments, recompute_cheap, combine,
 )  # fmt: skip
-
 
 
 def overlapping(passes: tuple[Pass, ...] = PASSES) -> tuple[Pass, ...]:

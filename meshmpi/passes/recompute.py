@@ -231,12 +231,12 @@ class _Peak:
                 instructions[self.made[w]] = self.program.instructions[self.made[w]]
         wanted = {x for i in instructions.values() for x in i.inputs} | set(self._aliases(v))
         for _, i in sorted(instructions.items()):
-            i = _needed_part(i, wanted, types)
+            i = needed_part(i, wanted, types)
             inside = {v: t for v, t in i.inner_types().items() if v not in i.outputs}
             own = dict(zip((*i.outputs, *inside), itertools.count(number), strict=False))
             number += len(own)
             types.update((own[x], types[x]) for x in i.outputs)
-            clones.append(_renamed(i, {**renamed, **own}))
+            clones.append(renamed_values(i, {**renamed, **own}))
             renamed.update((x, own[x]) for x in i.outputs)
         again = {w: renamed[w] for w in self._aliases(v) if w in renamed}
         out: list[Instruction] = []
@@ -244,12 +244,12 @@ class _Peak:
             if n == use:
                 out += clones
             if n >= use and any(x in again for x in i.inputs):
-                i = _renamed(i, again)
+                i = renamed_values(i, again)
             out.append(i)
         return _without_dead_views(self.program.with_instructions(out, types))
 
 
-def _needed_part(i: Instruction, wanted: Iterable[int], types: dict) -> Instruction:
+def needed_part(i: Instruction, wanted: Iterable[int], types: dict) -> Instruction:
     """A segment that makes only what is wanted of its results; anything else as it is."""
     wanted = set(wanted)
     outputs = tuple(v for v in i.outputs if v in wanted)
@@ -272,12 +272,12 @@ def _needed_part(i: Instruction, wanted: Iterable[int], types: dict) -> Instruct
     )
 
 
-def _renamed(i: Instruction, new: Mapping[int, int]) -> Instruction:
+def renamed_values(i: Instruction, new: Mapping[int, int]) -> Instruction:
     """The instruction on other values, those in its body included."""
     ins, outs = (tuple(new.get(v, v) for v in vs) for vs in (i.inputs, i.outputs))
     attrs = dict(i.attrs)
     if "body" in attrs:
-        attrs["body"] = tuple(_renamed(one, new) for one in attrs["body"])
+        attrs["body"] = tuple(renamed_values(one, new) for one in attrs["body"])
         attrs["inner"] = {new.get(v, v): t for v, t in attrs["inner"].items()}
     return i.replaced(inputs=ins, outputs=outs, attrs=attrs)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
+from typing import Any
 
 from meshmpi.passes.rewrite import fetched, fresh
 from meshmpi.program import Instruction, Program
@@ -36,6 +37,7 @@ class WideValues:
     def __init__(self, program: Program, least_bytes: int, left_alone: Container[int]):
         self.program = program
         self.next_value = fresh(program)
+        self.judged: dict[tuple[str, str], Any] = {}  # remembered by `causal`
         self.roots = {
             i.outputs[0]: None for i in program.instructions
             if i.kind == "contract" and i.outputs[0] not in left_alone
