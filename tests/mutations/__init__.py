@@ -12,6 +12,7 @@ from tests.mutations import (
     gradients,
     kernels,
     language,
+    loops,
     lowering,
     memory,
     models,
@@ -21,6 +22,6 @@ from tests.mutations import (
 from tests.mutations.registry import MUTATIONS, Mutation
 
 __all__ = [
-    "MUTATIONS", "Mutation", "blocks", "collectives", "gradients", "kernels", "language",
+    "MUTATIONS", "Mutation", "blocks", "collectives", "gradients", "kernels", "language", "loops",
     "lowering", "memory", "models", "passes", "windows",
 ]  # fmt: skip
