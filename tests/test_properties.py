@@ -15,6 +15,7 @@ from meshmpi.dims import Axes
 from meshmpi.program import LocalType
 from meshmpi.typerules import redistributed
 from tests import oracle
+from tests.chains import Chain
 from tests.layouts import legal, options
 from tests.ops.run import compare, result_array
 
@@ -27,7 +28,6 @@ MESHES = [
     "rows:2;cols:2;planes:2",
     "rows:5",
 ]
-NAMES = "abcde"
 meshes = st.sampled_from(MESHES).map(mm.MeshShape)
 
 
@@ -45,148 +45,6 @@ def layouts(
         fitting = [axes for axes in options(mesh) if legal({**chosen, name: axes}, tensors)]
         chosen[name] = draw(st.sampled_from(fitting))
     return ";".join(f"{n}?:{'+'.join(axes)}" for n, axes in chosen.items())
-
-
-class Chain:
-    """A random graph: placeholders, then steps, each of which takes tensors made before.
-
-    A dim whose size changes gets a new name, so that any two tensors can meet in an einsum.
-    """
-
-    def __init__(self, draw: st.DrawFn):
-        self.draw = draw
-        self.sizes = {n: draw(st.integers(1, 6)) for n in NAMES}
-        self.rng = np.random.default_rng(draw(st.integers(0, 1000)))
-        self.feeds: dict[str, np.ndarray] = {}
-        self.made: list[mm.Tensor] = []
-        self.fresh = iter("fghijklmnopqrstuvw")
-        for _ in range(draw(st.integers(2, 3))):
-            dims = draw(st.lists(st.sampled_from(NAMES), max_size=3, unique=True))
-            self.feed(mm.Shape([(n, self.sizes[n]) for n in dims]))
-        self.sources = list(self.made)
-
-    def feed(self, shape: mm.Shape) -> None:
-        name = f"x{len(self.feeds)}"
-        self.feeds[name] = self.rng.uniform(-1, 1, shape.sizes)
-        self.made.append(mm.placeholder(name, shape, "float64"))
-
-    def einsum(self) -> mm.Tensor:
-        """Contracts two tensors down to some dims."""
-        draw = self.draw
-        left, right = draw(st.sampled_from(self.made)), draw(st.sampled_from(self.made))
-        present = list(dict.fromkeys([*left.shape, *right.shape]))
-        kept = [d for d in draw(st.permutations(present)) if draw(st.booleans())][:3]
-        y = mm.einsum([left, right], kept)
-        choices = [
-            lambda: y,
-            lambda: mm.tanh(y),
-            lambda: y * 2.0 + y,
-            lambda: mm.tanh(mm.reduce_sum(y)) * y,
-        ]
-        return draw(st.sampled_from(choices))()
-
-    def along_a_dim(self) -> mm.Tensor:
-        """Moves, repeats, drops or adds up elements along one dim of the newest tensor with any."""
-        draw = self.draw
-        x = next((t for t in reversed(self.made) if t.shape), None)
-        if x is None:
-            return self.einsum()
-        dim = draw(st.sampled_from(list(x.shape)))
-        step = draw(st.sampled_from(STEPS))
-        y = step(self, x, dim)
-        changed = [n for n in y.shape.names if y.shape.dim(n) not in x.shape]
-        return mm.rename(y, {n: next(self.fresh) for n in changed})
-
-    def finish(self) -> tuple[list[mm.Tensor], dict[str, np.ndarray]]:
-        """What to fetch (the last tensor, a loss, its gradients), and the feeds."""
-        loss = mm.reduce_sum(mm.square(self.made[-1]))
-        grads = [g for g in mm.gradients(loss, self.sources) if g is not None]
-        return [self.made[-1], loss, *grads], self.feeds
-
-
-def _shifted(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    offset = c.draw(st.integers(-dim.size - 1, dim.size + 1))
-    return mm.shift(x, offset, dim, wrap=c.draw(st.booleans()))
-
-
-def _sliced(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    begin = c.draw(st.integers(0, dim.size - 1))
-    return mm.slice(
-        x, begin, c.draw(st.integers(1, dim.size - begin)), dim, stride=c.draw(st.integers(1, 3))
-    )
-
-
-def _padded(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    widths = [c.draw(st.integers(0, 4)), c.draw(st.integers(0, 4))]
-    return mm.pad(x, widths, dim, c.draw(st.sampled_from([0.0, 1.5])))
-
-
-def _joined(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    parts = [x, mm.slice(x * 0.5, 0, c.draw(st.integers(1, dim.size)), dim), x]
-    return mm.concat(c.draw(st.permutations(parts))[: c.draw(st.integers(2, 3))], dim)
-
-
-def _reshaped(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    """One dim as two, or two neighbours as one."""
-    k = x.shape.position(dim.name)
-    if k + 1 < len(x.shape) and c.draw(st.booleans()):
-        both = [dim, x.shape[k + 1]]
-        return mm.replace_dimensions(x, both, mm.Dimension("_new", both[0].size * both[1].size))
-    factor = c.draw(st.sampled_from([n for n in range(1, dim.size + 1) if dim.size % n == 0]))
-    new = [mm.Dimension("_new", factor), mm.Dimension("_other", dim.size // factor)]
-    return mm.replace_dimensions(x, dim, new)
-
-
-def _renamed(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    return mm.rename(x, {dim.name: "_new"})
-
-
-def _summed(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    return mm.cumsum(x, dim, exclusive=c.draw(st.booleans()), reverse=c.draw(st.booleans()))
-
-
-def _picked(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    """Rows by index, a few of them outside; all rows, or for each row of a batch its own."""
-    name = f"n{len(c.feeds)}"
-    others = [d for d in x.shape if d != dim][: c.draw(st.integers(0, 1))]
-    shape = mm.Shape([mm.Dimension("_new", c.draw(st.integers(1, 7))), *others])
-    c.feeds[name] = c.rng.integers(-1, dim.size + 1, shape.sizes).astype(np.int32)
-    index = mm.rename(mm.placeholder(name, shape, "int32"), {"_new": (new := next(c.fresh))})
-    y = mm.gather(x, index, dim)
-    assert y.shape.find(new) >= 0
-    return y
-
-
-def _scattered(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    name = f"n{len(c.feeds)}"
-    rows = mm.Dimension("_new", c.draw(st.integers(1, 7)))
-    c.feeds[name] = c.rng.integers(-1, rows.size + 1, dim.size).astype(np.int32)
-    return mm.scatter_add(x, mm.placeholder(name, [dim], "int32"), rows)
-
-
-def _ranked(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    k = mm.Dimension("_new", c.draw(st.integers(1, dim.size)))
-    return mm.top_k(x, dim, k, smallest=c.draw(st.booleans()))[0]
-
-
-def _convolved(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
-    """With a filter along one dim, of any stride, dilation, padding and size of the result."""
-    taps = mm.Dimension(next(c.fresh), c.draw(st.integers(1, 4)))
-    c.feed(mm.Shape([taps]))
-    c.sources.append(c.made.pop())
-    slide = mm.Slide(
-        dim.name, taps.name, "_new", stride=c.draw(st.integers(1, 3)),
-        dilation=c.draw(st.integers(1, 2)), before=c.draw(st.integers(-1, 4)),
-    )  # fmt: skip
-    size = c.draw(st.integers(1, 8))
-    shape = [mm.Dimension("_new", size) if d == dim else d for d in x.shape]
-    return mm.conv(x, c.sources[-1], [slide], shape)
-
-
-STEPS = (
-    _shifted, _sliced, _padded, _joined, _reshaped, _renamed, _summed, _picked, _scattered, _ranked,
-    _convolved,
-)  # fmt: skip
 
 
 def check_chain(data: st.DataObject, fetches: list, graph: mm.Graph, feeds: dict) -> None:
