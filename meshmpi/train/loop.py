@@ -99,7 +99,8 @@ class Trainer:
         self.step = compile_step(
             built.graph, self.mesh, self.layout,
             fetches=[built.loss, built.learning_rate, *built.reports.values()],
-            updates=built.updates, overlap=OVERLAP[s.mesh.overlap], **shared,
+            updates=built.updates, overlap=OVERLAP[s.mesh.overlap],
+            memory_limit=s.mesh.memory_limit or None, **shared,
         )  # fmt: skip
         evaluation = compile_step(
             built.graph, self.mesh, self.layout, fetches=[built.held_out_loss],

@@ -38,6 +38,7 @@ def plan_report(settings: Settings, program: bool = False) -> str:
     found = plan(
         built.graph, mesh, layout, fetches=[built.loss, built.learning_rate],
         updates=built.updates, storage=settings.mesh.storage or None, seed=settings.train.seed,
+        memory_limit=settings.mesh.memory_limit or None,
     )  # fmt: skip
     seconds = time.perf_counter() - began
     counts, values = found.program.counts(), found.program.values()

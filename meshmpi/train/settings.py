@@ -80,6 +80,10 @@ class ModelSettings:
     expert_jitter: float = setting(
         0.0, "the router's input is multiplied by 1 +- this, in training"
     )
+    recompute: str = setting(
+        "none", "what the backward pass computes again: none, or the inside of each layer",
+        choices=("none", "layers"),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,9 @@ class MeshSettings:
         "auto", "reductions travel while gradients are computed; auto: between hosts",
         choices=("auto", "on", "off"),
     )  # fmt: skip
+    memory_limit: str = setting(
+        "", "of a training step on one rank, as 1.5 GB: recomputes until it fits; empty: none"
+    )
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from meshmpi.typerules import verify
 LAYOUTS = [("rows:1", ""), ("rows:2;cols:2", "batch:rows;heads:cols;d_ff:cols;vocab:cols")]
 
 
-def language_model(dropout: float = 0.0) -> tuple[mm.Graph, mm.Tensor, list]:
+def language_model(dropout: float = 0.0, **options) -> tuple[mm.Graph, mm.Tensor, list]:
     config = mm.transformer.TransformerConfig(
         vocab=30, length=24, d_model=16, d_ff=64, heads=4, d_kv=4, layers=3, norm="layer",
-        activation="gelu", residual_dropout=dropout,
+        activation="gelu", residual_dropout=dropout, **options,
     )  # fmt: skip
     with mm.Graph() as graph:
         dims = mm.Shape("batch:6;length:24")
@@ -118,3 +118,24 @@ def test_sizes_that_are_none(size):
     graph, loss, updates = language_model()
     with pytest.raises(ConfigError, match="memory_limit"):
         mm.plan(graph, "rows:1", fetches=[loss], updates=updates, memory_limit=size)
+
+
+@pytest.mark.parametrize(("mesh", "layout"), LAYOUTS)
+def test_recomputed_layers(mesh: str, layout: str):
+    """Chosen in the model: equal losses, and memory of one layer's inside."""
+    found = {}
+    for recompute in ("none", "layers"):
+        graph, loss, updates = language_model(0.2, recompute=recompute)
+        p = mm.plan(graph, mesh, layout, fetches={"loss": loss}, updates=updates).program
+        found[recompute] = losses(p, loss), predict_cost(p).memory["arena"]
+    np.testing.assert_allclose(found["layers"][0], found["none"][0], rtol=1e-6)
+    assert found["layers"][1] < 0.75 * found["none"][1]
+
+
+def test_recomputed_layers_with_experts_keep_their_losses():
+    found = {}
+    for recompute in ("none", "layers"):
+        graph, loss, updates = language_model(recompute=recompute, experts=2)
+        p = mm.plan(graph, "rows:1", fetches={"loss": loss}, updates=updates).program
+        found[recompute] = losses(p, loss)
+    np.testing.assert_allclose(found["layers"], found["none"], rtol=1e-6)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from meshmpi.autodiff import recompute_grad
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, scope
@@ -68,6 +69,15 @@ def sublayer(
     """x + dropout(function(norm(x))): the pre-norm residual connection."""
     y = function(norm(config, x, f"{name}_norm"))
     return ew.add(x, residual_stream(config, y, training))
+
+
+def recomputed(
+    config: TransformerConfig, x: Tensor, training: bool, layer: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """``layer(x)``, whose inside the backward pass computes again where the config says so."""
+    if training and config.recompute == "layers":
+        return recompute_grad(layer, [x])
+    return layer(x)
 
 
 def attention_sublayer(
@@ -244,6 +254,6 @@ def layer_scope(number: int):
 
 __all__ = [
     "attention_sublayer", "causal_attention_sublayer", "embed", "feed_forward_sublayer",
-    "layer_scope", "mean_loss", "norm", "placed", "position_embedding", "relative_bias",
-    "residual_stream", "softmax_logits", "sublayer", "token_embedding",
+    "layer_scope", "mean_loss", "norm", "placed", "position_embedding", "recomputed",
+    "relative_bias", "residual_stream", "softmax_logits", "sublayer", "token_embedding",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ _CHOICES = {
     "initializers": ("paper", "gpt2"),
     "dtype": ("float32", "float64"),
     "activation_dtype": ("", "float32", "float64", "bfloat16"),
+    "recompute": ("none", "layers"),
 }
 
 _TYPES = {
@@ -84,6 +85,8 @@ class TransformerConfig:
         expert_balance: Factor of the load-balancing loss, in training.
         expert_z_loss: Factor of the router's z-loss, in training.
         expert_jitter: In training the router sees its input times numbers in 1 +- this.
+        recompute: "layers": in training the inside of each layer, but for its experts, is computed
+            again for the backward pass, so that memory holds one layer (`mm.recompute_grad`).
     """
 
     vocab: int
@@ -128,6 +131,7 @@ class TransformerConfig:
     expert_balance: float = 1e-2
     expert_z_loss: float = 0.0
     expert_jitter: float = 0.0
+    recompute: str = "none"
 
     def __post_init__(self) -> None:
         self._check_types()

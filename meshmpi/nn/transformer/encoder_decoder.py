@@ -5,6 +5,8 @@ One embedding and one position table are shared by source and target, as in the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from meshmpi.graph import Tensor, scope
 from meshmpi.nn.attention import rename_length_to_memory_length
 from meshmpi.nn.experts import ExpertsOutput
@@ -18,6 +20,7 @@ from meshmpi.nn.transformer.blocks import (
     mean_loss,
     norm,
     position_embedding,
+    recomputed,
     relative_bias,
     softmax_logits,
     token_embedding,
@@ -63,9 +66,12 @@ def encoder_decoder(
         bias = relative_bias(config, length, bidirectional=False)
         for i in range(config.layers):
             with layer_scope(i):
-                x = causal_attention_sublayer(config, x, causal, training, bias)
-                x = attention_sublayer(config, x, seen, training, memory, "encdec_attention")
-                x = feed_forward_sublayer(config, x, training, i, mixtures)
+
+                def attend(x: Tensor) -> Tensor:
+                    x = causal_attention_sublayer(config, x, causal, training, bias)
+                    return attention_sublayer(config, x, seen, training, memory, "encdec_attention")
+
+                x = _layer(config, x, i, attend, training, mixtures)
         return softmax_logits(config, norm(config, x, "final_norm"), table, training)
 
 
@@ -83,10 +89,28 @@ def _encode(
     bias = relative_bias(config, source.shape.dim(SOURCE_LENGTH), bidirectional=True)
     for i in range(config.layers):
         with layer_scope(i):
-            x = attention_sublayer(config, x, seen, training, position_bias=bias)
-            x = feed_forward_sublayer(config, x, training, i, mixtures, real)
+
+            def attend(x: Tensor) -> Tensor:
+                return attention_sublayer(config, x, seen, training, position_bias=bias)
+
+            x = _layer(config, x, i, attend, training, mixtures, real)
     x = norm(config, x, "final_norm")
     return rename_length_to_memory_length(x, SOURCE_LENGTH), seen
+
+
+def _layer(
+    config: TransformerConfig, x: Tensor, number: int, attend: Callable[[Tensor], Tensor],
+    training: bool, mixtures: list[ExpertsOutput] | None, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """One layer; what experts return is needed outside, so they are not computed again."""
+    dense = not config.has_experts(number)
+
+    def inside(x: Tensor) -> Tensor:
+        x = attend(x)
+        return feed_forward_sublayer(config, x, training, number, mask=mask) if dense else x
+
+    x = recomputed(config, x, training, inside)
+    return x if dense else feed_forward_sublayer(config, x, training, number, mixtures, mask)
 
 
 def encoder_decoder_loss(

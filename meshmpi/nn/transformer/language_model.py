@@ -18,6 +18,7 @@ from meshmpi.nn.transformer.blocks import (
     mean_loss,
     norm,
     position_embedding,
+    recomputed,
     relative_bias,
     softmax_logits,
     token_embedding,
@@ -54,9 +55,23 @@ def lm(
         bias = relative_bias(config, length, bidirectional=False)
         for i in range(config.layers):
             with layer_scope(i):
-                x = causal_attention_sublayer(config, x, mask, training, bias)
-                x = feed_forward_sublayer(config, x, training, i, mixtures)
+                x = _layer(config, x, i, mask, bias, training, mixtures)
         return softmax_logits(config, norm(config, x, "final_norm"), table, training)
+
+
+def _layer(
+    config: TransformerConfig, x: Tensor, number: int, mask: Tensor, bias: Tensor | None,
+    training: bool, mixtures: list[ExpertsOutput] | None,
+) -> Tensor:  # fmt: skip
+    """One layer; what experts return is needed outside, so they are not computed again."""
+    dense = not config.has_experts(number)
+
+    def inside(x: Tensor) -> Tensor:
+        x = causal_attention_sublayer(config, x, mask, training, bias)
+        return feed_forward_sublayer(config, x, training, number) if dense else x
+
+    x = recomputed(config, x, training, inside)
+    return x if dense else feed_forward_sublayer(config, x, training, number, mixtures)
 
 
 def lm_loss(
