@@ -10,7 +10,7 @@ import pytest
 import meshmpi as mm
 from apps.heat.__main__ import main
 from apps.heat.formulas import default_layout, halo_elements
-from apps.heat.model import SECOND_DIFFERENCE, Problem, initial
+from apps.heat.model import SECOND_DIFFERENCE, Problem, build, initial
 from apps.heat.run import on_one_rank, run
 from meshmpi.runtime.launch import launch
 
@@ -117,8 +117,6 @@ def test_a_wave_decays_as_the_equation_says(order: int):
         weights[0] + 2 * sum(w * np.cos(2 * np.pi * k / n) for k, w in weights.items() if k)
         for n in problem.sizes
     )
-    from apps.heat.model import build
-
     heat = build(problem)
     step = mm.compile(
         heat.graph, mm.SimulatedMesh("rows:2;cols:3"), "x:rows;y:cols", fetches=[],
@@ -128,6 +126,15 @@ def test_a_wave_decays_as_the_equation_says(order: int):
     for _ in range(steps):
         step()
     np.testing.assert_allclose(step.variables["u"], factor**steps * start, atol=1e-14)
+
+
+def test_temperatures_are_updated_in_place():
+    """The arena holds the four shifted blocks of 32 x 32 numbers; the new ones overwrite u."""
+    heat = build(Problem((64, 64)))
+    plan = mm.plan(heat.graph, "rows:2;cols:2", "x:rows;y:cols", fetches=[], updates=heat.updates)
+    block = 32 * 32 * 8
+    assert plan.cost.memory["variables"] == block
+    assert plan.cost.memory["arena"] == 4 * block
 
 
 def test_a_convolution_has_no_periodic_boundary():
