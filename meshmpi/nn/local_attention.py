@@ -208,9 +208,16 @@ def local_attention_1d(
         mask = ew.logical_and(mask, ew.equal(own, axis.with_halo(axis.cut(segments))))
     y = dot_product_attention(
         axis.cut(q), axis.with_halo(axis.cut(k)), axis.with_halo(axis.cut(v)), axis.memory, key_dim,
-        value_dim, mask, dropout_rate, dropout_broadcast_dims, is_training=is_training, scale=scale,
+        value_dim, mask, dropout_rate, _broadcast(dropout_broadcast_dims, axis),
+        is_training=is_training, scale=scale,
     )  # fmt: skip
     return axis.join(y)
+
+
+def _broadcast(dims: Sequence[DimLike], *axes: _Axis) -> list[DimLike]:
+    """Dims along which dropout repeats its mask, with both that a dim of positions became."""
+    names = [dim_name(d) for d in dims]
+    return [*names, *(axis.inside for axis in axes if axis.dim.name in names)]
 
 
 def local_self_attention(
@@ -291,7 +298,8 @@ def local_attention_2d(
     length = Dimension(MEMORY, rows.memory.size * columns.memory.size)
     y = dot_product_attention(
         columns.cut(rows.cut(q)), memory(k), memory(v), length, key_dim, value_dim, mask,
-        dropout_rate, dropout_broadcast_dims, is_training=is_training, scale=scale,
+        dropout_rate, _broadcast(dropout_broadcast_dims, rows, columns), is_training=is_training,
+        scale=scale,
     )  # fmt: skip
     return rows.join(columns.join(y))
 

@@ -182,6 +182,7 @@ def test_capacity():
     assert gating.capacity(64, 8, False) == 32
     assert gating.capacity(6, 8, True) == 4
     assert gating.capacity(3, 8, True) == 3
+    assert mm.Gating(capacity_factor=1.0, min_capacity=1).capacity(7, 3, True) == 3  # 7 / 3, up
 
 
 def test_random_second_choices():

@@ -96,6 +96,23 @@ def test_segments():
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_dropout_may_be_the_same_for_all_positions():
+    """Weights are dropped by place in the neighbourhood: alike for all queries, or each anew."""
+    masks = {}
+    for dims in ((), ("length",)):
+        with mm.Graph() as graph:
+            q = mm.placeholder("q", "length:12;d_kv:4", "float64")
+            mm.local_attention_1d(
+                q, q, q, "length", "d_kv", "d_kv", 4, dropout_rate=0.5, is_training=True,
+                dropout_broadcast_dims=dims,
+            )  # fmt: skip
+        (draw,) = [op.output for op in graph.operations if type(op).__name__ == "Random"]
+        masks[dims] = draw.shape.names
+    assert masks == {
+        (): ("length", "length_in_block", "length_memory"), ("length",): ("length_memory",),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("memory_heads", "shared"), [(0, False), (1, False), (2, True)])
 def test_self_attention_layer(memory_heads, shared):
     """The layer is the full one with a local mask, whatever its heads are."""

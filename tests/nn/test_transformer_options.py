@@ -155,6 +155,16 @@ def test_layouts(name):
         np.testing.assert_allclose(train(config, layout), wanted, rtol=1e-10, err_msg=layout)
 
 
+@pytest.mark.parametrize("name", ["switch", "top_2", "grouped_query", "relative", "local"])
+def test_bfloat16(name):
+    """Near the losses of float32: routers, softmax, norms and losses are computed in float32."""
+    config = SMALL.with_options(**{**OPTIONS[name], "dtype": "float32"})
+    wanted = train(config, "")
+    found = train(config.with_options(activation_dtype="bfloat16"), "batch:rows;heads:cols")
+    # 8 bits per rounding; a token near the border of two experts may take the other.
+    np.testing.assert_allclose(found, wanted, rtol=4e-2)
+
+
 def test_padding_of_the_source_takes_no_expert():
     """12 of 16 positions are padding, all alike: they would fill the 6 places of one expert."""
     config = SMALL.with_options(**EXPERTS, expert_eval_capacity=1.0, padding_id=0)
