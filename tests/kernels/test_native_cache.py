@@ -77,6 +77,38 @@ def test_eight_processes_build_once(tmp_path: Path, cache: Path):
 
 
 @needs_compiler
+def test_a_compiler_is_asked_once_for_what_it_can(tmp_path: Path, cache: Path):
+    """Later processes run it only to build, and a changed compiler is asked again."""
+    log = tmp_path / "log"
+    cc = script(tmp_path, f"echo run >> {log}")
+    counts = []
+    for change in ("", "", "changed"):
+        if change:
+            with open(cc, "a") as file:
+                file.write("# changed\n")
+        done = start(SOURCE % 42, MESHMPI_CC=cc)
+        assert done.communicate(timeout=120)[0].strip() == "42"
+        counts.append(log.read_text().count("run"))
+    asked, again, changed = counts
+    assert asked >= 4  # flags, version, library
+    assert again == asked
+    assert changed > again
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"command": 3, "version": ""}'])
+def test_a_damaged_note_of_the_compiler_is_made_anew(tmp_path: Path, cache: Path, damage: str):
+    cc = script(tmp_path, ":")
+    for number in (41, 42):
+        done = start(SOURCE % number, MESHMPI_CC=cc)
+        assert done.communicate(timeout=120)[0].strip() == str(number)
+        (note,) = cache.glob("compiler-*.json")
+        whole = note.read_text()
+        assert '"-O3"' in whole
+        note.write_text(damage)
+
+
+@needs_compiler
 def test_a_killed_builder_does_not_hold_up_the_others(tmp_path: Path, cache: Path):
     ready = tmp_path / "ready"
     text = (

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -45,11 +46,16 @@ def compiler() -> tuple[str, ...]:
     Raises:
         CompilerError: None is found, or it cannot build a trivial file.
     """
-    return _command(os.environ.get("MESHMPI_CC") or os.environ.get("CC") or "")
+    return _compiler(_wanted())[0]
+
+
+def _wanted() -> str:
+    return os.environ.get("MESHMPI_CC") or os.environ.get("CC") or ""
 
 
 @functools.lru_cache(maxsize=8)
-def _command(wanted: str) -> tuple[str, ...]:
+def _compiler(wanted: str) -> tuple[tuple[str, ...], str]:
+    """Command and version."""
     candidates = [wanted] if wanted else ["cc", "gcc", "clang"]
     found = next((c for c in candidates if shutil.which(shlex.split(c)[0])), None)
     if found is None:
@@ -57,6 +63,37 @@ def _command(wanted: str) -> tuple[str, ...]:
             f"no C compiler was found (looked for {', '.join(candidates)}).",
             "Install one (Debian: apt install gcc), or use kernels='numpy'.",
         )
+    return _remembered(found)
+
+
+def _remembered(found: str) -> tuple[tuple[str, ...], str]:
+    """Command and version of a compiler, kept on disk: to ask takes several runs of it.
+
+    A compiler that has changed is asked again; what failed is not kept.
+    """
+    path = Path(shutil.which(shlex.split(found)[0]) or "").resolve()
+    status = path.stat()
+    about = (found, str(path), status.st_mtime_ns, status.st_size, FLAGS, OPTIONAL_FLAGS, _cpu())
+    key = hashlib.sha256(repr(about).encode()).hexdigest()[:24]
+    file = cache_folder() / f"compiler-{key}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or damaged
+        known = json.loads(file.read_text())
+        return tuple(map(str, known["command"])), str(known["version"])
+    command = _asked(found)
+    version = _run([command[0], "--version"], 60)
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        new = Path(folder, file.name)
+        new.write_text(json.dumps({"command": command, "version": version}))
+        os.replace(new, file)
+    return command, version
+
+
+def _asked(found: str) -> tuple[str, ...]:
+    """The compiler with all flags that it accepts.
+
+    Raises:
+        CompilerError: It cannot build a trivial file.
+    """
     command = (*shlex.split(found), *FLAGS)
     if not _accepts(command):
         raise CompilerError(
@@ -147,19 +184,14 @@ def _cpu() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-@functools.lru_cache(maxsize=8)
-def _version(command: str) -> str:
-    return _run([command, "--version"], 60)
-
-
 def load_library(source: str) -> ctypes.CDLL:
     """The library built from ``source``; built now if no process has built it before.
 
     Raises:
         CompilerError: The compiler failed; its message is included.
     """
-    command = compiler()
-    text = "\n".join([source, *command, _version(command[0]), _cpu()])
+    command, version = _compiler(_wanted())
+    text = "\n".join([source, *command, version, _cpu()])
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
     library = cache_folder() / f"{key}.so"
     if library.exists():
