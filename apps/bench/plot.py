@@ -30,8 +30,11 @@ def draw(tables: Sequence[Table], path: Path) -> str:
     panels = [(PANELS[name], known[name]) for name in PANELS if name in known]
     if not panels:
         return "no plot: none of the parts that are drawn was measured"
-    rows = -(-len(panels) // 2)
-    figure, axes = pyplot.subplots(rows, 2, figsize=(15, 4.6 * rows), squeeze=False)
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(7.5 * columns, 4.6 * rows), squeeze=False
+    )  # fmt: skip
     for (panel, table), axis in zip(panels, axes.flat, strict=False):
         panel(axis, table)
         axis.spines[["top", "right"]].set_visible(False)
