@@ -253,6 +253,20 @@ def test_two_levels_with_room_are_a_product_of_gates():
     check_gradients(total, {"x": X}, v)
 
 
+def test_empty_places_of_the_first_level_do_not_count_at_the_second():
+    """Half of the outer experts' places are empty here; the balance is that of the tokens."""
+    graph, found, _ = build((mm.Gating(capacity_factor=5.0), ROOMY), (OUTER, INNER))
+    v = random_variables(graph)
+    outer = softmax(X @ v["experts/router"])
+    _, balance = placed(outer, np.ones((3, 7), bool), mm.Gating())
+    for i, n in np.ndindex(2, 3):
+        p = softmax(X[n, outer[n].argmax(-1) == i] @ v["experts/inner/router"][i])
+        if len(p):
+            first = np.bincount(p.argmax(-1), minlength=3)
+            balance += 3 * (first * p.sum(0)).sum() / len(p) / 21
+    assert float(value(found.balance_loss, {"x": X}, v)) == pytest.approx(balance)
+
+
 def test_two_levels_that_drop_and_mask():
     gating = (mm.Gating(capacity_factor=0.8, min_capacity=1), mm.Gating(min_capacity=1))
     graph, found, total = build(gating, (OUTER, INNER), masked=True)
