@@ -114,6 +114,14 @@ def test_adafactor_with_rates_and_decay_exponent():
     assert found["adafactor/w/row"].shape == (4,)
 
 
+def test_adafactor_with_the_decay_of_adam():
+    """Without factors, clipping and scales this is Adam without a mean of gradients."""
+    mine = optimize.Adafactor(
+        0.02, beta2=0.9, factored=False, clipping_threshold=None, multiply_by_parameter_scale=False
+    )
+    check(mine, adam(lambda t: 0.02, 0.0, 0.9, 0.0), 1e-10)
+
+
 def test_no_rate_for_a_variable():
     with pytest.raises(ConfigError, match=r"no learning rate of 'sgd' is for variable 'deep'.*'w'"):
         build(optimize.SGD({"w": 0.1, "b": 0.1}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from meshmpi.dims import LayoutLike, Shape
@@ -39,6 +40,8 @@ class Adafactor(Optimizer):
     Args:
         learning_rate: See `Optimizer`; None: `default_learning_rate`.
         decay_exponent: 0.8 in the paper.
+        beta2: Instead, d is that of Adam with bias correction: beta2 (1 - beta2**(t - 1)) / (1 -
+            beta2**t).
         beta1: With a value above 0 the steps u are averaged in a slot of the variable's shape.
         clipping_threshold: Largest root mean square of u; None: not clipped.
         multiply_by_parameter_scale: Whether steps are relative to rms(w).
@@ -56,6 +59,7 @@ class Adafactor(Optimizer):
 
     def __init__(
         self, learning_rate: LearningRate | None = None, *, decay_exponent: float = 0.8,
+        beta2: float | None = None,
         beta1: float = 0.0, clipping_threshold: float | None = 1.0,
         multiply_by_parameter_scale: bool = True, factored: bool = True,
         min_dim_size_to_factor: int = 128, epsilon1: float = 1e-30, epsilon2: float = 1e-3,
@@ -63,7 +67,7 @@ class Adafactor(Optimizer):
     ):  # fmt: skip
         rate = default_learning_rate if learning_rate is None else learning_rate
         super().__init__(rate, clip_norm=clip_norm, storage=storage, name=name)
-        self.decay_exponent, self.beta1 = decay_exponent, beta1
+        self.decay_exponent, self.beta1, self.beta2 = decay_exponent, beta1, beta2
         self.clipping_threshold = clipping_threshold
         self.multiply_by_parameter_scale = multiply_by_parameter_scale
         self.factored, self.min_dim_size_to_factor = factored, min_dim_size_to_factor
@@ -92,7 +96,7 @@ class Adafactor(Optimizer):
     def update_all(self, items: Sequence[Item], step: StepValues) -> list[Result]:
         # Stage by stage over all variables, not variable by variable: what one stage sums over
         # split dims can then share a message.  Each stage uses the sums of the one before.
-        decay = ew.subtract(1.0, ew.pow(step.t, -self.decay_exponent))
+        decay = self._decay(step.t)
         means = [self._mean_squares(i) for i in items]
         moments = [_decayed(i, m, decay) for i, m in zip(items, means, strict=True)]
         totals = [self._mean_of_rows(i, m) for i, m in zip(items, moments, strict=True)]
@@ -110,6 +114,13 @@ class Adafactor(Optimizer):
                 updates.append(assign(i.slots["m"], u))
             results.append((ew.subtract(i.w, u), updates))
         return results
+
+    def _decay(self, t: Tensor) -> Tensor:
+        """d, in float64: 0 at the first step."""
+        if self.beta2 is None:
+            return ew.subtract(1.0, ew.pow(t, -self.decay_exponent))
+        power = ew.exp(ew.multiply(math.log(self.beta2), t))
+        return ew.divide(ew.subtract(self.beta2, power), ew.subtract(1.0, power))
 
     def _mean_squares(self, item: Item) -> Moments:
         """What the slots average: squares of the gradient, or their means over a dim."""
