@@ -16,6 +16,7 @@ from meshmpi.kernels import blas
 
 LAYOUTS = {"data-parallel": "batch:all", "model-parallel": "heads:all;d_ff:all;vocab:all"}
 BARE = "bare matrix products"
+LIBRARIES = ("openblas", "mkl")
 
 
 class System(NamedTuple):
@@ -84,10 +85,11 @@ def systems(bench: Bench) -> Sequence[System]:
     """All systems that this machine has; those of a peer that is missing are left out."""
     torch, two = "torch_step", ("--threads", "2")
     found = [System(f"meshmpi {layout}", _meshmpi(layout)) for layout in LAYOUTS]
-    if blas.find().bfloat16:
-        found.append(
-            System("meshmpi data-parallel, bfloat16", _meshmpi("data-parallel", "bfloat16"))
-        )
+    for library in LIBRARIES:  # the first that multiplies bfloat16 as it is
+        if installed(library) and blas.find(library).bfloat16:
+            name = f"meshmpi data-parallel, bfloat16 by {library}"
+            found.append(System(name, _meshmpi("data-parallel", "bfloat16", library)))
+            break
     found += [
         System("PyTorch data-parallel (DDP)", _peer(torch, "ddp"), "torch"),
         System("PyTorch tensor-parallel", _peer(torch, "tp"), "torch"),
@@ -101,7 +103,7 @@ def systems(bench: Bench) -> Sequence[System]:
         System("JAX data-parallel, gloo", _peer("jax_step", "dp"), "jax", extra=True),
     ]  # fmt: skip
     default = blas.find().name
-    for library in ("openblas", "mkl"):
+    for library in LIBRARIES:
         if library != default and installed(library):
             run = _meshmpi("data-parallel", library=library)
             found.append(System(f"meshmpi data-parallel, {library}", run, extra=True))
