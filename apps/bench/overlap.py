@@ -58,6 +58,7 @@ def measure(steps: dict[str, CompiledStep], rounds: int) -> dict[str, list[tuple
 
 
 def main() -> None:
+    """Runs both kinds of step in turns and prints a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default=str(CONFIG))
     parser.add_argument("--layout", default="batch:ranks")
