@@ -18,6 +18,7 @@ from meshmpi.passes.loops import form_loops
 from meshmpi.passes.pipeline import PASSES, optimize
 from meshmpi.program import Instruction, Program
 from meshmpi.runtime.compiled import CompiledStep
+from meshmpi.runtime.launch import launch
 from meshmpi.typerules import verify
 from tests.layouts import legal_layouts
 
@@ -368,3 +369,10 @@ def test_blocks_cover_everything_once():
                             seen[b, h, n] = seen.get((b, h, n), 0) + 1
             lengths, heads = (11, 10)[rank // 3], (2, 2, 1)[rank % 3]
             assert len(seen) == BATCH * lengths * heads and set(seen.values()) == {1}
+
+
+def test_loops_and_recomputing_on_real_ranks():
+    arguments = ["-m", "tests.passes.mpi_loops"]
+    done = launch(2, arguments, timeout_seconds=240, capture_output=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "7 programs agree"
