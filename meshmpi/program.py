@@ -22,12 +22,12 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | pad | x -> y | ``dim, before, after, value`` along a whole dimension |
 | concat | x... -> y | ``dim``: along a whole dimension |
 | gather | table, index -> y | ``dim``: rows of the block of table that index hits, else 0 [7] |
-| scatter_add | updates, index -> y | ``dim``: sums updates into the block of y that index hits [7] |
+| scatter_add | updates, index -> y | ``dim``: sums updates into the rows of y that index hits [7] |
 | block_sum | x -> y | ``dim, blocks``: sum of the own block; y has one element per block there |
-| cumsum | x(, sums) -> y | ``dim, exclusive, reverse(, blocks)``: running sums; sums of all blocks |
+| cumsum | x(, sums) -> y | ``dim, exclusive, reverse(, blocks)``: running sums; of all blocks |
 | segment | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |
 | loop | x... -> y... | ``body``, a block of the dims ``over`` at a time; see `loops` |
-| top_k | x(, index) -> values, index | ``dim, k(, smallest)``: largest first, of ties the first [9] |
+| top_k | x(, index) -> values, index | ``dim, k(, smallest)``: largest first, ties in order [9] |
 | all_reduce | x... -> y... | ``axes, op``: finishes what is pending over axes, in one message [4] |
 | wait | x -> y | the result of an all_reduce that was only started [4] |
 | reduce_scatter | x -> y | ``dim, axes, op``: the same, and keeps only the own block of dim |

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import meshmpi as mm
-import tests.ops.composed_cases  # noqa: F401  (adds its rows)
-import tests.ops.convolution_cases  # noqa: F401  (adds its rows)
-import tests.ops.language_cases  # noqa: F401  (adds its rows)
-import tests.ops.layer_cases  # noqa: F401  (adds its rows)
+import tests.ops.composed_cases
+import tests.ops.convolution_cases
+import tests.ops.language_cases
+import tests.ops.layer_cases
 import tests.ops.pending_cases  # noqa: F401  (adds its rows)
 from meshmpi.graph import Tensor
 from tests.ops.build import Builder
