@@ -43,7 +43,14 @@ def measure(bench: Bench) -> list[Table]:
             if not off <= TOLERANCE:
                 notes.append(f"**{name} differs at length {length} by {off:.2g}.**")
         rows.append(row)
-    columns = ["length", *(c for n in names for c in (f"{n}, ms", f"{n}, MB taken"))]
+    columns = [
+        "length",
+        *(
+            c
+            for n in names
+            for c in (f"{IMPLEMENTATIONS[n]}, ms", f"{IMPLEMENTATIONS[n]}, MB taken")
+        ),
+    ]
     title = (
         f"Causal attention forward and backward, {ATTENTION_TOKENS} tokens, {HEADS} heads of"
         f" {D_KV}, one core"

@@ -10,6 +10,15 @@ from apps.bench.tables import Table
 
 OURS, OTHERS = "#1f6fb2", "#b0b0b0"
 COLOURS = ("#1f6fb2", "#e08214", "#7b3294", "#4d9221", "#b2182b", "#878787")
+OF_NAMES = {
+    "meshmpi": 0, "meshmpi, generated C": 0, "meshmpi, NumPy": 1, "NumPy, out=": 2, "plain C": 3,
+    "PyTorch": 4, "jax.jit": 5,
+}  # fmt: skip
+"""Who has which colour, in every panel."""
+
+
+def _colour(name: str, number: int) -> str:
+    return COLOURS[OF_NAMES.get(name, number) % len(COLOURS)]
 
 
 def draw(tables: Sequence[Table], path: Path) -> str:
@@ -67,10 +76,11 @@ def _groups(title: str) -> Callable[[Any, Table], None]:
         for k, name in enumerate(shown):
             at = [n + (k - (len(shown) - 1) / 2) * width for n in range(len(rows))]
             heights = [row[list(table.columns).index(name)] or 0 for row in rows]
-            axis.bar(at, heights, width, label=name, color=COLOURS[k % len(COLOURS)])
+            axis.bar(at, heights, width, label=name, color=_colour(name, k))
         axis.set_xticks(range(len(rows)), [row[0] for row in rows], rotation=18, ha="right",
                         fontsize=8)  # fmt: skip
-        axis.legend(fontsize=8, frameon=False)
+        axis.set_ylim(top=1.35 * axis.get_ylim()[1])  # room for the legend
+        axis.legend(fontsize=8, frameon=False, ncols=2, loc="upper left")
         axis.set_title(title)
 
     return panel
@@ -96,14 +106,14 @@ def _lines(title: str, x: str, y_label: str) -> Callable[[Any, Table], None]:
     """One line for each column of milliseconds."""
 
     def panel(axis: Any, table: Table) -> None:
-        for name, colour in zip(
-            [c for c in table.columns if c.endswith(", ms")], COLOURS, strict=False
-        ):
+        for k, name in enumerate(c for c in table.columns if c.endswith(", ms")):
             points = [
                 (a, b) for a, b in zip(table.column(x), table.column(name), strict=True)
                 if b is not None
             ]  # fmt: skip
-            axis.plot(*zip(*points, strict=True), "o-", color=colour, label=name[:-4])
+            if points:
+                who = name.removesuffix(", ms")
+                axis.plot(*zip(*points, strict=True), "o-", color=_colour(who, k), label=who)
         axis.set(xlabel=x, ylabel=y_label)
         axis.set_xscale("log", base=2)
         axis.set_ylim(bottom=0)
