@@ -135,7 +135,10 @@ def cwise(
     Source: Mesh-TensorFlow's cwise, which takes a TensorFlow function.
 
     Example:
-        >>> y = mm.cwise(lambda x: mm.where(x > 0, x, 0.0), [x], lambda xs, y, dy: [dy])
+        >>> with mm.Graph():
+        ...     x = mm.placeholder("x", "n:4")  # relu whose gradient is 1 everywhere
+        ...     mm.cwise(lambda v: mm.where(v > 0, v, 0.0), [x], lambda xs, y, dy: [dy]).shape
+        [n=4]
     """
     xs = list(xs)
 
