@@ -145,8 +145,9 @@ class _Layout:
                 if op.result not in last:  # a step that nobody reads
                     dying.append(op.result)
                     taken = -1
-            for a in dying:
-                if self.slots[a].offset != taken:
+            # A step that nobody reads may lie where one of its arguments does: freed only once.
+            for offset, a in {self.slots[a].offset: a for a in dying}.items():
+                if offset != taken:
                     free.setdefault(self._bytes(a), []).append(self.slots[a])
 
     def _slot(self, op: MicroOp, dying: Sequence[int], free: dict[int, list[Slot]]) -> Slot:

@@ -62,7 +62,22 @@ def flattened(body: Sequence[Instruction], outputs: Sequence[int]) -> Instructio
         whole = merged_maps(whole, i, list(whole.outputs))
     result = dict(zip(whole.outputs, whole.attrs["expr"].results, strict=True))
     expr = Expr(whole.attrs["expr"].steps, tuple(result[v] for v in outputs))
-    return whole.replaced(outputs=tuple(outputs), attrs={"expr": expr})
+    return whole.replaced(outputs=tuple(outputs), attrs={"expr": pruned(expr)})
+
+
+def pruned(expr: Expr) -> Expr:
+    """The expression without steps that no result needs."""
+    needed = set(expr.results)
+    for k in range(len(expr.steps) - 1, -1, -1):
+        if f"t{k}" in needed:
+            needed.update(a for a in expr.steps[k].args if isinstance(a, str))
+    kept = [k for k in range(len(expr.steps)) if f"t{k}" in needed]
+    new = {f"t{k}": f"t{n}" for n, k in enumerate(kept)}
+    steps = tuple(
+        s._replace(args=tuple(new.get(a, a) if isinstance(a, str) else a for a in s.args))
+        for s in (expr.steps[k] for k in kept)
+    )
+    return Expr(steps, tuple(new.get(r, r) for r in expr.results))
 
 
 def merged_maps(producer: Instruction, consumer: Instruction, keep: list[int]) -> Instruction:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from meshmpi.errors import ConfigError
 from meshmpi.flops import local_flops
+from meshmpi.passes.fuse import pruned
 from meshmpi.passes.memory import MemoryPlan, Sharing, aligned_bytes, plan_memory
 from meshmpi.passes.rewrite import fresh
 from meshmpi.program import Instruction, LocalType, Program
@@ -258,7 +259,7 @@ def needed_part(i: Instruction, wanted: Iterable[int], types: dict) -> Instructi
     if i.kind == "map":
         expr = i.attrs["expr"]
         results = tuple(r for r, v in zip(expr.results, i.outputs, strict=True) if v in wanted)
-        return i.replaced(outputs=outputs, attrs={"expr": expr._replace(results=results)})
+        return i.replaced(outputs=outputs, attrs={"expr": pruned(expr._replace(results=results))})
     needed, body = set(outputs), list[Instruction]()
     for one in reversed(i.attrs["body"]):
         if any(v in needed for v in one.outputs):

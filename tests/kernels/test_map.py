@@ -458,3 +458,17 @@ def test_numbers_that_do_not_fit_are_refused():
     expr = Expr((Step("add", ("i0", 300), "uint8"),), ("t0",))
     with pytest.raises(ProgramError, match="300 does not fit data type uint8"):
         list(run("map", [t], [t], [np.zeros(8)], expr=expr))
+
+
+def test_steps_that_nobody_reads_give_their_place_back_once():
+    """A dead step may lie in the slot of its argument, which then is free for one value only."""
+    steps = (
+        Step("exp", ("i0",), "float64"), Step("multiply", (0.5, "t0"), "float64"),  # t1 is dead
+        Step("add", ("i0", 1.0), "float64"), Step("add", ("i0", 2.0), "float64"),
+        Step("multiply", ("t2", "t3"), "float64"), Step("add", ("t4", "t2"), "float64"),
+        Step("multiply", ("t5", "t3"), "float64"),
+    )  # fmt: skip
+    t = local_type(TYPE, "float64")
+    x = mixed(5, 4, 7)
+    a, b = x + 1.0, x + 2.0
+    check("map", [t], [t], [x], [(a * b + a) * b], expr=Expr(steps, ("t6",)))
