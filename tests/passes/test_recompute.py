@@ -63,7 +63,7 @@ def test_losses_are_equal_to_the_last_bit_in_less_memory(mesh: str, layout: str,
     p, loss = planned(mesh, layout, dropout)
     want = losses(p, loss)
     assert want[2] < want[0]
-    for share in (0.9, 0.6):
+    for share in (0.9, 0.8):
         limit = share_of_arena(p, share)
         q = fit_memory(p, limit, total)
         verify(q)
