@@ -56,6 +56,7 @@ This module knows no arrays, no kernels, no MPI and no rank.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -323,32 +324,51 @@ class Program:
             a["stride"], a["wrap"], y.window(a["dim"]),
         )  # fmt: skip
 
-    def elements_handed(self, i: Instruction, coordinates: Mapping[str, int] | None = None) -> int:
+    def elements_handed(self, i: Instruction, coordinates: Mapping[str, int]) -> int:
         """Elements that the rank at ``coordinates`` hands to collective ``i``.
 
-        Without coordinates, those of the largest block; of a `shift`, those of the rank that
-        sends most.
+        Of a `shift` those that it sends to others.
         """
-        here = dict.fromkeys(self.mesh.names, 0) if coordinates is None else coordinates
-        sizes = [self.types[v].local_sizes(self.mesh, here) for v in i.inputs]
+        sizes = [self.types[v].local_sizes(self.mesh, coordinates) for v in i.inputs]
         if i.kind != "shift":
             return sum(map(math.prod, sizes))
         e, dim = self.exchange(i), self.types[i.inputs[0]].shape.position(i.attrs["dim"])
         others = math.prod(n for k, n in enumerate(sizes[0]) if k != dim)
-        if coordinates is None:
-            return others * e.most_rows_sent()
-        return others * e.rows_sent(self.mesh.block_index(i.attrs["axes"], here))
+        return others * e.rows_sent(self.mesh.block_index(i.attrs["axes"], coordinates))
+
+    def busiest(self) -> dict[str, int]:
+        """Coordinates of a rank that sends most in the `shift`s of the program.
+
+        Of long axes only the first, second, middle and last places are looked at: at the walls,
+        beside them and inside.
+        """
+        shifts = [i for i in self.instructions if i.kind == "shift"]
+        used = [a for i in shifts for a in i.attrs["axes"]]
+        places = [
+            (0,) if a not in used else range(n) if n <= 4 else (0, 1, n // 2, n - 1)
+            for a, n in zip(self.mesh.names, self.mesh.sizes, strict=True)
+        ]
+        found = (dict(zip(self.mesh.names, at, strict=True)) for at in itertools.product(*places))
+
+        def sent(at: Mapping[str, int]) -> int:
+            return sum(
+                self.elements_handed(i, at) * ITEM_BYTES[self.types[i.inputs[0]].dtype]
+                for i in shifts
+            )
+
+        return max(found, key=sent)
 
     def values(self) -> dict[str, AxesTable]:
         """Kind of collective -> mesh axes -> elements that one rank hands to it (largest block).
 
-        Of a `shift` only what is sent to others counts.
+        Of a `shift` only what the `busiest` rank sends to others counts.
         """
         out: dict[str, AxesTable] = {}
+        largest, busy = dict.fromkeys(self.mesh.names, 0), self.busiest()
         for i in self.instructions:
             if i.kind in COLLECTIVES:
                 table = out.setdefault(i.kind, AxesTable())
-                n = self.elements_handed(i)
+                n = self.elements_handed(i, busy if i.kind == "shift" else largest)
                 key = "+".join(i.attrs["axes"])
                 table[key] = table.get(key, 0) + n
         return out

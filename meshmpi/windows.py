@@ -39,6 +39,12 @@ class Window(NamedTuple):
         begin = -(-first // self.base)
         return begin, begin + span // self.base + 1
 
+    def needed(self, start: int, stop: int) -> tuple[int, int]:
+        """The part of `range` that the block really meets; the rest only makes lengths equal."""
+        begin, end = self.range(start, stop)
+        last = self.stride * (stop - 1 if self.stride >= 0 else start) + self.high
+        return begin, max(begin, min(end, last // self.base + 1))
+
     def __str__(self) -> str:
         base = f"{self.base}i in " if self.base != 1 else ""
         return f"~{self.of}({base}{self.stride}o{self.low:+d}..{self.high:+d})"
@@ -88,6 +94,12 @@ class Exchange(NamedTuple):
         if self.window is None:
             return block_range(self.size, self.blocks, block)
         return self.window.range(*block_range(self.window.of, self.blocks, block))
+
+    def needed(self, block: int) -> tuple[int, int]:
+        """The part of `target` that is sent; the rest of a window is never read."""
+        if self.window is None:
+            return self.target(block)
+        return self.window.needed(*block_range(self.window.of, self.blocks, block))
 
     def rows_sent(self, source: int) -> int:
         """Elements along the dimension that block ``source`` sends to others."""
@@ -142,7 +154,7 @@ def unfilled_positions(exchange: Exchange, target: int) -> list[tuple[int, int]]
 
 
 def _pieces_to(e: Exchange, target: int) -> list[Piece]:
-    first, end = e.target(target)
+    first, end = e.needed(target)
     out: list[Piece] = []
     if first == end:
         return out
@@ -158,7 +170,7 @@ def _pieces_to(e: Exchange, target: int) -> list[Piece]:
 
 def _pieces_of_run(e: Exchange, target: int, operand: int, offset: int) -> list[Piece]:
     """The pieces of y[o] = x[stride * o + offset] without wrapping."""
-    first, end = e.target(target)
+    first, end = e.needed(target)
     n, out = e.sizes[operand], list[Piece]()
     o = max(first, -(offset // e.stride))
     while o < end:

@@ -60,14 +60,16 @@ def bytes_by_collective(
 
     Args:
         program: The program.
-        coordinates: Of the rank; None means the largest blocks, and in a `shift` the rank that
-            sends most: one with neighbours on both sides.
+        coordinates: Of the rank; None means the largest blocks, and for `shift`
+            `Program.busiest`: a rank with neighbours on both sides.
     """
+    largest = dict.fromkeys(program.mesh.names, 0) if coordinates is None else coordinates
+    busy = program.busiest() if coordinates is None else coordinates
     out: dict[str, AxesTable] = {}
     for i in program.instructions:
         if i.kind in COLLECTIVES:
             table = out.setdefault(i.kind, AxesTable())
-            elements = program.elements_handed(i, coordinates)
+            elements = program.elements_handed(i, busy if i.kind == "shift" else largest)
             item = wire_bytes(i.kind, program.types[i.inputs[0]].dtype)
             key = "+".join(i.attrs["axes"])
             n = program.mesh.count(i.attrs["axes"])

@@ -76,7 +76,7 @@ def shifted(case: Case, whole: np.ndarray, block: int) -> np.ndarray:
         for n, offset in zip(e.sizes, e.offsets, strict=True):
             i = e.stride * o + offset
             i = i % n if e.wrap and n else i
-            if 0 <= i < n:
+            if 0 <= i < n and o < e.needed(block)[1]:
                 row = np.take(whole, [i], case.axis)
         rows.append(row)
     start = np.take(whole, [], case.axis)
