@@ -27,7 +27,7 @@ def given(b: Builder, ys: Sequence[Tensor]) -> Sequence[Tensor]:
 # -- mixtures of experts: a rows of b tokens, io c, hidden k ---------------------------------------
 
 
-@case(limit=5)
+@case(limit=3)
 def experts_two_choices_in_groups(b: Builder) -> Sequence[Tensor]:
     x, gating = b.feed("x", "a b c"), mm.Gating(choices=2, group_size=3, min_capacity=1, z_loss=0.1)
     mask = mm.greater(b.feed("_m", "a b"), -1.0)
@@ -35,42 +35,34 @@ def experts_two_choices_in_groups(b: Builder) -> Sequence[Tensor]:
     return given(b, [found.output, found.loss])
 
 
-@case(limit=4)
+@case(limit=3)
 def experts_choose_tokens(b: Builder) -> Sequence[Tensor]:
     x, gating = b.feed("x", "a b c"), mm.Gating(chooser="experts", min_capacity=1)
     return given(b, [mm.mixture_of_experts(x, b.e, b.k, gating, True, activation="tanh").output])
 
 
-@case(limit=2)
-def experts_in_two_levels(b: Builder) -> Sequence[Tensor]:
-    x, experts = b.feed("x", "a b c"), (mm.Dimension("outer", 2), b.e)
-    gating = (mm.Gating(choices=2), mm.Gating(min_capacity=2))
-    found = mm.mixture_of_experts(x, experts, b.k, gating, True, activation="tanh")
-    return given(b, [found.output, found.loss])
-
-
 # -- local attention: a rows, b positions, c heads, e numbers per head -----------------------------
 
 
-@case(limit=8)
+@case(limit=6)
 def local_attention_of_earlier_positions(b: Builder) -> Sequence[Tensor]:
     q, k, v = (b.feed(n, "a b c e") for n in "qkv")
     return [mm.local_attention_1d(q, k, v, b.b, b.e, b.e, 3, block_length=2)]
 
 
-@case(limit=5)
+@case(limit=4)
 def local_attention_of_both_sides(b: Builder) -> Sequence[Tensor]:
     q, (k, v) = b.feed("q", "a b c e"), (b.feed(n, "a b e") for n in "kv")
     return [mm.local_attention_1d(q, k, v, b.b, b.e, b.e, 2, autoregressive=False)]
 
 
-@case(limit=5)
+@case(limit=3)
 def local_attention_of_images(b: Builder) -> Sequence[Tensor]:
     q, k, v = (b.feed(n, "a b e") for n in "qkv")
     return [mm.local_attention_2d(q, k, v, [b.a, b.b], b.e, b.e, (2, 3), block=(2, 2))]
 
 
-@case(limit=20)
+@case(limit=10)
 def halos(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a e b")
     return [mm.halo_exchange(x, b.a, b.e, 1), mm.left_halo_exchange(x, b.a, b.b, 9, wrap=True)]
@@ -79,7 +71,7 @@ def halos(b: Builder) -> Sequence[Tensor]:
 # -- attention with options ------------------------------------------------------------------------
 
 
-@case(limit=5)
+@case(limit=3)
 def attention_with_grouped_heads_and_positions(b: Builder) -> Sequence[Tensor]:
     # heads k, keys of e numbers; uneven b positions may be split, the pairs of e too.
     x, heads = b.feed("x", "a b c"), mm.Dimension("heads", 4)
@@ -90,21 +82,21 @@ def attention_with_grouped_heads_and_positions(b: Builder) -> Sequence[Tensor]:
     return given(b, [y])
 
 
-@case(limit=8)
+@case(limit=5)
 def attention_to_means(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a c k")
     y = mm.multihead_self_attention_memory_compressed(x, True, 3, b.e, mm.Dimension("heads", 2))
     return given(b, [y])
 
 
-@case(limit=12)
+@case(limit=6)
 def gated_units_and_norms(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b")
     h = mm.dense_product(mm.scale_norm(x, "b"), "b", b.c, "swiglu")
     return given(b, [mm.rezero(mm.rms_norm_subsampled(h, "c", 0.5)), mm.corr(x, mm.tanh(x), "a")])
 
 
-@case(limit=20)
+@case(limit=8)
 def cross_entropy_with_all_options(b: Builder) -> Sequence[Tensor]:
     logits, targets = b.feed("x", "a b c"), b.index("t", "a c", 0, b.b.size)
     loss = mm.softmax_cross_entropy_with_logits(logits, targets, "b", 0.01, 0.2)
