@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 
 
 def measure(bench: Bench) -> list[Table]:
-    """The table of all lengths."""
+    """The tables of attention alone and of a layer."""
     toy = bench.effort.points == 1
     notes = [f"Left out: {name}: {why}" for name, why in bench.peers.missing.items()]
     names = [n for n in IMPLEMENTATIONS if n == "meshmpi" or bench.peers.has(n)]
@@ -55,4 +55,19 @@ def measure(bench: Bench) -> list[Table]:
         f"Causal attention forward and backward, {ATTENTION_TOKENS} tokens, {HEADS} heads of"
         f" {D_KV}, one core"
     )
-    return [Table("attention", title, columns, rows, notes)]
+    return [Table("attention", title, columns, rows, notes), _layers(bench)]
+
+
+def _layers(bench: Bench) -> Table:
+    """A layer with projections, as `apps.bench.attention` measures it."""
+    rows: list[list[Cell]] = []
+    for length in (16,) if bench.effort.points == 1 else LENGTHS[: bench.effort.points]:
+        bench.say(f"attention: a layer, length {length}")
+        asked = ["layer", "--length", str(length)]
+        found = workers.alone(workers.PYTHON, "loops.attention_worker", asked)
+        (stored, blocked), held = found["seconds"], found["held"]
+        rows.append([length, 1e3 * stored, 1e3 * blocked, blocked / stored,
+                     *(n / 1e6 for n in held)])  # fmt: skip
+    columns = ("length", "scores stored, ms", "by blocks, ms", "by blocks / stored",
+               "stored, MB held", "by blocks, MB held")  # fmt: skip
+    return Table("attention layer", "A layer of meshmpi, one core", columns, rows)

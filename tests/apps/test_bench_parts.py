@@ -174,8 +174,9 @@ def test_attention_is_right():
 
 
 def test_table_of_attention(bench: Bench):
-    (table,) = peer_attention.measure(bench)
-    assert table.rows[0][0] == 16
+    table, layers = peer_attention.measure(bench)
+    assert table.rows[0][0] == layers.rows[0][0] == 16
+    assert all(x > 0 for x in layers.rows[0])
     assert table.rows[0][1] > 0
 
 
