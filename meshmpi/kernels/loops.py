@@ -290,7 +290,11 @@ def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
 
 def _add(to: np.ndarray, x: np.ndarray) -> Bound:
     add = np.logical_or if to.dtype == bool else np.add
-    return quiet(lambda: add(to, x, out=to))
+
+    def run() -> None:
+        add(to, x, out=to)
+
+    return quiet(run)
 
 
 def _zero(y: np.ndarray) -> Bound:

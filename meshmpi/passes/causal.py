@@ -94,19 +94,16 @@ def _may_leave_out(
     both = [v for v in i.inputs if {rows, columns} <= set(program.types[v].shape.names)]
     if not any(columns in program.types[v].shape.names for v in i.inputs):
         return True
-    before, same, behind = zip(*(known[v] for v in both), strict=True) if both else ((), (), ())
+    behind = [known[v][BEHIND] for v in both]
     if i.kind == "contract":
         others = [known[v][BEHIND] for v in i.inputs if v not in both]
-        return Known("number", 0.0) in behind and ANY not in (*behind, *others)
+        return _ZERO in behind and ANY not in (*behind, *others)
     if i.kind == "reduce" and i.attrs["op"] == "sum":
-        return behind == (Known("number", 0.0),)
+        return behind == [_ZERO]
     if i.kind == "reduce" and i.attrs["op"] == "max" and both:
-        at = behind[0]
-        seen = (
-            same[0] == SOME and before[0] != ANY and _own_columns(program, both[0], rows, columns)
-        )
-        return at.kind == "number" and (at.number == -math.inf
-                                        or (seen and at.number <= -ORDINARY))  # fmt: skip
+        before, same, at = known[both[0]]
+        seen = same == SOME and before != ANY and _own_columns(program, both[0], rows, columns)
+        return at.kind == "number" and at.number <= (-ORDINARY if seen else -math.inf)
     return False
 
 
@@ -142,15 +139,15 @@ class _Judge:
         flat = [k for regions in ins for k in regions]
         for v in i.outputs:
             if i.kind == "reduce" and self.pair[1] not in types[v].shape.names:
-                self.known[v] = (self._reduced(i, ins[0]),) * 3
+                self.known[v] = _everywhere(self._reduced(i, ins[0]))
             else:
                 unknown = ANY in flat
                 low = any(k not in (SOME,) and not _ordinary(k) for k in flat)
-                self.known[v] = (ANY if unknown else LOW if low else SOME,) * 3
+                self.known[v] = _everywhere(ANY if unknown else LOW if low else SOME)
                 if i.kind == "contract" and not unknown:
-                    self.known[v] = (SOME if not low else ANY,) * 3
+                    self.known[v] = _everywhere(SOME if not low else ANY)
                 elif i.kind not in _MOVES and low:
-                    self.known[v] = (ANY,) * 3
+                    self.known[v] = _everywhere(ANY)
 
     def _reduced(self, i: Instruction, regions: Regions) -> Known:
         if ANY in regions:
@@ -206,6 +203,10 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 _BOOLS = (*_COMPARISONS, "logical_and", "logical_or", "logical_not", "isfinite")
 _MOVES = ("all_reduce", "all_gather", "take_shard", "all_to_all", "transpose", "view", "slice")
 _ZERO = Known("number", 0.0)
+
+
+def _everywhere(k: Known) -> Regions:
+    return k, k, k
 
 
 def _ordinary(k: Known) -> bool:

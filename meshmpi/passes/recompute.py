@@ -250,7 +250,9 @@ class _Peak:
         return _without_dead_views(self.program.with_instructions(out, types))
 
 
-def needed_part(i: Instruction, wanted: Iterable[int], types: dict) -> Instruction:
+def needed_part(
+    i: Instruction, wanted: Iterable[int], types: Mapping[int, LocalType]
+) -> Instruction:
     """A segment that makes only what is wanted of its results; anything else as it is."""
     wanted = set(wanted)
     outputs = tuple(v for v in i.outputs if v in wanted)
