@@ -99,6 +99,13 @@ class Tensor:
     __array_ufunc__ = None
 
 
+class Follower(NamedTuple):
+    """Where a dim gets its split from when a layout does not mention it; see `Graph.follow`."""
+
+    leader: str
+    beside: tuple[str, ...]
+
+
 class Operation:
     """A node of the graph.  One subclass is one primitive: its shape rule, gradient and lowering.
 
@@ -206,6 +213,7 @@ class Graph:
         self.variables: dict[str, Variable] = {}
         self.placeholders: dict[str, Tensor] = {}
         self.updates: list[Update] = []
+        self.followers: dict[str, Follower] = {}
         self._names: dict[str, int] = {}
         self._scopes: list[str] = []
         self._source: Source | None = None
@@ -225,6 +233,16 @@ class Graph:
             Tensor(operation, i, shape, dtype) for i, (shape, dtype) in enumerate(operation.infer())
         )
         self.operations.append(operation)
+
+    def follow(self, dim: str, leader: str, beside: Sequence[str] = ()) -> None:
+        """Lets a layout that does not mention ``dim`` split it as ``leader``.
+
+        Args:
+            dim: A name that the library gave, and a user need not know.
+            leader: The user's name for the same elements elsewhere.
+            beside: Dims that ``dim`` meets in tensors: mesh axes that they use are left to them.
+        """
+        self.followers[dim] = Follower(leader, tuple(beside))
 
     def _new_source(self, name: str) -> Source:
         if self._source is not None:

@@ -40,7 +40,7 @@ class Placement:
         names = graph.dim_names
         layout.check(mesh, names)
         storage.check(mesh, names)
-        self.mesh, self.layout, self.storage = mesh, layout, storage
+        self.mesh, self.layout, self.storage = mesh, _with_followers(layout, graph), storage
         self.splits: dict[Tensor, Splits] = {}
         self._own: dict[Tensor, dict[str, Axes]] = {}
         self._stored: dict[Variable, Splits] = {}
@@ -127,6 +127,22 @@ class Placement:
             "Send one of them to another axis or to none, or rename it with mm.rename() so that it"
             " is whole in this tensor.", where,
         )  # fmt: skip
+
+
+def _with_followers(layout: Layout, graph: Graph) -> Layout:
+    """``layout`` with rules for dims that follow another one, where it has none."""
+    known = {r.dim: r.axes for r in layout}
+    for dim, (leader, beside) in graph.followers.items():
+        if dim not in known:
+            used = [a for other in beside for a in known.get(other, ())]
+            whole = known.get(leader, ())
+            # As many of the first axes as are free: what is left nests in the leader's blocks.
+            free = next((n for n, a in enumerate(whole) if a in used), len(whole))
+            known[dim] = whole[:free]
+    if len(known) == len(layout.rules):
+        return layout
+    marked = {r.dim: r.dim + "?" * r.optional for r in layout}
+    return Layout([(marked.get(dim, f"{dim}?"), axes) for dim, axes in known.items()])
 
 
 def _repeated(splits: Iterable[Axes]) -> str | None:

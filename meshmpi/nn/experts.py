@@ -64,6 +64,7 @@ class _Level(NamedTuple):
     groups: str  # name of the dim that cuts rows into groups
     gating: Gating
     name: str  # scope of the router
+    beside: tuple[str, ...]  # other dims inside the experts
 
     def inside(self, name: str) -> str:
         """The name of a dim of groups once its tokens are with the experts."""
@@ -109,11 +110,10 @@ def mixture_of_experts(
 
     Lowers: with ``batch`` and ``experts`` split over one axis, one all_to_all of the chosen tokens
     to the experts and one back, each twice more for gradients.  Inside, dims of groups have the
-    prefix ``expert_``: a layout may say where they are (``"batch:rows;experts:cols;
-    expert_batch:rows"`` lets each row of ranks keep its tokens); otherwise they are whole there,
-    and what was split over other axes is gathered.  Of a dim over two axes the last one can move:
-    ``"batch:rows+cols;experts:cols;expert_batch:rows"``.  The dims of the first of two levels have
-    the prefix ``outer_``.
+    prefix ``expert_`` (at the first of two levels ``outer_``).  Where a layout does not mention
+    them they stay split as outside, but for axes that experts, hidden or io use: with
+    ``"batch:rows;experts:cols"`` each row of ranks keeps its tokens, with
+    ``"batch:rows+cols;experts:cols"`` they move over cols only.
 
     Raises:
         ShapeError: x has no token dim, or the mask has other dims.
@@ -133,7 +133,7 @@ def mixture_of_experts(
             f"mixture_of_experts: the input is {x.shape}.", "Give [token dims, io].", str(x.source)
         )
     dtype = variable_type(variable_dtype, x)
-    levels = _levels(experts, gating)
+    levels = _levels(experts, gating, (x.shape[-1].name, hidden.name))
 
     def feed_forward(h: Tensor, mask: Callable[[], Tensor]) -> tuple[Tensor, list[_Losses]]:
         io, per_expert = h.shape[-1], [level.experts for level in levels]
@@ -157,20 +157,23 @@ def mixture_of_experts(
 
 
 def _levels(
-    experts: Dimension | tuple[Dimension, Dimension], gating: Gating | tuple[Gating, Gating]
-) -> list[_Level]:
+    experts: Dimension | tuple[Dimension, Dimension], gating: Gating | tuple[Gating, Gating],
+    beside: tuple[str, ...],
+) -> list[_Level]:  # fmt: skip
     if isinstance(experts, Dimension):
         if not isinstance(gating, Gating):
             raise ShapeError(
                 f"mixture_of_experts: there are {len(gating)} gatings for one level of experts"
                 f" {experts}.", "Give one gating, or two dimensions of experts.",
             )  # fmt: skip
-        return [_Level(experts, (), "", "expert_", "groups", gating, "")]
+        beside = (*beside, experts.name)
+        return [_Level(experts, (), "", "expert_", "groups", gating, "", beside)]
     outer, last = experts
     first, second = (gating, gating) if isinstance(gating, Gating) else gating
+    beside = (*beside, outer.name, last.name)
     return [
-        _Level(outer, (), "", "outer_", "groups", first, ""),
-        _Level(last, (outer,), "outer_", "expert_", "inner_groups", second, "inner"),
+        _Level(outer, (), "", "outer_", "groups", first, "", beside),
+        _Level(last, (outer,), "outer_", "expert_", "inner_groups", second, "inner", beside),
     ]
 
 
@@ -190,6 +193,8 @@ def _send(
             level.outer, dtype, router_initializer,
         )  # fmt: skip
     there = {d.name: level.inside(d.name) for d in groups.kept}
+    for old, new in there.items():
+        x.graph.follow(new, old, level.beside)
     there[everyone.name] = level.experts.name
     first = Shape([*level.outer, level.experts])
 

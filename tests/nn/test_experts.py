@@ -280,6 +280,10 @@ def test_two_levels_that_drop_and_mask():
 
 MESH = "rows:2;cols:3"
 LAYOUTS = [
+    "batch:rows",
+    "batch:rows;experts:cols",
+    "batch:rows+cols;experts:cols",
+    "batch:rows;d_ff:rows",
     "batch:rows;experts:rows",
     "batch:cols;experts:cols",
     "batch:rows+cols;experts:rows+cols",
@@ -313,6 +317,15 @@ def test_every_layout_is_one_rank(name):
     for layout in LAYOUTS:
         optional = layout.replace("groups:", "groups?:").replace("expert_batch:", "expert_batch?:")
         np.testing.assert_allclose(steps(optional, gating), wanted, rtol=1e-10, err_msg=layout)
+
+
+@pytest.mark.parametrize("layout", ["batch:rows", "batch:rows+cols", "batch:rows;d_ff:cols"])
+@pytest.mark.parametrize("experts", [EXPERTS, (OUTER, INNER)])
+def test_tokens_stay_where_the_experts_are_whole(layout, experts):
+    """Data-parallel users need not know the names that dims have inside."""
+    graph, found, _ = build(GATINGS["top_2"], experts, rows=6)
+    counts = mm.plan(graph, MESH, layout, fetches=[found.output], updates=[]).program.counts()
+    assert not {"all_gather", "all_to_all", "take_shard"} & set(counts), counts
 
 
 def test_every_layout_with_random_numbers():
