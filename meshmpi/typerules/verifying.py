@@ -140,12 +140,16 @@ def _check_wiring(program: Program, i: Instruction, defined: set[int]) -> None:
 def _segment_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
     types = ChainMap(i.attrs["inner"], cast("MutableMapping[int, LocalType]", program.types))
     inside = replace(program, types=types)
-    known = set(i.inputs)
+    known, over_rows = set(i.inputs), set[int]()  # sums over rows are whole behind the last row
     for one in i.attrs["body"]:
         require(one.kind in ("map", "reduce", "random"), f"has {one.kind} in its body")
         require(all(v in known for v in one.inputs), "has a body that uses an undefined value")
+        require(not over_rows.intersection(one.inputs), "uses a sum over rows before the last row")
         _RULES[one.kind](inside, one, [types[v] for v in one.inputs])
         known.update(one.outputs)
+        y = types[one.outputs[0]].shape
+        if one.kind == "reduce" and any(y.find(n) < 0 for n in i.attrs["rows"].names):
+            over_rows.update(one.outputs)
     require(all(v in known for v in i.outputs), "returns an undefined value")
 
 
