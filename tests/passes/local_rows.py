@@ -13,6 +13,7 @@ from meshmpi.slides import Slide
 from meshmpi.windows import Window
 from tests.passes.hand import Hand, t
 
+SLIDE, WINDOW = Slide("a", "k", "a"), Window(4, 1, 0, 1)
 SQUARE = {"expr": call("square", 1, "float32")}
 
 
@@ -24,7 +25,7 @@ def _segment(h: Hand, *body: Instruction, inner: dict[int, LocalType], y: LocalT
 
 def _conv(
     h: Hand, x: str = "a/rows b", w: str = "k b c", y: str = "a/rows c",
-    slide: Slide = Slide("a", "k", "a"), window: Window | None = Window(4, 1, 0, 1),
+    slide: Slide = SLIDE, window: Window | None = WINDOW,
     partial: str = "", dtype: str = "float32",
 ) -> None:  # fmt: skip
     """x[a, b] * w[k, b, c] -> y[a, c]; by default a is held in the windows that taps 0, 1 need."""
