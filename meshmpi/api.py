@@ -127,10 +127,9 @@ def compile(
             "Give mm.Mesh(...) or mm.SimulatedMesh(...); mm.plan takes names and sizes alone.",
         )
     named, chosen = _named_fetches(graph, fetches), _checked_updates(graph, updates)
-    if overlap is None:
-        overlap = getattr(mesh, "hosts", 1) > 1
+    background = bool(getattr(mesh, "hosts", 1) > 1) if overlap is None else overlap
     program = _lowered(
-        graph, mesh.shape, layout, named, chosen, storage, optimize, seed, overlap, memory_limit
+        graph, mesh.shape, layout, named, chosen, storage, optimize, seed, background, memory_limit
     )
     if debug:
         from meshmpi.passes.debug import check_indices

@@ -384,9 +384,11 @@ class AxesTable(dict[str, int]):
 
 
 def _attr_text(value: Any) -> str:
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        parts = cast("tuple[object, ...]", value)
+    if not isinstance(value, tuple):
+        return str(value)
+    parts = cast("tuple[object, ...]", value)
+    if not hasattr(parts, "_fields"):
         if any(isinstance(p, int) for p in parts):
             return "[" + ", ".join(map(str, parts)) + "]"
         return "+".join(map(str, parts))
-    return str(value)
+    return str(parts)

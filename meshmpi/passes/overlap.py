@@ -32,7 +32,7 @@ def overlap(program: Program) -> Program:
 
 
 def _is_worth_it(program: Program, i: Instruction) -> bool:
-    if i.kind != "all_reduce" or i.attrs.get("start") or len(i.inputs) > 1:
+    if i.kind != "all_reduce" or i.attrs.get("start") or len(i.inputs) != 1:
         return False
     t = program.types[i.inputs[0]]
     return t.dtype not in REDUCED_IN and t.max_bytes(program.mesh) >= SMALLEST_BYTES

@@ -104,7 +104,7 @@ def _nan_keeping_op(op: str, dtype: np.dtype) -> MPI.Op:
     """
     combine = _NUMPY_OPS[op]
 
-    def reduce(given: MPI.buffer, total: MPI.buffer, datatype: MPI.Datatype) -> None:
+    def reduce(given: Any, total: Any, datatype: MPI.Datatype) -> None:
         into = np.frombuffer(total, dtype)
         combine(np.frombuffer(given, dtype), into, out=into)
 
