@@ -149,6 +149,14 @@ def _made(kind: str) -> data.Loops:
     return _MADE[kind]
 
 
+@pytest.mark.skipif(not available(), reason="there is no C compiler")
+def test_plain_loops_leave_small_numbers_alone():
+    """A library linked with -ffast-math would flush them to zero in the whole process."""
+    c_loops.build()
+    tiny = np.array([5e-324, np.finfo(np.float32).tiny / 4])
+    assert (tiny * 1.0 > 0).all() and (tiny.astype(np.float32)[1:] * np.float32(1) > 0).all()
+
+
 def test_a_wrong_loop_is_seen():
     (right,) = LOOPS.answers("softmax forward")
     wrong = right.copy()
