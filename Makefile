@@ -4,6 +4,7 @@ VENV ?= .venv
 MPI ?= openmpi
 N ?= 2
 CONFIG ?= apps/transformer/configs/quickstart.toml
+JOBS ?= auto
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -25,7 +26,7 @@ train: $(RUN_READY) ## Train the language model of CONFIG on N ranks
 	$(LAUNCH) -n $(N) -- $(BIN)/meshmpi train $(CONFIG) $(ARGS)
 
 test: $(DEV_READY) ## Run all tests; they start their own MPI jobs
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-mpi: $(DEV_READY) ## Run the table of operations inside one MPI job of N ranks: make test-mpi N=4
 	$(LAUNCH) -n $(N) --timeout 900 -m tests.mpirun.session tests/mpirun/ranked_cases.py $(ARGS)

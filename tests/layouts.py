@@ -20,6 +20,8 @@ Choice = dict[str, Axes]
 
 POOL = 3000
 """Most layouts a sample is taken from; more are thinned to this many by a seeded shuffle."""
+POOL_PER_LAYOUT = 50
+"""Of a large graph, so many random layouts are drawn for each that is wanted: drawing takes time."""
 MOST_ENUMERATED = 200_000
 """Beyond this many candidates a sample is drawn at random instead of from the full list."""
 
@@ -60,7 +62,7 @@ def legal_layouts(graph: Graph, mesh: MeshShape, limit: int | None = None) -> li
     names = [n for n in graph.dim_names if not n.startswith("_")]
     tensors = tensor_dims(graph)
     if limit is not None and len(options(mesh)) ** len(names) > MOST_ENUMERATED:
-        all_of_them = _random_assignments(names, options(mesh), tensors)
+        all_of_them = _random_assignments(names, options(mesh), tensors, POOL_PER_LAYOUT * limit)
     else:
         all_of_them = list(_assignments(names, options(mesh), tensors, {}))
     if limit is not None and len(all_of_them) > limit:
@@ -88,12 +90,12 @@ def _assignments(
 
 
 def _random_assignments(
-    names: Sequence[str], choices: Sequence[Axes], tensors: Sequence[tuple[str, ...]]
+    names: Sequence[str], choices: Sequence[Axes], tensors: Sequence[tuple[str, ...]], most: int
 ) -> list[Choice]:
     """The empty choice and a seeded random pool: dims in random order take any legal choice."""
     rng = random.Random(1)
     pool: dict[str, Choice] = {"": dict.fromkeys(names, ())}
-    for _ in range(POOL):
+    for _ in range(min(POOL, most)):
         choice: Choice = dict.fromkeys(names, ())
         for name in rng.sample(names, len(names)):
             fitting = [axes for axes in choices if legal({**choice, name: axes}, tensors)]
