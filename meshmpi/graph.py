@@ -99,13 +99,6 @@ class Tensor:
     __array_ufunc__ = None
 
 
-class Follower(NamedTuple):
-    """Where a dim gets its split from when a layout does not mention it; see `Graph.follow`."""
-
-    leader: str
-    beside: tuple[str, ...]
-
-
 class Operation:
     """A node of the graph.  One subclass is one primitive: its shape rule, gradient and lowering.
 
@@ -213,7 +206,7 @@ class Graph:
         self.variables: dict[str, Variable] = {}
         self.placeholders: dict[str, Tensor] = {}
         self.updates: list[Update] = []
-        self.followers: dict[str, Follower] = {}
+        self.followers: dict[str, str] = {}
         self._names: dict[str, int] = {}
         self._scopes: list[str] = []
         self._source: Source | None = None
@@ -234,15 +227,14 @@ class Graph:
         )
         self.operations.append(operation)
 
-    def follow(self, dim: str, leader: str, beside: Sequence[str] = ()) -> None:
-        """Lets a layout that does not mention ``dim`` split it as ``leader``.
+    def follow(self, dim: str, leader: str) -> None:
+        """Lets a layout that does not mention ``dim`` split it as ``leader``, as far as it can be.
 
         Args:
             dim: A name that the library gave, and a user need not know.
             leader: The user's name for the same elements elsewhere.
-            beside: Dims that ``dim`` meets in tensors: mesh axes that they use are left to them.
         """
-        self.followers[dim] = Follower(leader, tuple(beside))
+        self.followers[dim] = leader
 
     def _new_source(self, name: str) -> Source:
         if self._source is not None:

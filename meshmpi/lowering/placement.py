@@ -130,13 +130,20 @@ class Placement:
 
 
 def _with_followers(layout: Layout, graph: Graph) -> Layout:
-    """``layout`` with rules for dims that follow another one, where it has none."""
+    """``layout`` with rules for dims that follow another one, where it has none.
+
+    A follower takes as many of its leader's first axes as no tensor uses for another dim: so its
+    blocks nest in the leader's, and no layout becomes illegal by it.
+    """
     known = {r.dim: r.axes for r in layout}
-    for dim, (leader, beside) in graph.followers.items():
+    for dim, leader in graph.followers.items():
         if dim not in known:
+            beside = dict.fromkeys(
+                n for o in graph.operations for t in o.outputs
+                if t.shape.find(dim) >= 0 for n in t.shape.names if n != dim
+            )  # fmt: skip
             used = [a for other in beside for a in known.get(other, ())]
             whole = known.get(leader, ())
-            # As many of the first axes as are free: what is left nests in the leader's blocks.
             free = next((n for n, a in enumerate(whole) if a in used), len(whole))
             known[dim] = whole[:free]
     if len(known) == len(layout.rules):

@@ -64,7 +64,6 @@ class _Level(NamedTuple):
     groups: str  # name of the dim that cuts rows into groups
     gating: Gating
     name: str  # scope of the router
-    beside: tuple[str, ...]  # other dims inside the experts
 
     def inside(self, name: str) -> str:
         """The name of a dim of groups once its tokens are with the experts."""
@@ -111,7 +110,7 @@ def mixture_of_experts(
     Lowers: with ``batch`` and ``experts`` split over one axis, one all_to_all of the chosen tokens
     to the experts and one back, each twice more for gradients.  Inside, dims of groups have the
     prefix ``expert_`` (at the first of two levels ``outer_``).  Where a layout does not mention
-    them they stay split as outside, but for axes that experts, hidden or io use: with
+    them they stay split as outside, but for axes that other dims use there: with
     ``"batch:rows;experts:cols"`` each row of ranks keeps its tokens, with
     ``"batch:rows+cols;experts:cols"`` they move over cols only.
 
@@ -133,7 +132,7 @@ def mixture_of_experts(
             f"mixture_of_experts: the input is {x.shape}.", "Give [token dims, io].", str(x.source)
         )
     dtype = variable_type(variable_dtype, x)
-    levels = _levels(experts, gating, (x.shape[-1].name, hidden.name))
+    levels = _levels(experts, gating)
 
     def feed_forward(h: Tensor, mask: Callable[[], Tensor]) -> tuple[Tensor, list[_Losses]]:
         io, per_expert = h.shape[-1], [level.experts for level in levels]
@@ -157,23 +156,20 @@ def mixture_of_experts(
 
 
 def _levels(
-    experts: Dimension | tuple[Dimension, Dimension], gating: Gating | tuple[Gating, Gating],
-    beside: tuple[str, ...],
-) -> list[_Level]:  # fmt: skip
+    experts: Dimension | tuple[Dimension, Dimension], gating: Gating | tuple[Gating, Gating]
+) -> list[_Level]:
     if isinstance(experts, Dimension):
         if not isinstance(gating, Gating):
             raise ShapeError(
                 f"mixture_of_experts: there are {len(gating)} gatings for one level of experts"
                 f" {experts}.", "Give one gating, or two dimensions of experts.",
             )  # fmt: skip
-        beside = (*beside, experts.name)
-        return [_Level(experts, (), "", "expert_", "groups", gating, "", beside)]
+        return [_Level(experts, (), "", "expert_", "groups", gating, "")]
     outer, last = experts
     first, second = (gating, gating) if isinstance(gating, Gating) else gating
-    beside = (*beside, outer.name, last.name)
     return [
-        _Level(outer, (), "", "outer_", "groups", first, "", beside),
-        _Level(last, (outer,), "outer_", "expert_", "inner_groups", second, "inner", beside),
+        _Level(outer, (), "", "outer_", "groups", first, ""),
+        _Level(last, (outer,), "outer_", "expert_", "inner_groups", second, "inner"),
     ]
 
 
@@ -194,7 +190,7 @@ def _send(
         )  # fmt: skip
     there = {d.name: level.inside(d.name) for d in groups.kept}
     for old, new in there.items():
-        x.graph.follow(new, old, level.beside)
+        x.graph.follow(new, old)
     there[everyone.name] = level.experts.name
     first = Shape([*level.outer, level.experts])
 
