@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "api": [*_GRAPH, *_PROGRAMS, "lowering", "passes", "planner", "runtime"],
     "runtime": [*_PROGRAMS, "graph", "nn", "lowering", "passes", "planner", "kernels"],
     "train": None,
+    "pretrained": None,
     "cli": None,
     "__init__": None,
     "__main__": None,

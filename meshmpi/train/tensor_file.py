@@ -7,19 +7,17 @@ Source of the format: https://github.com/huggingface/safetensors.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from meshmpi.errors import CheckpointError
 from meshmpi.runtime.arrays import numpy_dtype
+from meshmpi.train.tensor_header import HeaderError, make_header, read_header
 
 CHUNK_BYTES = 1 << 20
 """Bytes under one checksum: what has to be read to trust any part of them.  Assumption."""
@@ -27,7 +25,6 @@ FORMAT_NAMES = {
     "float64": "F64", "float32": "F32", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "bool": "BOOL",
 }  # fmt: skip
-_MAX_HEADER_BYTES = 100 << 20  # the limit of the format
 Ranges = Sequence[tuple[int, int]]
 
 
@@ -41,20 +38,13 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, li
     Returns:
         Name -> CRC-32 of each chunk of CHUNK_BYTES of the tensor.
     """
-    # Wide types first: then every tensor is aligned to its own type.
-    names = sorted(tensors, key=lambda n: -tensors[n].dtype.itemsize)
-    header, end = {}, 0
-    for name in names:
-        x = tensors[name]
-        start, end = end, end + x.nbytes
-        kind = FORMAT_NAMES[x.dtype.name]
-        header[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    header, places = make_header(
+        {name: (FORMAT_NAMES[x.dtype.name], x.shape) for name, x in tensors.items()}
+    )
     checksums: dict[str, list[int]] = {}
     with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for name in names:
+        file.write(header)
+        for name in places:
             data = np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data
             checksums[name] = [zlib.crc32(data[a:b]) for a, b in _chunks(0, data.nbytes)]
             file.write(data)
@@ -87,16 +77,10 @@ class TensorFile:
                 f"{what} cannot be read: {error.strerror}.", f"Restore {path}."
             ) from error
         try:
-            self._header, self._data = self._read_header()
-        except (ValueError, KeyError, struct.error) as error:
+            self._header = read_header(self._file.fileno())
+        except HeaderError as error:
             self.close()
-            raise self._damaged("its header cannot be read") from error
-
-    def _read_header(self) -> tuple[dict[str, Any], int]:
-        (size,) = struct.unpack("<Q", self._file.read(8))
-        if size > _MAX_HEADER_BYTES:
-            raise ValueError(size)
-        return json.loads(self._file.read(size)), 8 + size
+            raise self._damaged(str(error)) from error
 
     def _damaged(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.what} is damaged ({why}).")
@@ -142,15 +126,12 @@ class TensorFile:
 
     def _place(self, name: str, shape: Sequence[int], dtype: str) -> tuple[int, int]:
         """Where the bytes of a tensor begin and end, if it is of that shape and type."""
-        kind, size = FORMAT_NAMES[dtype], math.prod(shape) * numpy_dtype(dtype).itemsize
-        try:
-            entry = self._header[name]
-            start, stop = entry["data_offsets"]
-            if (entry["shape"], entry["dtype"]) == (list(shape), kind) and stop - start == size:
-                return start, stop
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._damaged(f"tensor '{name}' is not in it") from error
-        raise self._damaged(f"tensor '{name}' is not {kind}{list(shape)} there")
+        stored = self._header.tensors.get(name)
+        if stored is None:
+            raise self._damaged(f"tensor '{name}' is not in it")
+        if (stored.shape, stored.kind) != (tuple(shape), FORMAT_NAMES[dtype]):
+            raise self._damaged(f"tensor '{name}' is not {FORMAT_NAMES[dtype]}{list(shape)} there")
+        return stored.start, stored.stop
 
     def _verified(
         self, name: str, start: int, low: int, high: int, checksums: Sequence[int]
@@ -158,7 +139,7 @@ class TensorFile:
         """Bytes ``low`` to ``high`` of a tensor."""
         data = bytearray(max(0, high - low))
         view, done = memoryview(data), 0
-        self._file.seek(self._data + start + low)
+        self._file.seek(self._header.data + start + low)
         while done < len(data):
             count = self._file.readinto(view[done:])
             if not count:

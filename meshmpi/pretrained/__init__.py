@@ -1,0 +1,1 @@
+"""Pretrained models: checkpoints of Hugging Face, read and written split over a mesh."""
