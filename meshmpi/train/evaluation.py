@@ -1,23 +1,25 @@
-"""The held-out loss, exactly: every token of the text is predicted once, whatever the batch size.
+"""The held-out loss, exactly: every token is predicted once, whatever the batch size.
 
-The last window may be shorter than the others and the last batch may have fewer; the places left
-over have weight 0.  Knows nothing of training.
+The last window of a text may be shorter than the others and the last batch may have fewer; the
+places left over have weight 0.  Knows nothing of training.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
 from meshmpi.errors import DataError
 from meshmpi.runtime.arrays import local
-from meshmpi.train.vocabulary import Vocabulary, bits_per_byte, count_bytes
+from meshmpi.train.vocabulary import Vocabulary, count_bytes
 
 Range = tuple[int, int]
+Held = Mapping[str, "tuple[Range, ...] | None"]
+"""Feed -> (start, stop) along each dim of the block that this rank holds; None: the whole."""
 
 
 @dataclass(frozen=True)
@@ -26,24 +28,44 @@ class Evaluation:
 
     Attributes:
         loss: Mean, nats per token.
-        bits_per_byte: The same, per byte of the text that the tokens stand for.
+        bits_per_byte: The same, per byte of the text that the tokens stand for; None where there
+            is no such text.
         tokens: Tokens predicted.
         share: Part of the held-out text that they are.
         seconds: Time taken.
+        measures: Other numbers by name, such as ``perplexity``.
     """
 
     loss: float
-    bits_per_byte: float
+    bits_per_byte: float | None
     tokens: int
     share: float
     seconds: float
+    measures: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        numbers = [f"{self.loss:.4f} nats/token"]
+        if self.bits_per_byte is not None:
+            numbers.append(f"{self.bits_per_byte:.4f} bits/byte")
+        numbers += [f"{name} {value:.4f}" for name, value in self.measures.items()]
         return (
-            f"{self.loss:.4f} nats/token, {self.bits_per_byte:.4f} bits/byte"
-            f" ({self.tokens:,} tokens, {self.share:.0%} of the held-out text,"
+            f"{', '.join(numbers)} ({self.tokens:,} tokens, {self.share:.0%} of the held-out text,"
             f" {self.seconds:.1f} s)"
         )
+
+
+class HeldOut(Protocol):
+    """Held-out data in batches; only tasks know what they are.
+
+    Attributes:
+        batches: Number of batches.
+    """
+
+    batches: int
+
+    def feeds(self, index: int, held: Held) -> dict[str, np.ndarray]:
+        """The blocks of batch ``index`` that this rank holds, one for each name of ``held``."""
+        ...
 
 
 class HeldOutText:
@@ -97,19 +119,22 @@ class HeldOutText:
 
 
 class BlockFeeder:
-    """Feeds each rank the rows and columns that it holds, and reads no others.
+    """Feeds each rank the blocks that it holds, so that it need read no others.
 
     Args:
         step: A compiled step.
-        name: A placeholder [batch, length]; all that are fed must be split alike.
+        names: Its placeholders.
+
+    Attributes:
+        held: Where these blocks lie.
     """
 
-    def __init__(self, step: Any, name: str) -> None:
+    def __init__(self, step: Any, names: Sequence[str]) -> None:
         # A simulated mesh plays all ranks: it is fed the whole.
         self.whole = not hasattr(step.mesh, "comm")
-        self.rows, self.columns = (None, None) if self.whole else step.feed_block(name)
+        self.held: Held = {n: None if self.whole else step.feed_block(n) for n in names}
 
-    def feeds(self, **blocks: np.ndarray) -> Mapping[str, Any]:
+    def feeds(self, blocks: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         """What to call the step with."""
         return blocks if self.whole else {name: local(b) for name, b in blocks.items()}
 
@@ -119,33 +144,28 @@ class Evaluator:
 
     Args:
         step: Fetches the sum of losses, see `model.TrainingGraph.held_out_loss`.
-        tokens: The held-out tokens.
-        vocabulary: What they mean.
-        batch: Windows evaluated together.
-        length: Tokens per window.
+        names: The placeholders of an evaluation.
+        held_out: The most rows -> the data.
+        meaning: (Data, sum of losses, seconds) -> what these say, as `Task.evaluation`.
     """
 
     def __init__(
-        self, step: Any, tokens: np.ndarray, vocabulary: Vocabulary, batch: int, length: int
-    ) -> None:
-        self._step, self._tokens, self._vocabulary = step, tokens, vocabulary
-        self._batch, self._length = batch, length
-        self._feeder = BlockFeeder(step, "held_out_tokens")
+        self, step: Any, names: Sequence[str], held_out: Callable[[int], HeldOut],
+        meaning: Callable[[HeldOut, float, float], Evaluation],
+    ) -> None:  # fmt: skip
+        self._step, self._held_out, self._meaning = step, held_out, meaning
+        self._feeder = BlockFeeder(step, names)
 
-    def evaluate(self, windows: int = 0) -> Evaluation:
+    def evaluate(self, rows: int = 0) -> Evaluation:
         """The held-out loss.  Collective.
 
         Args:
-            windows: The most windows to take from the start of the text; 0: all.
+            rows: The most rows of a batch (windows of a text) to take from the start; 0: all.
         """
-        text = HeldOutText(self._tokens, self._batch, self._length, windows)
+        data = self._held_out(rows)
         began, total = time.perf_counter(), 0.0
-        for index in range(text.batches):
-            x, y, w = text.block(index, self._feeder.rows, self._feeder.columns)
-            feeds = self._feeder.feeds(held_out_tokens=x, held_out_targets=y, held_out_weights=w)
-            (loss,) = self._step(feeds).values()
+        for index in range(data.batches):
+            blocks = data.feeds(index, self._feeder.held)
+            (loss,) = self._step(self._feeder.feeds(blocks)).values()
             total += loss
-        mean = total / text.predicted
-        bits = bits_per_byte(mean, text.predicted, text.text_bytes(self._vocabulary))
-        share = text.predicted / (len(self._tokens) - 1)
-        return Evaluation(mean, bits, text.predicted, share, time.perf_counter() - began)
+        return self._meaning(data, total, time.perf_counter() - began)

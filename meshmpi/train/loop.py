@@ -9,26 +9,24 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from meshmpi.api import compile as compile_step
 from meshmpi.errors import CheckpointError, DataError, MeshmpiError
-from meshmpi.nn.transformer import parameter_count
 from meshmpi.train import checkpoint
 from meshmpi.train.agreement import Flag, from_first
 from meshmpi.train.config import as_dict
-from meshmpi.train.data import TokenStream
 from meshmpi.train.evaluation import BlockFeeder, Evaluation, Evaluator
 from meshmpi.train.metrics import plot_losses, read_metrics
-from meshmpi.train.model import build_training_graph
 from meshmpi.train.progress import Progress
-from meshmpi.train.sampling import Sampler
-from meshmpi.train.settings import Settings, transformer_config
-from meshmpi.train.setup import chosen_layout, make_mesh, prepare_data, set_aside, write_settings
+from meshmpi.train.settings import Settings
+from meshmpi.train.setup import chosen_layout, make_mesh, set_aside, write_settings
 from meshmpi.train.signals import StopSignals
+from meshmpi.train.tasks.base import Sample, Task
+from meshmpi.train.tasks.registry import task_class
 
 
 class TrainingError(MeshmpiError):
@@ -44,8 +42,9 @@ class Result:
         loss: Of the last step, nats per token; None when there was none.
         evaluation: The last one.
         checkpoint: The last one written.
-        sample: The continuation, or empty.
+        sample: What the model wrote at the end, or empty.
         stopped_by: Name of the signal that ended it early, or empty.
+        measures: Numbers of the sample, such as ``bleu``.
     """
 
     step: int
@@ -54,6 +53,7 @@ class Result:
     checkpoint: Path | None
     sample: str
     stopped_by: str
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 OVERLAP = {"auto": None, "on": True, "off": False}
@@ -68,8 +68,10 @@ class Trainer:
         mesh: A Mesh, or a SimulatedMesh.
         folder: Of the run: checkpoints, metrics and the loss curve.
         say: Takes lines of progress, on rank 0 only.
+        task: What is learnt; default: what the setting ``task`` names.
 
     Attributes:
+        task: What is learnt.
         step: The compiled training step.
         done: Training steps done.
         reports: Of the last step, see `model.TrainingGraph.reports`.
@@ -77,13 +79,13 @@ class Trainer:
 
     def __init__(
         self, settings: Settings, mesh: Any, folder: str | os.PathLike[str],
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = print, task: type[Task] | None = None,
     ) -> None:  # fmt: skip
         began = time.perf_counter()
         self.settings, self.mesh, self.folder = settings, mesh, Path(folder)
         self.say: Callable[[str], None] = say if mesh.rank == 0 else lambda line: None
-        self.data = prepare_data(settings.data, mesh, self.say)
-        self.config = transformer_config(settings.model, self.data.vocabulary.size)
+        self.task: Task = (task or task_class(settings.task))(settings, mesh, self.say)
+        self.config = self.task.config
         self.layout = chosen_layout(settings.mesh, mesh.shape)
         self._compile()
         self.done, self.reports = 0, dict[str, float]()
@@ -93,8 +95,8 @@ class Trainer:
         self._report_start(time.perf_counter() - began)
 
     def _compile(self) -> None:
-        s, length = self.settings, self.config.length
-        built = build_training_graph(s, self.config)
+        s, task = self.settings, self.task
+        built = task.build(s, self.config)
         shared = {"storage": s.mesh.storage or None, "seed": s.train.seed}
         self.step = compile_step(
             built.graph, self.mesh, self.layout,
@@ -107,17 +109,17 @@ class Trainer:
             variables=self.step.variables, **shared,
         )  # fmt: skip
         self._loss, self._rate, self._reports = built.loss, built.learning_rate, built.reports
-        self._stream = TokenStream(self.data.train, s.train.batch, length, s.train.seed)
-        self._feeder = BlockFeeder(self.step, "tokens")
+        self._batches, self._feeder = task.batches(), BlockFeeder(self.step, built.feeds)
         self._evaluator = Evaluator(
-            evaluation, self.data.held_out, self.data.vocabulary, built.evaluation_batch, length
-        )
+            evaluation, built.held_out_feeds,
+            lambda rows: task.held_out(built.evaluation_batch, rows), task.evaluation,
+        )  # fmt: skip
 
     def _report_start(self, seconds: float) -> None:
         program, cost = self.step.program, self.step.cost
         self.say(
-            f"{parameter_count(self.config):,} parameters on mesh {self.mesh.shape}, layout"
-            f" '{self.layout}'; {len(self.data.train):,} training tokens"
+            f"{self.task.parameter_count(self.config):,} parameters on mesh {self.mesh.shape},"
+            f" layout '{self.layout}'; {self.task.describe()}"
         )
         self.say(
             f"ready in {seconds:.1f} s: {len(program.instructions)} instructions; per rank and step"
@@ -148,7 +150,7 @@ class Trainer:
         for note in notes:
             self.say(note)
         about, s = manifest.about, self.settings
-        if about.get("data_digest") != self.data.digest:
+        if about.get("data_digest") != self.task.digest:
             raise CheckpointError(
                 f"the checkpoint {manifest.folder} was trained on another text or vocabulary:"
                 f" '{about.get('settings', {}).get('data', {}).get('corpus')}', now"
@@ -169,7 +171,7 @@ class Trainer:
             "step_number": self.step.step_number, "program_digest": self.step.program.digest(),
             "settings": as_dict(self.settings), "mesh": dict(self.mesh.shape.axes),
             "layout": self.layout, "seed": self.settings.train.seed,
-            "data_digest": self.data.digest, "vocabulary": self.data.vocabulary.state(),
+            "data_digest": self.task.digest, "vocabulary": self.task.vocabulary.state(),
         }  # fmt: skip
         self.checkpoint = checkpoint.save(
             self.checkpoints, self.step.variables, self.done, about, self.settings.checkpoint.keep
@@ -186,8 +188,8 @@ class Trainer:
         Returns:
             Loss, nats per token, and learning rate.
         """
-        x, y = self._stream.block(self.done, self._feeder.rows, self._feeder.columns)
-        found = self.step(self._feeder.feeds(tokens=x, targets=y))
+        blocks = self._batches.feeds(self.done, self._feeder.held)
+        found = self.step(self._feeder.feeds(blocks))
         self.done += 1
         self.reports = {name: found[t] for name, t in self._reports.items()}
         return found[self._loss], found[self._rate]
@@ -195,21 +197,26 @@ class Trainer:
     def run(self) -> Result:
         """Trains to ``train.steps``, or until a signal asks to stop.  Collective."""
         first = self.mesh.rank == 0
-        progress = Progress(self.settings, self.folder, self.done, first, self.say)
+        progress = Progress(
+            self.settings, self.folder, self.done, first, self.say, self.task.tokens_per_step
+        )
         with StopSignals() as signals, progress:
             loss, stopped_by = self._steps(signals, progress)
             if stopped_by:
                 self.say(f"stopping after step {self.done}, on {stopped_by}")
             if (stopped_by or self.settings.checkpoint.at_end) and self._saved_at != self.done:
                 self.save()
-            sample = ""
+            sample = Sample()
             if not stopped_by:
                 windows = self.settings.evaluate.final_windows
                 progress.evaluated(self._evaluator.evaluate(windows))
-                sample = self._sample()
+                sample = self._sample(progress)
             if first and self.settings.train.plot:
                 self._plot()
-        return Result(self.done, loss, progress.evaluation, self.checkpoint, sample, stopped_by)
+        return Result(
+            self.done, loss, progress.evaluation, self.checkpoint, sample.text, stopped_by,
+            sample.measures,
+        )  # fmt: skip
 
     def _steps(self, signals: StopSignals, progress: Progress) -> tuple[float | None, str]:
         s, loss = self.settings, None
@@ -235,17 +242,12 @@ class Trainer:
                     self.save()
         return loss, ""
 
-    def _sample(self) -> str:
-        s = self.settings.sample
-        if not s.tokens:
-            return ""
-        sampler = Sampler(
-            self.config, self.data.vocabulary, self.mesh, self.layout,
-            self.settings.mesh.storage or None, self.step.variables, s.temperature, s.seed,
-        )  # fmt: skip
-        text = sampler.text(s.prompt, s.tokens)
-        self.say(f"---- a continuation of {s.prompt!r} ----\n{text}\n----")
-        return text
+    def _sample(self, progress: Progress) -> Sample:
+        sample = self.task.sample(self.step.variables, self.layout)
+        if sample.text:
+            self.say(f"---- {sample.heading} ----\n{sample.text}\n----")
+        progress.measured(sample.measures)
+        return sample
 
     def _plot(self) -> None:
         try:
@@ -262,6 +264,7 @@ class Trainer:
 def train(
     settings: Settings, folder: str | os.PathLike[str], *, mesh: Any = None,
     resume: bool | str | os.PathLike[str] = False, say: Callable[[str], None] = print,
+    task: type[Task] | None = None, initialize: Callable[[Trainer], None] | None = None,
 ) -> Result:  # fmt: skip
     """A whole training run.  Collective.
 
@@ -271,13 +274,18 @@ def train(
         mesh: Default: a Mesh of all ranks of this job, as the settings say.
         resume: Whether to go on from the newest checkpoint of the folder; or a checkpoint.
         say: Takes lines of progress, on rank 0 only.
+        task: What is learnt; default: what the setting ``task`` names.
+        initialize: Called before the first step unless the run is resumed, to give
+            ``trainer.step.variables`` other first values.
     """
     mesh = make_mesh(settings.mesh) if mesh is None else mesh
-    trainer = Trainer(settings, mesh, folder, say)
+    trainer = Trainer(settings, mesh, folder, say, task)
     if resume is False:
         old = from_first(mesh, lambda: set_aside(folder))
         if old is not None:
             trainer.say(f"renamed the earlier run {folder} to {old}")
+        if initialize is not None:
+            initialize(trainer)
     else:
         trainer.resume(None if resume is True else resume)
     from_first(mesh, lambda: write_settings(settings, folder))

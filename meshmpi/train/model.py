@@ -1,19 +1,19 @@
-"""The graph of a training run: training step, held-out loss and sampling share their variables.
+"""The graph of a training run: training step and held-out loss share their variables.
 
+What the graphs of all tasks have in common; each task gives its parts (`meshmpi.train.tasks`).
 Builds graphs from settings.  Knows no mesh, no data and no files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.nn import optimize, sample_with_temperature, schedules
 from meshmpi.nn.experts import ExpertsOutput
-from meshmpi.nn.losses import softmax_cross_entropy_with_logits
-from meshmpi.nn.transformer import TransformerConfig, lm, lm_loss
+from meshmpi.nn.transformer import TransformerConfig, lm
 from meshmpi.ops.elementwise import add_n, cast, identity, less, multiply, where
 from meshmpi.ops.indexing import gather
 from meshmpi.ops.reductions import reduce_sum
@@ -32,15 +32,16 @@ class TrainingGraph:
     Attributes:
         graph: The graph.
         config: The Transformer.
-        loss: Mean training loss, nats per token; feeds ``tokens`` and ``targets``.
+        loss: Mean training loss, nats per token; takes ``feeds``.
         learning_rate: That of the next update.
         updates: Of one training step.
-        held_out_loss: *Sum* of losses, nats; feeds ``held_out_tokens``, ``held_out_targets`` and
-            ``held_out_weights`` (1 where a target counts, else 0).
+        held_out_loss: *Sum* of losses, nats; takes ``held_out_feeds``.
         evaluation_batch: Windows evaluated together.
         reports: Other numbers of a training step by name: ``expert_balance`` (1 when experts are
             evenly used) and ``expert_dropped`` (share of tokens without a place), means over
             layers.
+        feeds: Names of the placeholders of a training step.
+        held_out_feeds: Those of an evaluation.
     """
 
     graph: Graph
@@ -51,41 +52,71 @@ class TrainingGraph:
     held_out_loss: Tensor
     evaluation_batch: int
     reports: Mapping[str, Tensor] = field(default_factory=dict)
+    feeds: tuple[str, ...] = ()
+    held_out_feeds: tuple[str, ...] = ()
+
+
+Feeds = Mapping[str, Tensor]
 
 
 def build_training_graph(settings: Settings, config: TransformerConfig) -> TrainingGraph:
-    """The graph of the training step and of the held-out loss.
+    """The graph of the training step and of the held-out loss of the task of the settings.
 
     Args:
-        settings: Of the run; batch sizes and the optimizer are taken from it.
+        settings: Of the run; task, batch sizes and the optimizer are taken from it.
         config: The Transformer.
+    """
+    from meshmpi.train.tasks.registry import task_class  # tasks are built with this module
+
+    return task_class(settings.task).build(settings, config)
+
+
+def assemble(
+    settings: Settings, config: TransformerConfig, *, feeds: Callable[[int], Feeds],
+    outputs: Callable[[Feeds], dict[str, Tensor]], held_out_feeds: Callable[[int], Feeds],
+    held_out_loss: Callable[[Feeds], Tensor],
+) -> TrainingGraph:  # fmt: skip
+    """The graph of a task from its parts: what all tasks do alike stands here.
+
+    Args:
+        settings: Of the run.
+        config: The Transformer.
+        feeds: Batch size -> placeholders of a training step, each with the dim ``batch``.
+        outputs: Such placeholders, of a batch or of a microbatch -> ``loss``, a mean over
+            ``batch``, and other numbers to report, likewise.
+        held_out_feeds: Batch size -> placeholders of an evaluation.
+        held_out_loss: These -> the *sum* of losses, nats.
     """
     evaluation_batch = settings.evaluate.batch or settings.train.batch
     rates: list[Tensor] = []
     with Graph() as graph:
-        shape = window_shape(config, settings.train.batch)
-        tokens, targets = (placeholder(n, shape, "int32") for n in ("tokens", "targets"))
+        fed = dict(feeds(settings.train.batch))
         optimizer = build_optimizer(
             settings.optimizer, settings.mesh.optimizer_storage, rates
         )  # fmt: skip
-        outputs, pairs = optimize.serialize_training_step(
-            {"tokens": tokens, "targets": targets}, lambda part: _training_outputs(config, part),
-            "batch", settings.optimizer.microbatches,
-        )  # fmt: skip
+        found, pairs = optimize.serialize_training_step(
+            fed, outputs, "batch", settings.optimizer.microbatches
+        )
         updates = optimizer.apply_gradients(pairs)
-        held_out_loss = _held_out_loss(config, window_shape(config, evaluation_batch))
+        evaluated = held_out_feeds(evaluation_batch)
+        held_out = held_out_loss(evaluated)
         # One more node, so that a fetched rate has a name of its own.
         rate = identity(rates[0])
-    loss = outputs.pop("loss")
+    loss = found.pop("loss")
     return TrainingGraph(
-        graph, config, loss, rate, updates, held_out_loss, evaluation_batch, outputs
-    )
+        graph, config, loss, rate, updates, held_out, evaluation_batch, found,
+        tuple(fed), tuple(evaluated),
+    )  # fmt: skip
 
 
-def _training_outputs(config: TransformerConfig, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The loss of some windows and, where there are experts, how evenly these are used."""
-    mixtures: list[ExpertsOutput] = []
-    loss, _ = lm_loss(config, feeds["tokens"], feeds["targets"], True, mixtures)
+def window_feeds(config: TransformerConfig, batch: int, dtypes: Mapping[str, str]) -> Feeds:
+    """Placeholders [batch, length] of these names and types."""
+    shape = window_shape(config, batch)
+    return {name: placeholder(name, shape, dtype) for name, dtype in dtypes.items()}
+
+
+def outputs_with_experts(loss: Tensor, mixtures: Sequence[ExpertsOutput]) -> dict[str, Tensor]:
+    """``loss`` and, where there are experts, how evenly these are used."""
     if not mixtures:
         return {"loss": loss}
     share = 1.0 / len(mixtures)
@@ -101,12 +132,8 @@ def window_shape(config: TransformerConfig, batch: int) -> Shape:
     return Shape([Dimension("batch", batch), config.length_dim])
 
 
-def _held_out_loss(config: TransformerConfig, shape: Shape) -> Tensor:
-    tokens = placeholder("held_out_tokens", shape, "int32")
-    targets = placeholder("held_out_targets", shape, "int32")
-    weights = placeholder("held_out_weights", shape, "float32")
-    logits = lm(config, tokens, training=False)
-    losses = softmax_cross_entropy_with_logits(logits, targets, config.vocab_dim)
+def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
+    """The sum of losses times weights, in float32."""
     return reduce_sum(multiply(cast(losses, "float32"), weights))
 
 

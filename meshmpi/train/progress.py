@@ -19,18 +19,20 @@ class Progress:
         done: Steps done before; records of later steps are dropped, they will come again.
         first: Whether this is rank 0.
         say: Takes lines.
+        tokens: Learnt from in one step.
 
     Attributes:
         evaluation: The last one.
     """
 
     def __init__(
-        self, settings: Settings, folder: Path, done: int, first: bool, say: Callable[[str], None]
-    ) -> None:
+        self, settings: Settings, folder: Path, done: int, first: bool, say: Callable[[str], None],
+        tokens: float,
+    ) -> None:  # fmt: skip
         self.evaluation: Evaluation | None = None
         self._say, self._done = say, done
         self._writer = MetricsWriter(folder, 0, done + 1) if first else None
-        self._tokens = settings.train.batch * settings.model.length
+        self._tokens = tokens
         self._every, self._total = settings.train.log_every, settings.train.steps
         self._since = [0, 0.0, 0.0]  # steps, seconds and seconds communicating since the last line
         self._seconds, self._steps = 0.0, 0
@@ -82,10 +84,17 @@ class Progress:
         self.evaluation = found
         if self._writer is not None:
             self._say(f"held-out loss after step {self._done}: {found}")
+            bits = {} if found.bits_per_byte is None else {"bits_per_byte": found.bits_per_byte}
             self._writer.write(
-                step=self._done, held_out_loss=found.loss, seconds=found.seconds,
-                bits_per_byte=found.bits_per_byte, held_out_tokens=found.tokens,
+                step=self._done, held_out_loss=found.loss, seconds=found.seconds, **bits,
+                held_out_tokens=found.tokens, **found.measures,
             )  # fmt: skip
+
+    def measured(self, measures: Mapping[str, float]) -> None:
+        """Notes other numbers of the end of a run, by name."""
+        if self._writer is not None and measures:
+            self._say(", ".join(f"{name} {value:.4g}" for name, value in measures.items()))
+            self._writer.write(step=self._done, **measures)
 
 
 def _clock(seconds: float) -> str:

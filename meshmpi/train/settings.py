@@ -176,8 +176,9 @@ class MeshSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """A training run of the Transformer language model."""
+    """A training run of a Transformer."""
 
+    task: str = setting("lm", "what is learnt: lm, the next token of a text", choices=("lm",))
     title: str = setting("", "stands above the loss curve")
     baselines: dict[str, float] = setting(
         {}, "label -> published loss, drawn into the loss curve", "nats per token"
