@@ -1,0 +1,201 @@
+"""What a machine can do, as numbers: products, memory, elementwise functions, networks.
+
+`meshmpi calibrate` measures such a description; for a machine that one does not have it is written
+by hand, with as few as four numbers.  Everything is per rank *while all ranks of a host work*, which
+is how ranks of a program find it.  Knows no programs and no MPI; `timing.py` applies it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from meshmpi.collective_bytes import KINDS, bytes_sent
+from meshmpi.errors import ConfigError
+
+RELATIVE_COSTS = {
+    "simple": 1.0, "divide": 4.0, "exp": 8.0, "log": 10.0, "tanh": 12.0, "erf": 12.0,
+    "power": 20.0, "trigonometric": 15.0, "random": 12.0,
+}  # fmt: skip
+"""Elementwise functions by class, as multiples of an addition, where nobody measured them.
+Status: assumption; of the order of vectorised C libraries."""
+
+FUNCTION_CLASSES = {
+    "divide": "divide", "floordiv": "divide", "mod": "divide", "sqrt": "divide",
+    "rsqrt": "divide", "reciprocal": "divide", "exp": "exp", "sigmoid": "exp", "log": "log",
+    "log1p": "log", "tanh": "tanh", "erf": "erf", "power": "power", "sin": "trigonometric",
+    "cos": "trigonometric", "identity": "",
+}  # fmt: skip
+"""Scalar function -> class of its cost; all others are "simple", the identity costs nothing."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A positive quantity by another one: straight between points where both are logarithms.
+
+    Attributes:
+        points: (at, value), ``at`` ascending; beyond the ends the end values hold.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __call__(self, at: float) -> float:
+        places = [p for p, _ in self.points]
+        right = bisect.bisect_left(places, at)
+        if right == 0 or right == len(places):
+            return self.points[min(right, len(places) - 1)][1]
+        (x0, y0), (x1, y1) = self.points[right - 1], self.points[right]
+        share = math.log(at / x0) / math.log(x1 / x0)
+        return y0 * (y1 / y0) ** share
+
+
+@dataclass(frozen=True)
+class ProductRates:
+    """FLOP per second of a matrix product [m, k] x [k, n].
+
+    Attributes:
+        sizes: Of m, n and k each, ascending.
+        rates: (m, n, k) -> FLOP per second, for every combination of ``sizes``.  One entry of each
+            is a rate that holds for all.
+    """
+
+    sizes: tuple[int, ...]
+    rates: Mapping[tuple[int, int, int], float]
+
+    def __call__(self, m: float, n: float, k: float) -> float:
+        """The rate, interpolated between logarithms; beyond the ends those of the ends."""
+        corners = [self._between(x) for x in (m, n, k)]
+        total = 0.0
+        for i, wi in corners[0]:
+            for j, wj in corners[1]:
+                for p, wp in corners[2]:
+                    total += wi * wj * wp * math.log(self.rates[i, j, p])
+        return math.exp(total)
+
+    def _between(self, x: float) -> list[tuple[int, float]]:
+        right = bisect.bisect_left(self.sizes, x)
+        if right == 0 or right == len(self.sizes):
+            return [(self.sizes[min(right, len(self.sizes) - 1)], 1.0)]
+        low, high = self.sizes[right - 1], self.sizes[right]
+        share = math.log(x / low) / math.log(high / low)
+        return [(low, 1.0 - share), (high, share)]
+
+    @classmethod
+    def constant(cls, rate: float) -> ProductRates:
+        """The same rate for all sizes."""
+        return cls((1,), {(1, 1, 1): rate})
+
+
+@dataclass(frozen=True)
+class Network:
+    """Collectives over one set of mesh axes.
+
+    Attributes:
+        latency: Seconds of one message.
+        bandwidth: Bytes per second that a rank sends while the others send too.
+        measured: Kind of collective -> (ranks, bytes handed, seconds), as calibrated.  Kinds
+            without rows follow from latency and bandwidth.
+    """
+
+    latency: float
+    bandwidth: float
+    measured: Mapping[str, Sequence[tuple[int, int, float]]] = field(default_factory=dict)
+
+    def seconds(self, kind: str, handed: int, n: int) -> float:
+        """Seconds of one collective.
+
+        Args:
+            kind: Of `collective_bytes.KINDS`.
+            handed: Bytes that the rank hands to it.
+            n: Ranks of the group.
+        """
+        if n == 1:
+            return 0.0
+        rows = self.measured.get(kind)
+        if not rows:
+            return rounds(kind, n) * self.latency + bytes_sent(kind, handed, 1, n) / self.bandwidth
+        near = min({r for r, _, _ in rows}, key=lambda r: abs(math.log(r / n)))
+        curve = Curve(tuple((max(b, 1), s) for r, b, s in rows if r == near))
+        # Of groups that nobody measured: the same bytes on the wire, other rounds of messages.
+        wire, least = bytes_sent(kind, handed, 1, n), curve.points[0]
+        alike = max(1.0, wire / max(bytes_sent(kind, 1 << 20, 1, near) / (1 << 20), 1e-9))
+        seconds = curve(alike)
+        if alike > curve.points[-1][0]:  # beyond the last, in proportion
+            seconds *= alike / curve.points[-1][0]
+        return seconds + least[1] * (rounds(kind, n) / rounds(kind, near) - 1.0)
+
+
+def rounds(kind: str, n: int) -> int:
+    """Messages one after the other that a collective takes: the usual tree algorithms."""
+    steps = max(1, math.ceil(math.log2(n)))
+    return {"all_reduce": 2 * steps, "shift": 1}.get(kind, steps)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one rank can do while all ranks work.
+
+    Attributes:
+        name: What it is called.
+        products: Data type -> rates of matrix products.
+        memory: Bytes that a loop touches -> bytes per second.
+        operations: Class of `RELATIVE_COSTS` -> seconds for one element in float32.
+        call: Seconds to start one instruction.
+        step: Seconds of a step that belong to no instruction.
+        networks: Mesh axes joined by + -> network; "" is for axes that are not named.
+        memory_bytes: Of one rank; 0: not known.
+        origin: Where the numbers come from, for reports.
+    """
+
+    name: str
+    products: Mapping[str, ProductRates]
+    memory: Curve
+    operations: Mapping[str, float]
+    call: float
+    step: float
+    networks: Mapping[str, Network]
+    memory_bytes: int = 0
+    origin: str = "stated"
+
+    def product_rate(self, dtype: str, m: int, n: int, k: int) -> float:
+        """FLOP per second of a product; types without rates take float32's, by their width."""
+        if dtype in self.products:
+            return self.products[dtype](m, n, k)
+        return self.products["float32"](m, n, k) * (0.5 if dtype == "float64" else 1.0)
+
+    def network(self, axes: Sequence[str]) -> Network:
+        """The network of a set of mesh axes: its own, else the slowest of theirs."""
+        key = "+".join(axes)
+        if key in self.networks:
+            return self.networks[key]
+        found = [self.networks.get(a) or self.networks.get("") for a in axes]
+        known = [n for n in found if n is not None]
+        if not known:
+            raise ConfigError(
+                f"machine '{self.name}' has no network for mesh axis '{axes[0]}'.",
+                "Add latency and bandwidth under [network], for all axes.",
+            )
+        return min(known, key=lambda n: n.bandwidth)
+
+    def operation(self, function: str) -> float:
+        """Seconds of a scalar function on one float32 element."""
+        kind = FUNCTION_CLASSES.get(function, "simple")
+        return self.operations[kind] if kind else 0.0
+
+    @property
+    def peak(self) -> float:
+        """FLOP per second of the fastest float32 product."""
+        return max(self.products["float32"].rates.values())
+
+
+def operations_from(simple: float, known: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Seconds of every class, from those of an addition and of the classes that are known."""
+    return {c: simple * r for c, r in RELATIVE_COSTS.items()} | dict(known or {})
+
+
+__all__ = [
+    "FUNCTION_CLASSES", "KINDS", "RELATIVE_COSTS", "Curve", "Machine", "Network", "ProductRates",
+    "operations_from", "rounds",
+]  # fmt: skip

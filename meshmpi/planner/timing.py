@@ -1,0 +1,303 @@
+"""How long a step takes, predicted from its program and the description of a machine.
+
+The time of an instruction is that of its bottleneck: products run at the measured rate of their
+shape, loops over memory at that of their bytes or of their arithmetic, collectives as the network
+was measured.  Instructions of a rank follow each other, reductions in the background but for what
+is waited for.  Sees programs and numbers only; nothing is run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from meshmpi.collective_bytes import wire_bytes
+from meshmpi.flops import local_flops
+from meshmpi.loops import extents_in, iteration_counts, loop_types
+from meshmpi.planner.machine import Machine
+from meshmpi.program import COLLECTIVES, Instruction, LocalType, Program, Source
+from meshmpi.scalar import ITEM_BYTES
+
+FREE_KINDS = ("feed", "read", "view")
+"""Kinds that do nothing when a step runs."""
+_STRIDED = 3.0
+"""A transpose touches memory this many times as slowly as a copy.  Status: assumption."""
+_RANKING = 30.0
+"""Additions for which a top_k of one element takes as long.  Status: assumption."""
+
+K = TypeVar("K", bound=Hashable)
+Sizes = Mapping[str, int]
+"""Dimension name -> extent of a block."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Predicted time of one instruction.
+
+    Attributes:
+        instruction: Of the program.
+        seconds: That this rank spends on it.
+        bound: "compute", "memory" or "network": what it waits for; "calls" where it is too short.
+    """
+
+    instruction: Instruction
+    seconds: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted time of one step on the rank with the largest blocks.
+
+    Attributes:
+        machine: Name of the description used.
+        timings: Of every instruction that takes time, in order.
+        other: Seconds of the step that belong to no instruction.
+        flops: Of the rank, to tell the share of the peak.
+        peak: FLOP per second of the machine's fastest product.
+    """
+
+    machine: str
+    timings: tuple[Timing, ...]
+    other: float
+    flops: int
+    peak: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.other + sum(t.seconds for t in self.timings)
+
+    @property
+    def network_seconds(self) -> float:
+        """In collectives, and waiting for those in the background."""
+        return self.by_bound().get("network", 0.0)
+
+    def by_bound(self) -> dict[str, float]:
+        """Seconds by what bounds them."""
+        return _summed((t.bound, t.seconds) for t in self.timings)
+
+    def by_kind(self) -> dict[str, float]:
+        """Seconds by kind of instruction."""
+        return _summed((t.instruction.kind, t.seconds) for t in self.timings)
+
+    def by_axes(self) -> dict[str, float]:
+        """Seconds in collectives by mesh axes."""
+        return _summed(
+            ("+".join(t.instruction.attrs["axes"]), t.seconds)
+            for t in self.timings if t.instruction.kind in COLLECTIVES
+        )  # fmt: skip
+
+    def by_source(self) -> dict[Source, float]:
+        """Seconds by tensor and line of the user's code."""
+        return _summed((t.instruction.source, t.seconds) for t in self.timings)
+
+    @property
+    def bound(self) -> str:
+        """What most of the step waits for."""
+        shares = self.by_bound()
+        return max(shares, key=lambda k: shares[k]) if shares else "calls"
+
+    @property
+    def efficiency(self) -> float:
+        """FLOP per second of the step, as a share of the machine's peak."""
+        return self.flops / self.seconds / self.peak if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        shares = ", ".join(
+            f"{s / self.seconds:.0%} {b}" for b, s in sorted(self.by_bound().items(), key=_largest)
+        )
+        return (
+            f"predicted on {self.machine}: {1e3 * self.seconds:.4g} ms a step, {shares};"
+            f" {self.efficiency:.0%} of peak"
+        )
+
+
+def _largest(item: tuple[str, float]) -> float:
+    return -item[1]
+
+
+def _summed(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
+    out: dict[K, float] = {}
+    for key, seconds in pairs:
+        out[key] = out.get(key, 0.0) + seconds
+    return out
+
+
+def predict_time(program: Program, machine: Machine) -> Prediction:
+    """The time of a step of ``program`` on ``machine``, on the rank at the origin.
+
+    Args:
+        program: For a mesh of any size.
+        machine: Its numbers are per rank.
+
+    Raises:
+        ConfigError: The machine has no network for an axis over which the program communicates.
+    """
+    clock, timings, ends = 0.0, list[Timing](), dict[int, float]()
+    line_is_free = 0.0  # of reductions in the background: one after the other
+    timer = _Timer(program, machine)
+    for i in program.instructions:
+        if i.kind in FREE_KINDS:
+            continue
+        if i.kind == "wait":
+            found = Timing(i, max(0.0, ends.pop(i.inputs[0]) - clock), "network")
+        elif i.attrs.get("start"):
+            line_is_free = max(line_is_free, clock) + timer.collective(i)
+            ends[i.outputs[0]] = line_is_free
+            found = Timing(i, machine.call, "calls")
+        else:
+            found = timer.timing(i)
+        if found.seconds > 0.0:
+            timings.append(found)
+            clock += found.seconds
+    origin = dict.fromkeys(program.mesh.names, 0)
+    flops = sum(local_flops(i, program, origin) for i in program.instructions)
+    return Prediction(machine.name, tuple(timings), machine.step, flops, machine.peak)
+
+
+class _Timer:
+    """Times of single instructions on the largest blocks."""
+
+    def __init__(self, program: Program, machine: Machine):
+        self.program, self.machine = program, machine
+        self.origin = dict.fromkeys(program.mesh.names, 0)
+
+    def timing(self, i: Instruction) -> Timing:
+        if i.kind in COLLECTIVES:
+            return Timing(i, self.collective(i) + self.machine.call, "network")
+        if i.kind == "loop":
+            arithmetic, memory = self._loop(i)
+        else:
+            types = {**self.program.types, **i.inner_types()}
+            sizes = {v: self._extents(types[v]) for v in self._values(i)}
+            arithmetic = sum(self._arithmetic(one, types, sizes) for one in i.leaves())
+            memory = self._memory(i, types, sizes)
+        longest = max(arithmetic, memory)
+        if longest < self.machine.call:
+            return Timing(i, longest + self.machine.call, "calls")
+        bound = "compute" if arithmetic >= memory else "memory"
+        return Timing(i, longest + self.machine.call, bound)
+
+    def collective(self, i: Instruction) -> float:
+        """Seconds of a collective, without its call."""
+        program, axes = self.program, i.attrs["axes"]
+        at = program.busiest() if i.kind == "shift" else self.origin
+        handed = program.elements_handed(i, at)
+        handed *= wire_bytes(i.kind, program.types[i.inputs[0]].dtype)
+        n = program.mesh.count(axes)
+        seconds = self.machine.network(axes).seconds(i.kind, handed, n) if n > 1 else 0.0
+        if len(i.inputs) > 1:  # packed into one message and unpacked
+            seconds += 4 * handed / self.machine.memory(4 * handed)
+        return seconds
+
+    # ---- local instructions --------------------------------------------------------------
+
+    def _values(self, i: Instruction) -> list[int]:
+        found = [v for one in i.leaves() for v in (*one.inputs, *one.outputs)]
+        return list(dict.fromkeys([*i.inputs, *i.outputs, *found]))
+
+    def _extents(self, t: LocalType) -> dict[str, int]:
+        sizes = t.local_sizes(self.program.mesh, self.origin)
+        return dict(zip(t.shape.names, sizes, strict=True))
+
+    def _loop(self, i: Instruction) -> tuple[float, float]:
+        """Arithmetic of all iterations; memory of what is read and written outside."""
+        types, arithmetic = loop_types(i, self.program), 0.0
+        for count, ranges in iteration_counts(i, self.program, self.origin):
+            sizes = {v: extents_in(t.shape, ranges) for v, t in types.items()}
+            once = sum(self._arithmetic(one, types, sizes) for one in i.leaves())
+            arithmetic += count * once
+        outside = {v: self._extents(types[v]) for v in (*i.inputs, *i.outputs)}
+        return arithmetic, self._traffic(i, types, outside)
+
+    def _arithmetic(
+        self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]
+    ) -> float:
+        """Seconds of the arithmetic of one leaf, its operands in cache."""
+        simple = self.machine.operations["simple"]
+        if i.kind == "contract":
+            return self._product(i, types, sizes)
+        if i.kind == "conv":
+            return self._conv(i)
+        width = _width(types[(i.outputs or i.inputs)[0]].dtype)
+        if i.kind == "map":
+            each = sum(self.machine.operation(s.function) for s in i.attrs["expr"].steps)
+            return width * each * _count(sizes[i.outputs[0]])
+        if i.kind == "random":
+            return self.machine.operations["random"] * _count(sizes[i.outputs[0]])
+        if i.kind in ("reduce", "block_sum", "cumsum", "scatter_add"):
+            return width * simple * _count(sizes[i.inputs[0]])
+        if i.kind == "top_k":
+            return _RANKING * simple * _count(sizes[i.inputs[0]])
+        return 0.0
+
+    def _product(
+        self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]
+    ) -> float:
+        a, b = (sizes[v] for v in i.inputs)
+        y = sizes[i.outputs[0]]
+        both = [d for d in a if d in b]
+        batch = math.prod(a[d] for d in both if d in y)
+        k = math.prod(a[d] for d in both if d not in y)
+        m = math.prod(a[d] for d in a if d not in b)
+        n = math.prod(b[d] for d in b if d not in a)
+        if not batch * m * n * k:
+            return 0.0
+        if min(m, n) == 1:  # a matrix times a vector is as fast as the matrix is read
+            touched = ITEM_BYTES[types[i.inputs[0]].dtype] * batch * k * max(m, n)
+            return touched / self.machine.memory(touched)
+        rate = self.machine.product_rate(types[i.inputs[0]].dtype, m, n, k)
+        return 2.0 * batch * m * n * k / rate
+
+    def _conv(self, i: Instruction) -> float:
+        """As the product of its patches: positions x (window and channels) x channels."""
+        program = self.program
+        flops = local_flops(i, program, self.origin)
+        y = _count(self._extents(program.types[i.outputs[0]]))
+        if not y or not flops:
+            return 0.0
+        slid = [s.w for s in i.attrs["slides"]]
+        b, made = self._extents(program.types[i.inputs[1]]), program.types[i.outputs[0]].shape
+        n = math.prod(size for d, size in b.items() if d not in slid and made.find(d) >= 0)
+        k = max(1, flops // (2 * y))
+        rate = self.machine.product_rate(program.types[i.inputs[0]].dtype, y // max(n, 1), n, k)
+        patches = ITEM_BYTES[program.types[i.inputs[0]].dtype] * 2 * k * (y // max(n, 1))
+        return flops / rate + patches / self.machine.memory(patches)
+
+    def _memory(
+        self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]
+    ) -> float:
+        """Seconds to read and write the values of an instruction, once each."""
+        if i.kind in ("contract", "conv"):
+            return 0.0  # in the measured rate
+        return self._traffic(i, types, sizes)
+
+    def _traffic(
+        self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]
+    ) -> float:
+        values: Sequence[int] = list(dict.fromkeys((*i.inputs, *i.outputs)))
+        if i.kind == "gather":  # only the rows that are hit are read
+            values = [i.outputs[0], i.outputs[0], i.inputs[1]]
+        elif i.kind == "scatter_add":
+            values = [*i.inputs, i.outputs[0], i.inputs[0]]
+        elif i.kind in ("slice", "take_shard"):
+            values = [i.outputs[0], i.outputs[0]]
+        elif i.kind == "write":
+            values = [i.inputs[0], i.inputs[0]]
+        touched = sum(ITEM_BYTES[types[v].dtype] * _count(sizes[v]) for v in values)
+        if not touched:
+            return 0.0
+        slow = _STRIDED if i.kind == "transpose" else 1.0
+        return slow * touched / self.machine.memory(touched)
+
+
+def _count(sizes: Sizes) -> int:
+    return math.prod(sizes.values())
+
+
+def _width(dtype: str) -> float:
+    """Vectors hold half as many float64 as float32."""
+    return 2.0 if dtype in ("float64", "int64") else 1.0

@@ -1,0 +1,253 @@
+"""Measures what this machine can do, as a `planner.machine.Machine`.
+
+All ranks of a mesh measure at the same time, since that is how a program uses them: cores share
+memory and caches.  The kernels are those that programs run.  What ranks found differs; the slowest
+counts, as it does in a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import meshmpi
+from meshmpi.collective_bytes import bytes_sent
+from meshmpi.dims import Shape
+from meshmpi.graph import Graph, Tensor
+from meshmpi.kernels import blas
+from meshmpi.kernels.binding import BFLOAT16
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.sources import get_variable
+from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from, rounds
+from meshmpi.runtime.simulated_mesh import SimulatedMesh
+from meshmpi.windows import Exchange
+
+PRODUCT_SIZES = (8, 32, 128, 512, 2048)
+"""Extents of m, n and k that are measured, in all combinations."""
+MEMORY_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
+"""Bytes touched by the loops over memory."""
+MESSAGE_BYTES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+"""Bytes handed to collectives."""
+_CACHED = 1 << 16  # elements of loops whose arithmetic is measured: they stay in the cache
+_CHAIN = 4  # functions one after the other
+_SECONDS = 0.004  # of one measurement, at least: longer than a clock's and a barrier's error
+Say = Callable[[str], None]
+
+_CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
+    # each maps (0, 1] into itself, nearly, so that a chain meets ordinary numbers
+    "simple": lambda x: ew.multiply(x, 0.999),
+    "divide": ew.sqrt,
+    "exp": ew.sigmoid,
+    "log": ew.log1p,
+    "tanh": ew.tanh,
+    "erf": ew.erf,
+    "power": lambda x: ew.pow(x, 0.7),
+    "trigonometric": ew.cos,
+}  # fmt: skip
+
+
+def calibrate(mesh: Any, name: str = "", repeats: int = 5, say: Say = lambda line: None) -> Machine:
+    """Measures this machine on all ranks of a mesh.  Collective; about half a minute.
+
+    Args:
+        mesh: A Mesh: each set of its axes is measured as a network.  Or a SimulatedMesh of one
+            rank, which has no network.
+        name: Of the description; default: the host's name and the mesh.
+        repeats: Of each measurement, of which the median counts.
+        say: Takes lines of progress, on rank 0 only.
+    """
+    probe = _Probe(mesh, repeats, say if mesh.rank == 0 else lambda line: None)
+    products = {"float32": probe.products(np.dtype(np.float32))}
+    if blas.find(probe.library).bfloat16:
+        products["bfloat16"] = probe.products(BFLOAT16)
+    memory = probe.memory()
+    operations = probe.operations()
+    call = probe.call()
+    networks = probe.networks()
+    return Machine(
+        name or f"{os.uname().nodename} {mesh.shape}", products, memory, operations, call, 0.0,
+        networks, probe.memory_bytes(),
+        f"measured by meshmpi {meshmpi.__version__} calibrate on {mesh.size} ranks",
+    )  # fmt: skip
+
+
+class _Probe:
+    """Measurements on all ranks of a mesh at once."""
+
+    def __init__(self, mesh: Any, repeats: int, say: Say):
+        self.mesh, self.repeats, self.say = mesh, repeats, say
+        self.alone = mesh.size == 1
+        names = blas.available(True)
+        self.library = blas.agree([names] if self.alone else mesh.comm.allgather(names))
+
+    # ---- clocks ----------------------------------------------------------------------------
+
+    def seconds(self, call: Callable[[], Any], within: float = _SECONDS) -> float:
+        """Seconds of one call on the slowest rank, all ranks calling at the same time."""
+        call()
+        began = time.perf_counter()
+        call()
+        once = self._slowest(time.perf_counter() - began)
+        count = max(1, min(10_000, math.ceil(within / max(once, 1e-9))))
+        found = []
+        for _ in range(self.repeats):
+            self._meet()
+            began = time.perf_counter()
+            for _ in range(count):
+                call()
+            found.append((time.perf_counter() - began) / count)
+        return self._slowest(statistics.median(found))
+
+    def _slowest(self, seconds: float) -> float:
+        return seconds if self.alone else max(self.mesh.comm.allgather(seconds))
+
+    def _meet(self) -> None:
+        if not self.alone:
+            self.mesh.comm.Barrier()
+
+    # ---- products ----------------------------------------------------------------------------
+
+    def products(self, dtype: np.dtype) -> ProductRates:
+        """Rates of all combinations of `PRODUCT_SIZES`, small ones in batches as attention has."""
+        self.say(f"matrix products of {dtype.name} by {self.library} ...")
+        rates = {}
+        for m, n, k in itertools.product(PRODUCT_SIZES, repeat=3):
+            batch = max(1, min(64, (1 << 21) // (m * k + k * n + m * n)))
+            a = np.ones((batch, m, k), dtype)
+            b = np.ones((batch, k, n), dtype)
+            y = np.zeros((batch, m, n), np.float32 if dtype == BFLOAT16 else dtype)
+            call = blas.find(self.library).gemm(a, b, y) or _matmul(a, b, y)
+            rates[m, n, k] = 2.0 * batch * m * n * k / self.seconds(call)
+        return ProductRates(PRODUCT_SIZES, rates)
+
+    # ---- loops -------------------------------------------------------------------------------
+
+    def memory(self) -> Curve:
+        """Bytes per second of z = x + y by the bytes of all three."""
+        self.say("memory ...")
+        points = []
+        for touched in MEMORY_BYTES:
+            n = touched // 12
+            run = _loop(n, lambda x, y: ew.add(x, y))
+            points.append((float(touched), touched / self.seconds(run)))
+        return Curve(tuple(points))
+
+    def operations(self) -> dict[str, float]:
+        """Seconds of each class of elementwise functions, on numbers in the cache."""
+        self.say("elementwise functions ...")
+        known = {}
+        copy = self.seconds(_loop(_CACHED, lambda x, y: ew.maximum(x, y)))
+        for kind, function in _CHAINS.items():
+            run = _loop(_CACHED, lambda x, y, f=function: _chain(f, ew.maximum(x, y)))
+            known[kind] = max(1e-13, (self.seconds(run) - copy) / (_CHAIN * _CACHED))
+        return operations_from(known["simple"], known)
+
+    def call(self) -> float:
+        """Seconds of an instruction that has next to nothing to do."""
+        return self.seconds(_loop(4, lambda x, y: ew.add(x, y)), within=1e-3)
+
+    def memory_bytes(self) -> int:
+        """Physical memory of this host, shared by its ranks."""
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if self.alone:
+            return whole
+        names = self.mesh.comm.allgather(os.uname().nodename)
+        return min(self.mesh.comm.allgather(whole // names.count(os.uname().nodename)))
+
+    # ---- collectives -------------------------------------------------------------------------
+
+    def networks(self) -> dict[str, Network]:
+        """Every set of axes that has more than one rank."""
+        shape, out = self.mesh.shape, dict[str, Network]()
+        axes = [a for a in shape.names if shape.count((a,)) > 1]
+        for length in range(1, len(axes) + 1):
+            for chosen in itertools.combinations(axes, length):
+                self.say(f"collectives over {'+'.join(chosen)} ...")
+                out["+".join(chosen)] = self._network(chosen)
+        return out
+
+    def _network(self, axes: tuple[str, ...]) -> Network:
+        n, measured = self.mesh.shape.count(axes), dict[str, list[tuple[int, int, float]]]()
+        for kind, bound in _collectives(self.mesh, axes, n).items():
+            rows = []
+            for size in MESSAGE_BYTES:
+                elements = -(-size // (4 * n)) * n
+                rows.append((n, 4 * elements, self.seconds(bound(elements))))
+            measured[kind] = rows
+        short, long = measured["all_reduce"][0], measured["all_reduce"][-1]
+        return Network(
+            short[2] / rounds("all_reduce", n), bytes_sent("all_reduce", long[1], 1, n) / long[2],
+            measured,
+        )  # fmt: skip
+
+
+def _matmul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Callable[[], Any]:
+    return lambda: np.matmul(a, b, out=y)
+
+
+def _chain(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    for _ in range(_CHAIN):
+        x = function(x)
+    return x
+
+
+def _loop(n: int, function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Any]:
+    """The bound kernel of an elementwise function of two vectors of ``n`` numbers."""
+    from meshmpi.api import compile as compile_step
+
+    ones = np.ones(n, np.float32)
+    with Graph() as graph:
+        x, y = (get_variable(v, Shape([("n", n)]), initializer=ones) for v in "xy")
+        fetched = function(x, y)
+    kernels = "native" if _native() else "numpy"
+    step = compile_step(graph, SimulatedMesh(""), fetches=[fetched], kernels=kernels)
+    return step.run_bound
+
+
+def _native() -> bool:
+    from meshmpi.kernels.native import available
+
+    return available()
+
+
+def _collectives(
+    mesh: Any, axes: tuple[str, ...], n: int
+) -> dict[str, Callable[[int], Callable[[], Any]]]:
+    """Kind -> elements that a rank hands to it -> one such collective."""
+
+    def floats(count: int) -> np.ndarray:
+        return np.ones(count, np.float32)
+
+    def all_reduce(count: int) -> Callable[[], Any]:
+        x = np.zeros(count, np.float32)
+        return lambda: mesh.all_reduce(x, axes)
+
+    def all_gather(count: int) -> Callable[[], Any]:
+        x, out = floats(count), floats(count * n)
+        return lambda: mesh.all_gather(x, out, 0, [count] * n, axes)
+
+    def reduce_scatter(count: int) -> Callable[[], Any]:
+        x, out = floats(count), floats(count // n)
+        return lambda: mesh.reduce_scatter(x, out, 0, [count // n] * n, axes)
+
+    def all_to_all(count: int) -> Callable[[], Any]:
+        x, out = floats(count).reshape(n, -1), floats(count).reshape(1, -1)
+        rows, columns = [1] * n, [count // n] * n
+        return lambda: mesh.all_to_all(x, out, 0, 1, rows, columns, axes)
+
+    def shift(count: int) -> Callable[[], Any]:
+        x, out = floats(count), floats(count)
+        exchange = Exchange(n, (count * n,), (count,), count * n, 1, True)
+        return mesh.bound_shift([x], out, 0, exchange, axes, 0.0)
+
+    return {
+        "all_reduce": all_reduce, "all_gather": all_gather, "reduce_scatter": reduce_scatter,
+        "all_to_all": all_to_all, "shift": shift,
+    }  # fmt: skip
