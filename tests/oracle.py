@@ -334,6 +334,20 @@ def _scatter_add(op: Any, inputs: list, env: Environment) -> np.ndarray:
     return aligned(summed, Shape([*batch, op.dim]) + rest, op.output.shape)
 
 
+def _put(op: Any, inputs: list, env: Environment) -> np.ndarray:
+    x, updates, index = inputs
+    t, u, i = (x.shape for x in op.inputs)
+    batch = Shape([d for d in i if d.name != op.dim and d in t])
+    rest = t.without([op.dim, *batch.names])
+    rows = aligned(updates, u, i + rest)
+    y = aligned(x, t, Shape([*batch, t.dim(op.dim)]) + rest).copy()
+    for at in np.ndindex(*index.shape):
+        if 0 <= index[at] < t.dim(op.dim).size:
+            own = tuple(at[i.position(n)] for n in batch.names)
+            y[(*own, index[at])] = rows[at]
+    return aligned(y, Shape([*batch, t.dim(op.dim)]) + rest, t)
+
+
 def _top_k(op: Any, inputs: list, env: Environment) -> tuple[np.ndarray, np.ndarray]:
     x = np.moveaxis(inputs[0], op.inputs[0].shape.position(op.dim), -1)
     key = x.astype(np.float64)
@@ -374,6 +388,7 @@ _RULES: dict[str, Callable[[Any, list, Environment], Any]] = {
     "CustomGradient": _values,
     "Gather": _gather,
     "ScatterAdd": _scatter_add,
+    "Put": _put,
     "TopK": _top_k,
     "Cumsum": _cumsum,
 }

@@ -1,4 +1,4 @@
-"""gather and scatter_add: rows addressed by an integer tensor.
+"""gather, scatter_add and put: rows addressed by an integer tensor.
 
 The own block of the addressed dim begins somewhere in the global one: an index outside the block
 reads zeros, and its update is dropped, so that the sum over all blocks is the whole result.
@@ -259,3 +259,54 @@ class ScatterAddPlan(Plan):
         extents = out.extents()
         full = total.reshape([extents[n] for n in self.names])
         np.copyto(y, full.transpose([self.names.index(n) for n in out.names]), casting="unsafe")
+
+
+class PutPlan(Plan):
+    """Inputs x[.., dim, ..], updates[index dims and rest, in any order] and index; output as x.
+
+    Where the output is x's own memory, only the rows that are hit are touched.
+    """
+
+    def __init__(self, call: Call):
+        self.call = call
+        x, updates, index = call.inputs
+        dim = call.attrs["dim"]
+        batch = batch_names(index, x, dim)
+        others = [n for n in index.names if n not in batch]
+        rest = [n for n in x.names if n != dim and n not in batch]
+        if sorted([*index.names, *rest]) != sorted(updates.names):
+            raise call.fail(f"updates {updates.names} are not index {index.names} and {rest}.")
+        self.rows_order, self.index_order = (*batch, dim, *rest), (*batch, *others)
+        self.updates_order = (*batch, *others, *rest)
+        self.block = x.block[x.type.shape.position(dim)]
+        self.batch_sizes = [x.extents()[n] for n in batch]
+
+    def bind(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
+        workspace: np.ndarray, runtime: Runtime,
+    ) -> Bound:  # fmt: skip
+        (x, updates, index), y = inputs, outputs[0]
+        copies = x.ctypes.data != y.ctypes.data
+        if not y.size or not updates.size:
+            return (lambda: np.copyto(y, x)) if copies else nothing
+        rows = named_view(y, self.call.outputs[0], self.rows_order)
+        given = named_view(updates, self.call.inputs[1], self.updates_order)
+        where = named_view(index, self.call.inputs[2], self.index_order)
+        whole = np.ix_(*map(range, self.batch_sizes), *map(range, where.shape[self._batches :]))
+        own = [np.broadcast_to(a, where.shape) for a in whole[: self._batches]]
+        start, stop = self.block
+
+        def run() -> None:
+            if copies:
+                np.copyto(y, x)
+            inside = (where >= start) & (where < stop)
+            if inside.all():
+                rows[(*own, where - start)] = given
+            elif inside.any():
+                rows[(*(a[inside] for a in own), where[inside] - start)] = given[inside]
+
+        return run
+
+    @property
+    def _batches(self) -> int:
+        return len(self.batch_sizes)

@@ -17,7 +17,7 @@ from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, local_call
 from meshmpi.kernels.contraction import ContractPlan
 from meshmpi.kernels.convolution import ConvPlan
 from meshmpi.kernels.expressions import MapPlan
-from meshmpi.kernels.indexing import GatherPlan, ScatterAddPlan
+from meshmpi.kernels.indexing import GatherPlan, PutPlan, ScatterAddPlan
 from meshmpi.kernels.loops import LoopPlan
 from meshmpi.kernels.random_numbers import RandomPlan
 from meshmpi.kernels.ranking import TopKPlan
@@ -31,6 +31,7 @@ PLANS: dict[str, Callable[[Call], Plan]] = {
     "map": MapPlan, "reduce": ReducePlan, "contract": ContractPlan, "conv": ConvPlan,
     "random": RandomPlan,
     "gather": GatherPlan, "scatter_add": ScatterAddPlan, "top_k": TopKPlan,
+    "put": PutPlan,
     "block_sum": BlockSumPlan, "cumsum": CumsumPlan,
     "iota": IotaPlan, "step": StepPlan,
     "segment": lambda call: SegmentPlan(call, _planned),
@@ -107,8 +108,8 @@ def bind(
         runtime: Read when the function is called.
 
     Returns:
-        A function that reads the inputs and writes the outputs.  Only a `map` may have an output
-        in the very memory of an input of equal type.
+        A function that reads the inputs and writes the outputs.  Only a `map` or
+        `put` may have an output in the very memory of an input of equal type.
 
     Raises:
         ProgramError: An array or the workspace does not fit.

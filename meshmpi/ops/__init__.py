@@ -49,7 +49,7 @@ from meshmpi.ops.elementwise import (
     to_int32,
     where,
 )  # fmt: skip
-from meshmpi.ops.indexing import gather, scatter_add, top_k
+from meshmpi.ops.indexing import gather, put, scatter_add, top_k
 from meshmpi.ops.placement import as_stored, constrain, stop_gradient
 from meshmpi.ops.reductions import (
     reduce_all,

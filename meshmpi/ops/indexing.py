@@ -1,4 +1,4 @@
-"""Operations that address by index: gather, scatter_add, top_k."""
+"""Operations that address by index: gather, scatter_add, put, top_k."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from meshmpi.dims import Dimension, Shape, ShapeLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, only
+from meshmpi.ops.sources import zeros_like
 from meshmpi.ops.structure import DimLike, dim_name, transpose
 from meshmpi.program import LocalType
 from meshmpi.scalar import INTEGERS
@@ -160,6 +161,77 @@ def scatter_add(
     if output_shape is None:
         output_shape = [dim, *updates.shape.without(indices.shape.names)]
     return ScatterAdd(updates, indices, dim, Shape(output_shape), may_miss).output
+
+
+class Put(Operation):
+    """y = x, but y[batch, index[batch, ...], rest] = updates[batch, index dims, rest].
+
+    Gradient: of x, dy with zeros in those rows; of the updates, these rows of dy.
+    Lowers: local `put` into the own block; index dims that are no batch dims are gathered first.
+    """
+
+    def __init__(self, x: Tensor, updates: Tensor, index: Tensor, dim: str):
+        self.dim = dim
+        super().__init__([x, updates, index])
+
+    def infer(self) -> Sequence[tuple[Shape, str]]:
+        x, updates, index = self.inputs
+        rest = x.shape.without([self.dim])
+        x.shape.position(self.dim)
+        if index.dtype not in INTEGERS or updates.dtype != x.dtype:
+            raise self.fail(
+                f"the index {index!r} is not an integer, or the updates {updates!r} are no"
+                f" {x.dtype}.", "Convert with mm.cast().",
+            )  # fmt: skip
+        _check_batch(self, index.shape, rest)
+        wanted = [*index.shape, *rest.without([d.name for d in self._batch()])]
+        if sorted(updates.shape) != sorted(wanted):
+            raise self.fail(
+                f"the updates {updates.shape} are not the index {index.shape} and the rest of"
+                f" {x.shape}.", f"Give updates with the dimensions {Shape(wanted)}.",
+            )  # fmt: skip
+        return [(x.shape, x.dtype)]
+
+    def _batch(self) -> list[Dimension]:
+        x, _, index = self.inputs
+        return [d for d in index.shape if d.name != self.dim and d in x.shape]
+
+    def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        (_, updates, index), dy = self.inputs, only(dys)
+        rows = transpose(gather(dy, index, self.dim, may_miss=True), updates.shape)
+        return [put(dy, zeros_like(updates), index, self.dim), rows, None]
+
+    def lower(self, lowering: Any) -> None:
+        x, updates, index = self.inputs
+        out = lowering.type_of(self.output)
+        batch = [d.name for d in self._batch()]
+        wanted = {n: () for n in index.shape.names if n not in batch}
+        wanted = {**lowering.splits_of(out), **wanted}
+        values = [lowering.fit(x, lowering.splits_of(out))]
+        values += [lowering.fit(t, wanted) for t in (updates, index)]
+        lowering.define(self.output, lowering.emit("put", values, out, dim=self.dim))
+
+
+def put(x: Tensor, updates: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
+    """x with the rows at ``indices`` replaced by ``updates``.
+
+    As the new value of a variable that nothing else reads, it is written in place: only the rows
+    that are replaced are touched.  A cache of keys and values grows so.
+
+    Args:
+        x: [batch, dim, rest], dims in any order.
+        updates: [dims of indices, rest].
+        indices: Integers [batch, index dims]; the dims that both have (but for ``dim``) are batch
+            dims: y[b, indices[b, i], r] = updates[b, i, r].  An index outside 0..size-1 drops its
+            update.  The indices of one batch must differ.
+        dim: The dim addressed (or its name); may be split.
+
+    Returns:
+        A tensor of the shape of x.
+
+    Lowers: where an index dim that is no batch dim is split, an all_gather of the updates.
+    """
+    return Put(x, updates, indices, dim_name(dim)).output
 
 
 class TopK(Operation):

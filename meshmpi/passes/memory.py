@@ -102,7 +102,10 @@ class Sharing:
             for v in i.inputs:
                 last_use[v] = n
         self._written: dict[int, list[str]] = {}
+        self._kept = set(program.fetches.values())
         for i in program.instructions:
+            if i.kind in ("write", "view", "wait"):
+                self._kept.update(i.inputs)
             if i.kind == "write":
                 self._written.setdefault(i.inputs[0], []).append(i.attrs["variable"])
         for v in program.fetches.values():
@@ -131,10 +134,22 @@ class Sharing:
                 self.shares[i.outputs[0]] = f"variable {i.attrs['variable']}"
             elif i.kind == "feed":
                 self.shares[i.outputs[0]] = f"feed {i.attrs['name']}"
-            elif i.kind in ("view", "wait"):
+            elif i.kind in ("view", "wait") or self._is_prefix(i):
                 self.shares[i.outputs[0]] = i.inputs[0]
         for v in self.program.types:
             self._extend(v)
+
+    def _is_prefix(self, i: Instruction) -> bool:
+        """Whether i cuts the first elements in memory, and only instructions that compute see them.
+
+        What is fetched or written must not be the memory of a variable that may change before.
+        """
+        if i.kind != "slice" or i.attrs["start"] or i.attrs["stride"] != 1:
+            return False
+        y = i.outputs[0]
+        leads = self.program.types[y].shape.position(i.attrs["dim"]) == 0
+        same = self.program.types[y].shape.names == self.program.types[i.inputs[0]].shape.names
+        return leads and same and y not in self._kept
 
     def _extend(self, v: int) -> None:
         root = self.root(v)
@@ -143,12 +158,12 @@ class Sharing:
     def _share_in_place(self) -> None:
         """Lets results take over the memory of inputs, or of variables, that end there."""
         for n, i in enumerate(self.program.instructions):
-            if i.kind not in ("map", "all_reduce"):
+            if i.kind not in ("map", "put", "all_reduce"):
                 continue
             taken: list[int | str] = []
             for k, y in enumerate(i.outputs):
                 candidates = i.inputs if i.kind == "map" else i.inputs[k : k + 1]
-                place = self._variable_to_overwrite(i, y, n) if i.kind == "map" else None
+                place = None if i.kind == "all_reduce" else self._variable_to_overwrite(i, y, n)
                 for x in candidates:
                     if place is None and self.root(x) not in taken and self._ends_here(x, y, i, n):
                         place = x
@@ -175,8 +190,9 @@ class Sharing:
             return None
         place = f"variable {names[0]}"
         stored = self.program.variables[names[0]].type
-        for x in i.inputs:
-            if self.root(x) == place and self.program.types[x] != stored:
+        for k, x in enumerate(i.inputs):
+            moves = i.kind == "put" and k > 0  # its rows go to other places
+            if self.root(x) == place and (moves or self.program.types[x] != stored):
                 return None
         return place if self.last.get(place, -1) <= n else None
 

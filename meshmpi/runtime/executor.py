@@ -6,6 +6,7 @@ all of them, instruction by instruction.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -103,7 +104,8 @@ class RankState:
         else:
             kind, name = shared.split(" ", 1)
             base = (self.variables if kind == "variable" else self.feeds)[name]
-        return base.view(numpy_dtype(t.dtype)).reshape(sizes)
+        flat = base.view(numpy_dtype(t.dtype)).reshape(-1)
+        return flat[: math.prod(sizes)].reshape(sizes)  # all, or of a slice the first
 
     @property
     def held_memory(self) -> dict[str, int]:

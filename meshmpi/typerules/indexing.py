@@ -34,6 +34,20 @@ def scatter_add_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) 
     check_pending(program.mesh, y, [*updates.partial, *gone], "sum")
 
 
+def put_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+    """Every rank has all updates of its block of the batch and of the rest; index dims are whole."""
+    (x, updates, index), y, dim = xs, result_type(program, i), i.attrs["dim"]
+    require(x == y and updates.dtype == y.dtype, "changes the type of its input")
+    require(not any(t.partial for t in xs), "has an unfinished input")
+    same_splits(updates, index, index.shape.names)
+    others = [n for n in index.shape.names if n == dim or y.shape.find(n) < 0]
+    require(not any(index.split(n) for n in others), "has updates split over dims of the index")
+    rest = [n for n in y.shape.names if n != dim]
+    same_splits(y, updates, rest)
+    same_splits(y, index, [n for n in index.shape.names if n not in others])
+    require(len(updates.shape) == len(rest) + len(others), "has updates with other dims")
+
+
 def top_k_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
     """Of a split dim, as many elements of every block."""
     x, ys, dim, k = xs[0], [program.types[v] for v in i.outputs], i.attrs["dim"], i.attrs["k"]

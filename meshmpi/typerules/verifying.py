@@ -23,6 +23,7 @@ from meshmpi.typerules.indexing import (
     block_sum_rule,
     cumsum_rule,
     gather_rule,
+    put_rule,
     scatter_add_rule,
     top_k_rule,
 )
@@ -173,6 +174,7 @@ _RULES: dict[str, Callable[[Program, Instruction, Sequence[LocalType]], None]] =
     "conv": conv_rule, "contract": contract_rule, "transpose": transpose_rule, "view": view_rule,
     "slice": along_dim_rule, "pad": along_dim_rule, "concat": along_dim_rule,
     "gather": gather_rule, "scatter_add": scatter_add_rule, "top_k": top_k_rule,
+    "put": put_rule,
     "block_sum": block_sum_rule, "cumsum": cumsum_rule,
     "segment": _segment_rule, "loop": _loop_rule,
     "all_reduce": redistribution_rule, "reduce_scatter": redistribution_rule,

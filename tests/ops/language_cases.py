@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 import meshmpi as mm
 from meshmpi.graph import Tensor
 from tests.ops.build import Builder
@@ -52,6 +54,63 @@ def scatter_add_in_batches_of_any_order(b: Builder) -> Sequence[Tensor]:
 def scatter_add_in_batches_bfloat16(b: Builder) -> Sequence[Tensor]:
     index = b.index("i", "a b", 0, b.c.size)
     return [mm.scatter_add(b.feed("x", "a b", "bfloat16"), index, b.c, b.shape("a c"))]
+
+
+# -- put -------------------------------------------------------------------------------------------
+
+
+def _different(b: Builder, name: str, dims: str, low: int, high: int) -> Tensor:
+    """Indices that differ along the last dim, some outside."""
+    shape = b.shape(dims)
+    rows = [b.rng.permutation(np.arange(low, high)) for _ in range(shape.size)]
+    return b.feed_array(
+        name, shape, "int32", np.reshape([r[: shape[-1].size] for r in rows], (-1, shape[-1].size))
+        [: shape.size // shape[-1].size].reshape(shape.sizes),
+    )  # fmt: skip
+
+
+@case()
+def put_rows(b: Builder) -> Sequence[Tensor]:
+    index = _different(b, "i", "k", -1, b.b.size + 1 + b.k.size)
+    return [mm.put(b.feed("x", "b c"), b.feed("u", "k c"), index, b.b)]
+
+
+@case(limit=60)
+def put_rows_in_batches_of_any_order(b: Builder) -> Sequence[Tensor]:
+    index = _different(b, "i", "a k", -2, b.b.size + b.k.size)
+    y = mm.put(b.feed("x", "c b a e"), b.feed("u", "e k a c"), index, "b")
+    return [y * 2.0]
+
+
+@case()
+def put_rows_along_its_own_name(b: Builder) -> Sequence[Tensor]:
+    index = _different(b, "i", "a b", 0, b.b.size)
+    return [mm.put(b.feed("x", "b a"), b.feed("u", "b a"), index, "b")]
+
+
+@case()
+def put_one_row_for_every_batch(b: Builder) -> Sequence[Tensor]:
+    # As a cache grows: in place, and what is read of it afterwards is new.
+    cache = b.variable("cache", "b a c", trainable=False)
+    index = b.index("i", "a", -1, b.b.size)
+    new = mm.put(cache, b.feed("u", "a c"), index, "b")
+    b.assign(cache, new)
+    return [mm.reduce_sum(mm.slice(new, 0, 2, "b") * 2.0, reduced_dim=b.c), new]
+
+
+@case()
+def put_beside_the_old_value(b: Builder) -> Sequence[Tensor]:
+    cache, other = b.variable("cache", "b a"), b.variable("other", "b a")
+    index = b.index("i", "a", 0, b.b.size)
+    b.assign(cache, mm.put(cache, b.feed("u", "a"), index, "b"))
+    b.assign(other, mm.put(cache, mm.reduce_sum(other, reduced_dim=b.b), index, "b"))
+    return [mm.slice(cache, 0, 2, "b"), cache + other]
+
+
+@case(tolerance=BFLOAT16)
+def put_bfloat16(b: Builder) -> Sequence[Tensor]:
+    index = b.index("i", "a", -1, b.b.size)
+    return [mm.put(b.feed("x", "a b", "bfloat16"), b.feed("u", "a", "bfloat16"), index, "b")]
 
 
 @case(limit=60)
