@@ -102,11 +102,11 @@ class Shape(tuple[Dimension, ...]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(d.name for d in self)
+        return tuple([d.name for d in self])  # a list: half the time of a generator
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(d.size for d in self)
+        return tuple([d.size for d in self])
 
     @property
     def size(self) -> int:

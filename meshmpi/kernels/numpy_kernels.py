@@ -13,7 +13,7 @@ import numpy as np
 
 from meshmpi.errors import ProgramError
 from meshmpi.flops import local_flops
-from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, local_call
+from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, local_call
 from meshmpi.kernels.contraction import ContractPlan
 from meshmpi.kernels.convolution import ConvPlan
 from meshmpi.kernels.expressions import MapPlan
@@ -39,6 +39,9 @@ PLANS: dict[str, Callable[[Call], Plan]] = {
     **{kind: partial(CopyPlan, pairs=pairs) for kind, pairs in PAIRS.items()},
 }  # fmt: skip
 """Kind -> how it is planned.  feed, read and write are the executor's own."""
+SHARED = ("map", "reduce", "contract")
+"""Kinds of which equal instructions, as those of equal layers, share a plan: it depends on nothing
+but attributes and operands."""
 
 
 def plan(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> Plan:
@@ -65,11 +68,12 @@ class _Recent:
     def __init__(self) -> None:
         self._program: Program | None = None
         self._plans: dict[tuple, tuple[Instruction, Plan]] = {}
+        self.shared: dict[tuple, Plan] = {}
 
     def plans_of(self, program: Program) -> dict[tuple, tuple[Instruction, Plan]]:
         """The plans made for ``program`` so far; those of any other are forgotten."""
         if program is not self._program:
-            self._program, self._plans = program, {}
+            self._program, self._plans, self.shared = program, {}, {}
         return self._plans
 
 
@@ -77,7 +81,19 @@ _recent = _Recent()
 
 
 def _planned(call: Call) -> Plan:
-    return PLANS[call.instruction.kind](call)
+    kind = call.instruction.kind
+    if kind not in SHARED:
+        return PLANS[kind](call)
+    # repr: 0.0 and -0.0 are equal, and so are 1 and True
+    form = (kind, repr(call.attrs), *map(_form, call.inputs), None, *map(_form, call.outputs))
+    if form not in _recent.shared:
+        _recent.shared[form] = PLANS[kind](call)
+    return _recent.shared[form]
+
+
+def _form(x: Operand) -> tuple:
+    """All of an operand that a plan depends on."""
+    return x.type, x.block, None if x.steps is None else tuple(x.steps.items())
 
 
 def workspace_bytes(

@@ -9,4 +9,4 @@ from meshmpi.typerules.basics import REDUCTIONS, Violation
 from meshmpi.typerules.computing import linear_in
 from meshmpi.typerules.moving import nests, redistributed
 from meshmpi.typerules.shaping import aligned_groups, view_splits
-from meshmpi.typerules.verifying import verify
+from meshmpi.typerules.verifying import Proven, verify

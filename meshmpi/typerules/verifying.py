@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any
 
 from meshmpi.errors import ProgramError
 from meshmpi.loops import LOOP_KINDS, broken_loop_rules
-from meshmpi.program import COLLECTIVES, KINDS, Instruction, LocalType, Program
+from meshmpi.program import COLLECTIVES, Instruction, LocalType, Program
 from meshmpi.typerules.basics import REDUCTIONS, Violation, require
 from meshmpi.typerules.computing import (
     contract_rule,
@@ -31,20 +30,58 @@ from meshmpi.typerules.moving import redistribution_rule, shift_rule, wait_rule
 from meshmpi.typerules.shaping import along_dim_rule, transpose_rule, view_rule
 
 
-def verify(program: Program) -> None:
+class Proven:
+    """Instructions whose rules hold, so that a pass is checked in what it changed.
+
+    A rule sees the instruction, the types of its inputs and outputs, and mesh, variables and feeds
+    of the program, nothing else.  What concerns several instructions, their order and use of
+    memory, is never taken from here.
+    """
+
+    def __init__(self) -> None:
+        self._about: tuple[Any, ...] = ()
+        self._known: dict[int, tuple[Instruction, list[LocalType]]] = {}
+
+    def begin(self, program: Program) -> None:
+        """Forgets what passed in programs on another mesh or with other variables or feeds."""
+        about = (program.mesh, program.variables, program.feeds)
+        if not self._about or any(x is not y for x, y in zip(about, self._about, strict=True)):
+            self._about, self._known = about, {}
+
+    def check(self, program: Program, i: Instruction) -> None:
+        """Checks the rule of ``i``, unless this very instruction passed with the same types."""
+        types = program.types
+        seen = [types[v] for v in i.inputs]
+        seen += [types[v] for v in i.outputs]
+        known = self._known.get(id(i))
+        if known is not None and known[1] == seen:
+            return
+        n = len(i.inputs)
+        _check_types(program, i, seen[:n], seen[n:])
+        _RULES[i.kind](program, i, seen[:n])
+        self._known[id(i)] = i, seen  # with the instruction, so that no other takes its address
+
+
+def verify(program: Program, proven: Proven | None = None) -> None:
     """Checks every rule of the instruction set.
+
+    Args:
+        program: Any.
+        proven: What passed before, by the same caller; takes what passes now.
 
     Raises:
         ProgramError: Naming the instruction, its types, the rule and the source line.
     """
+    proven = Proven() if proven is None else proven
+    proven.begin(program)
     defined: set[int] = set()
     memory, running = _StoredValues(), _Running()
     for n, i in enumerate(program.instructions):
         try:
-            _check_wiring(program, i, defined)
+            _check_order(i, defined)
+            proven.check(program, i)
             memory.follow(i)
             running.follow(i)
-            _RULES[i.kind](program, i, [program.types[v] for v in i.inputs])
         except (Violation, KeyError) as e:
             inputs = ", ".join(str(program.types.get(v)) for v in i.inputs)
             outputs = ", ".join(str(program.types.get(v)) for v in i.outputs)
@@ -102,8 +139,10 @@ class _StoredValues:
         return self._variable.get(v) in self._written
 
     def follow(self, i: Instruction) -> None:
-        for v in i.inputs:
-            require(not self.is_overwritten(v), f"uses '{self._variable.get(v)}' after its write")
+        if self._written:
+            for v in i.inputs:
+                if self.is_overwritten(v):
+                    raise Violation(f"uses '{self._variable[v]}' after its write")
         if i.kind == "read":
             require(i.attrs["variable"] not in self._written, "reads what the step has written")
             self._variable[i.outputs[0]] = i.attrs["variable"]
@@ -114,18 +153,25 @@ class _StoredValues:
             self._written.add(i.attrs["variable"])
 
 
-def _check_wiring(program: Program, i: Instruction, defined: set[int]) -> None:
-    if i.kind not in KINDS:
+def _check_order(i: Instruction, defined: Container[int]) -> None:
+    """Every value is made once, before it is used."""
+    if i.kind not in _RULES:
         raise Violation("this kind is not in the instruction set")
     for v in i.inputs:
         if v not in defined:
             raise Violation(f"value {v} is used before it is made")
-        if program.types[v].windows and i.kind not in ("conv", "shift"):
-            raise Violation("uses a value that is held in windows")
     for v in i.outputs:
         if v in defined:
             raise Violation(f"value {v} is made twice")
-        t = program.types[v]
+
+
+def _check_types(
+    program: Program, i: Instruction, xs: Sequence[LocalType], ys: Sequence[LocalType]
+) -> None:
+    """What holds for the types of every value, whatever makes it."""
+    if any(x.windows for x in xs):
+        require(i.kind in ("conv", "shift"), "uses a value that is held in windows")
+    for t in ys:
         if t.windows:
             require(i.kind == "shift", "makes a value held in windows")
         used = t.used_axes
@@ -138,8 +184,13 @@ def _check_wiring(program: Program, i: Instruction, defined: set[int]) -> None:
         program.mesh.count(used)
 
 
+def _types_inside(program: Program, i: Instruction) -> dict[int, LocalType]:
+    """Types of all that a body may mention: what it takes, makes and keeps inside."""
+    return {**{v: program.types[v] for v in (*i.inputs, *i.outputs)}, **i.attrs["inner"]}
+
+
 def _segment_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-    types = ChainMap(i.attrs["inner"], cast("MutableMapping[int, LocalType]", program.types))
+    types = _types_inside(program, i)
     inside = replace(program, types=types)
     known, over_rows = set(i.inputs), set[int]()  # sums over rows are whole behind the last row
     for one in i.attrs["body"]:
@@ -155,7 +206,7 @@ def _segment_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> 
 
 
 def _loop_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-    types = ChainMap(i.attrs["inner"], cast("MutableMapping[int, LocalType]", program.types))
+    types = _types_inside(program, i)
     inside = replace(program, types=types)
     known = set(i.inputs)
     for one in i.attrs["body"]:

@@ -9,10 +9,11 @@ import pytest
 
 from meshmpi.errors import ProgramError
 from meshmpi.flops import local_flops
-from meshmpi.kernels import Runtime, bind, flops, numpy_dtype, workspace_bytes
+from meshmpi.kernels import Runtime, bind, flops, numpy_dtype, numpy_kernels, workspace_bytes
 from meshmpi.kernels.binding import collapse, quiet
+from meshmpi.program import Instruction, Program
 from meshmpi.scalar import DTYPES, ITEM_BYTES, Expr, Step, call
-from tests.kernels.build import aligned_bytes, local_type, one_instruction
+from tests.kernels.build import MESH, aligned_bytes, local_type, one_instruction
 from tests.kernels.test_map import LAYER_NORM
 
 HERE = {"rows": 0, "cols": 0}
@@ -136,3 +137,28 @@ def test_quiet_leaves_the_error_handling_of_the_caller_alone():
     assert np.geterr() == before
     with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
         np.divide(1.0, zero)
+
+
+def test_equal_instructions_share_a_plan_and_others_do_not():
+    """Numbers that compare equal may mean something else: 0.0 and -0.0, 2 and 2.0."""
+    of_kind = {n: local_type("a:4;b:6", n) for n in ("float32", "int32")}
+
+    def program(*rows):
+        types, instructions = {}, []
+        for dtype, value in rows:
+            k = len(types)
+            types.update({k: of_kind[dtype], k + 1: of_kind[dtype]})
+            attrs = {"expr": Expr((Step("multiply", ("i0", value), dtype),), ("t0",))}
+            instructions.append(Instruction("map", (k,), (k + 1,), attrs))
+        return Program(MESH, types, tuple(instructions), {}, {}, {}, 0)
+
+    p = program(("float32", 0.0), ("float32", -0.0), ("float32", 0.0), ("int32", 2), ("int32", 3))
+    arrays = {v: np.ones((4, 6), t.dtype) for v, t in p.types.items()}
+    workspace = aligned_bytes(max(workspace_bytes(i, p, HERE) for i in p.instructions))
+    for i in p.instructions:
+        bind(i, p, HERE, arrays, workspace, Runtime())()
+    results = [arrays[i.outputs[0]] for i in p.instructions]
+    assert [bool(np.signbit(y).all()) for y in results[:3]] == [False, True, False]
+    assert [y[0, 0] for y in results[3:]] == [2, 3]
+    first, second, third, *_ = (numpy_kernels.plan(i, p, HERE) for i in p.instructions)
+    assert first is third and first is not second

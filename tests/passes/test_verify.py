@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from meshmpi.errors import ProgramError
+from meshmpi.dims import MeshShape
+from meshmpi.errors import MeshError, ProgramError
+from meshmpi.passes.pipeline import optimize
+from meshmpi.program import Program
 from meshmpi.scalar import Expr, Step, call
-from meshmpi.typerules import verify
+from meshmpi.typerules import Proven, verify
 from tests.passes import exchange_rows, local_rows, loop_rows, scan_rows
 from tests.passes.hand import Hand, t
 
@@ -437,3 +441,51 @@ def test_every_kind_of_instruction_is_broken_by_some_row():
         write(h)
         broken += [i.kind for i in h.instructions]
     assert [k for k in KINDS if k not in (*broken, "random")] == []
+
+
+def test_what_passed_is_checked_again_where_its_surroundings_changed():
+    """The same instruction object: passes with its types, not with others, nor on another mesh."""
+    h = Hand()
+    x = h.feed("x", t("a/rows b"))
+    h.fetches["y"] = h.map("negative", [x], t("a/rows b"))
+    good, proven = h.program(), Proven()
+    verify(good, proven)
+    verify(good, proven)
+    wrong = replace(good, types={**good.types, 1: t("a b")})
+    with pytest.raises(ProgramError, match="is not the same in"):
+        verify(wrong, proven)
+    verify(good, proven)
+    with pytest.raises(ProgramError, match="type of the feed"):
+        verify(replace(good, feeds={"x": t("a b")}), proven)
+    with pytest.raises(MeshError, match="no axis 'rows'"):
+        verify(replace(good, mesh=MeshShape("cols:2")), proven)
+
+
+def test_the_order_is_checked_also_of_what_passed():
+    h = Hand()
+    x = h.feed("x", t("a"))
+    y = h.map("negative", [x], t("a"))
+    h.fetches["z"] = h.map("square", [y], t("a"))
+    good, proven = h.program(), Proven()
+    verify(good, proven)
+    feed, first, second = good.instructions
+    with pytest.raises(ProgramError, match="used before it is made"):
+        verify(replace(good, instructions=(feed, second, first)), proven)
+    with pytest.raises(ProgramError, match="made twice"):
+        verify(replace(good, instructions=(feed, first, first, second)), proven)
+
+
+def test_the_pipeline_finds_the_pass_that_broke_an_instruction():
+    h = Hand()
+    x = h.feed("x", t("a/rows b"))
+    h.fetches["y"] = h.map("negative", [x], t("a/rows b"))
+
+    def harmless(program: Program) -> Program:
+        return program
+
+    def breaks(program: Program) -> Program:
+        return program.with_instructions(program.instructions, {**program.types, 1: t("b")})
+
+    optimize(h.program(), (harmless, harmless))
+    with pytest.raises(ProgramError, match="bug in lowering or in a pass"):
+        optimize(h.program(), (harmless, breaks))
