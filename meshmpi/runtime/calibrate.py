@@ -208,7 +208,7 @@ def _loop(n: int, function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], 
         fetched = function(x, y)
     kernels = "native" if _native() else "numpy"
     step = compile_step(graph, SimulatedMesh(""), fetches=[fetched], kernels=kernels)
-    return step.run_bound
+    return step.executor.run
 
 
 def _native() -> bool:
