@@ -123,7 +123,7 @@ class BlockFeeder:
 
     Args:
         step: A compiled step.
-        names: Its placeholders.
+        names: Placeholders of its graph; those that its program does not need are left out.
 
     Attributes:
         held: Where these blocks lie.
@@ -132,11 +132,12 @@ class BlockFeeder:
     def __init__(self, step: Any, names: Sequence[str]) -> None:
         # A simulated mesh plays all ranks: it is fed the whole.
         self.whole = not hasattr(step.mesh, "comm")
-        self.held: Held = {n: None if self.whole else step.feed_block(n) for n in names}
+        needed = [n for n in names if n in step.program.feeds]
+        self.held: Held = {n: None if self.whole else step.feed_block(n) for n in needed}
 
     def feeds(self, blocks: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         """What to call the step with."""
-        return blocks if self.whole else {name: local(b) for name, b in blocks.items()}
+        return {n: blocks[n] if self.whole else local(blocks[n]) for n in self.held}
 
 
 class Evaluator:

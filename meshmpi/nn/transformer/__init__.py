@@ -1,7 +1,12 @@
 """Transformer models: ``mm.nn.transformer.lm(config, tokens)``."""
 
 from meshmpi.nn.transformer.config import TransformerConfig
-from meshmpi.nn.transformer.encoder_decoder import encoder_decoder, encoder_decoder_loss
+from meshmpi.nn.transformer.encoder import encoder, masked_lm, masked_lm_loss
+from meshmpi.nn.transformer.encoder_decoder import (
+    PackedPairs,
+    encoder_decoder,
+    encoder_decoder_loss,
+)
 from meshmpi.nn.transformer.language_model import lm, lm_loss
 from meshmpi.nn.transformer.sizes import (
     PAPER_LM_SIZES,
@@ -13,7 +18,7 @@ from meshmpi.nn.transformer.sizes import (
 )
 
 __all__ = [
-    "PAPER_LM_SIZES", "PAPER_MT_SIZES", "TransformerConfig", "encoder_decoder",
-    "encoder_decoder_loss", "encoder_decoder_parameter_count", "lm", "lm_loss",
-    "paper_language_model", "paper_translation_model", "parameter_count",
+    "PAPER_LM_SIZES", "PAPER_MT_SIZES", "PackedPairs", "TransformerConfig", "encoder",
+    "encoder_decoder", "encoder_decoder_loss", "encoder_decoder_parameter_count", "lm", "lm_loss",
+    "masked_lm", "masked_lm_loss", "paper_language_model", "paper_translation_model", "parameter_count",
 ]  # fmt: skip

@@ -13,9 +13,12 @@ from meshmpi.graph import Tensor, scope
 from meshmpi.nn.attention import multihead_attention
 from meshmpi.nn.embeddings import embedding_weights
 from meshmpi.nn.experts import ExpertsOutput, mixture_of_experts
+from meshmpi.nn.initializers import zeros_initializer
 from meshmpi.nn.layers import (
+    dense,
     dense_relu_dense,
     dropout_over,
+    factors,
     layer_norm,
     rms_norm,
 )
@@ -32,8 +35,9 @@ from meshmpi.ops import elementwise as ew
 from meshmpi.ops.contraction import einsum
 from meshmpi.ops.indexing import gather
 from meshmpi.ops.placement import constrain
-from meshmpi.ops.sources import get_variable
-from meshmpi.ops.structure import rename_dimension
+from meshmpi.ops.reductions import reduce_sum
+from meshmpi.ops.sources import get_variable, ones
+from meshmpi.ops.structure import rename_dimension, reshape
 from meshmpi.ops.structure import slice as slice_dim
 
 
@@ -62,11 +66,20 @@ def residual_stream(config: TransformerConfig, x: Tensor, training: bool) -> Ten
     return dropout_over(x, training, config.residual_dropout, config.dropout_broadcast)
 
 
+def final_norm(config: TransformerConfig, x: Tensor, training: bool) -> Tensor:
+    """What a stack returns: its stream, normalised unless every layer ended with a norm."""
+    x = x if config.norm_after else norm(config, x, "final_norm")
+    return dropout_over(x, training, config.final_dropout, config.dropout_broadcast)
+
+
 def sublayer(
     config: TransformerConfig, x: Tensor, name: str, training: bool,
     function: Callable[[Tensor], Tensor],
 ) -> Tensor:  # fmt: skip
-    """x + dropout(function(norm(x))): the pre-norm residual connection."""
+    """x + dropout(function(norm(x))), or norm(x + dropout(function(x))) with ``norm_after``."""
+    if config.norm_after:
+        y = ew.add(x, residual_stream(config, function(x), training))
+        return norm(config, y, f"{name}_norm")
     y = function(norm(config, x, f"{name}_norm"))
     return ew.add(x, residual_stream(config, y, training))
 
@@ -100,15 +113,26 @@ def attention_sublayer(
 
 def causal_attention_sublayer(
     config: TransformerConfig, x: Tensor, causal: Tensor, training: bool,
-    position_bias: Tensor | None,
+    position_bias: Tensor | None, real: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """x plus attention of its positions to earlier ones: all, or those of the local window."""
+    """x plus attention of its positions to earlier ones: all, or those of the local window.
+
+    Args:
+        config: The model.
+        x: [batch, length, d_model].
+        causal: bool [length, memory_length], with batch dims where padding is left out.
+        training: Whether dropout acts.
+        position_bias: Added to the logits.
+        real: bool [batch, length], for a local window: padding and the rest do not see each other.
+    """
     if not config.local_window:
         return attention_sublayer(config, x, causal, training, position_bias=position_bias)
+    segments = None if real is None else ew.cast(real, "int32")
 
     def attend(h: Tensor) -> Tensor:
         return local_self_attention(
-            h, config.kv_dim, config.heads_dim, config.local_window, is_training=training,
+            h, config.kv_dim, config.heads_dim, config.local_window, segments=segments,
+            is_training=training,
             dropout_rate=config.attention_dropout, dropout_broadcast_dims=config.dropout_broadcast,
             use_bias=config.attention_bias, scale=config.attention_scale,
             initializers=config.attention_initializers(), variable_dtype=config.variable_dtype,
@@ -127,7 +151,7 @@ def relative_bias(
     heads, _ = config.attention_options().heads_dims(config.heads_dim)
     return relative_position_bias(
         heads, length, length._replace(name="memory_length"), bidirectional,
-        config.relative_buckets, variable_dtype=config.variable_dtype,
+        config.relative_buckets, config.relative_distance, variable_dtype=config.variable_dtype,
     )  # fmt: skip
 
 
@@ -163,6 +187,7 @@ def _mixture(
     config: TransformerConfig, h: Tensor, training: bool, mixtures: list[ExpertsOutput] | None,
     mask: Tensor | None,
 ) -> Tensor:  # fmt: skip
+    mask = mask if config.experts_skip_padding else None
     found = mixture_of_experts(
         h, config.experts_dim, config.ff_dim, config.gating(), training, mask=mask,
         activation=config.activation, use_bias=config.ff_bias, dropout_rate=config.ff_dropout,
@@ -191,15 +216,28 @@ def position_embedding(config: TransformerConfig) -> Tensor | None:
 
 def embed(
     config: TransformerConfig, tokens: Tensor, table: Tensor, positions: Tensor | None,
-    training: bool, length_name: str = "length",
+    training: bool, length_name: str = "length", *, real: Tensor | None = None,
+    types: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Token plus position vectors, [batch, length, d_model].
+    """Token plus position vectors, [batch, length, d_model], normalised where the config says so.
+
+    Args:
+        config: The model.
+        tokens: int32 [batch, length].
+        table: [vocab, d_model].
+        positions: [length, d_model] or None.
+        training: Whether dropout acts.
+        length_name: Name of the dim of positions of ``tokens``.
+        real: bool [batch, length]: which positions count for ``token_dropout``; None: all.
+        types: int32 [batch, length], kinds of tokens; None: all of kind 0.
 
     Raises:
         ShapeError: The tokens are longer than the config's length.
     """
     length = tokens.shape.dim(length_name).size
     x = gather(table, tokens, config.vocab_dim)
+    if config.token_dropout:
+        x = _tokens_dropped(config, x, tokens, length_name, real)
     if positions is not None:
         if length > config.length:
             raise ShapeError(
@@ -208,12 +246,50 @@ def embed(
             )  # fmt: skip
         positions = slice_dim(positions, 0, length, "length")
         x = ew.add(x, rename_dimension(positions, "length", length_name), output_shape=x.shape)
-    return residual_stream(config, x, training)
+    return embedded(config, x, training, types)
+
+
+def embedded(
+    config: TransformerConfig, x: Tensor, training: bool, types: Tensor | None = None
+) -> Tensor:
+    """Token plus position vectors as they enter the first layer."""
+    if config.token_types:
+        shape = Shape([config.types_dim, config.model_dim])
+        kinds = get_variable(
+            "token_types", shape, config.variable_dtype, config.embedding_initializer()
+        )  # fmt: skip
+        if types is None:
+            kind = reshape(slice_dim(kinds, 0, 1, "token_types"), Shape([config.model_dim]))
+        else:
+            kind = gather(kinds, types, config.types_dim)
+        x = ew.add(x, kind, output_shape=x.shape)
+    if config.embedding_norm:
+        x = norm(config, x, "embedding_norm")
+    rate = config.embedding_dropout
+    rate = config.residual_dropout if rate is None else rate
+    return dropout_over(placed(config, x), training, rate, config.dropout_broadcast)
+
+
+def _tokens_dropped(
+    config: TransformerConfig, x: Tensor, tokens: Tensor, length_name: str, real: Tensor | None
+) -> Tensor:
+    """x with zeros for hidden tokens, the others scaled to the mean size they had in training."""
+    kept = ew.cast(ew.not_equal(tokens, config.mask_id), x.dtype)
+    counted = ones(tokens.shape, x.dtype) if real is None else ew.cast(real, x.dtype)
+    length = reduce_sum(counted, reduced_dim=length_name)
+    hidden = reduce_sum(ew.subtract(1.0, kept), reduced_dim=length_name)
+    # An empty row, all padding, divides nothing by 1; a row that is hidden wholly has only zeros.
+    visible = ew.maximum(ew.subtract(length, hidden), 1.0)
+    factor = ew.multiply(ew.divide(length, visible), 1.0 - config.token_dropout)
+    factor = ew.multiply(kept, factor, output_shape=tokens.shape)
+    return ew.multiply(x, factor, output_shape=x.shape)
 
 
 def softmax_logits(config: TransformerConfig, x: Tensor, table: Tensor, training: bool) -> Tensor:
     """Logits [batch, length, vocab], by the variable ``softmax`` or by the embedding ``table``."""
     shape = Shape([*x.shape.without(["d_model"]), config.vocab_dim])
+    if config.head_transform:
+        x = _transformed(config, x)
     if config.tied_softmax:
         weight = table
     else:
@@ -222,7 +298,22 @@ def softmax_logits(config: TransformerConfig, x: Tensor, table: Tensor, training
         weight = get_variable("softmax", weight_shape, dtype, init)
     if config.softmax_scale != 1.0:
         x = ew.multiply(x, config.softmax_scale)
-    return multiplicative_jitter(einsum([x, weight], shape), training, config.logit_jitter)
+    logits = einsum([x, weight], shape)
+    if config.softmax_bias:
+        bias_shape = Shape([config.vocab_dim])
+        bias = get_variable("softmax_bias", bias_shape, config.variable_dtype, zeros_initializer())
+        logits = ew.add(logits, bias, output_shape=shape)
+    return multiplicative_jitter(logits, training, config.logit_jitter)
+
+
+def _transformed(config: TransformerConfig, x: Tensor) -> Tensor:
+    """norm(activation(dense(x))), with the first factor of a gated activation."""
+    y = dense(
+        x, config.transform_dim, config.model_dim, activation=factors(config.activation)[0],
+        variable_dtype=config.variable_dtype, kernel_initializer=config.head_initializer(),
+        name="head",
+    )  # fmt: skip
+    return norm(config, rename_dimension(y, "d_transform", "d_model"), "head_norm")
 
 
 def mean_loss(
@@ -253,7 +344,7 @@ def layer_scope(number: int):
 
 
 __all__ = [
-    "attention_sublayer", "causal_attention_sublayer", "embed", "feed_forward_sublayer",
-    "layer_scope", "mean_loss", "norm", "placed", "position_embedding", "recomputed",
+    "attention_sublayer", "causal_attention_sublayer", "embed", "embedded", "feed_forward_sublayer",
+    "final_norm", "layer_scope", "mean_loss", "norm", "placed", "position_embedding", "recomputed",
     "relative_bias", "residual_stream", "softmax_logits", "sublayer", "token_embedding",
 ]  # fmt: skip

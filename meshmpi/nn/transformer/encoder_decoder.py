@@ -6,19 +6,25 @@ One embedding and one position table are shared by source and target, as in the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from meshmpi.errors import ConfigError
 from meshmpi.graph import Tensor, scope
 from meshmpi.nn.attention import rename_length_to_memory_length
 from meshmpi.nn.experts import ExpertsOutput
-from meshmpi.nn.masks import attention_mask_autoregressive, attention_mask_ignore_padding
+from meshmpi.nn.masks import (
+    attention_mask_autoregressive,
+    attention_mask_ignore_padding,
+    attention_mask_same_segment,
+)
 from meshmpi.nn.transformer.blocks import (
     attention_sublayer,
     causal_attention_sublayer,
     embed,
     feed_forward_sublayer,
+    final_norm,
     layer_scope,
     mean_loss,
-    norm,
     position_embedding,
     recomputed,
     relative_bias,
@@ -26,66 +32,99 @@ from meshmpi.nn.transformer.blocks import (
     token_embedding,
 )
 from meshmpi.nn.transformer.config import TransformerConfig
-from meshmpi.nn.transformer.language_model import check_tokens
+from meshmpi.nn.transformer.language_model import causal_mask, check_tokens
+from meshmpi.ops import elementwise as ew
 from meshmpi.ops.structure import rename_dimension
 
 SOURCE_LENGTH = "source_length"
 
 
+@dataclass(frozen=True)
+class PackedPairs:
+    """Where the pairs are of which several share a row; they do not see each other.
+
+    Attributes:
+        source_segments: int32 [batch, source_length]: number of the pair in its row, 1, 2, ...; 0
+            where there is none.
+        segments: The same, [batch, length], of the decoder's tokens.
+        source_places: int32 [batch, source_length]: place of a token in its own sequence, from 0.
+        places: The same, [batch, length].
+    """
+
+    source_segments: Tensor
+    segments: Tensor
+    source_places: Tensor
+    places: Tensor
+
+
 def encoder_decoder(
     config: TransformerConfig, source: Tensor, decoder_tokens: Tensor, training: bool = False,
-    mixtures: list[ExpertsOutput] | None = None,
+    mixtures: list[ExpertsOutput] | None = None, packing: PackedPairs | None = None,
 ) -> Tensor:  # fmt: skip
     """Logits of the next target token at every target position.
 
     Args:
-        config: The model; ``layers`` are those of the encoder and of the decoder each.
+        config: The model; ``layers`` are those of the decoder, and of the encoder too unless
+            ``encoder_layers`` says otherwise.
         source: int32 [batch, source_length]; ``config.padding_id`` marks padding, which nothing
             attends to.
         decoder_tokens: int32 [batch, length], the target moved right by one.
         training: Whether dropout and jitter act.
         mixtures: Takes what each mixture of experts returns, for its losses.
+        packing: Where several pairs share a row.
 
     Returns:
         [batch, length, vocab].
 
     Raises:
         ShapeError: Tokens have other dims or are too long.
+        ConfigError: Rows are packed and the config has a local window, which takes no mask.
 
     Source: Vaswani et al. 2017, with norms before the sublayers.
     """
     check_tokens(source, "source tokens", SOURCE_LENGTH)
     check_tokens(decoder_tokens, "decoder tokens", "length")
+    if packing is not None and config.local_window:
+        raise ConfigError(
+            f"several pairs share a row and local_window is {config.local_window}: a local window"
+            " would look across them.", "Give one pair a row, or set local_window to 0.",
+        )  # fmt: skip
     table, positions = token_embedding(config), position_embedding(config)
     with scope("encoder"):
-        memory, seen = _encode(config, source, table, positions, training, mixtures)
+        memory, seen = _encode(
+            config.encoder_stack, source, table, positions, training, mixtures, source_mask
+        )  # fmt: skip
     with scope("decoder"):
-        x = embed(config, decoder_tokens, table, positions, training)
+        config = config.decoder_stack
+        x = embed(config, decoder_tokens, table, positions, training, real=mask)
         length = decoder_tokens.shape.dim("length")
-        causal = attention_mask_autoregressive(length, length._replace(name="memory_length"))
+        causal = causal_mask(length, length._replace(name="memory_length"), mask)
         bias = relative_bias(config, length, bidirectional=False)
         for i in range(config.layers):
             with layer_scope(i):
 
                 def attend(x: Tensor) -> Tensor:
-                    x = causal_attention_sublayer(config, x, causal, training, bias)
+                    x = causal_attention_sublayer(config, x, causal, training, bias, mask)
                     return attention_sublayer(config, x, seen, training, memory, "encdec_attention")
 
-                x = _layer(config, x, i, attend, training, mixtures)
-        return softmax_logits(config, norm(config, x, "final_norm"), table, training)
+                x = _layer(config, x, i, attend, training, mixtures, mask)
+        return softmax_logits(config, final_norm(config, x, training), table, training)
 
 
 def _encode(
     config: TransformerConfig, source: Tensor, table: Tensor, positions: Tensor | None,
-    training: bool, mixtures: list[ExpertsOutput] | None,
+    training: bool, mixtures: list[ExpertsOutput] | None, packing: PackedPairs | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The encoder's output as a memory, and the mask of the source positions that hold tokens."""
-    x = embed(config, source, table, positions, training, SOURCE_LENGTH)
+    places = None if packing is None else packing.source_places
+    x = embed(config, source, table, positions, training, SOURCE_LENGTH, places)
     seen = real = None
     if config.padding_id >= 0:
         ids = rename_dimension(source, SOURCE_LENGTH, "memory_length")
         seen = attention_mask_ignore_padding(ids, config.padding_id)
         real = attention_mask_ignore_padding(source, config.padding_id)
+    if packing is not None:
+        seen = _same(packing.source_segments, packing.source_segments, SOURCE_LENGTH)
     bias = relative_bias(config, source.shape.dim(SOURCE_LENGTH), bidirectional=True)
     for i in range(config.layers):
         with layer_scope(i):
@@ -94,7 +133,7 @@ def _encode(
                 return attention_sublayer(config, x, seen, training, position_bias=bias)
 
             x = _layer(config, x, i, attend, training, mixtures, real)
-    x = norm(config, x, "final_norm")
+    x = final_norm(config, x, training)
     return rename_length_to_memory_length(x, SOURCE_LENGTH), seen
 
 
@@ -116,11 +155,12 @@ def _layer(
 def encoder_decoder_loss(
     config: TransformerConfig, source: Tensor, decoder_tokens: Tensor, targets: Tensor,
     training: bool = False, mixtures: list[ExpertsOutput] | None = None,
+    packing: PackedPairs | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(mean loss in nats per counted target token, logits).
 
     Args: as `encoder_decoder` and `lm_loss`.
     """
     mixtures = [] if mixtures is None else mixtures
-    logits = encoder_decoder(config, source, decoder_tokens, training, mixtures)
+    logits = encoder_decoder(config, source, decoder_tokens, training, mixtures, packing)
     return mean_loss(config, logits, targets, training, mixtures), logits
