@@ -1,8 +1,8 @@
 """What a machine can do, as numbers: products, memory, elementwise functions, networks.
 
 `meshmpi calibrate` measures such a description; for a machine that one does not have it is written
-by hand, with as few as four numbers.  Everything is per rank *while all ranks of a host work*, which
-is how ranks of a program find it.  Knows no programs and no MPI; `timing.py` applies it.
+by hand, with as few as four numbers.  Everything is per rank *while all ranks of a host work*: so
+do ranks of a program find it.  Knows no programs and no MPI; `timing.py` applies it.
 """
 
 from __future__ import annotations

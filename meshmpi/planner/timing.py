@@ -16,6 +16,7 @@ from typing import TypeVar
 from meshmpi.collective_bytes import wire_bytes
 from meshmpi.flops import local_flops
 from meshmpi.loops import extents_in, iteration_counts, loop_types
+from meshmpi.passes.memory import Sharing
 from meshmpi.planner.machine import Machine
 from meshmpi.program import COLLECTIVES, Instruction, LocalType, Program, Source
 from meshmpi.scalar import ITEM_BYTES
@@ -138,9 +139,9 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
     """
     clock, timings, ends = 0.0, list[Timing](), dict[int, float]()
     line_is_free = 0.0  # of reductions in the background: one after the other
-    timer = _Timer(program, machine)
+    timer, sharing = _Timer(program, machine), Sharing(program)
     for i in program.instructions:
-        if i.kind in FREE_KINDS:
+        if i.kind in FREE_KINDS or _in_place(i, sharing):
             continue
         if i.kind == "wait":
             found = Timing(i, max(0.0, ends.pop(i.inputs[0]) - clock), "network")
@@ -156,6 +157,11 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
     origin = dict.fromkeys(program.mesh.names, 0)
     flops = sum(local_flops(i, program, origin) for i in program.instructions)
     return Prediction(machine.name, tuple(timings), machine.step, flops, machine.peak)
+
+
+def _in_place(i: Instruction, sharing: Sharing) -> bool:
+    """Whether a write has nothing to do: its value was made in the variable's own memory."""
+    return i.kind == "write" and sharing.root(i.inputs[0]) == f"variable {i.attrs['variable']}"
 
 
 class _Timer:

@@ -66,7 +66,7 @@ class CompiledStep:
             self.variables.add(variable, program.seed, native=kernels != "numpy")
         self._executor = Executor(program, mesh, self.variables, kernels)
         self._tensors = dict(fetches)
-        self.cost = predict_cost(program)
+        self.cost = program_cost(program, self._executor.plan)
 
     @property
     def step_number(self) -> int:
@@ -121,6 +121,11 @@ class CompiledStep:
         results = {t: self._result(name) for name, t in self._tensors.items()}
         self._executor.runtime.step += 1
         return Fetched(self._tensors, results)
+
+    @property
+    def executor(self) -> Executor:
+        """What runs the program: for measurements."""
+        return self._executor
 
     def feed_block(self, name: str) -> tuple[tuple[int, int], ...]:
         """(start, stop) along each dimension of the block of a feed that this rank holds."""

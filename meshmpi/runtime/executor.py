@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,11 @@ from meshmpi.program import COLLECTIVES, Instruction, Program
 from meshmpi.runtime.arrays import aligned_empty, block_sizes, numpy_dtype, view_of
 from meshmpi.runtime.variables import VariableStore
 
+if TYPE_CHECKING:
+    from meshmpi.runtime.trace import Tracer
+
 Thunk = Callable[[], None]
+_ADVANCE = Instruction("advance", (), ())  # stands in tables of calls where MPI is let work
 NATIVE_POINTS = 2_000_000
 """From so many points a step on, "auto" builds native kernels.  Status: assumption; a build takes
 about a second, NumPy some nanoseconds a point, and a program that is built runs many steps."""
@@ -155,6 +159,8 @@ class Executor:
 
     Attributes:
         native: The generated kernels, or None where NumPy does everything.
+        plan: Of the memory of every rank.
+        tracer: Runs the calls in place of `run` while it records, see `trace.Tracer`.
     """
 
     def __init__(self, program: Program, mesh: Any, store: VariableStore, kernels: str = "auto"):
@@ -163,24 +169,32 @@ class Executor:
         self.runtime = Runtime(blas=self._agreed_blas())
         # The rank at the origin holds the largest block of every value, so its plan fits all ranks.
         origin = dict.fromkeys(program.mesh.names, 0)
-        plan = plan_memory(program, origin, instruction_workspace)
-        self.states = [RankState(program, rank, store, plan) for rank in store.ranks]
+        self.plan = plan_memory(program, origin, instruction_workspace)
+        self.states = [RankState(program, rank, store, self.plan) for rank in store.ranks]
         self.comm_seconds = 0.0
         self.runs = 0
         self.native = self.runtime.native = self._native_kernels(kernels)
         self._calls: list[Thunk] = []
         self._is_collective: list[bool] = []
+        self._made_by: list[Instruction] = []
+        self.tracer: Tracer | None = None
         self._running: dict[int, list] = {}
         for i in program.instructions:
             communicates = i.kind in (*COLLECTIVES, "wait")
             for thunk in self._bind(i):
-                self._add(thunk, communicates)
+                self._add(thunk, communicates, i)
             if self._running and not communicates:
-                self._add(self._advance(), True)
+                self._add(self._advance(), True, _ADVANCE)
 
-    def _add(self, call: Thunk, communicates: bool) -> None:
+    def _add(self, call: Thunk, communicates: bool, i: Instruction) -> None:
         self._calls.append(call)
         self._is_collective.append(communicates)
+        self._made_by.append(i)
+
+    @property
+    def calls(self) -> list[tuple[Thunk, Instruction]]:
+        """What a step calls, in order, and the instruction that each call carries out."""
+        return list(zip(self._calls, self._made_by, strict=True))
 
     def _advance(self) -> Thunk:
         """Lets MPI work on the reductions that run in the background at this place."""
@@ -194,6 +208,10 @@ class Executor:
 
     def run(self) -> None:
         """One step on the feeds that are in place; adds the time in collectives to comm_seconds."""
+        if self.tracer is not None:
+            self.comm_seconds += self.tracer.run()
+            self.runs += 1
+            return
         clock, communicating = time.perf_counter, 0.0
         for call, collective in zip(self._calls, self._is_collective, strict=True):
             if collective:
