@@ -17,7 +17,7 @@ from meshmpi.graph import Tensor, scope
 from meshmpi.nn.functions import TensorOrNumber, softmax, widened
 from meshmpi.nn.initializers import random_normal_initializer, zeros_initializer
 from meshmpi.nn.layers import DTypeLike, dropout_over, variable_type
-from meshmpi.nn.positions import rotary
+from meshmpi.nn.positions import RotaryScaling, rotary
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.contraction import einsum
 from meshmpi.ops.sources import VariableDType, get_variable
@@ -129,11 +129,15 @@ class AttentionOptions:
             size, and ``query_heads`` is the rest of them.
         shared_kv: Whether keys are the values too, with one projection.
         rotary: Whether queries and keys are rotated by their positions (see `rotary`).
+        rotary_base: Sets the slowest rotation.
+        rotary_scaling: How rotations are slowed down for texts longer than in training.
     """
 
     num_memory_heads: int = 0
     shared_kv: bool = False
     rotary: bool = False
+    rotary_base: float = 10000.0
+    rotary_scaling: RotaryScaling | None = None
 
     def heads_dims(self, heads: Dimension) -> tuple[list[Dimension], list[Dimension]]:
         """(Dims of the queries' heads, those of the memory's).
@@ -259,7 +263,12 @@ class Projections:
         return self._made(y, "o", self.per_query, [self.io])
 
     def _rotated(self, y: Tensor, x: Tensor) -> Tensor:
-        return rotary(y, x.shape[-2], self.kv) if self.options.rotary else y
+        options = self.options
+        if not options.rotary:
+            return y
+        return rotary(
+            y, x.shape[-2], self.kv, options.rotary_base, scaling=options.rotary_scaling
+        )  # fmt: skip
 
     def _made(self, x: Tensor, name: str, reduced: list[Dimension], new: list[Dimension]) -> Tensor:
         initializer = getattr(self.initializers, "k" if name == "kv" else name)

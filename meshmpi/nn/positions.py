@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from meshmpi.dims import Dimension, Shape
-from meshmpi.errors import ShapeError
+from meshmpi.errors import ConfigError, ShapeError, suggest
 from meshmpi.graph import Tensor
 from meshmpi.nn.initializers import zeros_initializer
 from meshmpi.ops import elementwise as ew
@@ -55,9 +56,77 @@ def sinusoid_positions(
     return ew.where(is_sine, ew.sin(angle), ew.cos(angle), output_shape=angle.shape)
 
 
+@dataclass(frozen=True)
+class RotaryScaling:
+    """How rotations are slowed down, so that longer texts than in training need no new angles.
+
+    Attributes:
+        kind: "linear": every rate is divided by ``factor``.  "llama3": so are those of waves longer
+            than ``length / low``; those of waves shorter than ``length / high`` stay, and between
+            them the rate goes from one to the other.
+        factor: What rates are divided by.
+        low: Waves of ``length`` positions up to which rates are divided.
+        high: Waves of ``length`` positions from which on rates stay.
+        length: Of the texts that the model was first trained on, in tokens.
+
+    Source: Chen et al. 2023 (linear); Llama 3.1 (Grattafiori et al. 2024).
+    """
+
+    kind: str
+    factor: float
+    low: float = 1.0
+    high: float = 4.0
+    length: float = 8192.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3"):
+            raise ConfigError(
+                f"rotary_scaling: there is no kind '{self.kind}'.",
+                suggest(self.kind, ("linear", "llama3")),
+            )
+        if min(self.factor, self.low, self.length) <= 0 or self.high <= self.low:
+            raise ConfigError(
+                f"rotary_scaling {self}: the numbers do not fit.",
+                "Give positive numbers, and high greater than low.",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> RotaryScaling | None:
+        """Of "linear:<factor>" or "llama3:<factor>,<low>,<high>,<length>"; empty: None."""
+        if not text:
+            return None
+        kind, _, numbers = text.partition(":")
+        try:
+            values = [float(n) for n in numbers.split(",")]
+        except ValueError:
+            values = []
+        if len(values) != {"linear": 1, "llama3": 4}.get(kind, len(values)) or not values:
+            raise ConfigError(
+                f"rotary_scaling is '{text}'.",
+                "Give linear:<factor> or llama3:<factor>,<low>,<high>,<length>.",
+            )
+        return cls(kind, *values)
+
+    def __str__(self) -> str:
+        if self.kind == "linear":
+            return f"linear:{self.factor:.12g}"
+        numbers = (self.factor, self.low, self.high, self.length)
+        return f"{self.kind}:{','.join(f'{n:.12g}' for n in numbers)}"
+
+    def rates(self, rate: Tensor) -> Tensor:
+        """Radians per position, slowed down."""
+        slow = ew.multiply(rate, 1.0 / self.factor)
+        if self.kind == "linear":
+            return slow
+        waves = ew.multiply(rate, self.length / (2 * math.pi))  # waves in a text of that length
+        share = ew.multiply(ew.subtract(waves, self.low), 1.0 / (self.high - self.low))
+        share = ew.minimum(ew.maximum(share, 0.0), 1.0)
+        return ew.add(slow, ew.multiply(share, ew.subtract(rate, slow)))
+
+
 def rotary(
     x: Tensor, length_dim: DimLike, dim: DimLike, base: float = 10000.0,
-    positions: Tensor | None = None,
+    positions: Tensor | None = None, scaling: RotaryScaling | None = None,
 ) -> Tensor:  # fmt: skip
     """x with each pair (i, i + half) of ``dim`` rotated by the angle p base**(-i / half).
 
@@ -69,6 +138,7 @@ def rotary(
         dim: Dim (or name) that is rotated; of even size.
         base: Sets the slowest rotation.
         positions: Numbers p over dims of x; default 0, 1, 2, ... along ``length_dim``.
+        scaling: How rotations are slowed down.
 
     Returns:
         A tensor of x's shape.
@@ -85,6 +155,7 @@ def rotary(
     if positions is None:
         positions = index_range(x.shape.dim(dim_name(length_dim)))
     rate = ew.exp(ew.multiply(ew.cast(index_range(half), wide), -math.log(base) / half.size))
+    rate = rate if scaling is None else scaling.rates(rate)
     angle = ew.multiply(ew.cast(positions, wide), rate)
     cos, sin = ew.cast(ew.cos(angle), x.dtype), ew.cast(ew.sin(angle), x.dtype)
     a, b = slice_dim(x, 0, half.size, name), slice_dim(x, half.size, half.size, name)

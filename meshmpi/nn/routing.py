@@ -48,6 +48,7 @@ class Gating:
             choices does not count.)
         eval_capacity_factor: The same outside of training.
         min_capacity: The least number of tokens an expert takes, if the group has as many.
+        places: The number of tokens an expert takes, whatever the group's size; None: by factors.
         group_size: Tokens that share capacities; None: those along the last token dim.  Smaller
             ones cut that dim into equal parts, larger ones join whole rows of it.
         second_policy: Of a token's choices after the first: "all", "none", "threshold" (gate above
@@ -77,6 +78,7 @@ class Gating:
     jitter: float = 0.0
     balance_loss: float = 1e-2
     z_loss: float = 0.0
+    places: int | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -93,9 +95,13 @@ class Gating:
             raise ConfigError(
                 f"Gating: group_size is {self.group_size}.", "Give at least 1 token, or None."
             )
+        if self.places is not None and self.places < 1:
+            raise ConfigError(f"Gating: places is {self.places}.", "Give at least 1, or None.")
 
     def capacity(self, tokens: int, experts: int, is_training: bool) -> int:
         """Tokens that one expert takes of a group of ``tokens``."""
+        if self.places is not None:
+            return min(tokens, self.places)
         factor = self.capacity_factor if is_training else self.eval_capacity_factor
         wanted = math.ceil(factor * self.choices * tokens / experts)
         return min(tokens, max(wanted, self.min_capacity))

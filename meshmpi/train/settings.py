@@ -84,6 +84,28 @@ class ModelSettings:
         "none", "what the backward pass computes again: none, or the inside of each layer",
         choices=("none", "layers"),
     )  # fmt: skip
+    encoder_layers: int = setting(0, "of an encoder-decoder; 0: as layers")
+    norm_after: bool = setting(False, "norms behind sublayers and their sum, as in BERT")
+    embedding_norm: bool = setting(False, "whether embeddings are normalised before the layers")
+    token_types: int = setting(0, "kinds of tokens, each with a learned vector; 0: none")
+    embedding_dropout: float | None = setting(None, "of embeddings; none: as residual_dropout")
+    final_dropout: float = setting(0.0, "share dropped of what the norm at the end returns")
+    head_transform: bool = setting(False, "a dense layer, activation and norm before the logits")
+    softmax_bias: bool = setting(False, "whether logits have a bias")
+    scale_softmax: bool | None = setting(
+        None, "divide logits by sqrt(d_model); none: if tied, with the paper's initializers"
+    )
+    rotary_base: float = setting(10000.0, "sets the slowest rotation")
+    rotary_scaling: str = setting(
+        "", "slower rotations: linear:<factor> or llama3:<factor>,<low>,<high>,<length>"
+    )
+    relative_distance: int = setting(128, "from which on all share a relative bucket", "tokens")
+    token_dropout: float = setting(0.0, "share of masked tokens in training, whose vectors are 0")
+    mask_id: int = setting(-1, "token that stands for a hidden one; -1: none")
+    expert_places: int = setting(0, "tokens an expert takes; 0: by expert_capacity", "tokens")
+    experts_remainder: int = setting(0, "layer number modulo experts_every of those with experts")
+    decoder_experts_every: int = setting(0, "of an encoder-decoder's decoder; 0: the same")
+    experts_skip_padding: bool = setting(True, "whether padding takes no places of experts")
 
 
 @dataclass(frozen=True)

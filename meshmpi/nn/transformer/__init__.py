@@ -20,5 +20,6 @@ from meshmpi.nn.transformer.sizes import (
 __all__ = [
     "PAPER_LM_SIZES", "PAPER_MT_SIZES", "PackedPairs", "TransformerConfig", "encoder",
     "encoder_decoder", "encoder_decoder_loss", "encoder_decoder_parameter_count", "lm", "lm_loss",
-    "masked_lm", "masked_lm_loss", "paper_language_model", "paper_translation_model", "parameter_count",
+    "masked_lm", "masked_lm_loss", "paper_language_model", "paper_translation_model",
+    "parameter_count",
 ]  # fmt: skip

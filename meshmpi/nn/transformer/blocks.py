@@ -216,8 +216,8 @@ def position_embedding(config: TransformerConfig) -> Tensor | None:
 
 def embed(
     config: TransformerConfig, tokens: Tensor, table: Tensor, positions: Tensor | None,
-    training: bool, length_name: str = "length", *, real: Tensor | None = None,
-    types: Tensor | None = None,
+    training: bool, length_name: str = "length", places: Tensor | None = None, *,
+    real: Tensor | None = None, types: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Token plus position vectors, [batch, length, d_model], normalised where the config says so.
 
@@ -228,6 +228,8 @@ def embed(
         positions: [length, d_model] or None.
         training: Whether dropout acts.
         length_name: Name of the dim of positions of ``tokens``.
+        places: int32 [batch, length]: the position of each token in its own sequence; None: 0, 1,
+            2, ... along the length.
         real: bool [batch, length]: which positions count for ``token_dropout``; None: all.
         types: int32 [batch, length], kinds of tokens; None: all of kind 0.
 
@@ -244,8 +246,13 @@ def embed(
                 f"the tokens have {length_name} {length}, but there are {config.length} positions.",
                 "Cut the tokens, or make a config with a greater length.", str(tokens.source),
             )  # fmt: skip
-        positions = slice_dim(positions, 0, length, "length")
-        x = ew.add(x, rename_dimension(positions, "length", length_name), output_shape=x.shape)
+        if places is None:
+            places = rename_dimension(
+                slice_dim(positions, 0, length, "length"), "length", length_name
+            )
+        else:
+            places = gather(positions, places, config.length_dim)
+        x = ew.add(x, places, output_shape=x.shape)
     return embedded(config, x, training, types)
 
 

@@ -14,6 +14,7 @@ from meshmpi.nn.attention import (
 )
 from meshmpi.nn.initializers import random_normal_initializer, variance_scaling_initializer
 from meshmpi.nn.layers import factors
+from meshmpi.nn.positions import RotaryScaling
 from meshmpi.nn.routing import Gating
 from meshmpi.ops.sources import VariableDType
 
@@ -27,9 +28,17 @@ _CHOICES = {
     "recompute": ("none", "layers"),
 }
 
+_COUNTS = (
+    "relative_buckets", "local_window", "experts", "expert_group", "encoder_layers", "token_types",
+    "expert_places", "experts_remainder", "decoder_experts_every",
+)  # fmt: skip
+_SHARES = (
+    "attention_dropout", "ff_dropout", "residual_dropout", "embedding_dropout", "final_dropout",
+    "label_smoothing", "token_dropout",
+)  # fmt: skip
 _TYPES = {
     "int": (int,), "float": (float, int), "str": (str,), "bool": (bool,),
-    "bool | None": (bool, type(None)),
+    "bool | None": (bool, type(None)), "float | None": (float, int, type(None)),
 }  # fmt: skip
 
 
@@ -87,6 +96,31 @@ class TransformerConfig:
         expert_jitter: In training the router sees its input times numbers in 1 +- this.
         recompute: "layers": in training the inside of each layer, but for its experts, is computed
             again for the backward pass, so that memory holds one layer (`mm.recompute_grad`).
+        encoder_layers: Layers of the encoder of an encoder-decoder; 0: as ``layers``.
+        norm_after: Whether norms stand behind the sum of sublayer and residual stream, as in BERT
+            and the first Transformer; then there is none at the end.
+        embedding_norm: Whether the embeddings are normalised before the first layer.
+        token_types: Kinds of tokens (sentence A, sentence B), each with a learned vector; 0: none.
+        embedding_dropout: Share of the embedding dropped; None: as ``residual_dropout``.
+        final_dropout: Share of what the norm at the end returns that is dropped.
+        head_transform: Whether logits are made from norm(activation(dense(x))), as in masked
+            language models, with the activation of the feed-forward layers.
+        softmax_bias: Whether logits have a bias.
+        scale_softmax: Whether logits are divided by sqrt(d_model); None: if the softmax is tied and
+            the initializers are the paper's, so that the embedding has variance 1.
+        rotary_base: Sets the slowest rotation, base**(2 / d_kv - 1) radians per position.
+        rotary_scaling: How rotations are slowed down: "linear:<factor>", or "llama3:<factor>,<low>,
+            <high>,<length>" (see `RotaryScaling`); empty: not.
+        relative_distance: Distance from which on all share the last relative bucket.
+        token_dropout: Share of tokens that is masked in training, 0.12 in ESM2: the embedding of
+            ``mask_id`` is zero, and the others are multiplied by (1 - this) / (1 - the share that
+            is masked in their sequence), in training or not; 0: off.
+        mask_id: Token id that stands for a hidden token; -1: none.
+        expert_places: Tokens of a group that an expert takes; 0: by ``expert_capacity``.
+        experts_remainder: Layer n, counted from 1, has experts if n leaves this on division by
+            ``experts_every``.
+        decoder_experts_every: ``experts_every`` of the decoder of an encoder-decoder; 0: the same.
+        experts_skip_padding: Whether padding takes no places of experts.
     """
 
     vocab: int
@@ -132,6 +166,24 @@ class TransformerConfig:
     expert_z_loss: float = 0.0
     expert_jitter: float = 0.0
     recompute: str = "none"
+    encoder_layers: int = 0
+    norm_after: bool = False
+    embedding_norm: bool = False
+    token_types: int = 0
+    embedding_dropout: float | None = None
+    final_dropout: float = 0.0
+    head_transform: bool = False
+    softmax_bias: bool = False
+    scale_softmax: bool | None = None
+    rotary_base: float = 10000.0
+    rotary_scaling: str = ""
+    relative_distance: int = 128
+    token_dropout: float = 0.0
+    mask_id: int = -1
+    expert_places: int = 0
+    experts_remainder: int = 0
+    decoder_experts_every: int = 0
+    experts_skip_padding: bool = True
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -146,14 +198,15 @@ class TransformerConfig:
                 raise ConfigError(
                     f"Transformer: {name} is {getattr(self, name)}.", "Give at least 1."
                 )
-        for name in ("attention_dropout", "ff_dropout", "residual_dropout", "label_smoothing"):
-            if not 0.0 <= getattr(self, name) < 1.0:
+        for name in _SHARES:
+            if not 0.0 <= (getattr(self, name) or 0.0) < 1.0:
                 raise ConfigError(
                     f"Transformer: {name} is {getattr(self, name)}.", "Give a number in [0, 1)."
                 )
         factors(self.activation)
         Layout(self.residual_constraint)
         self._check_attention()
+        self._check_tokens()
         if self.experts:
             self.gating()  # checks its own options
 
@@ -169,16 +222,33 @@ class TransformerConfig:
                 f" {self.local_window}; a local window has no relative bias.",
                 "Set one of them to 0, or use rotary positions.",
             )
-        for name in ("relative_buckets", "local_window", "experts", "expert_group"):
+        for name in _COUNTS:
             if getattr(self, name) < 0:
                 raise ConfigError(
                     f"Transformer: {name} is {getattr(self, name)}.", "Give 0 or more."
                 )
+        if self.rotary_base <= 1.0:
+            raise ConfigError(
+                f"Transformer: rotary_base is {self.rotary_base}.", "Give more than 1."
+            )
+        RotaryScaling.parse(self.rotary_scaling)
         if self.experts_every < 1 or (self.experts and self.expert_choices > self.experts):
             raise ConfigError(
                 f"Transformer: experts_every is {self.experts_every}, expert_choices"
                 f" {self.expert_choices} of {self.experts} experts.",
                 "Give at least 1, and no more choices than experts.",
+            )
+
+    def _check_tokens(self) -> None:
+        if not -1 <= self.mask_id < self.vocab:
+            raise ConfigError(
+                f"Transformer: mask_id is {self.mask_id}, but vocab is {self.vocab}.",
+                "Give an id of the vocabulary, or -1 for none.",
+            )
+        if self.token_dropout and self.mask_id < 0:
+            raise ConfigError(
+                f"Transformer: token_dropout is {self.token_dropout} without a mask_id.",
+                "Give the id that stands for a hidden token.",
             )
 
     def _check_types(self) -> None:
@@ -243,6 +313,15 @@ class TransformerConfig:
     def experts_dim(self) -> Dimension:
         return Dimension("experts", self.experts)
 
+    @property
+    def types_dim(self) -> Dimension:
+        return Dimension("token_types", self.token_types)
+
+    @property
+    def transform_dim(self) -> Dimension:
+        """Of what ``head_transform`` makes of d_model; of the same size."""
+        return Dimension("d_transform", self.d_model)
+
     # ---- what follows from the options -----------------------------------------------------
 
     @property
@@ -257,8 +336,10 @@ class TransformerConfig:
 
     @property
     def softmax_scale(self) -> float:
-        """Factor of the logits: d_model**-0.5 where an embedding of variance 1 makes them."""
-        return self.d_model**-0.5 if self.tied_softmax and self.initializers == "paper" else 1.0
+        """Factor of the logits: d_model**-0.5 where ``scale_softmax`` says so."""
+        unit = self.tied_softmax and self.initializers == "paper"
+        scaled = unit if self.scale_softmax is None else self.scale_softmax
+        return self.d_model**-0.5 if scaled else 1.0
 
     @property
     def dropout_broadcast(self) -> tuple[str, ...]:
@@ -266,7 +347,19 @@ class TransformerConfig:
 
     def has_experts(self, layer: int) -> bool:
         """Whether layer 0, 1, ... has experts in place of its feed-forward layer."""
-        return self.experts > 0 and (layer + 1) % self.experts_every == 0
+        every = self.experts_every
+        return self.experts > 0 and (layer + 1) % every == self.experts_remainder % every
+
+    @property
+    def encoder_stack(self) -> TransformerConfig:
+        """The config of the encoder alone of an encoder-decoder."""
+        return replace(self, layers=self.encoder_layers or self.layers, encoder_layers=0)
+
+    @property
+    def decoder_stack(self) -> TransformerConfig:
+        """The config of the decoder alone of an encoder-decoder."""
+        every = self.decoder_experts_every or self.experts_every
+        return replace(self, encoder_layers=0, experts_every=every, decoder_experts_every=0)
 
     def gating(self) -> Gating:
         """How tokens choose experts."""
@@ -274,11 +367,15 @@ class TransformerConfig:
             self.expert_choices, self.expert_capacity, self.expert_eval_capacity,
             group_size=self.expert_group or None, jitter=self.expert_jitter,
             balance_loss=self.expert_balance, z_loss=self.expert_z_loss,
+            places=self.expert_places or None,
         )  # fmt: skip
 
     def attention_options(self, self_attention: bool = True) -> AttentionOptions:
         """Memory heads and rotations; only self-attention is rotated."""
-        return AttentionOptions(self.memory_heads, rotary=self.rotary and self_attention)
+        return AttentionOptions(
+            self.memory_heads, rotary=self.rotary and self_attention, rotary_base=self.rotary_base,
+            rotary_scaling=RotaryScaling.parse(self.rotary_scaling),
+        )  # fmt: skip
 
     def attention_initializers(self) -> AttentionInitializers:
         if self.initializers == "paper":
@@ -293,8 +390,14 @@ class TransformerConfig:
             return variance_scaling_initializer(), variance_scaling_initializer()
         return random_normal_initializer(0.0, GPT2_STDDEV), self._output_initializer()
 
+    def head_initializer(self) -> Any:
+        """Of the kernel of ``head_transform``."""
+        if self.initializers == "paper":
+            return variance_scaling_initializer()
+        return random_normal_initializer(0.0, GPT2_STDDEV)
+
     def embedding_initializer(self) -> Any:
-        """Of the token and position embeddings."""
+        """Of the embeddings of tokens, positions and token types."""
         stddev = 1.0 if self.initializers == "paper" else GPT2_STDDEV
         return random_normal_initializer(0.0, stddev)
 

@@ -13,7 +13,6 @@ from meshmpi.graph import Tensor, scope
 from meshmpi.nn.attention import rename_length_to_memory_length
 from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.masks import (
-    attention_mask_autoregressive,
     attention_mask_ignore_padding,
     attention_mask_same_segment,
 )
@@ -59,7 +58,8 @@ class PackedPairs:
 
 def encoder_decoder(
     config: TransformerConfig, source: Tensor, decoder_tokens: Tensor, training: bool = False,
-    mixtures: list[ExpertsOutput] | None = None, packing: PackedPairs | None = None,
+    mixtures: list[ExpertsOutput] | None = None, packing: PackedPairs | None = None, *,
+    source_mask: Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Logits of the next target token at every target position.
 
@@ -72,6 +72,9 @@ def encoder_decoder(
         training: Whether dropout and jitter act.
         mixtures: Takes what each mixture of experts returns, for its losses.
         packing: Where several pairs share a row.
+        source_mask: bool [batch, source_length], True for tokens, False for padding; None: as
+            ``config.padding_id`` says.
+        mask: The same of the decoder's tokens, [batch, length]; None: all are tokens.
 
     Returns:
         [batch, length, vocab].
@@ -90,15 +93,23 @@ def encoder_decoder(
             " would look across them.", "Give one pair a row, or set local_window to 0.",
         )  # fmt: skip
     table, positions = token_embedding(config), position_embedding(config)
+    real = source_mask
+    if real is None and config.padding_id >= 0:
+        real = attention_mask_ignore_padding(source, config.padding_id)
     with scope("encoder"):
-        memory, seen = _encode(
-            config.encoder_stack, source, table, positions, training, mixtures, source_mask
+        memory = _encode(
+            config.encoder_stack, source, table, positions, training, mixtures, packing, real
         )  # fmt: skip
     with scope("decoder"):
         config = config.decoder_stack
-        x = embed(config, decoder_tokens, table, positions, training, real=mask)
+        places = None if packing is None else packing.places
+        x = embed(config, decoder_tokens, table, positions, training, places=places, real=mask)
         length = decoder_tokens.shape.dim("length")
         causal = causal_mask(length, length._replace(name="memory_length"), mask)
+        seen = None if real is None else rename_dimension(real, SOURCE_LENGTH, "memory_length")
+        if packing is not None:
+            causal = ew.logical_and(causal, _same(packing.segments, packing.segments, "length"))
+            seen = _same(packing.segments, packing.source_segments, SOURCE_LENGTH)
         bias = relative_bias(config, length, bidirectional=False)
         for i in range(config.layers):
             with layer_scope(i):
@@ -111,18 +122,23 @@ def encoder_decoder(
         return softmax_logits(config, final_norm(config, x, training), table, training)
 
 
+def _same(segments: Tensor, memory_segments: Tensor, memory_length: str) -> Tensor:
+    """Whether a position and one of the memory are of one pair."""
+    renamed = rename_dimension(memory_segments, memory_length, "memory_length")
+    return attention_mask_same_segment(segments, renamed)
+
+
 def _encode(
     config: TransformerConfig, source: Tensor, table: Tensor, positions: Tensor | None,
-    training: bool, mixtures: list[ExpertsOutput] | None, packing: PackedPairs | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The encoder's output as a memory, and the mask of the source positions that hold tokens."""
+    training: bool, mixtures: list[ExpertsOutput] | None, packing: PackedPairs | None,
+    real: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The encoder's output as a memory [batch, memory_length, d_model]."""
     places = None if packing is None else packing.source_places
-    x = embed(config, source, table, positions, training, SOURCE_LENGTH, places)
-    seen = real = None
-    if config.padding_id >= 0:
-        ids = rename_dimension(source, SOURCE_LENGTH, "memory_length")
-        seen = attention_mask_ignore_padding(ids, config.padding_id)
-        real = attention_mask_ignore_padding(source, config.padding_id)
+    x = embed(
+        config, source, table, positions, training, SOURCE_LENGTH, places, real=real
+    )  # fmt: skip
+    seen = None if real is None else rename_dimension(real, SOURCE_LENGTH, "memory_length")
     if packing is not None:
         seen = _same(packing.source_segments, packing.source_segments, SOURCE_LENGTH)
     bias = relative_bias(config, source.shape.dim(SOURCE_LENGTH), bidirectional=True)
@@ -133,8 +149,7 @@ def _encode(
                 return attention_sublayer(config, x, seen, training, position_bias=bias)
 
             x = _layer(config, x, i, attend, training, mixtures, real)
-    x = final_norm(config, x, training)
-    return rename_length_to_memory_length(x, SOURCE_LENGTH), seen
+    return rename_length_to_memory_length(final_norm(config, x, training), SOURCE_LENGTH)
 
 
 def _layer(
@@ -155,12 +170,16 @@ def _layer(
 def encoder_decoder_loss(
     config: TransformerConfig, source: Tensor, decoder_tokens: Tensor, targets: Tensor,
     training: bool = False, mixtures: list[ExpertsOutput] | None = None,
-    packing: PackedPairs | None = None,
+    packing: PackedPairs | None = None, *, source_mask: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(mean loss in nats per counted target token, logits).
 
     Args: as `encoder_decoder` and `lm_loss`.
     """
     mixtures = [] if mixtures is None else mixtures
-    logits = encoder_decoder(config, source, decoder_tokens, training, mixtures, packing)
+    logits = encoder_decoder(
+        config, source, decoder_tokens, training, mixtures, packing, source_mask=source_mask,
+        mask=mask,
+    )  # fmt: skip
     return mean_loss(config, logits, targets, training, mixtures), logits

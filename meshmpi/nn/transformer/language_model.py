@@ -6,6 +6,7 @@ One model for every layout: data-parallel ``"batch:all"``, model-parallel
 
 from __future__ import annotations
 
+from meshmpi.dims import Dimension
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, scope
 from meshmpi.nn.experts import ExpertsOutput
@@ -14,9 +15,9 @@ from meshmpi.nn.transformer.blocks import (
     causal_attention_sublayer,
     embed,
     feed_forward_sublayer,
+    final_norm,
     layer_scope,
     mean_loss,
-    norm,
     position_embedding,
     recomputed,
     relative_bias,
@@ -24,12 +25,15 @@ from meshmpi.nn.transformer.blocks import (
     token_embedding,
 )
 from meshmpi.nn.transformer.config import TransformerConfig
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.structure import rename_dimension
 from meshmpi.scalar import INTEGERS
 
 
 def lm(
     config: TransformerConfig, tokens: Tensor, training: bool = False,
-    mixtures: list[ExpertsOutput] | None = None,
+    mixtures: list[ExpertsOutput] | None = None, *, mask: Tensor | None = None,
+    types: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Logits of the next token at every position.
 
@@ -38,6 +42,9 @@ def lm(
         tokens: int32 [batch, length], length at most ``config.length``.
         training: Whether dropout and jitter act.
         mixtures: Takes what each mixture of experts returns, for its losses.
+        mask: bool [batch, length], True for tokens and False for padding, which no token sees;
+            None: all are tokens.
+        types: int32 [batch, length], kinds of tokens for a config with ``token_types``; None: 0.
 
     Returns:
         [batch, length, vocab] in the activation type; position i sees tokens 0..i.
@@ -50,28 +57,40 @@ def lm(
     memory_length = length._replace(name="memory_length")
     with scope("decoder"):
         table, positions = token_embedding(config), position_embedding(config)
-        x = embed(config, tokens, table, positions, training)
-        mask = attention_mask_autoregressive(length, memory_length)
+        x = embed(config, tokens, table, positions, training, real=mask, types=types)
+        causal = causal_mask(length, memory_length, mask)
         bias = relative_bias(config, length, bidirectional=False)
         for i in range(config.layers):
             with layer_scope(i):
-                x = _layer(config, x, i, mask, bias, training, mixtures)
-        return softmax_logits(config, norm(config, x, "final_norm"), table, training)
+                x = _layer(config, x, i, causal, bias, training, mixtures, mask)
+        return softmax_logits(config, final_norm(config, x, training), table, training)
 
 
 def _layer(
-    config: TransformerConfig, x: Tensor, number: int, mask: Tensor, bias: Tensor | None,
-    training: bool, mixtures: list[ExpertsOutput] | None,
+    config: TransformerConfig, x: Tensor, number: int, causal: Tensor, bias: Tensor | None,
+    training: bool, mixtures: list[ExpertsOutput] | None, real: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """One layer; what experts return is needed outside, so they are not computed again."""
     dense = not config.has_experts(number)
 
     def inside(x: Tensor) -> Tensor:
-        x = causal_attention_sublayer(config, x, mask, training, bias)
-        return feed_forward_sublayer(config, x, training, number) if dense else x
+        x = causal_attention_sublayer(config, x, causal, training, bias, real)
+        return feed_forward_sublayer(config, x, training, number, mask=real) if dense else x
 
     x = recomputed(config, x, training, inside)
-    return x if dense else feed_forward_sublayer(config, x, training, number, mixtures)
+    return x if dense else feed_forward_sublayer(config, x, training, number, mixtures, real)
+
+
+def causal_mask(length: Dimension, memory_length: Dimension, real: Tensor | None) -> Tensor:
+    """bool [length, memory_length], True for earlier positions.
+
+    With ``real`` bool [batch, length] it has batch dims too, and padding is left out.
+    """
+    causal = attention_mask_autoregressive(length, memory_length)
+    if real is None:
+        return causal
+    seen = rename_dimension(real, length.name, memory_length.name)
+    return ew.logical_and(seen, causal)
 
 
 def lm_loss(

@@ -13,20 +13,34 @@ PAPER_MT_SIZES = tuple(range(6))
 
 
 def parameter_count(config: TransformerConfig) -> int:
-    """Trainable numbers of the language model `lm`."""
-    return _shared(config) + _layers(config) + _norm(config)
+    """Trainable numbers of the language model `lm`, or of the same layers as `masked_lm`."""
+    return _shared(config) + _layers(config) + _ends(config) + _head(config)
 
 
 def encoder_decoder_parameter_count(config: TransformerConfig) -> int:
     """Trainable numbers of `encoder_decoder`."""
-    between = config.layers * (_attention(config) + _norm(config))
-    return _shared(config) + 2 * _layers(config) + between + 2 * _norm(config)
+    encoder, decoder = config.encoder_stack, config.decoder_stack
+    between = decoder.layers * (_attention(config) + _norm(config))
+    stacks = _layers(encoder) + _layers(decoder) + between
+    return _shared(config) + stacks + 2 * _ends(config) + _head(config)
 
 
 def _shared(c: TransformerConfig) -> int:
     """Embedding, softmax matrix and positions."""
     tables = c.vocab * (1 if c.tied_softmax else 2)
     return (tables + (c.length if c.learned_positions else 0)) * c.d_model
+
+
+def _ends(c: TransformerConfig) -> int:
+    """Of a stack: kinds of tokens, and norms before the first layer and behind the last."""
+    norms = int(c.embedding_norm) + int(not c.norm_after)
+    return c.token_types * c.d_model + norms * _norm(c)
+
+
+def _head(c: TransformerConfig) -> int:
+    """What makes logits, but for the softmax matrix."""
+    transform = c.d_model**2 + c.d_model + _norm(c) if c.head_transform else 0
+    return transform + (c.vocab if c.softmax_bias else 0)
 
 
 def _layers(c: TransformerConfig) -> int:

@@ -1,0 +1,9 @@
+"""What the config.json of a checkpoint means: ``architecture(config)``.
+
+Pure Python and NumPy: no files, no MPI, no layout.
+"""
+
+from meshmpi.pretrained.architectures.entries import Architecture, Entry, FileDim
+from meshmpi.pretrained.architectures.registry import ARCHITECTURES, architecture
+
+__all__ = ["ARCHITECTURES", "Architecture", "Entry", "FileDim", "architecture"]

@@ -1,0 +1,103 @@
+"""LLaMA: rotations, RMS norms, SwiGLU, fewer heads of keys and values than of queries.
+
+Source: Touvron et al. 2023.
+"""
+
+from __future__ import annotations
+
+from meshmpi.errors import ConfigError
+from meshmpi.nn.layers import GATED_UNITS
+from meshmpi.nn.transformer import TransformerConfig
+from meshmpi.pretrained.architectures.entries import Architecture
+from meshmpi.pretrained.architectures.options import Options
+from meshmpi.pretrained.architectures.parts import Parts
+
+PREFIX = "model."
+IGNORED = (
+    # Frequencies of rotations in older files.
+    r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+    r"(model\.)?rotary_emb\.inv_freq",
+)
+
+
+def llama(options: Options) -> Architecture:
+    """The architecture of a ``LlamaForCausalLM``."""
+    config = _config(options)
+    special = options.special(bos=1, eos=2)
+    options.finish()
+    return Architecture(
+        "llama", "lm", config, _entries(config), PREFIX, IGNORED, special, options.values
+    )
+
+
+def _config(options: Options) -> TransformerConfig:
+    width = options.number("hidden_size", 4096)
+    heads = options.number("num_attention_heads", 32)
+    options.only("is_encoder_decoder", False)
+    return TransformerConfig(
+        vocab=options.number("vocab_size", 32000),
+        length=options.number("max_position_embeddings", 2048),
+        d_model=width, d_ff=options.number("intermediate_size", 11008), heads=heads,
+        d_kv=options.number("head_dim", width // heads),
+        layers=options.number("num_hidden_layers", 32),
+        memory_heads=options.number("num_key_value_heads", heads),
+        norm="rms", norm_epsilon=options.number("rms_norm_eps", 1e-6),
+        activation=gated(options, "hidden_act", options.get("hidden_act", "silu")),
+        ff_bias=options.get("mlp_bias", False), attention_bias=options.get("attention_bias", False),
+        tied_softmax=options.get("tie_word_embeddings", False), scale_softmax=False,
+        learned_positions=False, rotary=True, **_rotations(options), initializers="gpt2",
+        scale_logits=True, attention_dropout=options.number("attention_dropout", 0.0),
+    )  # fmt: skip
+
+
+def _rotations(options: Options) -> dict:
+    """The base and the scaling of rotations, in the words of present or older configs."""
+    found = dict(options.get("rope_parameters", options.get("rope_scaling", {})))
+    base = found.pop("rope_theta", options.get("rope_theta", 10000.0))
+    options.known += ["rope_scaling", "rope_theta"]
+    kind = found.pop("rope_type", found.pop("type", "default"))
+    found.pop("type", None)
+    if kind != "default" or found:
+        raise ConfigError(
+            f"this {options.name} model has rotations of type '{kind}' with {found}, which are not"
+            " implemented.", "Use a model with those of type 'default'.",
+        )  # fmt: skip
+    return {"rotary_base": float(base)}
+
+
+def gated(options: Options, key: str, value: str) -> str:
+    """The gated unit of which ``value`` is the activation.
+
+    Raises:
+        ConfigError: There is no such gated unit.
+    """
+    wanted = (options.activation_named(value, key), "linear")
+    for name, pair in GATED_UNITS.items():
+        if pair == wanted:
+            return name
+    raise ConfigError(
+        f"this {options.name} model has {key}={value!r}, of which there is no gated unit.",
+        f"Use a model with a unit of {', '.join(GATED_UNITS)}.",
+    )
+
+
+def _entries(config: TransformerConfig):
+    parts = Parts(config)
+    vocab = [config.vocab_dim]
+    tied = ("lm_head.weight",) if config.tied_softmax else ()
+    parts.add("decoder/embedding", f"{PREFIX}embed_tokens.weight", vocab, parts.model, ties=tied)
+    for i in range(config.layers):
+        ours, theirs = f"decoder/layer_{i:03d}", f"{PREFIX}layers.{i}"
+        parts.norm(f"{ours}/attention_norm", f"{theirs}.input_layernorm")
+        parts.attention(
+            f"{ours}/attention", *(f"{theirs}.self_attn.{n}_proj" for n in ("q", "k", "v", "o"))
+        )
+        parts.norm(f"{ours}/feed_forward_norm", f"{theirs}.post_attention_layernorm")
+        parts.feed_forward(
+            f"{ours}/feed_forward", [f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj"],
+            f"{theirs}.mlp.down_proj",
+        )  # fmt: skip
+    parts.norm("decoder/final_norm", f"{PREFIX}norm")
+    if not config.tied_softmax:
+        parts.add("decoder/softmax", "lm_head.weight", vocab, parts.model)
+    return parts.done()

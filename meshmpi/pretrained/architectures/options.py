@@ -1,0 +1,143 @@
+"""Reading a config.json so that no option of it is silently ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from meshmpi.errors import ConfigError, suggest
+
+ACTIVATIONS = {
+    "relu": "relu", "relu2": "squared_relu", "silu": "swish", "swish": "swish", "tanh": "tanh",
+    "sigmoid": "sigmoid", "linear": "linear", "gelu": "gelu_exact", "gelu_python": "gelu_exact",
+    "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_python_tanh": "gelu",
+    "gelu_fast": "gelu", "gelu_accurate": "gelu",
+}  # fmt: skip
+"""Names of activations in config.json -> ours.  Theirs of "gelu" is the exact one."""
+HARMLESS = (
+    # Who wrote the file, how it was trained, which heads were on top.
+    "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset",
+    "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype", "model_type",
+    "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "classifier_dropout",
+    "classifier_bias", "task_specific_params", "tokenizer_class", "gradient_checkpointing",
+    "initializer_range", "initializer_factor", "torchscript", "use_bfloat16", "n_ctx", "n_special",
+    "predict_special_tokens", "embd_layer_norm_epsilon", "directionality", "pruned_heads",
+    # How a call answers.
+    "use_cache", "output_attentions", "output_hidden_states", "output_past", "return_dict",
+    "chunk_size_feed_forward", "reorder_and_upcast_attn", "pretraining_tp", "add_router_probs",
+    # The pooler and the summary of other tasks.
+    "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+    "summary_first_dropout", "pooler_fc_size", "pooler_num_attention_heads",
+    "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
+    # How text is generated.
+    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
+    "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+    "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
+    "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
+    "suppress_tokens", "begin_suppress_tokens", "prefix", "cls_token_id", "sep_token_id",
+    "unk_token_id",
+)  # fmt: skip
+"""Keys that do not change what the model computes from token ids."""
+_SPECIAL = {
+    "pad_token_id": "pad", "mask_token_id": "mask", "bos_token_id": "bos", "eos_token_id": "eos",
+    "decoder_start_token_id": "decoder_start",
+}  # fmt: skip
+
+
+class Options:
+    """The values of a config.json, each of which must be used, harmless or at its default.
+
+    Args:
+        values: As read.
+        name: The ``model_type``, for messages.
+        ignore: Further keys that the caller declares harmless.
+    """
+
+    def __init__(self, values: Mapping[str, Any], name: str, ignore: Sequence[str] = ()):
+        self.values, self.name = dict(values), name
+        self.known = [*HARMLESS, *_SPECIAL, *ignore]
+
+    def get(self, key: str, default: Any, *aliases: str) -> Any:
+        """The value of ``key`` or of one of its other names; a null is the default."""
+        self.known += [key, *aliases]
+        for name in (key, *aliases):
+            if self.values.get(name) is not None:
+                return self.values[name]
+        return default
+
+    def number(self, key: str, default: float | None, *aliases: str) -> Any:
+        """As `get`, for a number; None as default: it must be there.
+
+        Raises:
+            ConfigError: It is missing, or no number.
+        """
+        value = self.get(key, default, *aliases)
+        if value is None:
+            raise ConfigError(
+                f"the config of this {self.name} model has no '{key}'.",
+                "Give the config.json that was saved with the checkpoint.",
+            )
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"'{key}' is {value!r} in the config.", "Give a number.")
+        return value
+
+    def only(self, key: str, *allowed: Any) -> None:
+        """``key`` must have one of the values that are implemented; the first is its default.
+
+        Raises:
+            ConfigError: It has another.
+        """
+        value = self.get(key, allowed[0])
+        if value not in allowed:
+            raise ConfigError(
+                f"this {self.name} model has {key}={value!r}, which is not implemented.",
+                f"Use a model with {key} {' or '.join(repr(a) for a in allowed)}.",
+            )
+
+    def activation(self, key: str, default: str) -> str:
+        """Our name of the activation that ``key`` names.
+
+        Raises:
+            ConfigError: We have no such activation.
+        """
+        return self.activation_named(self.get(key, default), key)
+
+    def activation_named(self, value: str, key: str) -> str:
+        """Our name of an activation."""
+        if value not in ACTIVATIONS:
+            raise ConfigError(
+                f"this {self.name} model has {key}={value!r}, an activation that is not"
+                " implemented.", suggest(str(value), ACTIVATIONS),
+            )  # fmt: skip
+        return ACTIVATIONS[value]
+
+    def special(self, **defaults: int) -> dict[str, int]:
+        """Token ids by what they are for; of several ends of text the first."""
+        found = dict(defaults)
+        for key, name in _SPECIAL.items():
+            value = self.values.get(key)
+            if isinstance(value, list):
+                value = value[0] if value else None
+            if value is not None:
+                found[name] = int(value)
+        return found
+
+    def finish(self) -> None:
+        """Raises ConfigError if a key was neither used nor known to be harmless.
+
+        Nulls, false and empty values switch nothing on.
+        """
+        left = [k for k, v in self.values.items() if k not in self.known and _switches(v)]
+        if left:
+            told = ", ".join(f"{k}={self.values[k]!r}" for k in left)
+            raise ConfigError(
+                f"the config of this {self.name} model has {told}, which may change what it"
+                " computes and is not implemented.",
+                f"If not, pass ignore={left!r}.",
+            )
+
+
+def _switches(value: Any) -> bool:
+    empty: Iterable[Any] = (None, False, "", [], {})
+    return not any(value is e or (value == e and type(value) is type(e)) for e in empty)
