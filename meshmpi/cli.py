@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from meshmpi.commands import planning
 from meshmpi.errors import CheckpointError, ConfigError, MeshmpiError
 from meshmpi.runtime.mesh import size_error
 from meshmpi.train.config import describe, from_dict, load
@@ -60,7 +61,7 @@ def _fail(text: str) -> None:
 def _check_early(options: argparse.Namespace) -> None:
     """Finds mistakes in settings and mesh before ranks are started, for a message on its own."""
     if hasattr(options, "config"):
-        settings = _settings(options)
+        settings = settings_of(options)
         shape = mesh_shape(settings.mesh, options.ranks)
         if shape.size != options.ranks:
             raise size_error(shape, options.ranks)
@@ -103,8 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="print the cost of the program; train nothing"
     )
 
-    plan = _command(commands, "plan", _plan, "cost of a training step on a mesh of any size", True)
-    plan.add_argument("--program", action="store_true", help="print the whole program as well")
+    planning.add(commands, _command)
 
     sample = _command(commands, "sample", _sample, "continue a text with a trained model", False)
     sample.add_argument("run", type=Path, help="folder of a run, or a checkpoint")
@@ -142,7 +142,8 @@ def _command(
     return made
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The settings of a command that has a configuration."""
     overrides = list(options.set)
     for key, value in (
         ("shape", options.mesh), ("layout", options.layout), ("storage", options.storage),
@@ -156,25 +157,17 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _train(options: argparse.Namespace) -> int:
-    settings = _settings(options)
+    settings = settings_of(options)
     if options.dry_run:
-        return _show_plan(settings, False)
+        from meshmpi.train.report import plan_report
+
+        print(plan_report(settings))
+        return 0
     from meshmpi.train.loop import train
 
     folder = options.out or Path("runs", options.config.stem)
     result = train(settings, folder, resume=options.resume)
     return STOPPED if result.stopped_by else 0
-
-
-def _plan(options: argparse.Namespace) -> int:
-    return _show_plan(_settings(options), options.program)
-
-
-def _show_plan(settings: Settings, program: bool) -> int:
-    from meshmpi.train.report import plan_report
-
-    print(plan_report(settings, program))
-    return 0
 
 
 def _sample(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ Text only, of programs, costs and predictions; nothing is measured here.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 
@@ -52,7 +53,7 @@ def sent_by_line(program: Program) -> dict[tuple[str, str, str, str], tuple[int,
 
 
 def _place(i: Instruction) -> tuple[str, str]:
-    line = f"{i.source.file}:{i.source.line}" if i.source.file else "(no line)"
+    line = f"{os.path.relpath(i.source.file)}:{i.source.line}" if i.source.file else "(no line)"
     return re.sub(r"\d+", "#", i.source.name) or "(no name)", line
 
 
@@ -72,7 +73,7 @@ def memory_lines(program: Program, plan: MemoryPlan) -> list[str]:
 
 def traffic_lines(program: Program, most: int = 12) -> list[str]:
     """Bytes sent by kind, axes and line."""
-    rows = list(sent_by_line(program).items())
+    rows = [row for row in sent_by_line(program).items() if row[1][1]]
     lines = [
         f"  {amount(sent, 'B')} {kind} over {axes}, {count} of {name} ({line})"
         for (kind, axes, name, line), (count, sent) in rows[:most]

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshmpi.errors import FeedError, ProgramError, suggest
 from meshmpi.graph import Tensor
-from meshmpi.passes.memory import plan_memory
+from meshmpi.passes.memory import MemoryPlan, plan_memory
 from meshmpi.planner.cost import Cost, program_cost
 from meshmpi.program import LocalType, Program
 from meshmpi.runtime.arrays import LocalBlock, ShardedArray, block_of, numpy_dtype
@@ -17,10 +17,14 @@ from meshmpi.runtime.executor import Executor, instruction_workspace
 from meshmpi.runtime.variables import VariableStore
 
 
+def memory_plan(program: Program) -> MemoryPlan:
+    """Where every value of the rank with the largest blocks lives; allocates nothing."""
+    return plan_memory(program, dict.fromkeys(program.mesh.names, 0), instruction_workspace)
+
+
 def predict_cost(program: Program) -> Cost:
     """Cost for the rank with the largest blocks; allocates nothing."""
-    first = dict.fromkeys(program.mesh.names, 0)
-    return program_cost(program, plan_memory(program, first, instruction_workspace))
+    return program_cost(program, memory_plan(program))
 
 
 class Fetched(dict[Tensor, Any]):

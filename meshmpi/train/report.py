@@ -11,7 +11,11 @@ import time
 
 from meshmpi.api import plan
 from meshmpi.errors import MeshmpiError
+from meshmpi.planner.report import fit_line, memory_lines, time_lines, traffic_lines
+from meshmpi.planner.timing import predict_time
 from meshmpi.program import COLLECTIVES
+from meshmpi.runtime.compiled import memory_plan
+from meshmpi.train.machines import find_machine
 from meshmpi.train.settings import Settings
 from meshmpi.train.setup import chosen_layout, mesh_shape
 from meshmpi.train.tasks.registry import task_class
@@ -22,12 +26,14 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def plan_report(settings: Settings, program: bool = False) -> str:
+def plan_report(settings: Settings, program: bool = False, machine: str = "") -> str:
     """Cost of one training step for the mesh of the settings, which need not exist.
 
     Args:
         settings: Of the run; without a mesh, one rank is assumed.
         program: Whether to include the text of the program.
+        machine: Name or file of a machine, to predict times; empty: this host's for that mesh, if
+            it was measured.
     """
     began = time.perf_counter()
     task = task_class(settings.task)
@@ -40,6 +46,9 @@ def plan_report(settings: Settings, program: bool = False) -> str:
         updates=built.updates, storage=settings.mesh.storage or None, seed=settings.train.seed,
         memory_limit=settings.mesh.memory_limit or None,
     )  # fmt: skip
+    known = find_machine(machine, mesh)
+    times = [] if known is None else time_lines(predict_time(found.program, known))
+    times += [] if known is None else [fit_line(found.cost, known)]
     seconds = time.perf_counter() - began
     counts, values = found.program.counts(), found.program.values()
     lines = [str(found.program)] if program else []
@@ -53,6 +62,9 @@ def plan_report(settings: Settings, program: bool = False) -> str:
     for kind in COLLECTIVES:
         for axes, elements in values.get(kind, {}).items():
             lines.append(f"  {kind} over {axes}: {elements:,} elements per rank and step")
+    lines += traffic_lines(found.program)
+    lines += memory_lines(found.program, memory_plan(found.program))
+    lines += [line for line in times if line]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     lines.append(f"planned in {seconds:.1f} s; this process took {peak / 1024:.0f} MB of memory")
     return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""`meshmpi plan` and `meshmpi calibrate`: what a step costs, and what the machine can do."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from meshmpi.errors import ConfigError
+
+
+def add(commands: Any, command: Any) -> None:
+    """Adds both commands."""
+    plan = command(commands, "plan", _plan, "cost of a training step on a mesh of any size", True)
+    plan.add_argument("--program", action="store_true", help="print the whole program as well")
+    plan.add_argument(
+        "--machine", metavar="FILE",
+        help="predict times too: a file that `meshmpi calibrate` wrote, or tpuv2; default: that of"
+        " this host, where it was calibrated",
+    )  # fmt: skip
+    calibrate = command(
+        commands, "calibrate", _calibrate, "measure this machine, for predictions of time", False
+    )
+    calibrate.add_argument(
+        "--out", type=Path, metavar="FILE",
+        help="where to write the description; default: where other commands look for it",
+    )  # fmt: skip
+    calibrate.add_argument("--repeats", type=int, default=5, help="of each measurement")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from meshmpi.cli import settings_of
+    from meshmpi.train.report import plan_report
+
+    print(plan_report(settings_of(options), options.program, options.machine or ""))
+    return 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from meshmpi.planner.machine_file import machine_text
+    from meshmpi.runtime.calibrate import calibrate
+    from meshmpi.train.config import from_dict
+    from meshmpi.train.machines import machine_path
+    from meshmpi.train.settings import Settings
+    from meshmpi.train.setup import make_mesh
+
+    if options.layout:
+        raise ConfigError("a machine has no layout.", "Leave --layout out.")
+    if options.repeats < 1:
+        raise ConfigError(f"{options.repeats} repeats.", "Give 1 or more.")
+    mesh = make_mesh(from_dict(Settings, {"mesh": {"shape": options.mesh or ""}}).mesh)
+    machine = calibrate(mesh, repeats=options.repeats, say=print)
+    if mesh.rank == 0:
+        path = options.out or machine_path(mesh.shape)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(machine_text(machine), encoding="utf-8")
+        print(
+            f"{machine.name}: products {machine.peak / 1e9:.0f} GFLOP/s, memory"
+            f" {machine.memory(1e8) / 1e9:.1f} GB/s a rank; wrote {path}"
+        )
+    return 0
