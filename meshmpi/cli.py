@@ -101,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
         help="go on from the newest checkpoint of the run, or from this one",
     )  # fmt: skip
     train.add_argument(
+        "--trace", nargs="?", const=5, type=int, metavar="STEPS",
+        help="record 5 (or so many) steps for Perfetto: trace.steps",
+    )  # fmt: skip
+    train.add_argument(
         "--dry-run", action="store_true", help="print the cost of the program; train nothing"
     )
 
@@ -150,6 +154,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
     ):  # fmt: skip
         if value is not None:
             overrides.append(f"mesh.{key}={value}")
+    if getattr(options, "trace", None) is not None:
+        overrides.append(f"trace.steps={options.trace}")
     return load(Settings, options.config, overrides)
 
 

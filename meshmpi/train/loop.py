@@ -21,6 +21,7 @@ from meshmpi.train.agreement import Flag, from_first
 from meshmpi.train.config import as_dict
 from meshmpi.train.evaluation import BlockFeeder, Evaluation, Evaluator
 from meshmpi.train.metrics import plot_losses, read_metrics
+from meshmpi.train.observe import Observer
 from meshmpi.train.progress import Progress
 from meshmpi.train.settings import Settings
 from meshmpi.train.setup import chosen_layout, make_mesh, set_aside, write_settings
@@ -89,6 +90,7 @@ class Trainer:
         self.layout = chosen_layout(settings.mesh, mesh.shape)
         self._compile()
         self.done, self.reports = 0, dict[str, float]()
+        self._observer = Observer(self.step, settings, self.folder, self.say)
         self._flag = Flag(mesh)
         self._saved_at = -1
         self.checkpoint: Path | None = None
@@ -206,6 +208,7 @@ class Trainer:
                 self.say(f"stopping after step {self.done}, on {stopped_by}")
             if (stopped_by or self.settings.checkpoint.at_end) and self._saved_at != self.done:
                 self.save()
+            self._observer.report()
             sample = Sample()
             if not stopped_by:
                 windows = self.settings.evaluate.final_windows
@@ -219,14 +222,16 @@ class Trainer:
         )  # fmt: skip
 
     def _steps(self, signals: StopSignals, progress: Progress) -> tuple[float | None, str]:
-        s, loss = self.settings, None
+        s, loss, first = self.settings, None, self.done
         while self.done < s.train.steps:
+            self._observer.before(self.done - first, s.train.steps - first)
             began, communicating = time.perf_counter(), self.step.comm_seconds
             loss, rate = self.one_step()
+            seconds = time.perf_counter() - began
             progress.step(
-                loss, rate, time.perf_counter() - began, self.step.comm_seconds - communicating,
-                **self.reports,
-            )  # fmt: skip
+                loss, rate, seconds, self.step.comm_seconds - communicating, **self.reports
+            )
+            self._observer.after(seconds)
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"the training loss of step {self.done} is {loss}.",

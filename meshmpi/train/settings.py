@@ -194,6 +194,18 @@ class MeshSettings:
     memory_limit: str = setting(
         "", "of a training step on one rank, as 1.5 GB: recomputes until it fits; empty: none"
     )
+    machine: str = setting(
+        "", "description to predict times with; empty: what `meshmpi calibrate` measured here"
+    )
+
+
+@dataclass(frozen=True)
+class TraceSettings:
+    """A record of when each instruction ran on each rank; also --trace."""
+
+    steps: int = setting(0, "recorded; 0: none", "steps", minimum=0)
+    start: int = setting(10, "before the first one recorded", "steps", minimum=0)
+    file: str = setting("trace.json.gz", "in the folder of the run, for Perfetto or Chrome")
 
 
 @dataclass(frozen=True)
@@ -213,6 +225,7 @@ class Settings:
     checkpoint: CheckpointSettings = section(CheckpointSettings)
     sample: SampleSettings = section(SampleSettings)
     mesh: MeshSettings = section(MeshSettings)
+    trace: TraceSettings = section(TraceSettings)
 
 
 def transformer_config(model: ModelSettings, vocabulary_size: int) -> TransformerConfig:
