@@ -1,0 +1,371 @@
+"""Decoders that are given a few tokens at a time and keep the keys and values of those before.
+
+Caches are variables [memory_length, batch, heads, d_kv] (with beams [.., batch, beam, ..]): new
+rows are put in place, and as the first positions of a cache are one piece of memory, a program that
+looks at these only costs no more.  Each row of the batch stands at its own position.  Projections,
+norms and layers are those of `lm` and `encoder_decoder`.  No layout is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from meshmpi.dims import Dimension, Shape
+from meshmpi.errors import ConfigError, ShapeError
+from meshmpi.graph import Tensor, Update, scope
+from meshmpi.nn.attention import Projections, dot_product_attention
+from meshmpi.nn.initializers import zeros_initializer
+from meshmpi.nn.layers import variable_type
+from meshmpi.nn.masks import attention_mask_ignore_padding, within_window
+from meshmpi.nn.positions import bias_of_distance, rotary
+from meshmpi.nn.transformer.blocks import (
+    embed,
+    feed_forward_sublayer,
+    final_norm,
+    layer_scope,
+    position_embedding,
+    softmax_logits,
+    sublayer,
+    token_embedding,
+)
+from meshmpi.nn.transformer.config import TransformerConfig
+from meshmpi.nn.transformer.encoder_decoder import SOURCE_LENGTH
+from meshmpi.nn.transformer.encoder_decoder import (
+    _encode as encode,  # pyright: ignore[reportPrivateUsage]
+)
+from meshmpi.nn.transformer.language_model import check_tokens
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.indexing import gather, put
+from meshmpi.ops.sources import assign, get_variable
+from meshmpi.ops.sources import range as index_range
+from meshmpi.ops.structure import rename_dimension, transpose
+from meshmpi.ops.structure import slice as slice_dim
+
+CACHE_K, CACHE_V = "cache_k", "cache_v"
+MEMORY = "memory_length"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The tokens that a decoder is given in one call, and how far it looks back.
+
+    Attributes:
+        tokens: int32 [batch, length], or [batch, beam, length].
+        start: int32 [batch], the position of the first of them in each row.
+        count: int32 [batch], how many of them are there; the others change nothing.
+        memory: Positions that caches hold.
+        seen: Positions that are looked at: all up to ``start + count`` of every row.
+    """
+
+    tokens: Tensor
+    start: Tensor
+    count: Tensor
+    memory: int
+    seen: int
+
+    def __post_init__(self) -> None:
+        check_tokens(self.tokens, "tokens", "length")
+        if not 1 <= self.length.size <= self.seen <= self.memory:
+            raise ShapeError(
+                f"{self.length.size} tokens at a time, {self.seen} positions looked at,"
+                f" {self.memory} held.", "Give at least 1 token, and no fewer the further right.",
+                str(self.tokens.source),
+            )  # fmt: skip
+
+    @property
+    def length(self) -> Dimension:
+        return self.tokens.shape[-1]
+
+    @property
+    def rows(self) -> Shape:
+        """[batch], or [batch, beam]."""
+        return self.tokens.shape.without(["length"])
+
+    def positions(self) -> Tensor:
+        """int32 [batch, length]: where every token stands."""
+        shape = self.start.shape + [self.length]
+        return ew.add(self.start, index_range(self.length), output_shape=shape)
+
+
+@dataclass
+class Decoded:
+    """What a call of a decoder gives.
+
+    Attributes:
+        logits: [batch, vocab] (or [batch, beam, vocab]) of the token after the last of each row.
+        updates: Of the caches; all must be made.
+    """
+
+    logits: Tensor
+    updates: list[Update] = field(default_factory=list[Update])
+
+
+def incremental_lm(config: TransformerConfig, chunk: Chunk) -> Decoded:
+    """`lm` of texts whose tokens before those of ``chunk`` were given in earlier calls.
+
+    The parameters are those of `lm`.  Experts take all tokens that come, so that a text does not
+    depend on what is decoded beside it: equal to `lm` where that drops none.
+
+    Args:
+        config: The model.
+        chunk: The new tokens.
+
+    Returns:
+        The logits that `lm` gives at the last token of each row, and the updates of the caches.
+
+    Lowers: where memory_length is split, three small all_reduces per layer for the softmax; the
+    rest as `lm`.
+    """
+    with scope("decoder"):
+        table, positions = token_embedding(config), position_embedding(config)
+        return _stack(_undropped(config), chunk, table, positions)
+
+
+def incremental_decoder(config: TransformerConfig, chunk: Chunk, source_length: int) -> Decoded:
+    """The decoder of `encoder_decoder`, of sources that `encoder_caches` was given.
+
+    Args:
+        config: The model.
+        chunk: The new tokens of the target.
+        source_length: As in `encoder_caches`.
+    """
+    stack, source = _undropped(config.decoder_stack), Dimension(MEMORY, source_length)
+    table, positions = token_embedding(config), position_embedding(config)
+    batch = chunk.rows.dim("batch")
+    seen = attention_mask_ignore_padding(_source_ids(batch, source), config.padding_id)
+
+    def attend(h: Tensor) -> Tensor:
+        with scope("encdec_attention"):
+            layer = _projections(stack, h, None)
+            shape = Shape([source, batch, *layer.per_memory])
+            k, v = (_cache(name, shape, h.dtype) for name in (CACHE_K, CACHE_V))
+            return layer.output(_attention(stack, layer.queries(h), k, v, seen, None))
+
+    def cross(x: Tensor) -> Tensor:
+        return sublayer(stack, x, "encdec_attention", False, attend)
+
+    with scope("decoder"):
+        return _stack(stack, chunk, table, positions, cross)
+
+
+def encoder_caches(config: TransformerConfig, source: Tensor, fresh: Tensor) -> list[Update]:
+    """Keys and values of sources, kept for `incremental_decoder`.
+
+    Args:
+        config: An encoder-decoder with a ``padding_id``.
+        source: int32 [batch, source_length], padded.
+        fresh: bool [batch], rows that are new; the others are left as they are.
+    """
+    table, positions = token_embedding(config), position_embedding(config)
+    real = attention_mask_ignore_padding(source, config.padding_id)
+    with scope("encoder"):
+        memory = encode(
+            _undropped(config.encoder_stack), source, table, positions, False, None, None, real
+        )  # fmt: skip
+    batch, dim = source.shape.dim("batch"), memory.shape.dim(MEMORY)
+    old = _source_ids(batch, dim)
+    ids = rename_dimension(source, SOURCE_LENGTH, MEMORY)
+    updates = [assign(old, ew.where(fresh, ids, old, output_shape=old.shape))]
+    for i in range(config.layers):
+        with scope("decoder"), layer_scope(i), scope("encdec_attention"):
+            layer = _projections(config.decoder_stack, memory, None)
+            shape = Shape([dim, batch, *layer.per_memory])
+            for name, new in zip((CACHE_K, CACHE_V), layer.memories(memory), strict=True):
+                cache = _cache(name, shape, new.dtype)
+                value = ew.where(fresh, transpose(new, shape), cache, output_shape=shape)
+                updates.append(assign(cache, value))
+    return updates
+
+
+def reordered_caches(
+    config: TransformerConfig, rows: Shape, parents: Tensor, memory: int, seen: int
+) -> list[Update]:
+    """Caches whose beams go on from other beams: row ``i`` takes the past of ``parents[i]``.
+
+    Args:
+        config: The model.
+        rows: [batch, beam].
+        parents: int32 [batch, beam], below the number of beams.
+        memory, seen: As in `Chunk`.
+    """
+    held, used = Dimension(MEMORY, memory), Dimension(MEMORY, seen)
+
+    def moved(cache: Tensor) -> Tensor:
+        past = slice_dim(cache, 0, seen, MEMORY) if seen < memory else cache
+        taken = gather(past, parents, "beam")
+        if seen == memory:
+            return transpose(taken, cache.shape)
+        return put(cache, taken, index_range(used), MEMORY)
+
+    return _of_all_caches(config, rows, held, moved)
+
+
+def spread_caches(config: TransformerConfig, rows: Shape, memory: int) -> list[Update]:
+    """The caches of beams, all with the past that the same row has in the caches without beams."""
+    held, plain = Dimension(MEMORY, memory), rows.without(["beam"])
+    found: list[Update] = []
+
+    def one(name: str, kv: Shape, dtype: str) -> None:
+        single = _cache(name, Shape([held, *plain]) + kv, dtype)
+        many = _cache(_with_beams(name), Shape([held, *rows]) + kv, dtype)
+        found.append(assign(many, ew.broadcast(single, many.shape)))
+
+    _each_cache(config, one)
+    return found
+
+
+def _of_all_caches(
+    config: TransformerConfig, rows: Shape, held: Dimension, change: Callable[[Tensor], Tensor]
+) -> list[Update]:
+    found: list[Update] = []
+
+    def one(name: str, kv: Shape, dtype: str) -> None:
+        cache = _cache(_with_beams(name), Shape([held, *rows]) + kv, dtype)
+        found.append(assign(cache, change(cache)))
+
+    _each_cache(config, one)
+    return found
+
+
+def _each_cache(config: TransformerConfig, do: Callable[[str, Shape, str], None]) -> None:
+    """Calls ``do(name, dims of heads, dtype)`` for each cache of self-attention, in its scope."""
+    _, heads = config.attention_options().heads_dims(config.heads_dim)
+    for i in range(config.layers):
+        with scope("decoder"), layer_scope(i), scope("attention"):
+            for name in (CACHE_K, CACHE_V):
+                do(name, Shape([*heads, config.kv_dim]), config.variable_dtype.activation)
+
+
+def _undropped(config: TransformerConfig) -> TransformerConfig:
+    """The same model with places for all tokens at all experts."""
+    if not config.experts:
+        return config
+    return config.with_options(
+        expert_eval_capacity=float(config.experts), expert_places=0, expert_group=0
+    )
+
+
+def _stack(
+    config: TransformerConfig, chunk: Chunk, table: Tensor, positions: Tensor | None,
+    cross: Callable[[Tensor], Tensor] | None = None,
+) -> Decoded:  # fmt: skip
+    """The decoder; ``cross`` is the sublayer between self-attention and feed-forward layer."""
+    _check(config)
+    look = _Look(config, chunk)
+    x = embed(config, chunk.tokens, table, positions, False, places=look.positions)
+    for i in range(config.layers):
+        with layer_scope(i):
+            x = sublayer(config, x, "attention", False, look.attend)
+            x = x if cross is None else cross(x)
+            x = feed_forward_sublayer(config, x, False, i)
+    x = final_norm(config, x, False)
+    last = ew.maximum(ew.subtract(chunk.count, 1), 0)
+    logits = softmax_logits(config, gather(x, last, "length"), table, False)
+    return Decoded(logits, look.updates)
+
+
+def _check(config: TransformerConfig) -> None:
+    if config.token_dropout:
+        raise ConfigError(
+            f"token_dropout is {config.token_dropout}: the embeddings of a text then depend on its"
+            " later tokens.", "Decode with a config without token_dropout.",
+        )  # fmt: skip
+
+
+class _Look:
+    """Attention of the tokens of a chunk to themselves and to all before them."""
+
+    def __init__(self, config: TransformerConfig, chunk: Chunk):
+        self.config, self.chunk = config, chunk
+        self.positions = chunk.positions()
+        real = ew.less(index_range(chunk.length), chunk.count, output_shape=self.positions.shape)
+        self.rows = ew.where(real, self.positions, -1)
+        self.held, self.seen = Dimension(MEMORY, chunk.memory), Dimension(MEMORY, chunk.seen)
+        self.distance = ew.subtract(
+            index_range(self.seen), self.positions,
+            output_shape=self.positions.shape + [self.seen],
+        )  # fmt: skip
+        self.mask = ew.less_equal(self.distance, 0)
+        if config.local_window:
+            self.mask = within_window(ew.negative(self.distance), config.local_window, True)
+        self.bias = self._bias()
+        self.updates: list[Update] = []
+
+    def _bias(self) -> Tensor | None:
+        config = self.config
+        if not config.relative_buckets:
+            return None
+        heads, _ = config.attention_options().heads_dims(config.heads_dim)
+        return bias_of_distance(
+            self.distance, heads, False, config.relative_buckets, config.relative_distance,
+            config.variable_dtype, None, "relative_position_bias",
+        )  # fmt: skip
+
+    def attend(self, h: Tensor) -> Tensor:
+        """The new tokens' keys and values are kept, then all that is kept is looked at."""
+        with scope("attention"):
+            layer = _projections(self.config, h, self.positions)
+            q, (k, v) = layer.queries(h), layer.memories(h)
+            k, v = self._kept(CACHE_K, k, layer), self._kept(CACHE_V, v, layer)
+            return layer.output(_attention(self.config, q, k, v, self.mask, self.bias))
+
+    def _kept(self, name: str, new: Tensor, layer: Projections) -> Tensor:
+        """The cache with ``new`` in it, as far as is looked at."""
+        rows = self.chunk.rows
+        name = name if rows.find("beam") < 0 else _with_beams(name)
+        cache = _cache(name, Shape([self.held, *rows, *layer.per_memory]), new.dtype)
+        grown = put(cache, new, self.rows, MEMORY)
+        self.updates.append(assign(cache, grown))
+        if self.seen == self.held:
+            return grown
+        return slice_dim(grown, 0, self.seen.size, MEMORY)
+
+
+class _Placed(Projections):
+    """Projections of tokens that stand at other positions than 0, 1, 2, ..."""
+
+    positions: Tensor | None = None
+
+    def _rotated(self, y: Tensor, x: Tensor) -> Tensor:
+        options = self.options
+        if not options.rotary:
+            return y
+        return rotary(
+            y, x.shape[-2], self.kv, options.rotary_base, self.positions, options.rotary_scaling
+        )  # fmt: skip
+
+
+def _projections(config: TransformerConfig, x: Tensor, positions: Tensor | None) -> _Placed:
+    """Those of an attention of the current scope; of self-attention with ``positions``."""
+    layer = _Placed(
+        config.model_dim, config.kv_dim, config.heads_dim,
+        config.attention_options(self_attention=positions is not None),
+        config.attention_initializers(), variable_type(config.variable_dtype, x),
+        config.attention_bias,
+    )  # fmt: skip
+    layer.positions = positions
+    return layer
+
+
+def _attention(
+    config: TransformerConfig, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None
+) -> Tensor:
+    return dot_product_attention(
+        q, k, v, MEMORY, config.kv_dim, config.kv_dim, mask, scale=config.attention_scale,
+        position_bias=bias,
+    )  # fmt: skip
+
+
+def _cache(name: str, shape: Shape, dtype: str) -> Tensor:
+    """A cache of the current scope, kept as it is computed with."""
+    return get_variable(name, shape, dtype, zeros_initializer(), trainable=False, storage="")
+
+
+def _with_beams(name: str) -> str:
+    return f"{name}_of_beams"
+
+
+def _source_ids(batch: Dimension, source: Dimension) -> Tensor:
+    """The tokens of the sources, with padding."""
+    return _cache("source_ids", Shape([batch, source]), "int32")
