@@ -37,6 +37,7 @@ READ_AS = {
 AGAIN = "Download or copy the file again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 Ranges = Sequence[tuple[int, int]]
+Pieces = Sequence[Ranges]
 
 
 class Place(NamedTuple):
@@ -46,33 +47,31 @@ class Place(NamedTuple):
     stored: Stored
 
 
-def contiguous_runs(shape: Sequence[int], ranges: Ranges) -> Iterator[tuple[int, int]]:
+def contiguous_runs(shape: Sequence[int], pieces: Pieces) -> Iterator[tuple[int, int]]:
     """(first element, number of elements) of the runs that a block consists of, in its order.
 
     Args:
         shape: Of the whole tensor, row-major.
-        ranges: (start, stop) of the block along each dim.
+        pieces: Along each dim the (start, stop) of what the block takes of it, ascending, none
+            touching the next.
     """
-    if any(a >= b for a, b in ranges):
+    if not all(pieces) or any(a >= b for p in pieces for a, b in p):
         return
     # Up to dim k the block is cut; behind it the rows are whole.
     k = len(shape)
-    while k and tuple(ranges[k - 1]) == (0, shape[k - 1]):
+    while k and tuple(pieces[k - 1][0]) == (0, shape[k - 1]):
         k -= 1
     if not k:
         yield 0, math.prod(shape)
         return
     row = math.prod(shape[k:])
-    first, count = ranges[k - 1][0] * row, (ranges[k - 1][1] - ranges[k - 1][0]) * row
     starts = np.zeros((1,), np.int64)
-    for (a, b), stride in zip(ranges[: k - 1], _strides(shape)[: k - 1], strict=True):
-        starts = (starts[:, None] + np.arange(a, b, dtype=np.int64) * stride).reshape(-1)
+    for j in range(k - 1):
+        indices = np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in pieces[j]])
+        starts = (starts[:, None] + indices * math.prod(shape[j + 1 :])).reshape(-1)
     for start in starts.tolist():
-        yield start + first, count
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+        for a, b in pieces[k - 1]:
+            yield start + a * row, (b - a) * row
 
 
 class Checkpoint:
@@ -178,6 +177,21 @@ class Checkpoint:
         stored = self._place(key).stored
         return stored.stop - stored.start
 
+    def dtype(self, key: str) -> str:
+        """Data type of a tensor.
+
+        Raises:
+            CheckpointError: It is one that is not read.
+        """
+        file, stored = self._place(key)
+        if stored.kind not in READ_AS:
+            raise CheckpointError(
+                f"tensor '{key}' of {file} is of type {stored.kind}, which is not read"
+                f" ({', '.join(READ_AS)} are).",
+                "Quantised weights cannot be used: give a checkpoint of floating-point numbers.",
+            )
+        return READ_AS[stored.kind]
+
     def _place(self, key: str) -> Place:
         if key not in self.places:
             raise CheckpointError(f"{self.path} has no tensor '{key}'.", suggest(key, self.places))
@@ -196,13 +210,6 @@ class Checkpoint:
                 lies outside, or the file has become shorter.
         """
         file, stored = self._place(key)
-        kind = READ_AS.get(stored.kind)
-        if kind is None:
-            raise CheckpointError(
-                f"tensor '{key}' of {file} is of type {stored.kind}, which is not read"
-                f" ({', '.join(READ_AS)} are).",
-                "Quantised weights cannot be used: give a checkpoint of floating-point numbers.",
-            )
         ranges = [(0, n) for n in stored.shape] if ranges is None else ranges
         if len(ranges) != len(stored.shape) or any(
             not 0 <= a <= b <= n for (a, b), n in zip(ranges, stored.shape, strict=True)
@@ -211,19 +218,25 @@ class Checkpoint:
                 f"tensor '{key}' of {file} is {list(stored.shape)}; the block"
                 f" {list(map(tuple, ranges))} is not inside.", "Ask for ranges within the shape.",
             )  # fmt: skip
-        block = np.empty([b - a for a, b in ranges], numpy_dtype(kind))
-        self._fill(file, key, stored, ranges, block)
-        return block.astype(numpy_dtype(dtype), copy=False)
+        return self.read_pieces(key, [[r] for r in ranges], dtype)
 
-    def _fill(
-        self, file: Path, key: str, stored: Stored, ranges: Ranges, block: np.ndarray
-    ) -> None:
+    def read_pieces(self, key: str, pieces: Pieces, dtype: str) -> np.ndarray:
+        """As `read`, of a block that takes several pieces of a dim, as of each head a part.
+
+        Args:
+            key: Key of the tensor.
+            pieces: As `contiguous_runs`, inside the shape.
+            dtype: Type of the result.
+        """
+        file, stored = self._place(key)
+        block = np.empty([sum(b - a for a, b in p) for p in pieces], numpy_dtype(self.dtype(key)))
         item, done = ITEM_BYTES[stored.kind], 0
         first = self._headers[file].data + stored.start
         view = memoryview(block.reshape(-1).view(np.uint8))
-        for start, count in contiguous_runs(stored.shape, ranges):
+        for start, count in contiguous_runs(stored.shape, pieces):
             self._read_run(file, key, first + start * item, view[done : done + count * item])
             done += count * item
+        return block.astype(numpy_dtype(dtype), copy=False)
 
     def _read_run(self, file: Path, key: str, place: int, into: memoryview) -> None:
         done = 0

@@ -126,7 +126,7 @@ def _fresh(folder: Path) -> None:
         raise _unwritable(folder, error) from error
 
 
-def _writes(t: LocalType, coordinates: Mapping[str, int]) -> bool:
+def owns_block(t: LocalType, coordinates: Mapping[str, int]) -> bool:
     """Whether the rank at ``coordinates`` is the lowest of those that hold the same block."""
     return all(c == 0 for axis, c in coordinates.items() if axis not in t.used_axes)
 
@@ -138,7 +138,7 @@ def _write_rank(folder: Path, store: VariableStore, rank: int) -> list[dict[str,
     owned = {
         name: store.blocks[name][rank]
         for name, variable in store.types.items()
-        if _writes(variable.type, coordinates) and store.blocks[name][rank].size
+        if owns_block(variable.type, coordinates) and store.blocks[name][rank].size
     }
     if not owned:
         return []

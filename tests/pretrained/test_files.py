@@ -70,17 +70,23 @@ def test_a_block_costs_its_own_bytes(tmp_path_factory, data):
         got = file.read("x", ranges)
         assert file.bytes_read == got.nbytes == 4 * math.prod(b - a for a, b in ranges)
     np.testing.assert_array_equal(got, x[tuple(slice(a, b) for a, b in ranges)])
-    runs = list(contiguous_runs(shape, ranges))
+    runs = list(contiguous_runs(shape, [[r] for r in ranges]))
     covered = [k for start, count in runs for k in range(start, start + count)]
     assert covered == got.reshape(-1).astype(int).tolist()
     assert all(count for _, count in runs)
 
 
 def test_whole_rows_are_one_run():
-    assert list(contiguous_runs((4, 3, 5), [(1, 3), (0, 3), (0, 5)])) == [(15, 30)]
-    assert list(contiguous_runs((4, 3, 5), [(0, 4), (0, 3), (0, 5)])) == [(0, 60)]
-    assert list(contiguous_runs((2, 4), [(0, 2), (1, 3)])) == [(1, 2), (5, 2)]
-    assert list(contiguous_runs((), [])) == [(0, 1)]
+    for shape, pieces, runs in (
+        ((4, 3, 5), [[(1, 3)], [(0, 3)], [(0, 5)]], [(15, 30)]),
+        ((4, 3, 5), [[(0, 4)], [(0, 3)], [(0, 5)]], [(0, 60)]),
+        ((2, 4), [[(0, 2)], [(1, 3)]], [(1, 2), (5, 2)]),
+        ((2, 6), [[(0, 2)], [(0, 2), (4, 6)]], [(0, 2), (4, 2), (6, 2), (10, 2)]),
+        ((6, 2), [[(0, 2), (4, 6)], [(0, 2)]], [(0, 4), (8, 4)]),
+        ((6, 2), [[], [(0, 2)]], []),
+        ((), [], [(0, 1)]),
+    ):
+        assert list(contiguous_runs(shape, pieces)) == runs
 
 
 def test_what_cannot_be_read_of_a_good_file(tmp_path):

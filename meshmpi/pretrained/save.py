@@ -1,0 +1,245 @@
+"""Writing variables as a checkpoint that `transformers` reads: every rank writes its own blocks.
+
+Nothing is gathered: the files are made with their headers at their full size, and each rank writes
+the pieces that it holds where they belong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshmpi.errors import CheckpointError, MeshmpiError, suggest
+from meshmpi.pretrained.architectures import Architecture, Entry
+from meshmpi.pretrained.blocks import part_of
+from meshmpi.pretrained.files import INDEX, READ_AS, WEIGHTS, contiguous_runs
+from meshmpi.pretrained.load import wanted
+from meshmpi.runtime.arrays import numpy_dtype
+from meshmpi.runtime.variables import VariableStore
+from meshmpi.train.agreement import first_error, from_first, gathered
+from meshmpi.train.checkpoint import owns_block
+from meshmpi.train.tensor_header import ITEM_BYTES, Stored, make_header
+
+KINDS = {READ_AS[k]: k for k in ("F64", "F32", "F16", "BF16")}
+"""Data type -> that of the format."""
+BESIDE = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+    "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model", "added_tokens.json",
+    "generation_config.json", "chat_template.jinja",
+)  # fmt: skip
+"""Files of a checkpoint's folder that belong to the weights and do not change with them."""
+
+
+class _Target(NamedTuple):
+    """Where an array is written: its file, the first byte of the file's data, its place."""
+
+    file: Path
+    data: int
+    stored: Stored
+
+
+def save(
+    source: Any, architecture: Architecture, folder: str | os.PathLike[str], *,
+    dtype: str = "float32", max_shard_bytes: int | None = None,
+    like: str | os.PathLike[str] | None = None,
+) -> Path:  # fmt: skip
+    """Writes a model's variables, config.json and index into a new folder.  Collective.
+
+    ``transformers``' ``from_pretrained(folder)`` gives the same weights to the last bit (rounded
+    once, where ``dtype`` is narrower than the variables').
+
+    Args:
+        source: A compiled step, or ``step.variables``, with all variables of the architecture.
+        architecture: Says names and shapes of the arrays; its values become config.json.
+        folder: Made here, on a file system that all ranks see; it appears when it is complete.
+        dtype: float64, float32, float16 or bfloat16.
+        max_shard_bytes: Where there is more, it is written as several files and an index; None:
+            one file.
+        like: Folder of another checkpoint, whose tokenizer is copied.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: A variable is missing, or the folder exists or cannot be written.
+    """
+    store: VariableStore = getattr(source, "variables", source)
+    mesh, folder = store.mesh, Path(folder)
+    beside = folder.with_name(f".{folder.name}.partial")
+    _check(architecture, store, dtype)
+    shards = _shards(architecture, dtype, max_shard_bytes)
+    targets = from_first(mesh, lambda: _make_files(beside, folder, shards, dtype))
+    error: MeshmpiError | None = None
+    try:
+        _write_blocks(store, architecture, targets, dtype)
+    except OSError as failure:
+        error = _unwritable(folder, failure)
+    error = first_error(mesh, error)
+    if error is not None:
+        from_first(mesh, lambda: shutil.rmtree(beside, ignore_errors=True))
+        raise error
+    from_first(mesh, lambda: _finish(beside, folder, architecture, shards, dtype, like))
+    gathered(mesh, None)  # nobody returns before the folder is there
+    return folder
+
+
+def _unwritable(folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {folder} cannot be written: {error.strerror or error}.",
+        "Make room or choose another folder, on a file system that all ranks see.",
+    )
+
+
+def _check(architecture: Architecture, store: VariableStore, dtype: str) -> None:
+    if dtype not in KINDS:
+        raise CheckpointError(f"a checkpoint cannot be written as {dtype}.", suggest(dtype, KINDS))
+    wanted(architecture, store)
+    sizes: dict[str, int] = {}
+    for entry in architecture.entries:
+        if entry.variable not in store.types:
+            raise CheckpointError(
+                f"the step has no variable '{entry.variable}', so '{entry.keys[0]}' of the"
+                f" {architecture.name} checkpoint would be missing.",
+                "Build the whole model, with its head.",
+            )
+        mine = math.prod(d.extent for d in entry.file_dims)
+        sizes[entry.keys[0]] = sizes.get(entry.keys[0], 0) + mine
+    for entry in architecture.entries:
+        if sizes[entry.keys[0]] != math.prod(entry.file_shape):
+            raise CheckpointError(
+                f"the entries of '{entry.keys[0]}' cover {sizes[entry.keys[0]]} of its"
+                f" {math.prod(entry.file_shape)} numbers.", "Complete the architecture's entries.",
+            )  # fmt: skip
+
+
+def _shards(
+    architecture: Architecture, dtype: str, most: int | None
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """File -> key -> shape; filled in the order of the entries, as ``transformers`` does."""
+    shapes = {e.keys[0]: e.file_shape for e in architecture.entries}
+    parts: list[dict[str, tuple[int, ...]]] = [{}]
+    used, item = 0, ITEM_BYTES[KINDS[dtype]]
+    for key, shape in shapes.items():
+        size = math.prod(shape) * item
+        if most is not None and parts[-1] and used + size > most:
+            parts.append({})
+            used = 0
+        parts[-1][key] = shape
+        used += size
+    if len(parts) == 1:
+        return {WEIGHTS: parts[0]}
+    stem = WEIGHTS.removesuffix(".safetensors")
+    return {
+        f"{stem}-{n + 1:05d}-of-{len(parts):05d}.safetensors": part for n, part in enumerate(parts)
+    }
+
+
+def _make_files(
+    beside: Path, folder: Path, shards: dict[str, dict[str, tuple[int, ...]]], dtype: str
+) -> dict[str, _Target]:
+    """Files with headers, at their full size; where each array belongs."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(
+            f"{folder} exists already.", "Give a new folder, or remove what is there."
+        )
+    targets: dict[str, _Target] = {}
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        for name, part in shards.items():
+            header, places = make_header(
+                {key: (KINDS[dtype], shape) for key, shape in part.items()}, {"format": "pt"}
+            )
+            with open(beside / name, "wb") as file:
+                file.write(header)
+                file.truncate(len(header) + max((p.stop for p in places.values()), default=0))
+            for key, place in places.items():
+                targets[key] = _Target(beside / name, len(header), place)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return targets
+
+
+def _write_blocks(
+    store: VariableStore, architecture: Architecture, targets: dict[str, _Target], dtype: str
+) -> None:
+    """Writes what the ranks of this process own of every array, one file open at a time."""
+    by_file: dict[Path, list[Entry]] = {}
+    for entry in architecture.entries:
+        by_file.setdefault(targets[entry.keys[0]].file, []).append(entry)
+    for path, entries in by_file.items():
+        file = os.open(path, os.O_WRONLY)
+        try:
+            for entry in entries:
+                target = targets[entry.keys[0]]
+                for start, data in _runs(store, entry, dtype):
+                    _write(file, target.data + target.stored.start + start, data)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def _runs(store: VariableStore, entry: Entry, dtype: str) -> Iterator[tuple[int, memoryview]]:
+    """(first byte in the array, bytes) of everything that is held and owned here."""
+    t, shape = store.types[entry.variable].type, store.mesh.shape
+    item = ITEM_BYTES[KINDS[dtype]]
+    for rank, block in store.blocks[entry.variable].items():
+        coordinates = shape.coordinates(rank)
+        part = part_of(entry, t.shape, t.block(shape, coordinates))
+        if part is None or not owns_block(t, coordinates):
+            continue
+        array = part.from_block(block).astype(numpy_dtype(dtype), copy=False)
+        view, done = memoryview(array.reshape(-1).view(np.uint8)), 0
+        for start, count in contiguous_runs(entry.file_shape, part.pieces):
+            yield start * item, view[done : done + count * item]
+            done += count * item
+
+
+def _write(file: int, place: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], place + done)
+
+
+def _finish(
+    beside: Path, folder: Path, architecture: Architecture,
+    shards: dict[str, dict[str, tuple[int, ...]]], dtype: str,
+    like: str | os.PathLike[str] | None,
+) -> None:  # fmt: skip
+    """Writes what is not weights, and gives the folder its name."""
+    try:
+        if len(shards) > 1:
+            _write_json(beside / INDEX, _index(shards, dtype))
+        values = {k: v for k, v in architecture.values.items() if k != "torch_dtype"}
+        _write_json(beside / "config.json", {**values, "dtype": dtype})
+        if like is not None:
+            there = Path(like) if Path(like).is_dir() else Path(like).parent
+            for name in BESIDE:
+                if (there / name).is_file():
+                    shutil.copyfile(there / name, beside / name)
+        if folder.exists():
+            folder.rmdir()  # empty, as was checked
+        os.rename(beside, folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _index(shards: dict[str, dict[str, tuple[int, ...]]], dtype: str) -> dict[str, Any]:
+    numbers = sum(math.prod(shape) for part in shards.values() for shape in part.values())
+    about = {"total_parameters": numbers, "total_size": numbers * ITEM_BYTES[KINDS[dtype]]}
+    return {
+        "metadata": about,
+        "weight_map": {key: file for file, part in shards.items() for key in part},
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=2, sort_keys=True)
+    path.write_text(f"{text}\n", encoding="utf-8")
