@@ -43,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _on_ranks(options.ranks, given)
         return options.command(options)
     except MeshmpiError as error:
-        _fail(f"{type(error).__name__}: {error}\n")
+        fail(f"{type(error).__name__}: {error}\n")
         return 1
 
 
-def _fail(text: str) -> None:
+def fail(text: str) -> None:
     """Prints an error once: it is mostly the same on all ranks."""
     from meshmpi.runtime import abort
 
