@@ -137,26 +137,47 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
     Raises:
         ConfigError: The machine has no network for an axis over which the program communicates.
     """
-    clock, timings, ends = 0.0, list[Timing](), dict[int, float]()
-    line_is_free = 0.0  # of reductions in the background: one after the other
+    clock, timings, background = 0.0, list[Timing](), _Background()
     timer, sharing = _Timer(program, machine), Sharing(program)
     for i in program.instructions:
         if i.kind in FREE_KINDS or _in_place(i, sharing):
             continue
         if i.kind == "wait":
-            found = Timing(i, max(0.0, ends.pop(i.inputs[0]) - clock), "network")
+            found = Timing(i, background.wait(i.inputs[0], clock), "network")
         elif i.attrs.get("start"):
-            line_is_free = max(line_is_free, clock) + timer.collective(i)
-            ends[i.outputs[0]] = line_is_free
+            background.start(i.outputs[0], clock, timer.collective(i))
             found = Timing(i, machine.call, "calls")
         else:
             found = timer.timing(i)
+            if i.kind in COLLECTIVES:
+                background.interrupt(clock, found.seconds)
         if found.seconds > 0.0:
             timings.append(found)
             clock += found.seconds
     origin = dict.fromkeys(program.mesh.names, 0)
     flops = sum(local_flops(i, program, origin) for i in program.instructions)
     return Prediction(machine.name, tuple(timings), machine.step, flops, machine.peak)
+
+
+class _Background:
+    """Reductions that travel one after the other while instructions compute."""
+
+    def __init__(self) -> None:
+        self._free, self._ends = 0.0, dict[int, float]()
+
+    def start(self, value: int, clock: float, seconds: float) -> None:
+        self._free = max(self._free, clock) + seconds
+        self._ends[value] = self._free
+
+    def wait(self, value: int, clock: float) -> float:
+        """Seconds until a value has arrived."""
+        return max(0.0, self._ends.pop(value) - clock)
+
+    def interrupt(self, clock: float, seconds: float) -> None:
+        """Another collective takes the network: what is under way arrives later."""
+        if self._free > clock:
+            self._free += seconds
+            self._ends = {v: e + seconds if e > clock else e for v, e in self._ends.items()}
 
 
 def _in_place(i: Instruction, sharing: Sharing) -> bool:

@@ -1,0 +1,134 @@
+"""Predicted times: each kind of instruction against a machine whose numbers are simple."""
+
+import pytest
+
+import meshmpi as mm
+from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from
+from meshmpi.planner.memory_kinds import KINDS, gradient_values, memory_by_kind
+from meshmpi.planner.report import memory_lines, sent_by_line, time_lines, traffic_lines
+from meshmpi.planner.timing import predict_time
+from meshmpi.runtime.compiled import memory_plan
+from tests.planner.build import small_lm
+
+GEMM, BANDWIDTH, SIMPLE, CALL = 1e9, 1e8, 1e-9, 1e-7
+
+
+def machine(**changes):
+    network = Network(1e-5, 1e6)
+    values = {
+        "name": "simple", "products": {"float32": ProductRates.constant(GEMM)},
+        "memory": Curve(((1.0, BANDWIDTH),)), "operations": operations_from(SIMPLE),
+        "call": CALL, "step": 0.0, "networks": {"": network},
+    }  # fmt: skip
+    return Machine(**{**values, **changes})
+
+
+def planned(build, mesh="", layout=""):
+    with mm.Graph() as graph:
+        fetched = build()
+    return mm.plan(graph, mesh, layout, fetches=[fetched]).program
+
+
+def seconds(program, kind, **changes):
+    return sum(
+        t.seconds
+        for t in predict_time(program, machine(**changes)).timings
+        if t.instruction.kind == kind
+    )
+
+
+def product():
+    x, w = mm.placeholder("x", "m:8;k:16"), mm.placeholder("w", "k:16;n:4")
+    return mm.einsum([x, w], "m:8;n:4")
+
+
+def test_a_product_takes_its_flop_over_the_rate():
+    assert seconds(planned(product), "contract") == pytest.approx(2 * 8 * 16 * 4 / GEMM + CALL)
+
+
+def test_a_split_product_is_shorter_and_its_sum_is_sent():
+    program = planned(product, "all:4", "k:all")
+    assert seconds(program, "contract") == pytest.approx(2 * 8 * 4 * 4 / GEMM + CALL)
+    wanted = Network(1e-5, 1e6).seconds("all_reduce", 8 * 4 * 4, 4)
+    assert seconds(program, "all_reduce") == pytest.approx(wanted + CALL)
+
+
+def test_a_matrix_times_a_vector_takes_the_time_to_read_the_matrix():
+    def build():
+        x, w = mm.placeholder("x", "k:64"), mm.placeholder("w", "k:64;n:32")
+        return mm.einsum([x, w], "n:32")
+
+    assert seconds(planned(build), "contract") == pytest.approx(4 * 64 * 32 / BANDWIDTH + CALL)
+
+
+def test_a_map_is_bound_by_memory_or_by_its_functions():
+    program = planned(lambda: mm.add(*(mm.placeholder(n, "n:1000") for n in "xy")))
+    assert seconds(program, "map") == pytest.approx(3 * 4 * 1000 / BANDWIDTH + CALL)
+    found = predict_time(program, machine(memory=Curve(((1.0, 1e15),))))
+    assert [t.bound for t in found.timings] == ["compute"]
+    assert found.seconds == pytest.approx(1000 * SIMPLE + CALL)
+
+
+def test_reductions_in_the_background_cost_what_is_waited_for():
+    """Started early, half of the reduction is hidden behind the product in between."""
+    graph, fetches, updates = small_lm(vocab=4096)
+    shown, hidden = (
+        mm.plan(graph, "all:2", "batch:all", fetches=fetches, updates=updates, overlap=o).program
+        for o in (False, True)
+    )
+    started = [i for i in hidden.instructions if i.attrs.get("start")]
+    assert started
+    fast = {"": Network(1e-12, 1e12)}
+    assert seconds(hidden, "wait", networks=fast) == 0.0
+    slow = {"": Network(1e-12, 1e3)}
+    before, after = (predict_time(p, machine(networks=slow)).seconds for p in (shown, hidden))
+    between = after - predict_time(hidden, machine(networks=fast)).seconds
+    # What hides is at most what is computed; the line carries one reduction after the other.
+    computed = predict_time(shown, machine(networks=fast)).seconds
+    assert before - computed <= after < before
+    assert between > 0
+
+
+@pytest.mark.parametrize("layout", ["batch:all", "heads:all;d_ff:all;vocab:all", "length:all"])
+def test_tables_of_a_prediction_add_up(layout):
+    graph, fetches, updates = small_lm()
+    program = mm.plan(graph, "all:2", layout, fetches=fetches, updates=updates).program
+    found = predict_time(program, machine(step=1e-3))
+    for table in (found.by_kind(), found.by_bound(), found.by_source()):
+        assert sum(table.values()) + 1e-3 == pytest.approx(found.seconds)
+    assert sum(found.by_axes().values()) <= found.network_seconds + 1e-12
+    assert 0 < found.efficiency < 1
+    assert any("by kind" in line for line in time_lines(found))
+
+
+@pytest.mark.parametrize("mesh, layout", [("", ""), ("all:2", "batch:all"), ("all:3", "d_ff:all")])
+def test_memory_by_kind_adds_up_to_the_plan(mesh, layout):
+    graph, fetches, updates = small_lm()
+    found = mm.plan(graph, mesh, layout, fetches=fetches, updates=updates)
+    plan = memory_plan(found.program)
+    kinds = memory_by_kind(found.program, plan)
+    assert tuple(kinds) == KINDS and min(kinds.values()) >= 0
+    assert sum(kinds.values()) == plan.total_bytes == found.cost.peak_memory
+    assert kinds["slots"] > kinds["parameters"] > 0 and kinds["activations"] > 0
+    assert "the peak is while" in memory_lines(found.program, plan)[1]
+
+
+def test_gradients_are_what_becomes_updates():
+    graph, fetches, updates = small_lm()
+    program = mm.plan(graph, "", "", fetches=fetches, updates=updates).program
+    found = gradient_values(program)
+    made = {v: i.kind for i in program.instructions for v in i.outputs}
+    assert {"contract", "scatter_add"} <= {made[v] for v in found}
+    assert "feed" not in {made[v] for v in found}
+
+
+def test_bytes_by_line_add_up_to_the_cost():
+    graph, fetches, updates = small_lm()
+    found = mm.plan(
+        graph, "rows:2;cols:2", "batch:rows;d_ff:cols", fetches=fetches, updates=updates
+    )
+    table = sent_by_line(found.program)
+    assert sum(sent for _, sent in table.values()) == found.cost.bytes_sent > 0
+    assert list(table.values()) == sorted(table.values(), key=lambda row: -row[1])
+    assert all(__file__.split("/")[-1] in key[3] or ".py:" in key[3] for key in table)
+    assert len(traffic_lines(found.program, 1)) == 2  # the first, and how much more
