@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ class VariableStore(Mapping[str, np.ndarray]):
 
     def __init__(self, mesh: Any, ranks: list[int]):
         self.mesh, self.ranks = mesh, ranks
-        self.types: dict[str, VariableType] = {}
-        self.blocks: dict[str, dict[int, np.ndarray]] = {}
+        self.types: MutableMapping[str, VariableType] = {}
+        self.blocks: MutableMapping[str, dict[int, np.ndarray]] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
         self._known(name)
@@ -138,3 +139,18 @@ class VariableStore(Mapping[str, np.ndarray]):
                 parts.append((block, part))
         for block, part in parts:
             block[...] = part
+
+
+class OverlaidStore(VariableStore):
+    """Variables of its own beside all those of another store, which stay there alone.
+
+    What a program adds is its own; so caches do not get into the checkpoints of parameters.
+
+    Args:
+        below: The other store.
+    """
+
+    def __init__(self, below: VariableStore):
+        super().__init__(below.mesh, below.ranks)
+        self.types = ChainMap(self.types, below.types)
+        self.blocks = ChainMap(self.blocks, below.blocks)

@@ -1,0 +1,157 @@
+"""Which token comes next: the most probable, one that is drawn, or the best of several beams.
+
+A draw takes one uniform number per row, given from outside: the token is where the running sum of
+probabilities passes it.  So what is drawn depends on this number and the logits alone, and a split
+vocabulary is never gathered: its blocks exchange their sums.  No layout is known here.
+"""
+
+from __future__ import annotations
+
+from meshmpi.dims import Dimension, Shape
+from meshmpi.graph import Tensor
+from meshmpi.nn.functions import reduce_logsumexp, widened
+from meshmpi.nn.ordering import argmax
+from meshmpi.ops import elementwise as ew
+from meshmpi.ops.indexing import top_k as largest
+from meshmpi.ops.reductions import reduce_max, reduce_sum
+from meshmpi.ops.scan import cumsum
+from meshmpi.ops.sources import range as index_range
+from meshmpi.ops.structure import DimLike, dim_name
+
+NEVER = -1e9
+"""A logit that no other falls below; representable in every type."""
+HALVINGS = 30
+"""Of the interval in which the nucleus ends: to 1e-7 in the logit."""
+SPREAD = 80.0
+"""Tokens whose logit is so far below the largest have probability 0 in float32."""
+_BELOW_ONE = 1.0 - 2.0**-20
+
+
+def known_only(logits: Tensor, dim: DimLike, known: int) -> Tensor:
+    """The logits with those from index ``known`` on so low that nothing chooses them."""
+    whole = logits.shape.dim(dim_name(dim))
+    if known >= whole.size:
+        return logits
+    return ew.where(
+        ew.less(index_range(whole), known), logits, NEVER, output_shape=logits.shape
+    )  # fmt: skip
+
+
+def most_probable(logits: Tensor, dim: DimLike) -> Tensor:
+    """int32 index of the largest logit along ``dim``, the first of equal ones.
+
+    Lowers: where ``dim`` is split, two all_reduces without it.
+    """
+    return argmax(logits, dim)
+
+
+def draw(
+    logits: Tensor, dim: DimLike, uniform: Tensor, temperature: Tensor, top_p: Tensor | None = None,
+    top_k: int = 0,
+) -> Tensor:  # fmt: skip
+    """Indices along ``dim`` drawn with probability softmax(logits / temperature), cut off.
+
+    Args:
+        logits: Any shape with ``dim``.
+        dim: The dim (or its name) of the alternatives; may be split.
+        uniform: float32, in [0, 1): one number for each row of the logits.
+        temperature: Scalar above 0.
+        top_p: Scalar; of the most probable alternatives only those count that are needed to reach
+            this probability.  None: all.
+        top_k: Only so many of the most probable count, before ``top_p``; 0: all.
+
+    Returns:
+        int32 of the shape of the logits without ``dim``.
+
+    Lowers: where ``dim`` is split over R ranks: with ``top_k`` an all_gather of k values and
+    indices of each; else an all_gather of R sums, and with ``top_p`` an all_reduce of a number per
+    row for each of 30 halvings of the interval in which the cut lies.
+
+    Source: Fan et al. 2018 (top-k); Holtzman et al. 2020 (nucleus).
+    """
+    name = dim_name(dim)
+    logits, uniform = widened(logits), ew.minimum(uniform, _BELOW_ONE)
+    if top_k:
+        few = Dimension("candidates", min(top_k, logits.shape.dim(name).size))
+        values, index = largest(logits, name, few)
+        weights = _weights(values, few.name, temperature)
+        if top_p is not None:
+            before = cumsum(weights, few, exclusive=True)
+            limit = ew.multiply(
+                reduce_sum(weights, reduced_dim=few), ew.cast(top_p, weights.dtype)
+            )  # fmt: skip
+            inside = ew.less(before, limit, output_shape=weights.shape)
+            weights = ew.where(inside, weights, 0.0)
+        place = _passed(weights, few.name, uniform)
+        here = ew.equal(index_range(few), place, output_shape=index.shape)
+        return reduce_sum(ew.where(here, index, 0), reduced_dim=few)
+    weights = _weights(logits, name, temperature)
+    if top_p is not None:
+        weights = _nucleus(logits, weights, name, temperature, top_p)
+    return _passed(weights, name, uniform)
+
+
+def _weights(logits: Tensor, dim: str, temperature: Tensor) -> Tensor:
+    """Probabilities but for a factor."""
+    return ew.exp(ew.negative(_distance(logits, dim, temperature)))
+
+
+def _distance(logits: Tensor, dim: str, temperature: Tensor) -> Tensor:
+    """How far each logit lies below the largest, in units of the temperature."""
+    best = reduce_max(logits, reduced_dim=dim)
+    below = ew.subtract(best, logits, output_shape=logits.shape)
+    return ew.divide(below, ew.cast(temperature, logits.dtype), output_shape=logits.shape)
+
+
+def _nucleus(
+    logits: Tensor, weights: Tensor, dim: str, temperature: Tensor, top_p: Tensor
+) -> Tensor:
+    """The weights with 0 where the more probable alternatives reach ``top_p`` already."""
+    distance = _distance(logits, dim, temperature)
+    limit = ew.multiply(reduce_sum(weights, reduced_dim=dim), ew.cast(top_p, weights.dtype))
+    low, high = ew.multiply(limit, 0.0), ew.add(ew.multiply(limit, 0.0), SPREAD)
+    # `low` reaches too little, or is the largest logit itself; `high` reaches enough.
+    reached = _mass(weights, distance, low, dim)
+    high = ew.where(ew.greater_equal(reached, limit), low, high)
+    for _ in range(HALVINGS):
+        middle = ew.multiply(ew.add(low, high), 0.5)
+        enough = ew.greater_equal(_mass(weights, distance, middle, dim), limit)
+        low, high = ew.where(enough, low, middle), ew.where(enough, middle, high)
+    inside = ew.less_equal(distance, high, output_shape=distance.shape)
+    return ew.where(inside, weights, 0.0)
+
+
+def _mass(weights: Tensor, distance: Tensor, limit: Tensor, dim: str) -> Tensor:
+    inside = ew.less_equal(distance, limit, output_shape=distance.shape)
+    return reduce_sum(ew.where(inside, weights, 0.0), reduced_dim=dim)
+
+
+def _passed(weights: Tensor, dim: str, uniform: Tensor) -> Tensor:
+    """The first index at which the running sum passes ``uniform`` times the whole."""
+    # float64: a sum of 50,000 float32 numbers is off by more than the next number is worth.
+    sums = cumsum(ew.cast(weights, "float64"), dim)
+    whole = reduce_max(sums, reduced_dim=dim)
+    target = ew.multiply(whole, ew.cast(uniform, "float64"))
+    passed = ew.less_equal(sums, target, output_shape=sums.shape)
+    return reduce_sum(ew.cast(passed, "int32"), reduced_dim=dim)
+
+
+def beam_candidates(logits: Tensor, dim: DimLike, count: int) -> tuple[Tensor, Tensor]:
+    """Log probabilities and indices of the most probable ``count`` alternatives of each beam.
+
+    Args:
+        logits: [batch, beam, dim].
+        dim: The dim (or its name) of the alternatives; may be split.
+        count: How many, at most all.
+
+    Returns:
+        ([batch, beam, candidates], the same of int32), in falling order.
+
+    Lowers: where ``dim`` is split, an all_gather of ``count`` values and indices of each block, and
+    two all_reduces without ``dim`` for the normalization.
+    """
+    name, wide = dim_name(dim), widened(logits)
+    values, index = largest(wide, name, Dimension("candidates", count))
+    whole = reduce_logsumexp(wide, reduced_dim=name)
+    shape = Shape([*values.shape])
+    return ew.subtract(values, whole, output_shape=shape), index
