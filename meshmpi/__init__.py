@@ -32,6 +32,7 @@ if _in_job():  # before the script looks up sys.exit, so that a failing rank end
     _note_exits()
 
 if TYPE_CHECKING:
+    from meshmpi.checking import interpret, verify
     from meshmpi.runtime.arrays import ShardedArray, local
     from meshmpi.runtime.mesh import Mesh
     from meshmpi.runtime.simulated_mesh import SimulatedMesh
@@ -41,6 +42,8 @@ _LAZY = {
     "SimulatedMesh": "meshmpi.runtime.simulated_mesh",
     "ShardedArray": "meshmpi.runtime.arrays",
     "local": "meshmpi.runtime.arrays",
+    "interpret": "meshmpi.checking",
+    "verify": "meshmpi.checking",
 }
 __version__ = "0.1.0"
 

@@ -40,6 +40,8 @@ MAY_IMPORT = {
     "kernels": _PROGRAMS,
     "api": [*_GRAPH, *_PROGRAMS, "lowering", "passes", "planner", "runtime"],
     "runtime": [*_PROGRAMS, "graph", "nn", "lowering", "passes", "planner", "kernels"],
+    "checking": [*_GRAPH, *_PROGRAMS, "lowering", "passes", "kernels", "runtime"],
+    "drawing": [*_PROGRAMS, "graph", "passes", "planner"],
     "train": None,
     "pretrained": None,
     "cli": None,

@@ -1,0 +1,71 @@
+"""One instruction on whole arrays, by the NumPy kernels: they are what instructions mean.
+
+A mesh of one rank holds every value whole, so that arrays here are those of the graph's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshmpi.kernels import Runtime, bind, numpy_dtype, workspace_bytes
+from meshmpi.program import Instruction, Program
+from meshmpi.runtime.arrays import aligned_empty
+from meshmpi.runtime.simulated_mesh import SimulatedMesh
+
+MOVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""Kinds that change nothing over axes of size 1."""
+
+
+def evaluate(
+    i: Instruction, program: Program, inputs: Sequence[np.ndarray], step: int = 0
+) -> list[np.ndarray]:
+    """The results of one local instruction on one rank, in new arrays.
+
+    Args:
+        i: Neither feed nor read nor write.
+        program: Supplies types, seed and a mesh of one rank, perhaps with many axes.
+        inputs: Arrays of the types that the program says.
+        step: The number of the step.
+    """
+    here = dict.fromkeys(program.mesh.names, 0)
+    outs = [program.types[v] for v in i.outputs]
+    if i.kind in MOVES:
+        return [np.array(x) for x in inputs]
+    results = [np.empty(t.local_sizes(program.mesh, here), numpy_dtype(t.dtype)) for t in outs]
+    if i.kind == "shift":
+        axis, exchange = outs[0].shape.position(i.attrs["dim"]), program.exchange(i)
+        mesh, value = SimulatedMesh(program.mesh), i.attrs["value"]
+        xs = [[np.asarray(x, order="C")] for x in inputs]
+        mesh.shift(xs, results, axis, exchange, i.attrs["axes"], value)
+        return results
+    arrays = {v: np.asarray(x, order="C") for v, x in zip(i.inputs, inputs, strict=True)}
+    arrays.update(zip(i.outputs, results, strict=True))
+    workspace = aligned_empty(workspace_bytes(i, program, here))
+    bind(i, program, here, arrays, workspace, Runtime(step))()
+    return results
+
+
+def evaluate_as(
+    i: Instruction, program: Program, inputs: Sequence[np.ndarray], dtypes: Mapping[int, str]
+) -> list[np.ndarray]:
+    """`evaluate` with other data types: value -> type.  Each input needs a value of its own.
+
+    Used to run the same sums over magnitudes and errors, which are float64 whatever the values are.
+    """
+    own = tuple(range(len(i.inputs) + len(i.outputs)))
+    old = (*i.inputs, *i.outputs)
+    types = {
+        n: replace(t, dtype=dtypes.get(v, t.dtype))
+        for n, v, t in ((n, v, program.types[v]) for n, v in zip(own, old, strict=True))
+    }
+    ins, outs = own[: len(i.inputs)], own[len(i.inputs) :]
+    alone = Instruction(i.kind, ins, outs, i.attrs, i.source)
+    small = Program(program.mesh, types, (alone,), {}, {}, {}, program.seed)
+    converted = [
+        np.asarray(x).astype(numpy_dtype(types[n].dtype), copy=False)
+        for n, x in zip(ins, inputs, strict=True)
+    ]
+    return evaluate(alone, small, converted)

@@ -1,0 +1,56 @@
+"""Feeds for a graph whose user gave none: random, and legal as indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshmpi.graph import Graph, Tensor
+from meshmpi.scalar import FLOATS
+
+
+def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
+    """Placeholder name -> array of its shape and type.
+
+    Floats are normal numbers; bools are even odds; integers lie in [0, n), n being the smallest
+    dimension that they, or integers computed from them elementwise, index, and 2 where they index
+    none.
+    """
+    rng = np.random.default_rng(seed)
+    out: dict[str, np.ndarray] = {}
+    for operation in graph.operations:
+        if type(operation).__name__ != "Placeholder":
+            continue
+        t, name = operation.output, operation.name
+        if t.dtype in FLOATS:
+            out[name] = rng.standard_normal(t.shape.sizes).astype("float32")
+        elif t.dtype == "bool":
+            out[name] = rng.integers(0, 2, t.shape.sizes).astype(bool)
+        else:
+            out[name] = rng.integers(0, indexed(graph, t), t.shape.sizes).astype(t.dtype)
+    return out
+
+
+def indexed(graph: Graph, index: Tensor) -> int:
+    """The size of the smallest dimension that ``index``, or whole numbers made of it, addresses."""
+    reached: dict[Tensor, None] = {index: None}
+    sizes: list[int] = []
+    for operation in graph.operations:
+        found = [x for x in operation.inputs if x in reached]
+        if not found:
+            continue
+        kind = type(operation).__name__
+        if kind in ("Gather", "ScatterAdd") and operation.inputs[1] in reached:
+            dim: Any = getattr(operation, "dim", "")
+            table = operation.inputs[0] if kind == "Gather" else operation.output
+            sizes.append(table.shape.dim(getattr(dim, "name", dim)).size)
+        elif kind == "Elementwise" and operation.output.dtype == "bool":
+            others = [x for x in operation.inputs if x not in reached]
+            for x in others:
+                if type(x.operation).__name__ == "Range":
+                    sizes.append(x.shape[0].size)
+        for t in operation.outputs:
+            if t.dtype == index.dtype:
+                reached[t] = None
+    return min(sizes, default=2)

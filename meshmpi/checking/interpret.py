@@ -1,0 +1,380 @@
+"""Reference mode: a graph computed op by op in one process, with places to look in.
+
+The program is the one that lowering makes for one rank in no layout, without any pass: an
+instruction or two for each operation, run by the NumPy kernels.  There is no second interpreter
+whose meaning could differ.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Union
+
+import numpy as np
+
+from meshmpi.checking.evaluate import evaluate
+from meshmpi.checking.widen import widened
+from meshmpi.dims import Layout, MeshShape
+from meshmpi.errors import FeedError, RangeError, ShapeError, suggest
+from meshmpi.graph import Graph, Tensor, Update
+from meshmpi.kernels import numpy_dtype
+from meshmpi.lowering import lower
+from meshmpi.ops.placement import Constrain
+from meshmpi.program import Program
+from meshmpi.runtime.simulated_mesh import SimulatedMesh
+from meshmpi.runtime.variables import VariableStore
+
+Place = Union[str, Tensor]
+"""A tensor, its name, or ``"model.py:12"``: every tensor made at that line."""
+
+
+class Computed(NamedTuple):
+    """A tensor at the moment it has been computed.
+
+    Attributes:
+        tensor: The tensor; ``.source`` is the user's file and line.
+        value: Its whole array.
+        inputs: Those of its operation: tensor -> whole array.
+    """
+
+    tensor: Tensor
+    value: np.ndarray
+    inputs: Mapping[Tensor, np.ndarray]
+
+    def __str__(self) -> str:
+        t, x = self.tensor, self.value
+        head = f"{t.name} {t.dtype}{t.shape}, {_place(t)}:"
+        if x.size <= 8:
+            return f"{head} {np.array2string(x, separator=', ', max_line_width=10**6)}"
+        finite = x[np.isfinite(x)] if x.dtype.kind == "f" else x
+        if not finite.size:
+            return f"{head} no finite element"
+        lost = x.size - finite.size
+        return (
+            f"{head} min {finite.min():.6g}, mean {finite.mean():.6g}, max {finite.max():.6g}"
+            + (f", {lost} not finite" if lost else "")
+        )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The one-rank program of a graph, and which of its values are the graph's tensors.
+
+    Attributes:
+        program: Unoptimised.
+        made: Value -> the tensors that it is, in graph order.
+        tensors: All tensors computed, in graph order.
+        fetches: Name -> value.
+    """
+
+    program: Program
+    made: Mapping[int, list[Tensor]]
+    tensors: tuple[Tensor, ...]
+    fetches: Mapping[str, Tensor]
+
+
+def needed_tensors(graph: Graph, wanted: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that ``wanted`` depend on and they themselves, in graph order."""
+    need = {t.operation for t in wanted}
+    out: list[Tensor] = []
+    for operation in reversed(graph.operations):
+        if operation in need:
+            out += reversed(operation.outputs)
+            need.update(x.operation for x in operation.inputs)
+    return out[::-1]
+
+
+def lowered_with_values(
+    graph: Graph, mesh: MeshShape, layout: Layout, fetches: Mapping[str, Tensor],
+    updates: Sequence[Update], storage: Layout | None, seed: int,
+) -> tuple[Program, dict[Tensor, int]]:  # fmt: skip
+    """The unoptimised program, and for each tensor that is computed the value that it is.
+
+    Lowering is deterministic: with everything fetched, operations get the same numbers.
+    """
+    tensors = needed_tensors(graph, [*fetches.values(), *(u.value for u in updates)])
+    everything = lower(graph, mesh, layout, {t.name: t for t in tensors}, (), storage, seed)
+    values = {t: everything.fetches[t.name] for t in tensors}
+    return lower(graph, mesh, layout, fetches, updates, storage, seed), values
+
+
+def by_value(values: Mapping[Tensor, int]) -> dict[int, list[Tensor]]:
+    """Value -> the tensors that it is, in graph order."""
+    made: dict[int, list[Tensor]] = {}
+    for t, v in values.items():
+        made.setdefault(v, []).append(t)
+    return made
+
+
+def one_rank(graph: Graph) -> MeshShape:
+    """A mesh of one rank with all the axes that constraints and storage layouts name."""
+    layouts = [o.layout for o in graph.operations if isinstance(o, Constrain)]
+    layouts += [v.storage for v in graph.variables.values() if v.storage is not None]
+    names = dict.fromkeys(a for layout in layouts for rule in layout for a in rule.axes)
+    return MeshShape(dict.fromkeys(names, 1) or {"all": 1})
+
+
+def reference(
+    graph: Graph, fetches: Mapping[str, Tensor], updates: Sequence[Update], seed: int, wide: bool
+) -> Reference:
+    """The program that `interpret` runs.
+
+    Args:
+        graph: The graph.
+        fetches: Name -> tensor.
+        updates: Of the step.
+        seed: Of all random numbers.
+        wide: Whether in float64.
+    """
+    program, values = lowered_with_values(
+        graph, one_rank(graph), Layout(), fetches, updates, None, seed
+    )
+    program = widened(program) if wide else program
+    return Reference(program, by_value(values), tuple(values), fetches)
+
+
+def interpret(
+    graph: Graph, feeds: Mapping[str, Any] | None = None,
+    fetches: Sequence[Tensor] | Mapping[str, Tensor] | None = None, *,
+    updates: Sequence[Update] = (), variables: Mapping[str, Any] | None = None,
+    float64: bool = False, seed: int = 0, step: int = 0, prints: Sequence[Place] = (),
+    breakpoints: Sequence[Place] | Mapping[Place, Callable[[Computed], Any]] = (),
+    check_finite: bool = False,
+) -> dict[Any, np.ndarray]:  # fmt: skip
+    """Computes a graph op by op in this process, and lets you look at any tensor on the way.
+
+    Args:
+        graph: What to compute.
+        feeds: Placeholder name -> array of the global shape.
+        fetches: Tensors wanted; default: every tensor that no operation uses.
+        updates: Variable updates whose new values are wanted too, under the variables' names.
+        variables: Name -> value at the start; default: by their initializers and ``seed``.
+        float64: Compute with every float in float64 instead of its own type.
+        seed, step: Of random numbers.
+        prints: Places whose tensors are printed when they have been computed: a tensor, its name,
+            or ``"model.py:12"``, the line that made it.
+        breakpoints: Places at which Python's `breakpoint()` is called, with the `Computed` as
+            ``computed``; or place -> a function that is called with it instead.
+        check_finite: Raise where a tensor is not finite though its inputs are.
+
+    Returns:
+        Tensor (and fetch or variable name) -> whole array.
+
+    Raises:
+        RangeError: ``check_finite`` found something: tensor, place, how many elements, which first.
+        ShapeError: A place that no tensor was made at.
+        FeedError: A feed is missing or has another shape.
+
+    Example:
+        >>> import meshmpi as mm
+        >>> with mm.Graph() as graph:
+        ...     x = mm.placeholder("x", "a:2")
+        ...     y = mm.square(x)
+        >>> interpret(graph, {"x": [1, 3]}, [y])[y].tolist()
+        [1.0, 9.0]
+    """
+    named = named_fetches(graph, fetches)
+    ref = reference(graph, named, updates, seed, float64)
+    watchers = _watchers(ref, prints, breakpoints)
+    out: dict[Any, np.ndarray] = {}
+    wanted = list(named.values())
+    for computed in run(ref, feeds or {}, variables, seed, step):
+        t = computed.tensor
+        if check_finite:
+            _check_finite(computed)
+        for watch in watchers.get(t, ()):
+            watch(computed)
+        if t in wanted:
+            out[t] = computed.value
+        for u in updates:
+            if u.value is t:
+                out[u.variable.name] = _as_stored(computed.value, u)
+    out.update({name: out[t] for name, t in named.items()})
+    return out
+
+
+def _as_stored(value: np.ndarray, u: Update) -> np.ndarray:
+    names = u.value.shape.names
+    return value.transpose([names.index(n) for n in u.variable.shape.names])
+
+
+def run(
+    ref: Reference, feeds: Mapping[str, Any], variables: Mapping[str, Any] | None, seed: int,
+    step: int, observe: Callable[[Any, list, list], None] | None = None,
+) -> Iterator[Computed]:  # fmt: skip
+    """Runs the program of one rank; yields every tensor of the graph in the order of the graph.
+
+    Args:
+        ref: What to run.
+        feeds, variables, seed, step: As of `interpret`.
+        observe: Called with each instruction, its inputs and its results.
+    """
+    program, waiting = ref.program, list(reversed(ref.tensors))
+    value_of = {t: v for v, ts in ref.made.items() for t in ts}
+    arrays: dict[int, np.ndarray] = {}
+    values: dict[Tensor, np.ndarray] = {}
+    left, last = _uses(ref), _last_users(ref)
+    start = initial_variables(program, variables, seed)
+
+    def used(v: int) -> None:
+        left[v] -= 1
+        if not left[v]:
+            del arrays[v]
+
+    for i in program.instructions:
+        ins = [arrays[v] for v in i.inputs]
+        if i.kind == "write":
+            results = []
+        elif i.kind == "feed":
+            results = [fed(program, i.attrs["name"], feeds)]
+        elif i.kind == "read":
+            results = [start[i.attrs["variable"]]]
+        else:
+            results = evaluate(i, program, ins, step)
+        if observe is not None:
+            observe(i, ins, results)
+        arrays.update(zip(i.outputs, results, strict=True))
+        while waiting and value_of[waiting[-1]] in arrays:
+            t = waiting.pop()
+            values[t] = arrays[value_of[t]]
+            yield Computed(t, values[t], {x: values[x] for x in t.operation.inputs})
+            used(value_of[t])
+            for x in last.get(t, ()):
+                del values[x]
+        for v in i.inputs:
+            used(v)
+    assert not waiting, f"{waiting[-1]} was not computed"
+
+
+def _last_users(ref: Reference) -> dict[Tensor, list[Tensor]]:
+    """Tensor -> the inputs of its operation that no tensor behind it is computed from."""
+    user: dict[Tensor, Tensor] = {}
+    for t in ref.tensors:
+        user[t] = t
+        for x in t.operation.inputs:
+            user[x] = t
+    out: dict[Tensor, list[Tensor]] = {}
+    for x, t in user.items():
+        out.setdefault(t, []).append(x)
+    return out
+
+
+def _uses(ref: Reference) -> dict[int, int]:
+    """Value -> how many instructions and tensors still need it."""
+    left = {v: len(ts) for v, ts in ref.made.items()}
+    for i in ref.program.instructions:
+        for v in i.inputs:
+            left[v] = left.get(v, 0) + 1
+    return left
+
+
+def fed(program: Program, name: str, feeds: Mapping[str, Any]) -> np.ndarray:
+    """The array of a feed, checked, in the type of the program."""
+    t = program.feeds[name]
+    if name not in feeds:
+        raise FeedError(f"placeholder '{name}' {t.dtype}{t.shape} is not fed.", "Give its array.")
+    array = np.asarray(feeds[name])
+    if array.shape != t.shape.sizes:
+        raise FeedError(
+            f"feed '{name}' has shape {array.shape}, the placeholder {t.shape}.",
+            "Give the array of the global shape.",
+        )
+    return array.astype(numpy_dtype(t.dtype), order="C")
+
+
+def initial_variables(
+    program: Program, given: Mapping[str, Any] | None, seed: int
+) -> dict[str, np.ndarray]:
+    """Name -> whole first value, in the type of the program; ``given`` ones instead of others."""
+    store = VariableStore(SimulatedMesh(program.mesh), [0])
+    for variable in program.variables.values():
+        store.add(variable, seed)
+    if given:
+        store.assign({n: a for n, a in given.items() if n in program.variables})
+    return {name: store[name] for name in program.variables}
+
+
+# -- places ----------------------------------------------------------------------------------------
+
+
+def _place(t: Tensor) -> str:
+    return f"{t.source.file.rsplit('/', 1)[-1]}:{t.source.line}"
+
+
+def at_place(tensors: Sequence[Tensor], place: Place) -> list[Tensor]:
+    """The tensors that a place means.
+
+    Raises:
+        ShapeError: There is none; names the nearest place.
+    """
+    if isinstance(place, Tensor):
+        found = [t for t in tensors if t is place]
+    else:
+        found = [
+            t for t in tensors
+            if place in (t.name, _place(t), f"{t.source.file}:{t.source.line}")
+        ]  # fmt: skip
+    if found:
+        return found
+    known = [*(t.name for t in tensors), *(_place(t) for t in tensors)]
+    name = place.name if isinstance(place, Tensor) else place
+    raise ShapeError(
+        f"no tensor that is computed is called '{name}' or was made there.",
+        suggest(name, list(dict.fromkeys(known))),
+    )
+
+
+def _watchers(
+    ref: Reference, prints: Sequence[Place],
+    breakpoints: Sequence[Place] | Mapping[Place, Callable[[Computed], Any]],
+) -> dict[Tensor, list[Callable[[Computed], Any]]]:  # fmt: skip
+    if isinstance(prints, (str, Tensor)):
+        prints = [prints]
+    if isinstance(breakpoints, (str, Tensor)):
+        breakpoints = [breakpoints]
+    calls: list[tuple[Place, Callable[[Computed], Any]]] = [(p, print) for p in prints]
+    for p in breakpoints:
+        calls.append((p, breakpoints[p] if isinstance(breakpoints, Mapping) else _stop))
+    out: dict[Tensor, list[Callable[[Computed], Any]]] = {}
+    for place, call in calls:
+        for t in at_place(ref.tensors, place):
+            out.setdefault(t, []).append(call)
+    return out
+
+
+def _stop(computed: Computed) -> None:
+    print(computed)
+    builtins.breakpoint()  # noqa: T100 - what the user asked for
+
+
+def _check_finite(computed: Computed) -> None:
+    t, x = computed.tensor, computed.value
+    if x.dtype.kind in "iub" or np.isfinite(x.astype(np.float64)).all():
+        return
+    inputs = computed.inputs.values()
+    if not all(np.isfinite(a.astype(np.float64)).all() for a in inputs):
+        return
+    bad = np.argwhere(~np.isfinite(x.astype(np.float64)))
+    first = ", ".join(f"{n}={k}" for n, k in zip(t.shape.names, map(int, bad[0]), strict=True))
+    before = "; ".join(
+        f"{u.name} in [{a.min():.6g}, {a.max():.6g}]" for u, a in computed.inputs.items() if a.size
+    )
+    raise RangeError(
+        f"tensor {t.name} {t.shape} has {len(bad)} elements that are not finite, the first"
+        f" {x[tuple(bad[0])]} at [{first}].",
+        f"Its inputs are finite: {before}." if before else "It has no inputs.", str(t.source),
+    )  # fmt: skip
+
+
+def named_fetches(
+    graph: Graph, fetches: Sequence[Tensor] | Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Name -> tensor; by default every tensor that no operation uses."""
+    if fetches is None:
+        used = {x for o in graph.operations for x in o.inputs}
+        fetches = [t for o in graph.operations for t in o.outputs if t not in used]
+    if isinstance(fetches, Mapping):
+        return dict(fetches)
+    return {t.name: t for t in fetches}

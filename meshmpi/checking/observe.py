@@ -1,0 +1,88 @@
+"""A program run with eyes: after each instruction, the values it made, finished, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from meshmpi.kernels import numpy_dtype
+from meshmpi.program import Instruction, Program
+from meshmpi.runtime.arrays import block_of
+from meshmpi.runtime.executor import Executor
+from meshmpi.runtime.variables import VariableStore
+
+Blocks = dict[int, np.ndarray]
+"""Rank -> its block; the ranks that this process plays."""
+Observer = Callable[[Instruction, int, Blocks], None]
+"""Called with an instruction, a value it made and the blocks of that value."""
+
+
+class ObservedExecutor(Executor):
+    """Runs a program and shows every value right after the instruction that made it.
+
+    What is pending is finished in copies first, so that blocks are those of the whole value.
+    Values held in windows are not shown: no tensor of a graph is.
+    """
+
+    def __init__(
+        self, program: Program, mesh: Any, store: VariableStore, kernels: str, observe: Observer
+    ):
+        self._observe = observe
+        super().__init__(program, mesh, store, kernels)
+
+    def _bind(self, i: Instruction) -> list[Callable[[], None]]:
+        return [*super()._bind(i), lambda: self._show(i)]
+
+    def _show(self, i: Instruction) -> None:
+        if i.attrs.get("start"):
+            return  # still on its way: what waits for it shows it
+        for v in i.outputs:
+            t = self.program.types[v]
+            if t.windows:
+                continue
+            blocks = {s.rank: s.arrays[v] for s in self.states}
+            if t.partial:
+                blocks = {r: b.copy() for r, b in blocks.items()}
+                arrays = list(blocks.values())
+                own = arrays if self.simulated else arrays[0]
+                self.mesh.all_reduce(own, t.partial, t.pending)
+            self._observe(i, v, blocks)
+
+
+def run_observed(
+    program: Program, mesh: Any, feeds: Mapping[str, Any], variables: Mapping[str, np.ndarray],
+    step: int, kernels: str, observe: Observer,
+) -> tuple[dict[str, Blocks], dict[str, Blocks]]:  # fmt: skip
+    """One step of a program.
+
+    Args:
+        program: Verified.
+        mesh: A Mesh or SimulatedMesh of its shape.
+        feeds: Placeholder name -> whole array.
+        variables: Name -> whole array at the start.
+        step: The number of the step.
+        kernels: As of `mm.compile`.
+        observe: Sees every value.
+
+    Returns:
+        Fetch name -> blocks, and variable name -> blocks after the step.
+    """
+    simulated = not hasattr(mesh, "comm")
+    store = VariableStore(mesh, list(range(mesh.shape.size)) if simulated else [mesh.rank])
+    for variable in program.variables.values():
+        store.add(variable, program.seed)
+    store.assign({n: a for n, a in variables.items() if n in program.variables})
+    executor = ObservedExecutor(program, mesh, store, kernels, observe)
+    executor.runtime.step = step
+    for name, t in program.feeds.items():
+        whole = np.asarray(feeds[name]).astype(numpy_dtype(t.dtype))
+        for s in executor.states:
+            np.copyto(s.feeds[name], block_of(whole, t, mesh.shape, s.coordinates))
+    executor.run()
+    fetched = {
+        name: {s.rank: s.arrays[v].copy() for s in executor.states}
+        for name, v in program.fetches.items()
+    }
+    return fetched, {name: dict(store.blocks[name]) for name in program.variables}

@@ -1,0 +1,181 @@
+"""What checking layouts found: differences against bounds, the first operation that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from meshmpi.program import Source
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a tensor in one layout is from one rank's, where it comes nearest to its bound.
+
+    Attributes:
+        tensor: Its name, or ``variable NAME`` for what a step leaves in a variable.
+        source: Where the user made it.
+        apart: The largest difference of an element; infinite where only one is finite.
+        bound: What rounding alone may come to, at the element whose difference exceeds its bound
+            most; see `meshmpi.checking.bounds`.
+        ratio: Difference over bound there: above 1 it is no rounding.
+        wrong: How many elements are beyond their bounds, counted on every rank that holds them.
+        elements: How many were compared.
+        undecided: How many have no bound, since a decision before them lies within rounding.
+        where: The element, as ``"batch=3, hidden=0"``, its rank, and both values.
+    """
+
+    tensor: str
+    source: Source
+    apart: float
+    bound: float
+    ratio: float
+    wrong: int = 0
+    elements: int = 0
+    undecided: int = 0
+    where: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.wrong
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensor}: {self.wrong:,} of {self.elements:,} elements differ by more than"
+            f" rounding, at {self.where}, bound {self.bound:.2g}"
+        )
+
+
+@dataclass
+class Check:
+    """One layout on one mesh.
+
+    Attributes:
+        mesh, layout: As text.
+        differences: Tensor -> its difference, in graph order; variables last.
+        first: The first tensor, in graph order, that is beyond its bound.
+        instruction: The instruction that made it, as text.
+        stage: ``"lowering"``, or the pass after which the program is wrong, or ``"running"``.
+        error: What was raised instead of an answer.
+        refused: Why the layout is illegal, where lowering found it so.
+    """
+
+    mesh: str
+    layout: str
+    differences: dict[str, Difference] = field(default_factory=dict)
+    first: Difference | None = None
+    instruction: str = ""
+    stage: str = ""
+    error: str = ""
+    refused: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.first is None and not self.error
+
+    def __str__(self) -> str:
+        name = f"layout '{self.layout}' on mesh {self.mesh}"
+        if self.refused:
+            return f"{name} is illegal: {self.refused}"
+        if self.error:
+            return f"{name} fails ({self.stage}): {self.error}"
+        if self.first is None:
+            return f"{name} computes what one rank does"
+        lines = [f"{name} is WRONG. First difference: {self.first.source}", f"  {self.first}"]
+        if self.instruction:
+            lines.append(f"  made by {self.instruction}")
+        if self.stage == "lowering":
+            lines.append("  the program as lowered, without passes, is wrong already")
+        else:
+            lines.append(
+                f"  the program as lowered is right; it is wrong after the pass '{self.stage}'"
+            )
+        return "\n".join(lines)
+
+
+@dataclass
+class Report:
+    """What `mm.verify` found.
+
+    Attributes:
+        checks: One for each layout tried, illegal ones included.
+        precision: "float64" or "own".
+        skipped: About layouts that were not tried, as sentences.
+    """
+
+    checks: list[Check]
+    precision: str
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every legal layout computes what one rank does."""
+        return all(c.ok for c in self.checks)
+
+    @property
+    def wrong(self) -> list[Check]:
+        return [c for c in self.checks if not c.ok]
+
+    @property
+    def tried(self) -> list[Check]:
+        """Those of legal layouts."""
+        return [c for c in self.checks if not c.refused]
+
+    def largest(self) -> dict[str, tuple[Difference, Check]]:
+        """Tensor -> the difference nearest to (or farthest beyond) its bound, over all layouts."""
+        worst: dict[str, tuple[Difference, Check]] = {}
+        for c in self.checks:
+            for name, d in c.differences.items():
+                if name not in worst or d.ratio > worst[name][0].ratio:
+                    worst[name] = d, c
+        return worst
+
+    def table(self, rows: int | None = None) -> str:
+        """The largest differences, those nearest to their bounds first.
+
+        Args:
+            rows: Most of them; None for all, in graph order.
+        """
+        worst = list(self.largest().items())
+        if rows is not None:
+            worst = sorted(worst, key=lambda item: -item[1][0].ratio)[:rows]
+        width = max([len(n) for n, _ in worst], default=6)
+        lines = [f"{'tensor':{width}}  difference      bound  of it  made at, in layout"]
+        for name, (d, c) in worst:
+            share = f"{100 * d.ratio:.0f} %" if d.ratio < 100 else "beyond"
+            at = f"{d.source.file.rsplit('/', 1)[-1]}:{d.source.line}"
+            unsure = f", {d.undecided} undecided" if d.undecided else ""
+            lines.append(
+                f"{name:{width}}  {d.apart:10.2e} {d.bound:10.2e} {share:>6}  {at}{unsure},"
+                f" '{c.layout}' on {c.mesh}"
+            )
+        return "\n".join(lines)
+
+    def text(self, rows: int = 12) -> str:
+        """All of it for a reader: verdict, wrong layouts, largest differences."""
+        tried, wrong = self.tried, self.wrong
+        refused = _counted([c.refused for c in self.checks if c.refused])
+        in_what = "in float64" if self.precision == "float64" else "in the types of the graph"
+        verdict = (
+            f"{len(tried)} layouts compute what one rank does, {in_what}."
+            if not wrong else f"{len(wrong)} of {len(tried)} layouts are wrong, {in_what}."
+        )  # fmt: skip
+        lines = [verdict, *self.skipped]
+        lines += [f"{n} illegal: {why}" for why, n in refused.items()]
+        lines += [str(c) for c in wrong[:5]]
+        if len(wrong) > 5:
+            lines.append(f"and {len(wrong) - 5} more layouts are wrong.")
+        if any(c.differences for c in self.checks):
+            lines += ["Largest differences from one rank, against the bound of rounding:"]
+            lines.append(self.table(rows))
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def _counted(reasons: Sequence[str]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for r in reasons:
+        out[r] = out.get(r, 0) + 1
+    return out
