@@ -27,6 +27,31 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
+class TranslationSettings:
+    """Pairs of sentences, for task translation; their vocabulary is data.vocabulary."""
+
+    pairs: str = setting(
+        "debian-en-de",
+        "debian-<from>-<to> with en and one of de, fr; or a file of lines source TAB target",
+    )
+    source: str = setting("", "a file of sentences, in place of pairs; empty: none")
+    target: str = setting("", "the file of their translations, line by line")
+    least_words: int = setting(2, "of each side", "words", minimum=0)
+    most_words: int = setting(60, "of each side", "words", minimum=1)
+    ratio: float = setting(2.0, "most words of one side for each of the other", minimum=1.0)
+    source_length: int = setting(
+        0, "places for sources in a row; 0: model.length", "tokens", minimum=0
+    )
+    packing: bool = setting(True, "whether several pairs share a row, which saves padding")
+    beams: int = setting(4, "translations kept at each step of beam search", minimum=1)
+    alpha: float = setting(0.6, "of the length penalty of beam search", minimum=0.0)
+    sentences: int = setting(
+        200, "held-out sentences translated at the end for BLEU; 0: none", minimum=0
+    )
+    sentence_batch: int = setting(16, "sentences translated together", minimum=1)
+
+
+@dataclass(frozen=True)
 class ModelSettings:
     """Options of the Transformer; the defaults are the paper's, at a small size."""
 
@@ -106,6 +131,7 @@ class ModelSettings:
     experts_remainder: int = setting(0, "layer number modulo experts_every of those with experts")
     decoder_experts_every: int = setting(0, "of an encoder-decoder's decoder; 0: the same")
     experts_skip_padding: bool = setting(True, "whether padding takes no places of experts")
+    shared_embedding: bool = setting(True, "one embedding for source and target")
 
 
 @dataclass(frozen=True)
@@ -212,12 +238,16 @@ class TraceSettings:
 class Settings:
     """A training run of a Transformer."""
 
-    task: str = setting("lm", "what is learnt: lm, the next token of a text", choices=("lm",))
+    task: str = setting(
+        "lm", "what is learnt: lm, the next token of a text; translation",
+        choices=("lm", "translation"),
+    )  # fmt: skip
     title: str = setting("", "stands above the loss curve")
     baselines: dict[str, float] = setting(
         {}, "label -> published loss, drawn into the loss curve", "nats per token"
     )
     data: DataSettings = section(DataSettings)
+    translation: TranslationSettings = section(TranslationSettings)
     model: ModelSettings = section(ModelSettings)
     optimizer: OptimizerSettings = section(OptimizerSettings)
     train: TrainSettings = section(TrainSettings)

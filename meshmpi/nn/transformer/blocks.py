@@ -5,6 +5,7 @@ the residual stream, embeddings and logits.  All options come from the config.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from meshmpi.autodiff import recompute_grad
 from meshmpi.dims import Dimension, Shape
@@ -199,11 +200,17 @@ def _mixture(
     return found.output
 
 
-def token_embedding(config: TransformerConfig) -> Tensor:
-    """The table ``embedding`` [vocab, d_model] of the current scope."""
-    return embedding_weights(
-        config.vocab_dim, config.model_dim, config.variable_dtype, config.embedding_initializer()
-    )
+def token_embedding(config: TransformerConfig, stack: str = "") -> Tensor:
+    """The table ``embedding`` [vocab, d_model] of the current scope.
+
+    Of an encoder-decoder whose stacks have tables of their own, that of ``stack``, "encoder" or
+    "decoder".
+    """
+    with scope(stack) if stack and not config.shared_embedding else nullcontext():
+        return embedding_weights(
+            config.vocab_dim, config.model_dim, config.variable_dtype,
+            config.embedding_initializer(),
+        )  # fmt: skip
 
 
 def position_embedding(config: TransformerConfig) -> Tensor | None:

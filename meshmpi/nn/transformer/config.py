@@ -121,6 +121,7 @@ class TransformerConfig:
             ``experts_every``.
         decoder_experts_every: ``experts_every`` of the decoder of an encoder-decoder; 0: the same.
         experts_skip_padding: Whether padding takes no places of experts.
+        shared_embedding: Whether source and target of an encoder-decoder have one embedding.
     """
 
     vocab: int
@@ -184,6 +185,7 @@ class TransformerConfig:
     experts_remainder: int = 0
     decoder_experts_every: int = 0
     experts_skip_padding: bool = True
+    shared_embedding: bool = True
 
     def __post_init__(self) -> None:
         self._check_types()

@@ -92,18 +92,19 @@ def encoder_decoder(
             f"several pairs share a row and local_window is {config.local_window}: a local window"
             " would look across them.", "Give one pair a row, or set local_window to 0.",
         )  # fmt: skip
-    table, positions = token_embedding(config), position_embedding(config)
+    tables = [token_embedding(config, stack) for stack in ("encoder", "decoder")]
+    positions = position_embedding(config)
     real = source_mask
     if real is None and config.padding_id >= 0:
         real = attention_mask_ignore_padding(source, config.padding_id)
     with scope("encoder"):
         memory = _encode(
-            config.encoder_stack, source, table, positions, training, mixtures, packing, real
+            config.encoder_stack, source, tables[0], positions, training, mixtures, packing, real
         )  # fmt: skip
     with scope("decoder"):
         config = config.decoder_stack
         places = None if packing is None else packing.places
-        x = embed(config, decoder_tokens, table, positions, training, places=places, real=mask)
+        x = embed(config, decoder_tokens, tables[1], positions, training, places=places, real=mask)
         length = decoder_tokens.shape.dim("length")
         causal = causal_mask(length, length._replace(name="memory_length"), mask)
         seen = None if real is None else rename_dimension(real, SOURCE_LENGTH, "memory_length")
@@ -119,7 +120,7 @@ def encoder_decoder(
                     return attention_sublayer(config, x, seen, training, memory, "encdec_attention")
 
                 x = _layer(config, x, i, attend, training, mixtures, mask)
-        return softmax_logits(config, final_norm(config, x, training), table, training)
+        return softmax_logits(config, final_norm(config, x, training), tables[1], training)
 
 
 def _same(segments: Tensor, memory_segments: Tensor, memory_length: str) -> Tensor:

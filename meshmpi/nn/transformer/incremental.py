@@ -131,7 +131,7 @@ def incremental_decoder(config: TransformerConfig, chunk: Chunk, source_length: 
         source_length: As in `encoder_caches`.
     """
     stack, source = _undropped(config.decoder_stack), Dimension(MEMORY, source_length)
-    table, positions = token_embedding(config), position_embedding(config)
+    table, positions = token_embedding(config, "decoder"), position_embedding(config)
     batch = chunk.rows.dim("batch")
     seen = attention_mask_ignore_padding(_source_ids(batch, source), config.padding_id)
 
@@ -157,7 +157,7 @@ def encoder_caches(config: TransformerConfig, source: Tensor, fresh: Tensor) -> 
         source: int32 [batch, source_length], padded.
         fresh: bool [batch], rows that are new; the others are left as they are.
     """
-    table, positions = token_embedding(config), position_embedding(config)
+    table, positions = token_embedding(config, "encoder"), position_embedding(config)
     real = attention_mask_ignore_padding(source, config.padding_id)
     with scope("encoder"):
         memory = encode(

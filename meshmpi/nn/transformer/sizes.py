@@ -22,6 +22,7 @@ def encoder_decoder_parameter_count(config: TransformerConfig) -> int:
     encoder, decoder = config.encoder_stack, config.decoder_stack
     between = decoder.layers * (_attention(config) + _norm(config))
     stacks = _layers(encoder) + _layers(decoder) + between
+    stacks += 0 if config.shared_embedding else config.vocab * config.d_model
     return _shared(config) + stacks + 2 * _ends(config) + _head(config)
 
 

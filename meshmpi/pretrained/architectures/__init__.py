@@ -4,6 +4,15 @@ Pure Python and NumPy: no files, no MPI, no layout.
 """
 
 from meshmpi.pretrained.architectures.entries import Architecture, Entry, FileDim
+from meshmpi.pretrained.architectures.graphs import (
+    Inputs,
+    model_inputs,
+    model_logits,
+    model_vectors,
+)
 from meshmpi.pretrained.architectures.registry import ARCHITECTURES, architecture
 
-__all__ = ["ARCHITECTURES", "Architecture", "Entry", "FileDim", "architecture"]
+__all__ = [
+    "ARCHITECTURES", "Architecture", "Entry", "FileDim", "Inputs", "architecture", "model_inputs",
+    "model_logits", "model_vectors",
+]  # fmt: skip

@@ -6,7 +6,7 @@ Source: Radford et al. 2019.
 from __future__ import annotations
 
 from meshmpi.nn.transformer import TransformerConfig
-from meshmpi.pretrained.architectures.entries import Architecture, FileDim
+from meshmpi.pretrained.architectures.entries import Architecture, Entry, FileDim
 from meshmpi.pretrained.architectures.options import Options
 from meshmpi.pretrained.architectures.parts import Parts
 
@@ -50,7 +50,7 @@ def _config(options: Options) -> TransformerConfig:
     )  # fmt: skip
 
 
-def _entries(config: TransformerConfig):
+def _entries(config: TransformerConfig) -> tuple[Entry, ...]:
     parts = Parts(config)
     tied = ("lm_head.weight",) if config.tied_softmax else ()
     vocab = [config.vocab_dim]

@@ -5,10 +5,13 @@ Source: Touvron et al. 2023.
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshmpi.errors import ConfigError
-from meshmpi.nn.layers import GATED_UNITS
+from meshmpi.nn.positions import RotaryScaling
 from meshmpi.nn.transformer import TransformerConfig
-from meshmpi.pretrained.architectures.entries import Architecture
+from meshmpi.pretrained.architectures.entries import Architecture, Entry
+from meshmpi.pretrained.architectures.gated import gated
 from meshmpi.pretrained.architectures.options import Options
 from meshmpi.pretrained.architectures.parts import Parts
 
@@ -18,6 +21,14 @@ IGNORED = (
     r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
     r"(model\.)?rotary_emb\.inv_freq",
 )
+_SCALINGS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+    ),
+}  # fmt: skip
+"""Types of rotations -> their numbers, in our order."""
 
 
 def llama(options: Options) -> Architecture:
@@ -50,38 +61,25 @@ def _config(options: Options) -> TransformerConfig:
     )  # fmt: skip
 
 
-def _rotations(options: Options) -> dict:
+def _rotations(options: Options) -> dict[str, Any]:
     """The base and the scaling of rotations, in the words of present or older configs."""
-    found = dict(options.get("rope_parameters", options.get("rope_scaling", {})))
-    base = found.pop("rope_theta", options.get("rope_theta", 10000.0))
-    options.known += ["rope_scaling", "rope_theta"]
-    kind = found.pop("rope_type", found.pop("type", "default"))
-    found.pop("type", None)
-    if kind != "default" or found:
+    options.known += ["rope_parameters", "rope_scaling", "rope_theta"]
+    values = options.values
+    found = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    base = found.pop("rope_theta", values.get("rope_theta") or 10000.0)
+    old = found.pop("type", "default")
+    kind = found.pop("rope_type", old)
+    names = _SCALINGS.get(kind)
+    if names is None or sorted(found) != sorted(names):
         raise ConfigError(
             f"this {options.name} model has rotations of type '{kind}' with {found}, which are not"
-            " implemented.", "Use a model with those of type 'default'.",
+            " implemented.", f"Use a model with those of type {', '.join(_SCALINGS)}.",
         )  # fmt: skip
-    return {"rotary_base": float(base)}
+    scaling = str(RotaryScaling(kind, *(float(found[n]) for n in names))) if names else ""
+    return {"rotary_base": float(base), "rotary_scaling": scaling}
 
 
-def gated(options: Options, key: str, value: str) -> str:
-    """The gated unit of which ``value`` is the activation.
-
-    Raises:
-        ConfigError: There is no such gated unit.
-    """
-    wanted = (options.activation_named(value, key), "linear")
-    for name, pair in GATED_UNITS.items():
-        if pair == wanted:
-            return name
-    raise ConfigError(
-        f"this {options.name} model has {key}={value!r}, of which there is no gated unit.",
-        f"Use a model with a unit of {', '.join(GATED_UNITS)}.",
-    )
-
-
-def _entries(config: TransformerConfig):
+def _entries(config: TransformerConfig) -> tuple[Entry, ...]:
     parts = Parts(config)
     vocab = [config.vocab_dim]
     tied = ("lm_head.weight",) if config.tied_softmax else ()

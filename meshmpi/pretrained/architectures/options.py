@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from meshmpi.errors import ConfigError, suggest
@@ -52,10 +52,14 @@ class Options:
         values: As read.
         name: The ``model_type``, for messages.
         ignore: Further keys that the caller declares harmless.
+        keys: Names of the arrays in the checkpoint, where they are known.
     """
 
-    def __init__(self, values: Mapping[str, Any], name: str, ignore: Sequence[str] = ()):
-        self.values, self.name = dict(values), name
+    def __init__(
+        self, values: Mapping[str, Any], name: str, ignore: Sequence[str] = (),
+        keys: Collection[str] = (),
+    ):  # fmt: skip
+        self.values, self.name, self.keys = dict(values), name, keys
         self.known = [*HARMLESS, *_SPECIAL, *ignore]
 
     def get(self, key: str, default: Any, *aliases: str) -> Any:

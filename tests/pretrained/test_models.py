@@ -1,0 +1,83 @@
+"""Logits and gradients of tiny random models equal those of `transformers`, in every layout."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import meshmpi as mm
+from meshmpi.nn.optimize.base import variable_gradients
+from meshmpi.pretrained.architectures import model_inputs, model_logits
+from tests.pretrained.models import BATCH, LENGTH, MODELS, SOURCE, Reference, reference
+
+BOUND = 2e-5
+"""Of the largest logit, and of the largest element of a gradient: float32 sums in other orders."""
+LAYOUTS = {
+    "replicated": ("all:1", "", ""),
+    "model_parallel": ("all:2", "heads?:all;d_ff:all;vocab:all", ""),
+    "data_parallel": ("all:2", "batch:all;experts?:all", ""),
+    "storage": ("all:4", "batch:all", "d_model:all"),
+    "2d": ("rows:2;cols:2", "batch:rows;heads:cols;d_ff:cols;vocab:cols", "d_model:rows"),
+    "2d_d_model": (
+        "rows:2;cols:2", "d_model:rows;heads:cols;d_ff:cols;vocab:cols;experts?:cols", ""
+    ),
+    "length": (
+        "rows:2;cols:2", "length:rows;source_length?:rows;memory_length:cols;d_transform?:cols", ""
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def known(name: str) -> Reference:
+    return reference(name)
+
+
+def ours(found: Reference, layout: str, kernels: str = "numpy"):
+    """(Logits, gradients by variable, shapes by variable) in a layout."""
+    mesh, rules, storage = LAYOUTS[layout]
+    model = found.architecture
+    with mm.Graph() as graph:
+        source = SOURCE if model.kind == "encoder_decoder" else 0
+        logits = model_logits(model, model_inputs(model, BATCH, LENGTH, source))
+        probe = mm.placeholder("probe", logits.shape)
+        loss = mm.reduce_sum(mm.multiply(logits, probe))
+        variables = graph.trainable_variables
+        gradients = variable_gradients(loss, variables)
+    if model.config.experts and "d_ff:" in rules:  # experts and d_ff of one tensor
+        rules = rules.replace("experts?:cols", "").replace(";;", ";")
+    step = mm.compile(
+        graph, mm.SimulatedMesh(mesh), rules, storage=storage, kernels=kernels,
+        fetches=[logits, *gradients],
+    )  # fmt: skip
+    shapes = {v.name: v.shape for v in variables}
+    step.assign(model.variables_of(found.arrays, shapes))
+    out = step(**found.feeds, probe=found.probe)
+    pairs = zip(variables, gradients, strict=True)
+    return np.asarray(out[logits]), {v.name: np.asarray(out[g]) for v, g in pairs}, shapes
+
+
+def check(found: Reference, logits, gradients, shapes) -> None:
+    real = found.feeds["mask"] == 1
+    bound = BOUND * np.abs(found.logits[real]).max()
+    np.testing.assert_allclose(logits[real], found.logits[real], rtol=0, atol=bound)
+    wanted = found.architecture.variables_of(found.gradients, shapes)
+    assert sorted(wanted) == sorted(gradients)
+    largest = max(np.abs(g).max() for g in wanted.values())
+    for name, gradient in wanted.items():
+        # A gradient that is a difference of larger ones, as that of keys' biases, has their errors.
+        scale = max(np.abs(gradient).max(), 0.05 * largest)
+        np.testing.assert_allclose(
+            gradients[name], gradient, rtol=0, atol=BOUND * scale, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients(name, layout):
+    found = known(name)
+    check(found, *ours(found, layout))
