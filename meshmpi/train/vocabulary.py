@@ -236,6 +236,10 @@ def restore_vocabulary(state: dict[str, Any]) -> Vocabulary:
         return CharacterVocabulary(state["characters"])
     if state.get("kind") == "bpe":
         return SentencePieceVocabulary(base64.b64decode(state["model"]))
+    if state.get("kind") == "ended":
+        from meshmpi.train.translation.vocabulary import EndedVocabulary  # made of the ones here
+
+        return EndedVocabulary.restore(state)
     raise DataError(
         f"a saved vocabulary is of unknown kind '{state.get('kind')}'.",
         f"Known kinds: {', '.join(KINDS)}.",

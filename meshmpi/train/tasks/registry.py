@@ -9,6 +9,7 @@ from meshmpi.train.tasks.base import Task
 
 TASKS = {
     "lm": "meshmpi.train.tasks.language_model:LanguageModelTask",
+    "translation": "meshmpi.train.tasks.translation:TranslationTask",
 }
 """Setting -> where its class is; it is imported when it is asked for."""
 

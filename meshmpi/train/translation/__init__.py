@@ -1,0 +1,1 @@
+"""Data of translation models: pairs of sentences, their vocabulary, packed rows and BLEU."""
