@@ -1,4 +1,4 @@
-"""The command line: train, sample, plan, doctor.
+"""The command line: train, sample, score, generate, export, plan, doctor.
 
 Turns arguments into settings and calls what does the work; a user's mistake ends in one message and
 exit status 1.  Knows nothing of how training works.
@@ -7,6 +7,7 @@ exit status 1.  Knows nothing of how training works.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from meshmpi.commands import planning
+from meshmpi.commands import planning, pretrained
 from meshmpi.errors import CheckpointError, ConfigError, MeshmpiError
 from meshmpi.runtime.mesh import size_error
 from meshmpi.train.config import describe, from_dict, load
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     planning.add(commands, _command)
+    pretrained.add(commands, _command)
 
     sample = _command(commands, "sample", _sample, "continue a text with a trained model", False)
     sample.add_argument("run", type=Path, help="folder of a run, or a checkpoint")
@@ -116,6 +118,25 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--tokens", type=int, help="length of the continuation")
     sample.add_argument("--temperature", type=float, help="0 takes the most probable token")
     sample.add_argument("--seed", type=int, help="of the noise")
+    sample.add_argument("--top-k", type=int, default=0, help="draw from the k most probable tokens")
+    sample.add_argument(
+        "--top-p", type=float, default=1.0,
+        help="draw from the most probable tokens that together reach this probability",
+    )  # fmt: skip
+    sample.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this; may be repeated",
+    )
+    sample.add_argument("--stream", action="store_true", help="print the text as it is drawn")
+    sample.add_argument(
+        "--beams", type=int, default=0, help="search the most probable texts with so many beams"
+    )
+    sample.add_argument(
+        "--alpha", type=float, default=0.6, help="of the length penalty of beams; 0: none"
+    )
 
     _command(commands, "doctor", _doctor, "what this machine offers", False)
     return parser
@@ -177,6 +198,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _sample(options: argparse.Namespace) -> int:
+    from meshmpi.train.decoding import Sampling
     from meshmpi.train.sampling import Sampler
     from meshmpi.train.vocabulary import restore_vocabulary
 
@@ -186,21 +208,33 @@ def _sample(options: argparse.Namespace) -> int:
     asked = from_dict(
         Settings, {"mesh": {"shape": options.mesh or "", "layout": options.layout or ""}}
     ).mesh
-    mesh = make_mesh(asked)
     wanted = {k: getattr(saved.sample, k) for k in ("prompt", "tokens", "temperature", "seed")}
     wanted |= {k: getattr(options, k) for k in wanted if getattr(options, k) is not None}
-    if wanted["temperature"] < 0:
-        raise ConfigError(f"the temperature is {wanted['temperature']}.", "Give 0 or more.")
+    sampling = Sampling(wanted["temperature"], options.top_k, options.top_p)
+    if options.beams and options.stop:
+        raise ConfigError("a search with beams ends at no text.", "Leave out --stop or --beams.")
+    mesh = make_mesh(asked)
     sampler = Sampler(
         transformer_config(saved.model, vocabulary.size), vocabulary, mesh,
-        chosen_layout(asked, mesh.shape), None, None, wanted["temperature"],
-        wanted["seed"],
+        chosen_layout(asked, mesh.shape), None, None, sampling, wanted["seed"],
     )  # fmt: skip
     checkpoint.load(manifest, sampler.variables, extra=True)
-    text = sampler.text(wanted["prompt"], wanted["tokens"])
-    if mesh.rank == 0:
-        print(f"{wanted['prompt']}{text}")
+    prompt, count = wanted["prompt"], wanted["tokens"]
+    if options.beams:
+        for found in sampler.best(prompt, count, options.beams, options.alpha):
+            _say(mesh, f"{found.score:.4f} {prompt}{vocabulary.decode(found.tokens)}\n")
+        return 0
+    pieces = sampler.pieces(prompt, count, options.stop)
+    for text in [prompt, *pieces] if not options.stream else itertools.chain([prompt], pieces):
+        _say(mesh, text)
+    _say(mesh, "\n")
     return 0
+
+
+def _say(mesh: Any, text: str) -> None:
+    """Prints at once, on rank 0."""
+    if mesh.rank == 0:
+        print(text, end="", flush=True)
 
 
 def _newest(run: Path) -> tuple[Any, Any]:

@@ -11,18 +11,13 @@ from dataclasses import dataclass, field
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.graph import Graph, Tensor, Update
-from meshmpi.nn import optimize, sample_with_temperature, schedules
+from meshmpi.nn import optimize, schedules
 from meshmpi.nn.experts import ExpertsOutput
-from meshmpi.nn.transformer import TransformerConfig, lm
-from meshmpi.ops.elementwise import add_n, cast, identity, less, multiply, where
-from meshmpi.ops.indexing import gather
+from meshmpi.nn.transformer import TransformerConfig
+from meshmpi.ops.elementwise import add_n, cast, identity, multiply
 from meshmpi.ops.reductions import reduce_sum
 from meshmpi.ops.sources import placeholder
-from meshmpi.ops.sources import range as index_range
 from meshmpi.train.settings import OptimizerSettings, Settings
-
-NEVER = -1e9
-"""A logit that no noise lifts above the others."""
 
 
 @dataclass(frozen=True)
@@ -171,41 +166,3 @@ def build_optimizer(
     return decaying(
         recorded, s.beta1, s.beta2, s.epsilon, s.weight_decay, clip_norm=clip, storage=kept
     )
-
-
-@dataclass(frozen=True)
-class SamplingGraph:
-    """Feeds ``sample_tokens`` [batch=1, length] and ``last`` (the place of the last token).
-
-    Attributes:
-        graph: The graph.
-        config: The Transformer.
-        token: The next token, int32 [batch=1].
-    """
-
-    graph: Graph
-    config: TransformerConfig
-    token: Tensor
-
-
-def build_sampling_graph(
-    config: TransformerConfig, vocabulary_size: int, temperature: float
-) -> SamplingGraph:
-    """The graph that draws one token after a window.
-
-    The noise depends on the seed of the compiled step and on its step number alone.
-
-    Args:
-        config: The Transformer.
-        vocabulary_size: Tokens that stand for a text; rows beyond them are never drawn.
-        temperature: 0 takes the most probable token.
-    """
-    with Graph() as graph:
-        tokens = placeholder("sample_tokens", window_shape(config, 1), "int32")
-        last = placeholder("last", (), "int32")
-        logits = gather(lm(config, tokens, training=False), last, "length")
-        if vocabulary_size < config.vocab:
-            known = less(index_range(config.vocab_dim), vocabulary_size)
-            logits = where(known, logits, NEVER, output_shape=logits.shape)
-        token = sample_with_temperature(logits, "vocab", temperature)
-    return SamplingGraph(graph, config, token)

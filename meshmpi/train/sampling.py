@@ -1,24 +1,21 @@
-"""Continuations of a text, one token at a time, each from a window of the model's length.
+"""Continuations of a text as text: a `Generator` between the characters of a vocabulary.
 
-The noise depends on the seed and the place of the token alone: every layout draws the same text, as
-far as rounding does not turn a near tie.  Knows nothing of files.
+Knows what tokens mean, and nothing of models and files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from meshmpi.api import compile as compile_step
 from meshmpi.nn.transformer import TransformerConfig
-from meshmpi.train.model import build_sampling_graph
+from meshmpi.train.beams import Hypothesis
+from meshmpi.train.decoding import Generator, Sampling
 from meshmpi.train.vocabulary import Vocabulary
 
 
 class Sampler:
-    """Draws continuations.
+    """Continues texts.
 
     Args:
         config: The Transformer.
@@ -28,7 +25,7 @@ class Sampler:
         storage: Storage rules of the variables.
         variables: ``step.variables`` of a step with the same model, mesh, layout and storage; None
             makes new ones, to be loaded from a checkpoint.
-        temperature: 0 takes the most probable token.
+        sampling: How tokens are chosen.
         seed: Of the noise.
 
     Attributes:
@@ -37,16 +34,15 @@ class Sampler:
 
     def __init__(
         self, config: TransformerConfig, vocabulary: Vocabulary, mesh: Any, layout: Any = "",
-        storage: Any = None, variables: Any = None, temperature: float = 1.0, seed: int = 0,
+        storage: Any = None, variables: Any = None, sampling: Sampling = Sampling(),  # noqa: B008
+        seed: int = 0,
     ) -> None:  # fmt: skip
-        built = build_sampling_graph(config, vocabulary.size, temperature)
-        self.config, self.vocabulary = config, vocabulary
-        self._token = built.token
-        self._step = compile_step(
-            built.graph, mesh, layout, fetches=[built.token], storage=storage, seed=seed,
-            variables=variables,
+        self.vocabulary, self.sampling, self.seed = vocabulary, sampling, seed
+        self._generator = Generator(
+            config, mesh, layout, variables=variables, storage=storage,
+            vocabulary_size=vocabulary.size, seed=seed,
         )  # fmt: skip
-        self.variables = self._step.variables
+        self.variables = self._generator.variables
 
     def tokens(self, prompt: str, count: int) -> Iterator[int]:
         """Tokens that continue the prompt, as they are drawn.  Collective.
@@ -59,15 +55,43 @@ class Sampler:
             DataError: The vocabulary lacks a character of the prompt.
         """
         text = [int(t) for t in self.vocabulary.encode(prompt or "\n")]
-        window = np.zeros((1, self.config.length), np.int32)
-        for _ in range(count):
-            recent = text[-self.config.length :]
-            window[0, : len(recent)] = recent
-            self._step.step_number = len(text)
-            found = self._step(sample_tokens=window, last=np.int32(len(recent) - 1))
-            text.append(int(found[self._token].numpy()[0]))
-            yield text[-1]
+        drawn = self._generator.stream([text], count, sampling=self.sampling, seed=self.seed)
+        return (t.token for t in drawn)
 
-    def text(self, prompt: str, count: int) -> str:
+    def pieces(self, prompt: str, count: int, stop: Sequence[str] = ()) -> Iterator[str]:
+        """The continuation piece by piece, each as soon as no later token can change it.
+
+        Args:
+            prompt, count: As `tokens`.
+            stop: The text ends before the first of these strings.
+        """
+        tokens: list[int] = []
+        shown = 0
+        for token in self.tokens(prompt, count):
+            tokens.append(token)
+            text = self.vocabulary.decode(tokens)
+            ends = [text.find(s) for s in stop if s and s in text]
+            if ends:
+                yield text[shown : min(ends)]
+                return
+            # A letter of several tokens and the beginning of a stop string are kept back.
+            sure = len(text.rstrip("\ufffd"))
+            sure -= max((_overlap(text[:sure], s) for s in stop), default=0)
+            if sure > shown:
+                yield text[shown:sure]
+                shown = sure
+        yield self.vocabulary.decode(tokens)[shown:]
+
+    def text(self, prompt: str, count: int, stop: Sequence[str] = ()) -> str:
         """The continuation of ``prompt`` by ``count`` tokens, without the prompt.  Collective."""
-        return self.vocabulary.decode(list(self.tokens(prompt, count)))
+        return "".join(self.pieces(prompt, count, stop))
+
+    def best(self, prompt: str, count: int, beams: int, alpha: float) -> list[Hypothesis]:
+        """What `Generator.beam_search` finds for a prompt.  Collective."""
+        text = [int(t) for t in self.vocabulary.encode(prompt or "\n")]
+        return self._generator.beam_search([text], count, beams=beams, alpha=alpha)[0]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of ``text`` with which ``stop`` begins."""
+    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)

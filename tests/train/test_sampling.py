@@ -10,6 +10,7 @@ from meshmpi import cli
 from meshmpi.errors import DataError
 from meshmpi.nn.transformer import TransformerConfig
 from meshmpi.train.config import load
+from meshmpi.train.decoding import Sampling
 from meshmpi.train.loop import train
 from meshmpi.train.sampling import Sampler
 from meshmpi.train.settings import Settings
@@ -24,8 +25,9 @@ CONFIG = TransformerConfig(
 def sampler(mesh="all:1", layout="", seed=0, temperature=1.0, vocabulary=LETTERS, **options):
     config = CONFIG.with_options(**options)
     return Sampler(
-        config, vocabulary, mm.SimulatedMesh(mesh), layout, temperature=temperature, seed=seed
-    )
+        config, vocabulary, mm.SimulatedMesh(mesh), layout, sampling=Sampling(temperature),
+        seed=seed,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,19 @@ def test_a_learnt_text_comes_back(tmp_path, monkeypatch, capsys):
 
 def test_bytes_that_are_no_text_are_shown():
     s = sampler(vocabulary=ByteVocabulary(), vocab=256)
-    text = s.text("a", 30)
-    assert isinstance(text, str) and np.all(
-        [c.isprintable() or ord(c) < 256 or c == "�" for c in text]
-    )
+    tokens = list(s.tokens("a", 30))
+    assert s.text("a", 30) == ByteVocabulary().decode(tokens)
+    assert "\ufffd" in s.text("a", 30)
+
+
+def test_pieces_are_whole_letters_and_end_before_a_stop_text():
+    s = sampler(vocabulary=ByteVocabulary(), vocab=256)
+    letters = "αβγ€𝄞ab"
+    drawn = list(letters.encode())
+    s.tokens = lambda prompt, count: iter(drawn[:count])
+    pieces = list(s.pieces("", len(drawn)))
+    assert [p for p in pieces if p] == list(letters)
+    assert s.text("", len(drawn), ["€𝄞a"]) == "αβγ"
+    # The beginning of a stop text is kept back until it is known not to be one.
+    assert [p for p in s.pieces("", len(drawn), ["γa"]) if p] == ["α", "β", "γ€", "𝄞", "a", "b"]
+    assert s.text("", 5, ["γ"]) == "αβ\ufffd"

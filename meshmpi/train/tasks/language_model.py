@@ -12,6 +12,7 @@ from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits
 from meshmpi.nn.transformer import TransformerConfig, lm, lm_loss
 from meshmpi.train.data import TokenStream, prepare
+from meshmpi.train.decoding import Sampling
 from meshmpi.train.evaluation import Evaluation, Held, HeldOut, HeldOutText
 from meshmpi.train.model import (
     TrainingGraph,
@@ -91,7 +92,7 @@ class LanguageModelTask(Task):
             return Sample()
         sampler = Sampler(
             self.config, self.vocabulary, self.mesh, layout,
-            self.settings.mesh.storage or None, variables, s.temperature, s.seed,
+            self.settings.mesh.storage or None, variables, Sampling(s.temperature), s.seed,
         )  # fmt: skip
         text = sampler.text(s.prompt, s.tokens)
         return Sample(text, heading=f"a continuation of {s.prompt!r}")
