@@ -16,16 +16,18 @@ from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.nn.decoding import beam_candidates, draw, most_probable
 from meshmpi.nn.decoding.choosing import known_only
 from meshmpi.nn.transformer import TransformerConfig, encoder_decoder, lm
-from meshmpi.nn.transformer.encoder_decoder import SOURCE_LENGTH
-from meshmpi.nn.transformer.incremental import (
+from meshmpi.nn.transformer.caches import (
     MEMORY,
-    Chunk,
-    Decoded,
     encoder_caches,
-    incremental_decoder,
-    incremental_lm,
     reordered_caches,
     spread_caches,
+)
+from meshmpi.nn.transformer.encoder_decoder import SOURCE_LENGTH
+from meshmpi.nn.transformer.incremental import (
+    Chunk,
+    Decoded,
+    incremental_decoder,
+    incremental_lm,
 )
 from meshmpi.ops.placement import constrain
 from meshmpi.ops.sources import placeholder

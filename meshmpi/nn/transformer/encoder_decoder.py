@@ -98,7 +98,7 @@ def encoder_decoder(
     if real is None and config.padding_id >= 0:
         real = attention_mask_ignore_padding(source, config.padding_id)
     with scope("encoder"):
-        memory = _encode(
+        memory = encode(
             config.encoder_stack, source, tables[0], positions, training, mixtures, packing, real
         )  # fmt: skip
     with scope("decoder"):
@@ -129,7 +129,7 @@ def _same(segments: Tensor, memory_segments: Tensor, memory_length: str) -> Tens
     return attention_mask_same_segment(segments, renamed)
 
 
-def _encode(
+def encode(
     config: TransformerConfig, source: Tensor, table: Tensor, positions: Tensor | None,
     training: bool, mixtures: list[ExpertsOutput] | None, packing: PackedPairs | None,
     real: Tensor | None,

@@ -15,10 +15,8 @@ from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ConfigError, ShapeError
 from meshmpi.graph import Tensor, Update, scope
 from meshmpi.nn.attention import Projections, dot_product_attention
-from meshmpi.nn.initializers import zeros_initializer
-from meshmpi.nn.layers import variable_type
 from meshmpi.nn.masks import attention_mask_ignore_padding, within_window
-from meshmpi.nn.positions import bias_of_distance, rotary
+from meshmpi.nn.positions import bias_of_distance
 from meshmpi.nn.transformer.blocks import (
     embed,
     feed_forward_sublayer,
@@ -29,21 +27,23 @@ from meshmpi.nn.transformer.blocks import (
     sublayer,
     token_embedding,
 )
-from meshmpi.nn.transformer.config import TransformerConfig
-from meshmpi.nn.transformer.encoder_decoder import SOURCE_LENGTH
-from meshmpi.nn.transformer.encoder_decoder import (
-    _encode as encode,  # pyright: ignore[reportPrivateUsage]
+from meshmpi.nn.transformer.caches import (
+    CACHE_K,
+    CACHE_V,
+    MEMORY,
+    cache_variable,
+    projections,
+    source_ids,
+    undropped,
+    with_beams,
 )
+from meshmpi.nn.transformer.config import TransformerConfig
 from meshmpi.nn.transformer.language_model import check_tokens
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.indexing import gather, put
-from meshmpi.ops.sources import assign, get_variable
+from meshmpi.ops.sources import assign
 from meshmpi.ops.sources import range as index_range
-from meshmpi.ops.structure import rename_dimension, transpose
 from meshmpi.ops.structure import slice as slice_dim
-
-CACHE_K, CACHE_V = "cache_k", "cache_v"
-MEMORY = "memory_length"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def incremental_lm(config: TransformerConfig, chunk: Chunk) -> Decoded:
     """
     with scope("decoder"):
         table, positions = token_embedding(config), position_embedding(config)
-        return _stack(_undropped(config), chunk, table, positions)
+        return _stack(undropped(config), chunk, table, positions)
 
 
 def incremental_decoder(config: TransformerConfig, chunk: Chunk, source_length: int) -> Decoded:
@@ -130,16 +130,16 @@ def incremental_decoder(config: TransformerConfig, chunk: Chunk, source_length: 
         chunk: The new tokens of the target.
         source_length: As in `encoder_caches`.
     """
-    stack, source = _undropped(config.decoder_stack), Dimension(MEMORY, source_length)
+    stack, source = undropped(config.decoder_stack), Dimension(MEMORY, source_length)
     table, positions = token_embedding(config, "decoder"), position_embedding(config)
     batch = chunk.rows.dim("batch")
-    seen = attention_mask_ignore_padding(_source_ids(batch, source), config.padding_id)
+    seen = attention_mask_ignore_padding(source_ids(batch, source), config.padding_id)
 
     def attend(h: Tensor) -> Tensor:
         with scope("encdec_attention"):
-            layer = _projections(stack, h, None)
+            layer = projections(stack, h, None)
             shape = Shape([source, batch, *layer.per_memory])
-            k, v = (_cache(name, shape, h.dtype) for name in (CACHE_K, CACHE_V))
+            k, v = (cache_variable(name, shape, h.dtype) for name in (CACHE_K, CACHE_V))
             return layer.output(_attention(stack, layer.queries(h), k, v, seen, None))
 
     def cross(x: Tensor) -> Tensor:
@@ -147,103 +147,6 @@ def incremental_decoder(config: TransformerConfig, chunk: Chunk, source_length: 
 
     with scope("decoder"):
         return _stack(stack, chunk, table, positions, cross)
-
-
-def encoder_caches(config: TransformerConfig, source: Tensor, fresh: Tensor) -> list[Update]:
-    """Keys and values of sources, kept for `incremental_decoder`.
-
-    Args:
-        config: An encoder-decoder with a ``padding_id``.
-        source: int32 [batch, source_length], padded.
-        fresh: bool [batch], rows that are new; the others are left as they are.
-    """
-    table, positions = token_embedding(config, "encoder"), position_embedding(config)
-    real = attention_mask_ignore_padding(source, config.padding_id)
-    with scope("encoder"):
-        memory = encode(
-            _undropped(config.encoder_stack), source, table, positions, False, None, None, real
-        )  # fmt: skip
-    batch, dim = source.shape.dim("batch"), memory.shape.dim(MEMORY)
-    old = _source_ids(batch, dim)
-    ids = rename_dimension(source, SOURCE_LENGTH, MEMORY)
-    updates = [assign(old, ew.where(fresh, ids, old, output_shape=old.shape))]
-    for i in range(config.layers):
-        with scope("decoder"), layer_scope(i), scope("encdec_attention"):
-            layer = _projections(config.decoder_stack, memory, None)
-            shape = Shape([dim, batch, *layer.per_memory])
-            for name, new in zip((CACHE_K, CACHE_V), layer.memories(memory), strict=True):
-                cache = _cache(name, shape, new.dtype)
-                value = ew.where(fresh, transpose(new, shape), cache, output_shape=shape)
-                updates.append(assign(cache, value))
-    return updates
-
-
-def reordered_caches(
-    config: TransformerConfig, rows: Shape, parents: Tensor, memory: int, seen: int
-) -> list[Update]:
-    """Caches whose beams go on from other beams: row ``i`` takes the past of ``parents[i]``.
-
-    Args:
-        config: The model.
-        rows: [batch, beam].
-        parents: int32 [batch, beam], below the number of beams.
-        memory, seen: As in `Chunk`.
-    """
-    held, used = Dimension(MEMORY, memory), Dimension(MEMORY, seen)
-
-    def moved(cache: Tensor) -> Tensor:
-        past = slice_dim(cache, 0, seen, MEMORY) if seen < memory else cache
-        taken = gather(past, parents, "beam")
-        if seen == memory:
-            return transpose(taken, cache.shape)
-        return put(cache, taken, index_range(used), MEMORY)
-
-    return _of_all_caches(config, rows, held, moved)
-
-
-def spread_caches(config: TransformerConfig, rows: Shape, memory: int) -> list[Update]:
-    """The caches of beams, all with the past that the same row has in the caches without beams."""
-    held, plain = Dimension(MEMORY, memory), rows.without(["beam"])
-    found: list[Update] = []
-
-    def one(name: str, kv: Shape, dtype: str) -> None:
-        single = _cache(name, Shape([held, *plain]) + kv, dtype)
-        many = _cache(_with_beams(name), Shape([held, *rows]) + kv, dtype)
-        found.append(assign(many, ew.broadcast(single, many.shape)))
-
-    _each_cache(config, one)
-    return found
-
-
-def _of_all_caches(
-    config: TransformerConfig, rows: Shape, held: Dimension, change: Callable[[Tensor], Tensor]
-) -> list[Update]:
-    found: list[Update] = []
-
-    def one(name: str, kv: Shape, dtype: str) -> None:
-        cache = _cache(_with_beams(name), Shape([held, *rows]) + kv, dtype)
-        found.append(assign(cache, change(cache)))
-
-    _each_cache(config, one)
-    return found
-
-
-def _each_cache(config: TransformerConfig, do: Callable[[str, Shape, str], None]) -> None:
-    """Calls ``do(name, dims of heads, dtype)`` for each cache of self-attention, in its scope."""
-    _, heads = config.attention_options().heads_dims(config.heads_dim)
-    for i in range(config.layers):
-        with scope("decoder"), layer_scope(i), scope("attention"):
-            for name in (CACHE_K, CACHE_V):
-                do(name, Shape([*heads, config.kv_dim]), config.variable_dtype.activation)
-
-
-def _undropped(config: TransformerConfig) -> TransformerConfig:
-    """The same model with places for all tokens at all experts."""
-    if not config.experts:
-        return config
-    return config.with_options(
-        expert_eval_capacity=float(config.experts), expert_places=0, expert_group=0
-    )
 
 
 def _stack(
@@ -271,6 +174,15 @@ def _check(config: TransformerConfig) -> None:
             f"token_dropout is {config.token_dropout}: the embeddings of a text then depend on its"
             " later tokens.", "Decode with a config without token_dropout.",
         )  # fmt: skip
+
+
+def _attention(
+    config: TransformerConfig, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None
+) -> Tensor:
+    return dot_product_attention(
+        q, k, v, MEMORY, config.kv_dim, config.kv_dim, mask, scale=config.attention_scale,
+        position_bias=bias,
+    )  # fmt: skip
 
 
 class _Look:
@@ -305,7 +217,7 @@ class _Look:
     def attend(self, h: Tensor) -> Tensor:
         """The new tokens' keys and values are kept, then all that is kept is looked at."""
         with scope("attention"):
-            layer = _projections(self.config, h, self.positions)
+            layer = projections(self.config, h, self.positions)
             q, (k, v) = layer.queries(h), layer.memories(h)
             k, v = self._kept(CACHE_K, k, layer), self._kept(CACHE_V, v, layer)
             return layer.output(_attention(self.config, q, k, v, self.mask, self.bias))
@@ -313,59 +225,10 @@ class _Look:
     def _kept(self, name: str, new: Tensor, layer: Projections) -> Tensor:
         """The cache with ``new`` in it, as far as is looked at."""
         rows = self.chunk.rows
-        name = name if rows.find("beam") < 0 else _with_beams(name)
-        cache = _cache(name, Shape([self.held, *rows, *layer.per_memory]), new.dtype)
+        name = name if rows.find("beam") < 0 else with_beams(name)
+        cache = cache_variable(name, Shape([self.held, *rows, *layer.per_memory]), new.dtype)
         grown = put(cache, new, self.rows, MEMORY)
         self.updates.append(assign(cache, grown))
         if self.seen == self.held:
             return grown
         return slice_dim(grown, 0, self.seen.size, MEMORY)
-
-
-class _Placed(Projections):
-    """Projections of tokens that stand at other positions than 0, 1, 2, ..."""
-
-    positions: Tensor | None = None
-
-    def _rotated(self, y: Tensor, x: Tensor) -> Tensor:
-        options = self.options
-        if not options.rotary:
-            return y
-        return rotary(
-            y, x.shape[-2], self.kv, options.rotary_base, self.positions, options.rotary_scaling
-        )  # fmt: skip
-
-
-def _projections(config: TransformerConfig, x: Tensor, positions: Tensor | None) -> _Placed:
-    """Those of an attention of the current scope; of self-attention with ``positions``."""
-    layer = _Placed(
-        config.model_dim, config.kv_dim, config.heads_dim,
-        config.attention_options(self_attention=positions is not None),
-        config.attention_initializers(), variable_type(config.variable_dtype, x),
-        config.attention_bias,
-    )  # fmt: skip
-    layer.positions = positions
-    return layer
-
-
-def _attention(
-    config: TransformerConfig, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None
-) -> Tensor:
-    return dot_product_attention(
-        q, k, v, MEMORY, config.kv_dim, config.kv_dim, mask, scale=config.attention_scale,
-        position_bias=bias,
-    )  # fmt: skip
-
-
-def _cache(name: str, shape: Shape, dtype: str) -> Tensor:
-    """A cache of the current scope, kept as it is computed with."""
-    return get_variable(name, shape, dtype, zeros_initializer(), trainable=False, storage="")
-
-
-def _with_beams(name: str) -> str:
-    return f"{name}_of_beams"
-
-
-def _source_ids(batch: Dimension, source: Dimension) -> Tensor:
-    """The tokens of the sources, with padding."""
-    return _cache("source_ids", Shape([batch, source]), "int32")
