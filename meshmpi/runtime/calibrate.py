@@ -164,13 +164,15 @@ class _Probe:
     # ---- collectives -------------------------------------------------------------------------
 
     def networks(self) -> dict[str, Network]:
-        """Every set of axes that has more than one rank."""
+        """Every set of axes that has more than one rank; "" for axes of other names."""
         shape, out = self.mesh.shape, dict[str, Network]()
         axes = [a for a in shape.names if shape.count((a,)) > 1]
         for length in range(1, len(axes) + 1):
             for chosen in itertools.combinations(axes, length):
                 self.say(f"collectives over {'+'.join(chosen)} ...")
                 out["+".join(chosen)] = self._network(chosen)
+        if out:  # meshes with other names of axes take that of all ranks
+            out[""] = list(out.values())[-1]
         return out
 
     def _network(self, axes: tuple[str, ...]) -> Network:
@@ -227,20 +229,20 @@ def _collectives(
 
     def all_reduce(count: int) -> Callable[[], Any]:
         x = np.zeros(count, np.float32)
-        return lambda: mesh.all_reduce(x, axes)
+        return mesh.bound_all_reduce(x, axes)
 
     def all_gather(count: int) -> Callable[[], Any]:
         x, out = floats(count), floats(count * n)
-        return lambda: mesh.all_gather(x, out, 0, [count] * n, axes)
+        return mesh.bound_all_gather(x, out, 0, [count] * n, axes)
 
     def reduce_scatter(count: int) -> Callable[[], Any]:
         x, out = floats(count), floats(count // n)
-        return lambda: mesh.reduce_scatter(x, out, 0, [count // n] * n, axes)
+        return mesh.bound_reduce_scatter(x, out, 0, [count // n] * n, axes)
 
     def all_to_all(count: int) -> Callable[[], Any]:
         x, out = floats(count).reshape(n, -1), floats(count).reshape(1, -1)
         rows, columns = [1] * n, [count // n] * n
-        return lambda: mesh.all_to_all(x, out, 0, 1, rows, columns, axes)
+        return mesh.bound_all_to_all(x, out, 0, 1, rows, columns, axes)
 
     def shift(count: int) -> Callable[[], Any]:
         x, out = floats(count), floats(count)

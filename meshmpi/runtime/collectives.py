@@ -2,7 +2,9 @@
 
 A dimension that is split over mesh axes ``(a, b)`` has its blocks numbered in *that* order, while
 MPI numbers the ranks of a communicator in the order of the mesh; `Group.blocks` translates.
-Messages are cut into pieces, the same on every rank, so that scratch memory stays small.
+Messages are cut into pieces, the same on every rank, so that scratch memory stays small.  A
+collective is bound once to its arrays: views and arguments are prepared, and a call does little
+more than call MPI.
 
 Not known here: named tensors, layouts, programs.  Counting is the mesh's business.
 Importing this module initialises MPI.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from mpi4py import MPI
 
 from meshmpi.collective_bytes import PIECE_BYTES, REDUCED_IN, all_to_all_rows, pieces
 from meshmpi.dims import Axes
+from meshmpi.kernels.binding import Bound, nothing, run_all
 from meshmpi.runtime.blocks import (
     as_bits,
     block,
@@ -71,6 +74,11 @@ class Group:
         return len(self.blocks)
 
     @functools.cached_property
+    def in_order(self) -> bool:
+        """Whether rank k holds block k."""
+        return self.blocks == tuple(range(self.n))
+
+    @functools.cached_property
     def name(self) -> str:
         """The axes joined by +."""
         return "+".join(self.axes)
@@ -118,72 +126,87 @@ def _wire_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(REDUCED_IN.get(dtype.name, dtype))
 
 
-def all_reduce(group: Group, x: np.ndarray, op: str, workspace: np.ndarray | None = None) -> None:
+def bind_all_reduce(
+    group: Group, x: np.ndarray, op: str, workspace: np.ndarray | None = None
+) -> Bound:
     """Reduces ``x`` in place over the group, in pieces."""
     if group.n == 1 or x.size == 0:
-        return
+        return nothing
     flat, wire, mpi_op = _reducible(x), _wire_dtype(x.dtype), _mpi_op(op, x.dtype)
     step = PIECE_BYTES // wire.itemsize
+    parts = [flat[start : start + step] for start in range(0, flat.size, step)]
+    reduce = functools.partial(group.comm.Allreduce, MPI.IN_PLACE)
     if flat.dtype == wire:
-        for start in range(0, flat.size, step):
-            group.comm.Allreduce(MPI.IN_PLACE, flat[start : start + step], mpi_op)
-        return
-    buffer = scratch(workspace, min(flat.size, step), wire)
-    for start in range(0, flat.size, step):
-        part = flat[start : start + step]
+        return run_all([functools.partial(reduce, part, mpi_op) for part in parts])
+    buffer, steps = scratch(workspace, min(flat.size, step), wire), list[Bound]()
+    for part in parts:
         sent = buffer[: part.size]
-        sent[...] = part
-        group.comm.Allreduce(MPI.IN_PLACE, sent, mpi_op)
-        part[...] = sent
+        steps += [_copy(sent, part), functools.partial(reduce, sent, mpi_op), _copy(part, sent)]
+    return run_all(steps)
 
 
-def start_all_reduce(group: Group, x: np.ndarray, op: str) -> list[MPI.Request]:
-    """Begins to reduce ``x`` in place; it must not be touched before the requests are complete."""
+def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
+    """Copies and converts."""
+    return functools.partial(np.copyto, to, source, casting="unsafe")
+
+
+def start_all_reduce(group: Group, x: np.ndarray, op: str, requests: list[MPI.Request]) -> None:
+    """Begins to reduce ``x`` in place; it must not be touched before ``requests`` are complete.
+
+    Args:
+        group: The ranks.
+        x: C-contiguous.
+        op: sum, max, min or prod.
+        requests: Takes one for each message.
+    """
     if group.n == 1 or x.size == 0:
-        return []
+        return
     flat, mpi_op = _reducible(x), _mpi_op(op, x.dtype)
     step = PIECE_BYTES // flat.itemsize
-    return [
-        group.comm.Iallreduce(MPI.IN_PLACE, flat[start : start + step], mpi_op)
-        for start in range(0, flat.size, step)
-    ]
+    for start in range(0, flat.size, step):
+        part = flat[start : start + step]
+        requests.append(group.comm.Iallreduce(MPI.IN_PLACE, part, mpi_op))
 
 
-def all_gather(
+def bind_all_gather(
     group: Group,
     x: np.ndarray,
     out: np.ndarray,
     axis: int,
     sizes: Sequence[int],
     workspace: np.ndarray | None = None,
-) -> None:
+) -> Bound:
     """Concatenates the group's blocks ``x`` along ``axis`` into ``out``."""
     if group.n == 1:
-        out[...] = x
-        return
+        return _copy(out, x)
     rows, post = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
     widths = [size * post for size in sizes]
     total = sum(widths)
     mine = as_bits(x).reshape(rows, widths[group.index])
     whole = as_bits(out).reshape(rows, total)
     if rows == 1 or total * out.itemsize > PIECE_BYTES:
-        layout = group.by_rank(widths)
-        for row in range(rows):
-            group.comm.Allgatherv(mine[row], [whole[row], layout])
-        return
-    begin, buffer = starts(widths), None
+        return run_all([_gather(group, mine[row], whole[row], widths) for row in range(rows)])
+    begin, buffer, steps = starts(widths), None, list[Bound]()
     for first, end, _, _ in pieces(rows, widths, out.itemsize):
         n = end - first
         if buffer is None:  # the first piece is the largest
             buffer = scratch(workspace, n * total, whole.dtype)
         received = buffer[: n * total]
-        group.comm.Allgatherv(mine[first:end], [received, group.by_rank(widths, n)])
+        steps.append(_gather(group, mine[first:end], received, [n * width for width in widths]))
         for start, width in zip(begin[:-1], widths, strict=True):
             part = received[n * start : n * (start + width)]
-            whole[first:end, start : start + width] = part.reshape(n, width)
+            steps.append(_copy(whole[first:end, start : start + width], part.reshape(n, width)))
+    return run_all(steps)
 
 
-def reduce_scatter(
+def _gather(group: Group, mine: np.ndarray, whole: np.ndarray, widths: Sequence[int]) -> Bound:
+    """The call of MPI that lays blocks of ``widths`` elements one behind the other."""
+    if group.in_order and len(set(widths)) == 1:
+        return functools.partial(group.comm.Allgather, mine, whole)
+    return functools.partial(group.comm.Allgatherv, mine, [whole, group.by_rank(widths)])
+
+
+def bind_reduce_scatter(
     group: Group,
     x: np.ndarray,
     out: np.ndarray,
@@ -191,24 +214,22 @@ def reduce_scatter(
     sizes: Sequence[int],
     op: str,
     workspace: np.ndarray | None = None,
-) -> None:
+) -> Bound:
     """Reduces ``x`` over the group and leaves block ``group.index`` along ``axis`` in ``out``."""
     if group.n == 1:
-        out[...] = x
-        return
+        return _copy(out, x)
     rows, post = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     widths, wire = [size * post for size in sizes], _wire_dtype(x.dtype)
     whole = _reducible(x).reshape(rows, sum(widths))
     mine = _reducible(out).reshape(rows, widths[group.index])
     algorithm = reduce_scatter_algorithm(rows * max(widths) * wire.itemsize)
-    contiguous = rows == 1 and whole.dtype == wire
+    contiguous, mpi_op = rows == 1 and whole.dtype == wire, _mpi_op(op, x.dtype)
     direct = contiguous and algorithm == "all_to_all"  # what is sent lies ready
-    ordered = group.blocks == tuple(range(group.n))
-    if contiguous and ordered and algorithm == "reduce_scatter" and whole.nbytes <= PIECE_BYTES:
-        group.comm.Reduce_scatter(whole[0], mine[0], widths, _mpi_op(op, x.dtype))
-        return
+    in_one = contiguous and algorithm == "reduce_scatter" and whole.nbytes <= PIECE_BYTES
+    if in_one and group.in_order:
+        return functools.partial(group.comm.Reduce_scatter, whole[0], mine[0], widths, mpi_op)
     combine = (_NUMPY_BOOL_OPS if x.dtype == np.bool_ else _NUMPY_OPS)[op]
-    begin, buffer = starts(widths), None
+    begin, buffer, steps = starts(widths), None, list[Bound]()
     for first, end, low, high in pieces(rows, widths, wire.itemsize):
         cuts = [(begin[b] + min(w, low), begin[b] + min(w, high)) for b, w in enumerate(widths)]
         counts = [(end - first) * (stop - start) for start, stop in cuts]
@@ -220,55 +241,62 @@ def reduce_scatter(
         target = mine[first:end, start:stop]
         if direct:
             layout = [counts[b] for b in group.blocks], [cuts[b][0] for b in group.blocks]
-            _exchange_and_reduce(group, [rows_now[0], layout], target, buffer, combine)
+            steps += _exchange_and_reduce(group, [rows_now[0], layout], target, buffer, combine)
             continue
         packed = buffer[: sum(counts)]
         by_rank = [counts[b] for b in group.blocks]
-        _pack_piece(rows_now, [cuts[b] for b in group.blocks], packed)
+        steps += _pack_piece(rows_now, [cuts[b] for b in group.blocks], packed)
         if algorithm == "all_to_all":
             room = buffer[packed.size :]
-            _exchange_and_reduce(group, [packed, by_rank], target, room, combine)
+            steps += _exchange_and_reduce(group, [packed, by_rank], target, room, combine)
         else:
-            own = _reduce_packed(group, packed, by_rank, _mpi_op(op, x.dtype), algorithm)
-            target[...] = own.reshape(target.shape)
+            steps += _reduce_packed(group, packed, by_rank, mpi_op, algorithm, target)
+    return run_all(steps)
 
 
-def _pack_piece(rows: np.ndarray, cuts: Sequence[tuple[int, int]], packed: np.ndarray) -> None:
+def _pack_piece(
+    rows: np.ndarray, cuts: Sequence[tuple[int, int]], packed: np.ndarray
+) -> list[Bound]:
     """Lays the columns ``cuts`` of ``rows`` one after another, converted, into ``packed``."""
-    at, n = 0, rows.shape[0]
+    at, n, steps = 0, rows.shape[0], list[Bound]()
     for start, stop in cuts:
         part = packed[at : at + n * (stop - start)]
-        part.reshape(n, stop - start)[...] = rows[:, start:stop]
+        steps.append(_copy(part.reshape(n, stop - start), rows[:, start:stop]))
         at += part.size
+    return steps
 
 
 def _reduce_packed(
-    group: Group, packed: np.ndarray, counts: Sequence[int], op: MPI.Op, algorithm: str
-) -> np.ndarray:
-    """Reduces blocks packed in the order of ranks by MPI; returns the own one."""
-    rank = group.comm.rank
+    group: Group, packed: np.ndarray, counts: Sequence[int], op: MPI.Op, algorithm: str,
+    target: np.ndarray,
+) -> list[Bound]:  # fmt: skip
+    """Reduces blocks packed in the order of ranks by MPI; copies the own one to ``target``."""
+    rank, comm = group.comm.rank, group.comm
     own = sum(counts[:rank])
     if algorithm == "reduce_scatter":
         own = 0  # in place, MPI leaves the result at the front
-        group.comm.Reduce_scatter(MPI.IN_PLACE, packed, counts, op)
+        reduce: Bound = functools.partial(
+            comm.Reduce_scatter, MPI.IN_PLACE, packed, list(counts), op
+        )
     else:
-        group.comm.Allreduce(MPI.IN_PLACE, packed, op)
-    return packed[own : own + counts[rank]]
+        reduce = functools.partial(comm.Allreduce, MPI.IN_PLACE, packed, op)
+    return [reduce, _copy(target, packed[own : own + counts[rank]].reshape(target.shape))]
 
 
 def _exchange_and_reduce(
     group: Group, sent: list[Any], target: np.ndarray, buffer: np.ndarray, combine: np.ufunc
-) -> None:
+) -> list[Bound]:
     """Sends each rank its block and reduces those that arrive, in order of rank, into target."""
     size = target.size
-    group.comm.Alltoallv(sent, [buffer[: group.n * size], [size] * group.n])
-    blocks = buffer[: group.n * size].reshape(group.n, *target.shape)
+    received = buffer[: group.n * size]
+    blocks = received.reshape(group.n, *target.shape)
     total = target if target.dtype == buffer.dtype else blocks[0]
-    combine(blocks[0], blocks[1], out=total)
-    for part in blocks[2:]:
-        combine(total, part, out=total)
-    if total is not target:
-        target[...] = total
+    steps: list[Bound] = [
+        functools.partial(group.comm.Alltoallv, sent, [received, [size] * group.n]),
+        functools.partial(combine, blocks[0], blocks[1], total),
+        *(functools.partial(combine, total, part, total) for part in blocks[2:]),
+    ]
+    return steps if total is target else [*steps, _copy(target, total)]
 
 
 def reduce_scatter_algorithm(block_bytes: int) -> str:
@@ -281,7 +309,7 @@ def reduce_scatter_algorithm(block_bytes: int) -> str:
     return [algorithm for limit, algorithm in rows if block_bytes >= limit][-1]
 
 
-def all_to_all(
+def bind_all_to_all(
     group: Group,
     x: np.ndarray,
     out: np.ndarray,
@@ -290,11 +318,10 @@ def all_to_all(
     split_sizes: Sequence[int],
     concat_sizes: Sequence[int],
     workspace: np.ndarray | None = None,
-) -> None:
+) -> Bound:
     """Cuts ``x`` along ``split_axis``, sends each rank its block, joins along ``concat_axis``."""
     if group.n == 1:
-        out[...] = x
-        return
+        return _copy(out, x)
     lead = min(split_axis, concat_axis)
     total_rows = math.prod(x.shape[:lead])
     rows = all_to_all_rows(x.shape, x.itemsize, split_axis, concat_axis, split_sizes, concat_sizes)
@@ -305,40 +332,43 @@ def all_to_all(
     unpack = math.prod(out.shape[:concat_axis]) != 1
     buffer = scratch(workspace, rows * (pack * row_sent + unpack * row_kept), sent.dtype)
     send, split, concat = buffer[: pack * rows * row_sent], split_axis - lead, concat_axis - lead
-    receive = buffer[pack * rows * row_sent :]
+    receive, steps = buffer[pack * rows * row_sent :], list[Bound]()
     for first in range(0, total_rows, max(rows, 1)):
         piece, target = sent[first : first + rows], kept[first : first + rows]
         n = piece.shape[0]
         if pack:
-            _pack(piece, split + 1, split_sizes, send)
+            steps += _pack(piece, split + 1, split_sizes, send)
         row = math.prod(replaced(x.shape[lead:], split, 1))
         to = group.by_rank(split_sizes, n * row)
         row = math.prod(replaced(out.shape[lead:], concat, 1))
         come = group.by_rank(concat_sizes, n * row)
-        group.comm.Alltoallv(
-            [send if pack else piece.reshape(-1), to],
-            [receive if unpack else target.reshape(-1), come],
-        )
+        message = [send if pack else piece.reshape(-1), to]
+        answer = [receive if unpack else target.reshape(-1), come]
+        steps.append(functools.partial(group.comm.Alltoallv, message, answer))
         if unpack:
-            _unpack(receive, concat + 1, concat_sizes, target)
+            steps += _unpack(receive, concat + 1, concat_sizes, target)
+    return run_all(steps)
 
 
-def _pack(x: np.ndarray, axis: int, sizes: Sequence[int], flat: np.ndarray) -> None:
+def _pack(x: np.ndarray, axis: int, sizes: Sequence[int], flat: np.ndarray) -> list[Bound]:
     """Lays the blocks of ``x`` along ``axis`` one after another into ``flat``."""
-    at = 0
-    for start, size in zip(starts(sizes)[:-1], sizes, strict=True):
-        part = block(x, axis, start, start + size)
-        flat[at : at + part.size].reshape(part.shape)[...] = part
-        at += part.size
+    return [_copy(part, own) for part, own in _parts(x, axis, sizes, flat)]
 
 
-def _unpack(flat: np.ndarray, axis: int, sizes: Sequence[int], out: np.ndarray) -> None:
+def _unpack(flat: np.ndarray, axis: int, sizes: Sequence[int], out: np.ndarray) -> list[Bound]:
     """The reverse of `_pack`."""
+    return [_copy(own, part) for part, own in _parts(out, axis, sizes, flat)]
+
+
+def _parts(
+    x: np.ndarray, axis: int, sizes: Sequence[int], flat: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pieces of ``flat`` one after another, each with the block of ``x`` that it has room for."""
     at = 0
     for start, size in zip(starts(sizes)[:-1], sizes, strict=True):
-        part = block(out, axis, start, start + size)
-        part[...] = flat[at : at + part.size].reshape(part.shape)
-        at += part.size
+        own = block(x, axis, start, start + size)
+        yield flat[at : at + own.size].reshape(own.shape), own
+        at += own.size
 
 
 class BoundShift:

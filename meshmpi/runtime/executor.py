@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from meshmpi import collective_bytes as cb
 from meshmpi.errors import ConfigError
 from meshmpi.flops import conv_flops, instruction_flops, loop_flops
 from meshmpi.kernels import Runtime, bind, blas, workspace_bytes
+from meshmpi.kernels.binding import run_all
 from meshmpi.kernels.native import NATIVE_KINDS, CompilerError, NativeKernels
 from meshmpi.passes.memory import MemoryPlan, plan_memory, round_up
 from meshmpi.program import COLLECTIVES, Instruction, Program
@@ -280,8 +282,8 @@ class Executor:
         return arrays if self.simulated else arrays[0]
 
     def _bind_collective(self, i: Instruction) -> Thunk:
-        axes = i.attrs["axes"]
-        workspace = {} if self.simulated else {"workspace": self.states[0].workspace}
+        axes, mesh = i.attrs["axes"], self.mesh
+        workspace = None if self.simulated else self.states[0].workspace
         if i.kind == "all_reduce":
             return self._bind_all_reduce(i, axes, workspace)
         if i.kind == "shift":
@@ -291,42 +293,33 @@ class Executor:
         one = self.states[0]
         shape = one.arrays[i.inputs[0]].shape
         n = self.program.mesh.count(axes)
-        mesh = self.mesh
         if i.kind == "all_to_all":
             split, concat, outs = _exchange_sizes(i, self.program, shape, n, one.coordinates)
-            return lambda: mesh.all_to_all(x, out, split, concat, *outs, axes, **workspace)
+            return mesh.bound_all_to_all(x, out, split, concat, *outs, axes, workspace)
         axis = t.shape.position(i.attrs["dim"])
         if i.kind == "all_gather":
             sizes = block_sizes(one.arrays[i.outputs[0]].shape[axis], n)
-            return lambda: mesh.all_gather(x, out, axis, sizes, axes, **workspace)
+            return mesh.bound_all_gather(x, out, axis, sizes, axes, workspace)
         sizes, op = block_sizes(shape[axis], n), i.attrs["op"]
-        return lambda: mesh.reduce_scatter(x, out, axis, sizes, axes, op, **workspace)
+        return mesh.bound_reduce_scatter(x, out, axis, sizes, axes, op, workspace)
 
-    def _bind_shift(self, i: Instruction, workspace: dict) -> Thunk:
-        mesh, axes, value = self.mesh, i.attrs["axes"], i.attrs["value"]
+    def _bind_shift(self, i: Instruction, workspace: np.ndarray | None) -> Thunk:
+        axes, value = i.attrs["axes"], i.attrs["value"]
         xs, out = [self._arrays(v) for v in i.inputs], self._arrays(i.outputs[0])
         axis = self.program.types[i.outputs[0]].shape.position(i.attrs["dim"])
         exchange = self.program.exchange(i)
-        if self.simulated:
-            return lambda: mesh.shift(xs, out, axis, exchange, axes, value)
-        return mesh.bound_shift(xs, out, axis, exchange, axes, value, **workspace)
+        return self.mesh.bound_shift(xs, out, axis, exchange, axes, value, workspace)
 
-    def _bind_all_reduce(self, i: Instruction, axes: tuple, workspace: dict) -> Thunk:
-        mesh, op = self.mesh, i.attrs["op"]
+    def _bind_all_reduce(self, i: Instruction, axes: tuple, workspace: np.ndarray | None) -> Thunk:
+        op = i.attrs["op"]
         if i.attrs.get("start") and not self.simulated:
             return self._bind_start(i)
         if len(i.outputs) != 1:
             return self._bind_packed(i, axes, op)
         (v, *_), (w,) = i.inputs, i.outputs
         pairs = [(s.arrays[v], s.arrays[w]) for s in self.states if s.plan.shares.get(w) != v]
-        out = self._arrays(w)
-
-        def reduce_one() -> None:
-            for x, y in pairs:
-                np.copyto(y, x)
-            mesh.all_reduce(out, axes, op, **workspace)
-
-        return reduce_one
+        reduce = self.mesh.bound_all_reduce(self._arrays(w), axes, op, workspace)
+        return run_all([*(partial(np.copyto, y, x) for x, y in pairs), reduce])
 
     def _bind_start(self, i: Instruction) -> Thunk:
         mesh, axes, op, (state,) = self.mesh, i.attrs["axes"], i.attrs["op"], self.states
@@ -355,19 +348,13 @@ class Executor:
 
     def _bind_packed(self, i: Instruction, axes: tuple, op: str) -> Thunk:
         """Several values in one message, packed one behind the other in the workspace."""
-        mesh = self.mesh
         packed = [_pack(s, i, self.program) for s in self.states]
         message = [m for m, _ in packed] if self.simulated else packed[0][0]
         rows = [row for _, rows in packed for row in rows]
-
-        def reduce_packed() -> None:
-            for x, part, _ in rows:
-                part[...] = x
-            mesh.all_reduce(message, axes, op)
-            for _, part, y in rows:
-                y[...] = part
-
-        return reduce_packed
+        copy = partial(np.copyto, casting="unsafe")
+        before = [partial(copy, part, x) for x, part, _ in rows]
+        after = [partial(copy, y, part) for _, part, y in rows]
+        return run_all([*before, self.mesh.bound_all_reduce(message, axes, op), *after])
 
 
 def _points(program: Program) -> int:

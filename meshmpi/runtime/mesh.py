@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from meshmpi.windows import Exchange
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from meshmpi.kernels.binding import Bound
     from meshmpi.runtime.collectives import Group
 
 MeshShapeLike = str | Mapping[str, int] | Sequence[tuple[str, int]] | MeshShape
@@ -188,19 +189,30 @@ class Mesh:
             self._groups[axes] = group
         return group
 
-    def _count(self, kind: str, group: Group, x: np.ndarray, began: float) -> None:
-        self._count_elements(kind, group, x.size, x.dtype, began)
+    def _counted(
+        self, kind: str, group: Group, elements: int, dtype: np.dtype, run: Bound
+    ) -> Bound:
+        """``run``, which counts itself in the table of `counters`."""
+        name, clock = group.name, time.perf_counter
+        sent = bytes_sent(kind, elements, _wire_bytes(kind, dtype), group.n)
 
-    def _count_elements(
-        self, kind: str, group: Group, elements: int, dtype: np.dtype, began: float
-    ) -> None:
-        seconds = time.perf_counter() - began
-        table = self.counters.setdefault(kind, {})
-        row = table.setdefault(group.name, [0, 0, 0, 0.0])
-        row[0] += 1
-        row[1] += elements
-        row[2] += bytes_sent(kind, elements, _wire_bytes(kind, dtype), group.n)
-        row[3] += seconds
+        def counted() -> None:
+            began = clock()
+            run()
+            seconds = clock() - began
+            try:
+                row = self.counters[kind][name]
+            except KeyError:
+                row = self._row(kind, name)
+            row[0] += 1
+            row[1] += elements
+            row[2] += sent
+            row[3] += seconds
+
+        return counted
+
+    def _row(self, kind: str, name: str) -> list:
+        return self.counters.setdefault(kind, {}).setdefault(name, [0, 0, 0, 0.0])
 
     def all_reduce(
         self,
@@ -220,11 +232,21 @@ class Mesh:
             op: sum, max, min or prod.
             workspace: uint8 array of `all_reduce_workspace_bytes`; allocated when not given.
         """
+        self.bound_all_reduce(x, axes, op, workspace)()
+
+    def bound_all_reduce(
+        self,
+        x: np.ndarray,
+        axes: Iterable[str],
+        op: str = "sum",
+        workspace: np.ndarray | None = None,
+    ) -> Bound:
+        """`all_reduce` as a function without arguments, prepared once for an array that stays."""
         check_op(op)
         check_array("all_reduce", "array", x)
-        group, began = self._group(axes), time.perf_counter()
-        self._collectives.all_reduce(group, x, op, workspace)
-        self._count("all_reduce", group, x, began)
+        group = self._group(axes)
+        run = self._collectives.bind_all_reduce(group, x, op, workspace)
+        return self._counted("all_reduce", group, x.size, x.dtype, run)
 
     def start_all_reduce(
         self, x: np.ndarray, axes: Iterable[str], op: str = "sum"
@@ -242,9 +264,9 @@ class Mesh:
                 f" {REDUCED_IN[str(x.dtype)]}.",
                 "Use all_reduce().",
             )
-        group, began = self._group(axes), time.perf_counter()
-        requests = self._collectives.start_all_reduce(group, x, op)
-        self._count("all_reduce", group, x, began)
+        group, requests = self._group(axes), list[Any]()
+        start = functools.partial(self._collectives.start_all_reduce, group, x, op, requests)
+        self._counted("all_reduce", group, x.size, x.dtype, start)()
         return requests
 
     def advance(self, requests: list[MPI.Request]) -> None:
@@ -277,13 +299,24 @@ class Mesh:
             axes: Mesh axes over which it is split, major first: they number the blocks.
             workspace: uint8 array of `all_gather_workspace_bytes`; allocated when not given.
         """
+        self.bound_all_gather(x, out, axis, sizes, axes, workspace)()
+
+    def bound_all_gather(
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        axis: int,
+        sizes: Sequence[int],
+        axes: Iterable[str],
+        workspace: np.ndarray | None = None,
+    ) -> Bound:
+        """`all_gather` as a function without arguments, prepared once for arrays that stay."""
         group = self._group(axes)
         check_out("all_gather", x, out, replaced(x.shape, axis, sum(sizes)))
         check_sizes("all_gather", sizes, group.n, out.shape[axis], "an output")
         check_sizes("all_gather", [x.shape[axis]], 1, sizes[group.index], "a block")
-        began = time.perf_counter()
-        self._collectives.all_gather(group, x, out, axis, sizes, workspace)
-        self._count("all_gather", group, x, began)
+        run = self._collectives.bind_all_gather(group, x, out, axis, sizes, workspace)
+        return self._counted("all_gather", group, x.size, x.dtype, run)
 
     def reduce_scatter(
         self,
@@ -306,13 +339,25 @@ class Mesh:
             op: sum, max, min or prod, as in `all_reduce`.
             workspace: uint8 array of `reduce_scatter_workspace_bytes`; allocated when not given.
         """
+        self.bound_reduce_scatter(x, out, axis, sizes, axes, op, workspace)()
+
+    def bound_reduce_scatter(
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        axis: int,
+        sizes: Sequence[int],
+        axes: Iterable[str],
+        op: str = "sum",
+        workspace: np.ndarray | None = None,
+    ) -> Bound:
+        """`reduce_scatter` as a function without arguments, prepared once for arrays that stay."""
         check_op(op)
         group = self._group(axes)
         check_sizes("reduce_scatter", sizes, group.n, x.shape[axis], "an input")
         check_out("reduce_scatter", x, out, replaced(x.shape, axis, sizes[group.index]))
-        began = time.perf_counter()
-        self._collectives.reduce_scatter(group, x, out, axis, sizes, op, workspace)
-        self._count("reduce_scatter", group, x, began)
+        run = self._collectives.bind_reduce_scatter(group, x, out, axis, sizes, op, workspace)
+        return self._counted("reduce_scatter", group, x.size, x.dtype, run)
 
     def all_to_all(
         self,
@@ -337,6 +382,22 @@ class Mesh:
             axes: Mesh axes, major first: they number the blocks of both.
             workspace: uint8 array of `all_to_all_workspace_bytes`; allocated when not given.
         """
+        self.bound_all_to_all(
+            x, out, split_axis, concat_axis, split_sizes, concat_sizes, axes, workspace
+        )()
+
+    def bound_all_to_all(
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        split_axis: int,
+        concat_axis: int,
+        split_sizes: Sequence[int],
+        concat_sizes: Sequence[int],
+        axes: Iterable[str],
+        workspace: np.ndarray | None = None,
+    ) -> Bound:
+        """`all_to_all` as a function without arguments, prepared once for arrays that stay."""
         group = self._group(axes)
         if split_axis == concat_axis:
             raise ProgramError(f"all_to_all from axis {split_axis} to itself.", "Give two axes.")
@@ -345,11 +406,10 @@ class Mesh:
         check_sizes("all_to_all", [x.shape[concat_axis]], 1, concat_sizes[group.index], "a block")
         shape = replaced(x.shape, split_axis, split_sizes[group.index])
         check_out("all_to_all", x, out, replaced(shape, concat_axis, sum(concat_sizes)))
-        began = time.perf_counter()
-        self._collectives.all_to_all(
+        run = self._collectives.bind_all_to_all(
             group, x, out, split_axis, concat_axis, split_sizes, concat_sizes, workspace
         )
-        self._count("all_to_all", group, x, began)
+        return self._counted("all_to_all", group, x.size, x.dtype, run)
 
     def shift(
         self, xs: Sequence[np.ndarray], out: np.ndarray, axis: int, exchange: Exchange,
@@ -373,20 +433,14 @@ class Mesh:
     def bound_shift(
         self, xs: Sequence[np.ndarray], out: np.ndarray, axis: int, exchange: Exchange,
         axes: Iterable[str], value: float = 0, workspace: np.ndarray | None = None,
-    ) -> Callable[[], None]:  # fmt: skip
+    ) -> Bound:  # fmt: skip
         """`shift` as a function without arguments, prepared once for arrays that stay."""
         group = self._group(axes)
         check_sizes("shift", [1] * exchange.blocks, group.n, exchange.blocks, "a dimension")
         check_shift(xs, out, axis, exchange, group.index)
         run = self._collectives.BoundShift(group, xs, out, axis, exchange, value, workspace)
-        rows, others = exchange.rows_sent(group.index), math.prod(replaced(out.shape, axis, 1))
-
-        def counted() -> None:
-            began = time.perf_counter()
-            run()
-            self._count_elements("shift", group, rows * others, out.dtype, began)
-
-        return counted
+        elements = exchange.rows_sent(group.index) * math.prod(replaced(out.shape, axis, 1))
+        return self._counted("shift", group, elements, out.dtype, run)
 
     def __repr__(self) -> str:
         return f"<Mesh {self.shape}, rank {self.rank}>"

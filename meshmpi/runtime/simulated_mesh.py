@@ -7,8 +7,10 @@ no MPI, no programs, no tensors.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +34,15 @@ from meshmpi.windows import Exchange, pieces_to
 
 _OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 Arrays = Sequence[np.ndarray]
+
+
+def _bound(kind: str) -> Callable[..., Callable[[], None]]:
+    """The method that makes one collective a function without arguments, as those of `Mesh`."""
+
+    def bind(self: SimulatedMesh, *arguments: Any) -> Callable[[], None]:
+        return functools.partial(getattr(self, kind), *arguments)
+
+    return bind
 
 
 class SimulatedMesh:
@@ -194,6 +205,10 @@ class SimulatedMesh:
                     blocks = [x[ranks[p.source]] for x in xs]
                     to = piece_target(outs[r], axis, exchange, p)
                     to[...] = piece_source(blocks, axis, exchange, p)
+
+    bound_all_reduce, bound_all_gather, bound_reduce_scatter, bound_all_to_all, bound_shift = map(
+        _bound, ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift")
+    )
 
     def __repr__(self) -> str:
         return f"<SimulatedMesh {self.shape}>"

@@ -37,13 +37,13 @@ def mutation(put: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 @mutation
 def only_the_first_piece_is_reduced(m: Patch) -> None:
-    right = collectives.all_reduce
+    right = collectives.bind_all_reduce
 
-    def wrong(group: Any, x: np.ndarray, op: str, workspace: Any = None) -> None:
+    def wrong(group: Any, x: np.ndarray, op: str, workspace: Any = None) -> Any:
         step = collectives.PIECE_BYTES // collectives._wire_dtype(x.dtype).itemsize
-        right(group, x.reshape(-1)[:step], op, workspace)
+        return right(group, x.reshape(-1)[:step], op, workspace)
 
-    m.setattr(collectives, "all_reduce", wrong)
+    m.setattr(collectives, "bind_all_reduce", wrong)
 
 
 @mutation
@@ -82,9 +82,11 @@ def gathered_blocks_lie_in_the_order_of_ranks(m: Patch) -> None:
 def every_rank_keeps_the_first_block_of_a_sum(m: Patch) -> None:
     right = collectives._reduce_packed
 
-    def wrong(group: Any, packed: np.ndarray, counts: Any, op: Any, algorithm: str) -> np.ndarray:
-        own = right(group, packed, counts, op, algorithm)
-        return packed[: own.size]
+    def wrong(
+        group: Any, packed: np.ndarray, counts: Any, op: Any, algorithm: str, target: np.ndarray
+    ) -> Any:
+        reduce, _ = right(group, packed, counts, op, algorithm, target)
+        return [reduce, collectives._copy(target, packed[: target.size].reshape(target.shape))]
 
     m.setattr(collectives, "_reduce_packed", wrong)
 
@@ -93,14 +95,10 @@ def every_rank_keeps_the_first_block_of_a_sum(m: Patch) -> None:
 def the_last_part_of_a_sum_is_left_out(m: Patch) -> None:
     right = collectives._exchange_and_reduce
 
-    def wrong(group: Any, sent: Any, target: np.ndarray, buffer: np.ndarray, combine: Any) -> None:
-        right(group, sent, target, buffer, combine)
-        parts = buffer[: group.n * target.size].reshape(group.n, *target.shape)
-        if group.n > 2:
-            total = parts[0].copy()
-            for part in parts[1:-1]:
-                combine(total, part, out=total)
-            target[...] = total
+    def wrong(group: Any, sent: Any, target: np.ndarray, buffer: np.ndarray, combine: Any) -> Any:
+        steps = right(group, sent, target, buffer, combine)
+        last = group.n - 1  # the exchange, then one step for each rank but the first
+        return [step for k, step in enumerate(steps) if group.n == 2 or k != last]
 
     m.setattr(collectives, "_exchange_and_reduce", wrong)
 
@@ -109,23 +107,23 @@ def the_last_part_of_a_sum_is_left_out(m: Patch) -> None:
 def exchanged_blocks_are_joined_in_reverse(m: Patch) -> None:
     right = collectives._unpack
 
-    def wrong(flat: np.ndarray, axis: int, sizes: Any, out: np.ndarray) -> None:
-        right(flat, axis, sizes, out)
-        if len(set(sizes)) == 1:
-            parts = np.split(out.copy(), len(sizes), axis)
-            out[...] = np.concatenate(parts[::-1], axis)
+    def wrong(flat: np.ndarray, axis: int, sizes: Any, out: np.ndarray) -> Any:
+        if len(set(sizes)) > 1:
+            return right(flat, axis, sizes, out)
+        return right(flat, axis, sizes, np.flip(out, axis))
 
     m.setattr(collectives, "_unpack", wrong)
 
 
 @mutation
 def blocks_are_packed_from_the_start_of_each_row(m: Patch) -> None:
-    def wrong(x: np.ndarray, axis: int, sizes: Any, flat: np.ndarray) -> None:
-        at = 0
+    def wrong(x: np.ndarray, axis: int, sizes: Any, flat: np.ndarray) -> Any:
+        at, steps = 0, []
         for size in sizes:
             part = x[(slice(None),) * axis + (slice(0, size),)]
-            flat[at : at + part.size].reshape(part.shape)[...] = part
+            steps.append(collectives._copy(flat[at : at + part.size].reshape(part.shape), part))
             at += part.size
+        return steps
 
     m.setattr(collectives, "_pack", wrong)
 

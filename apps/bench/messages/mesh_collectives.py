@@ -52,7 +52,7 @@ def _all_reduce(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
             mesh.comm.Allreduce(MPI.IN_PLACE, piece)
 
     found = {
-        "meshmpi": lambda: mesh.all_reduce(x, ("all",), workspace=space),
+        "meshmpi": mesh.bound_all_reduce(x, ("all",), workspace=space),
         "mpi4py": lambda: mesh.comm.Allreduce(MPI.IN_PLACE, y),
     }
     return {**found, "pieces": in_pieces} if len(pieces) > 1 else found
@@ -63,7 +63,7 @@ def _all_gather(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
     space = _workspace(all_gather_workspace_bytes((block,), "float32", 0, sizes))
     x, out, y, whole = _zeros(block), _zeros(n), _zeros(block), _zeros(n)
     return {
-        "meshmpi": lambda: mesh.all_gather(x, out, 0, sizes, ("all",), workspace=space),
+        "meshmpi": mesh.bound_all_gather(x, out, 0, sizes, ("all",), workspace=space),
         "mpi4py": lambda: mesh.comm.Allgather(y, whole),
     }
 
@@ -77,7 +77,7 @@ def _all_to_all(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
     )  # fmt: skip
     y, z = _zeros(n), _zeros(n)
     return {
-        "meshmpi": lambda: mesh.all_to_all(x, out, 0, 1, rows, columns, ("all",), workspace=space),
+        "meshmpi": mesh.bound_all_to_all(x, out, 0, 1, rows, columns, ("all",), workspace=space),
         "mpi4py": lambda: mesh.comm.Alltoall(y, z),
     }
 
@@ -87,7 +87,7 @@ def _reduce_scatter(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
     space = _workspace(reduce_scatter_workspace_bytes((n,), "float32", 0, sizes))
     x, out, y, block = _zeros(n), _zeros(n // RANKS), _zeros(n), _zeros(n // RANKS)
     return {
-        "meshmpi": lambda: mesh.reduce_scatter(x, out, 0, sizes, ("all",), workspace=space),
+        "meshmpi": mesh.bound_reduce_scatter(x, out, 0, sizes, ("all",), workspace=space),
         "mpi4py": lambda: mesh.comm.Reduce_scatter_block(y, block),
     }
 
