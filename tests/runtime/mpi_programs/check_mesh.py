@@ -66,6 +66,36 @@ def check_real_numbers(mesh: Mesh) -> None:
         assert again.tobytes() == x.tobytes(), "the same bits each time"
 
 
+def check_bound(mesh: Mesh) -> None:
+    """Prepared once, called with other values each time: results and counts follow."""
+    axes, n = mesh.shape.names, mesh.size
+    mine = mesh.shape.block_index(axes, mesh.coordinates)
+    x, y = np.zeros(3, ml_dtypes.bfloat16), np.zeros(4)
+    mesh.counters.clear()
+    calls = [mesh.bound_all_reduce(x, axes), mesh.bound_all_reduce(y, axes, "max")]
+    whole, scattered = np.zeros((2, n)), np.zeros((2, 1))
+    own, turned = np.zeros((2, 1)), np.zeros((n, 1))
+    gather = mesh.bound_all_gather(own, whole, 1, [1] * n, axes)
+    scatter = mesh.bound_reduce_scatter(whole, scattered, 1, [1] * n, axes)
+    turn = mesh.bound_all_to_all(own.T, turned, 1, 0, [1] * n, [1] * n, axes) if n == 2 else None
+    assert mesh.counters == {}, "nothing has run"
+    for k in range(3):
+        x[...], y[...], own[...] = k, mesh.rank + k, [[mine], [k]]
+        for call in calls:
+            call()
+        assert (x == n * k).all() and (y == mesh.size - 1 + k).all()
+        gather()
+        assert (whole == [[*range(n)], [k] * n]).all()
+        scatter()
+        assert (scattered == [[n * mine], [n * k]]).all()
+        if turn is not None:
+            turn()
+            assert (turned[:, 0] == ([0, 1] if mine == 0 else [k, k])).all()
+    rows = {kind: next(iter(table.values())) for kind, table in mesh.counters.items()}
+    assert rows["all_reduce"][:2] == [6, 21] and rows["all_gather"][:2] == [3, 6], rows
+    assert rows["reduce_scatter"][:2] == [3, 6 * n], rows
+
+
 def check_refusals(mesh: Mesh) -> None:
     a, n = mesh.shape.names[:1], mesh.shape.sizes[0]
     x = np.ones((2, 3))
@@ -86,6 +116,7 @@ def main() -> None:
         check_communicators(mesh, world)
         check_real_numbers(mesh)
         if mesh.shape.names:
+            check_bound(mesh)
             check_refusals(mesh)
     check_parts(world)
     if world.rank == 0:
