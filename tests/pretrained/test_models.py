@@ -11,9 +11,11 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import meshmpi as mm
+from meshmpi.errors import ConfigError
 from meshmpi.nn.optimize.base import variable_gradients
-from meshmpi.pretrained.architectures import model_inputs, model_logits
-from tests.pretrained.models import BATCH, LENGTH, MODELS, SOURCE, Reference, reference
+from meshmpi.pretrained.architectures import architecture, model_inputs, model_logits
+from meshmpi.pretrained.model import open_model
+from tests.pretrained.models import BATCH, LENGTH, MODELS, SOURCE, Reference, made, reference
 
 BOUND = 2e-5
 """Of the largest logit, and of the largest element of a gradient: float32 sums in other orders."""
@@ -30,6 +32,7 @@ LAYOUTS = {
         "rows:2;cols:2", "length:rows;source_length?:rows;memory_length:cols;d_transform?:cols", ""
     ),
 }  # fmt: skip
+FIRST = ("gpt2", "llama_gqa", "t5", "t5_v1_1", "switch", "esm2", "bert")
 
 
 @functools.cache
@@ -37,7 +40,7 @@ def known(name: str) -> Reference:
     return reference(name)
 
 
-def ours(found: Reference, layout: str, kernels: str = "numpy"):
+def ours(found: Reference, layout: str, kernels: str = "numpy", checkpoint=None):
     """(Logits, gradients by variable, shapes by variable) in a layout."""
     mesh, rules, storage = LAYOUTS[layout]
     model = found.architecture
@@ -55,7 +58,10 @@ def ours(found: Reference, layout: str, kernels: str = "numpy"):
         fetches=[logits, *gradients],
     )  # fmt: skip
     shapes = {v.name: v.shape for v in variables}
-    step.assign(model.variables_of(found.arrays, shapes))
+    if checkpoint is None:
+        step.assign(model.variables_of(found.arrays, shapes))
+    else:
+        checkpoint.load(step)
     out = step(**found.feeds, probe=found.probe)
     pairs = zip(variables, gradients, strict=True)
     return np.asarray(out[logits]), {v.name: np.asarray(out[g]) for v, g in pairs}, shapes
@@ -76,8 +82,46 @@ def check(found: Reference, logits, gradients, shapes) -> None:
         )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", MODELS)
+OTHERS = ("replicated", "model_parallel", "2d")
+"""Layouts of the models that differ from another by options only."""
+PAIRS = [
+    (name, layout)
+    for name in MODELS
+    for layout in (LAYOUTS if name in FIRST else OTHERS)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "layout"), PAIRS)
 def test_logits_and_gradients(name, layout):
     found = known(name)
     check(found, *ours(found, layout))
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "switch", "esm2"])
+def test_generated_kernels(name):
+    """The same with kernels in C, where a compiler is there."""
+    found = known(name)
+    check(found, *ours(found, "2d", "auto"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_option_that_transformers_writes_is_known(name):
+    """Nothing of a config that it saves is refused, though an unknown key would be."""
+    values = dict(known(name).architecture.values)
+    assert architecture(values).kind == known(name).architecture.kind
+    with pytest.raises(ConfigError, match="sparkle=1"):
+        architecture({**values, "sparkle": 1})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_files_that_transformers_writes(name, tmp_path):
+    """Also with legacy names, ties left out, and what no model needs."""
+    model, _ = made(name)
+    model.save_pretrained(tmp_path)
+    found = open_model(tmp_path)
+    reference = known(name)
+    assert found.config == reference.architecture.config
+    logits, _, _ = ours(reference, "model_parallel", checkpoint=found)
+    real = reference.feeds["mask"] == 1
+    bound = BOUND * np.abs(reference.logits[real]).max()
+    np.testing.assert_allclose(logits[real], reference.logits[real], rtol=0, atol=bound)

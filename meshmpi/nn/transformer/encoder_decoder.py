@@ -31,7 +31,7 @@ from meshmpi.nn.transformer.blocks import (
     token_embedding,
 )
 from meshmpi.nn.transformer.config import TransformerConfig
-from meshmpi.nn.transformer.language_model import causal_mask, check_tokens
+from meshmpi.nn.transformer.language_model import causal_mask, check_causal, check_tokens
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.structure import rename_dimension
 
@@ -81,12 +81,14 @@ def encoder_decoder(
 
     Raises:
         ShapeError: Tokens have other dims or are too long.
-        ConfigError: Rows are packed and the config has a local window, which takes no mask.
+        ConfigError: Rows are packed and the config has a local window, which takes no mask; or it
+            has ``token_dropout``.
 
     Source: Vaswani et al. 2017, with norms before the sublayers.
     """
     check_tokens(source, "source tokens", SOURCE_LENGTH)
     check_tokens(decoder_tokens, "decoder tokens", "length")
+    check_causal(config)
     if packing is not None and config.local_window:
         raise ConfigError(
             f"several pairs share a row and local_window is {config.local_window}: a local window"

@@ -7,7 +7,7 @@ One model for every layout: data-parallel ``"batch:all"``, model-parallel
 from __future__ import annotations
 
 from meshmpi.dims import Dimension
-from meshmpi.errors import ShapeError
+from meshmpi.errors import ConfigError, ShapeError
 from meshmpi.graph import Tensor, scope
 from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.masks import attention_mask_autoregressive
@@ -51,8 +51,10 @@ def lm(
 
     Raises:
         ShapeError: The tokens have other dims or are too long.
+        ConfigError: The config has ``token_dropout``.
     """
     check_tokens(tokens, "tokens", "length")
+    check_causal(config)
     length = tokens.shape.dim("length")
     memory_length = length._replace(name="memory_length")
     with scope("decoder"):
@@ -121,6 +123,15 @@ def lm_loss(
     mixtures = [] if mixtures is None else mixtures
     logits = lm(config, tokens, training, mixtures)
     return mean_loss(config, logits, targets, training, mixtures), logits
+
+
+def check_causal(config: TransformerConfig) -> None:
+    """ConfigError if the config has an option by which a token would see later ones."""
+    if config.token_dropout:
+        raise ConfigError(
+            f"token_dropout is {config.token_dropout}: the embedding of a token then depends on how"
+            " many later ones are hidden.", "Set it to 0; it is for encoders.",
+        )  # fmt: skip
 
 
 def check_tokens(tokens: Tensor, what: str, length_name: str) -> None:

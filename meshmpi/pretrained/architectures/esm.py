@@ -41,9 +41,7 @@ def esm(options: Options) -> Architecture:
 
 def _config(options: Options) -> TransformerConfig:
     width, heads = encoder_only(options)
-    options.get("position_embedding_type", None)
-    options.values.setdefault("position_embedding_type", "absolute")
-    options.only("position_embedding_type", "rotary")
+    options.only("position_embedding_type", "rotary", default="absolute")
     options.only("hidden_act", "gelu")
     options.only("is_folding_model", False)
     # Of the folding model only.

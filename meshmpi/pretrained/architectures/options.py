@@ -86,13 +86,18 @@ class Options:
             raise ConfigError(f"'{key}' is {value!r} in the config.", "Give a number.")
         return value
 
-    def only(self, key: str, *allowed: Any) -> None:
-        """``key`` must have one of the values that are implemented; the first is its default.
+    def only(self, key: str, *allowed: Any, default: Any = None) -> None:
+        """``key`` must have one of the values that are implemented.
+
+        Args:
+            key: The option.
+            allowed: Its values that are implemented.
+            default: Of transformers; None: the first of ``allowed``.
 
         Raises:
             ConfigError: It has another.
         """
-        value = self.get(key, allowed[0])
+        value = self.get(key, allowed[0] if default is None else default)
         if value not in allowed:
             raise ConfigError(
                 f"this {self.name} model has {key}={value!r}, which is not implemented.",
