@@ -82,7 +82,7 @@ class Inference:
         found = step({"tokens": batch.tokens, **feeds})[fetched]
         self.seconds += time.perf_counter() - began
         self.comm_seconds += step.comm_seconds - communicating
-        self.tokens += int((batch.tokens != PAD).sum())
+        self.tokens += int((batch.tokens[: len(batch.rows)] != PAD).sum())
         self.cells += batch.tokens.size
         return found.numpy()
 

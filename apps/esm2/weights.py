@@ -72,9 +72,9 @@ def _hugging_face(folder: Path) -> Model:
         )
     found = architecture(values)
     _check_alphabet(folder / "config.json", found.config)
-    return Model(
-        found.config, lambda variables: load(variables, found, folder), found.config.length
-    )
+    # Two of the positions that a config counts are not those of tokens.
+    longest = max(3, found.config.length - 2)
+    return Model(found.config, lambda variables: load(variables, found, folder), longest)
 
 
 def _own(folder: Path) -> Model:
