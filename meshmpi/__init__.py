@@ -33,6 +33,9 @@ if _in_job():  # before the script looks up sys.exit, so that a failing rank end
 
 if TYPE_CHECKING:
     from meshmpi.checking import interpret, verify
+    from meshmpi.layout_search import search_layouts
+    from meshmpi.planner.machine_file import load_machine
+    from meshmpi.planner.timing import predict_time
     from meshmpi.runtime.arrays import ShardedArray, local
     from meshmpi.runtime.mesh import Mesh
     from meshmpi.runtime.simulated_mesh import SimulatedMesh
@@ -44,6 +47,9 @@ _LAZY = {
     "local": "meshmpi.runtime.arrays",
     "interpret": "meshmpi.checking",
     "verify": "meshmpi.checking",
+    "search_layouts": "meshmpi.layout_search",
+    "load_machine": "meshmpi.planner.machine_file",
+    "predict_time": "meshmpi.planner.timing",
 }
 __version__ = "0.1.0"
 

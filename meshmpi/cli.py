@@ -162,7 +162,7 @@ def _command(
     if name != "doctor":
         made.add_argument("--mesh", help="as rows:2;cols:2: mesh.shape")
         made.add_argument("--layout", help="as batch:rows;heads:cols: mesh.layout")
-        if name != "plan":
+        if name not in ("plan", "search"):
             made.add_argument("--ranks", type=int, metavar="N", help="start this on N MPI ranks")
     return made
 

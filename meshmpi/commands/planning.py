@@ -1,4 +1,6 @@
-"""`meshmpi plan` and `meshmpi calibrate`: what a step costs, and what the machine can do."""
+"""`meshmpi plan`, `search` and `calibrate`: what a step costs, in which layout it is fastest, and
+what the machine can do.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from meshmpi.errors import ConfigError
 
 
 def add(commands: Any, command: Any) -> None:
-    """Adds both commands."""
+    """Adds the commands."""
     plan = command(commands, "plan", _plan, "cost of a training step on a mesh of any size", True)
     plan.add_argument("--program", action="store_true", help="print the whole program as well")
     plan.add_argument(
@@ -18,6 +20,17 @@ def add(commands: Any, command: Any) -> None:
         help="predict times too: a file that `meshmpi calibrate` wrote, or tpuv2; default: that of"
         " this host, where it was calibrated",
     )  # fmt: skip
+    search = command(
+        commands, "search", _search, "the fastest layout for a number of ranks, by prediction", True
+    )
+    search.add_argument("on", type=int, metavar="RANKS", help="of the job to plan for")
+    search.add_argument(
+        "--machine", metavar="FILE", default="",
+        help="a file that `meshmpi calibrate` wrote, or tpuv2; default: this host's",
+    )  # fmt: skip
+    search.add_argument("--memory-limit", metavar="SIZE", help="of one rank, as '8 GB'")
+    search.add_argument("--seconds", type=float, default=30.0, help="limit of the search")
+    search.add_argument("--most-axes", type=int, default=2, help="of the meshes that are tried")
     calibrate = command(
         commands, "calibrate", _calibrate, "measure this machine, for predictions of time", False
     )
@@ -36,11 +49,26 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
+def _search(options: argparse.Namespace) -> int:
+    from meshmpi.cli import settings_of
+    from meshmpi.train.report import search_report
+
+    if options.on < 1:
+        raise ConfigError(f"{options.on} ranks.", "Give 1 or more.")
+    print(
+        search_report(
+            settings_of(options), options.on, options.machine, options.memory_limit,
+            options.seconds, options.most_axes,
+        )
+    )  # fmt: skip
+    return 0
+
+
 def _calibrate(options: argparse.Namespace) -> int:
     from meshmpi.planner.machine_file import machine_text
-    from meshmpi.runtime.calibrate import calibrate
+    from meshmpi.measuring.calibrate import calibrate
     from meshmpi.train.config import from_dict
-    from meshmpi.train.machines import machine_path
+    from meshmpi.measuring.machines import machine_path
     from meshmpi.train.settings import Settings
     from meshmpi.train.setup import make_mesh
 

@@ -91,7 +91,7 @@ def parse_machine(text: str, place: str) -> Machine:
         ) from error
     _known(given, _TOP, place)
     for section, keys in _SECTIONS.items():
-        if section not in given and section in ("products", "memory", "network"):
+        if section not in given and section in ("products", "memory"):
             raise ConfigError(f"{place} has no [{section}].", "Add it; docs/planning.md shows one.")
         if keys:
             _known(given.get(section, {}), keys, f"{place} [{section}]")
@@ -108,7 +108,7 @@ def parse_machine(text: str, place: str) -> Machine:
         str(given.get("name", place)), products, _memory(given["memory"], place),
         operations_from(simple, {k: float(v) for k, v in operations.items()}),
         float(calls.get("instruction", 2e-6)), float(calls.get("step", 0.0)),
-        _networks(given["network"], place), int(given.get("memory_bytes", 0)),
+        _networks(given.get("network", {}), place), int(given.get("memory_bytes", 0)),
         str(given.get("origin", "stated")),
     )  # fmt: skip
 
@@ -158,8 +158,6 @@ def _networks(section: Mapping[str, Any], place: str) -> dict[str, Network]:
     out = {} if not own else {"": _network(own, f"{place} network")}
     for axes, values in tables.items():
         out[axes] = _network(values, f"{place} network.{axes}")
-    if not out:
-        raise ConfigError(f"{place}: [network] is empty.", "Give latency and bandwidth.")
     return out
 
 

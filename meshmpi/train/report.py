@@ -9,13 +9,17 @@ import resource
 import sys
 import time
 
-from meshmpi.api import plan
-from meshmpi.errors import MeshmpiError
+from meshmpi.api import bytes_of, plan
+from meshmpi.errors import ConfigError, MeshmpiError
+from meshmpi.layout_search import digest, pricing
+from meshmpi.nn.transformer import TransformerConfig
+from meshmpi.planner.candidates import Work
 from meshmpi.planner.report import fit_line, memory_lines, time_lines, traffic_lines
+from meshmpi.planner.search import Price, search
 from meshmpi.planner.timing import predict_time
 from meshmpi.program import COLLECTIVES
 from meshmpi.runtime.compiled import memory_plan
-from meshmpi.train.machines import find_machine
+from meshmpi.measuring.machines import find_machine
 from meshmpi.train.settings import Settings
 from meshmpi.train.setup import chosen_layout, mesh_shape
 from meshmpi.train.tasks.registry import task_class
@@ -68,6 +72,52 @@ def plan_report(settings: Settings, program: bool = False, machine: str = "") ->
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     lines.append(f"planned in {seconds:.1f} s; this process took {peak / 1024:.0f} MB of memory")
     return "\n".join(lines)
+
+
+def search_report(
+    settings: Settings, ranks: int, machine: str = "", memory_limit: str | None = None,
+    seconds: float = 30.0, most_axes: int = 2,
+) -> str:  # fmt: skip
+    """The fastest layouts of a training step, by predicted time.
+
+    Models of more than two layers are screened with two, and the best are then priced in full.
+
+    Args:
+        settings: Of the run; a mesh in them is the only one tried.
+        ranks: Of the job to plan for.
+        machine: As for `plan_report`.
+        memory_limit: Of one rank, as ``"8 GB"``; default: what the machine says.
+        seconds: Limit of the search.
+        most_axes: Of the meshes that are tried.
+
+    Raises:
+        ConfigError: No machine is given, and this host was not measured.
+    """
+    task = task_class(settings.task)
+    config = task.transformer(settings, task.vocabulary_size(settings))
+    shapes = [mesh_shape(settings.mesh, ranks)] if settings.mesh.shape else []
+    known = find_machine(machine, shapes[0] if shapes else mesh_shape(settings.mesh, ranks))
+    if known is None:
+        raise ConfigError(
+            "there is no description of a machine to predict times with.",
+            f"Run `meshmpi calibrate --ranks {ranks}` first, or give --machine FILE (or tpuv2).",
+        )
+    limit = known.memory_bytes if memory_limit is None else bytes_of(memory_limit)
+
+    def price_with(chosen: TransformerConfig) -> tuple[Work, Price]:
+        built = task.build(settings, chosen)
+        step = built.graph, [built.loss, built.learning_rate], built.updates
+        return digest(*step), pricing(*step, known, limit)
+
+    work, price = price_with(config)
+    screen = None
+    if config.layers > 2 and not limit:
+        screen = price_with(config.with_options(layers=2))[1]
+    found = search(
+        work, ranks, known, price, seconds=seconds, most_axes=most_axes, meshes=shapes,
+        screen=screen,
+    )  # fmt: skip
+    return f"{ranks} ranks, times predicted on {known.name}\n{found.report()}"
 
 
 def doctor_report() -> str:

@@ -86,8 +86,8 @@ def test_a_file_is_read_back(name):
 
 BROKEN = {
     "no section": (
-        SHORT.replace("[network]\nlatency = 1e-6\nbandwidth = 1e9", ""),
-        r"no \[network",
+        SHORT.replace("[memory]\nbandwidth = 1e10\n", ""),
+        r"no \[memory",
     ),
     "unknown key": (SHORT.replace("latency", "latenzy"), "Did you mean 'latency'"),
     "no number": (SHORT.replace("1e11", '"fast"'), "positive number"),
@@ -104,6 +104,13 @@ def test_a_broken_file_says_what_is_wrong(case):
     text, message = BROKEN[case]
     with pytest.raises(ConfigError, match=message):
         parse_machine(text, "file.toml")
+
+
+def test_a_machine_of_one_rank_has_no_network():
+    alone = parse_machine(SHORT[: SHORT.index("[network]")], "alone")
+    assert parse_machine(machine_text(alone), "again").networks == {}
+    with pytest.raises(ConfigError, match="no network for mesh axis 'rows'"):
+        alone.network(("rows",))
 
 
 def test_a_missing_file_names_the_built_in_machines(tmp_path):

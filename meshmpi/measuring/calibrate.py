@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 
 import meshmpi
+from meshmpi.api import compile as compile_step
 from meshmpi.collective_bytes import bytes_sent
 from meshmpi.dims import Shape
 from meshmpi.graph import Graph, Tensor
 from meshmpi.kernels import blas
 from meshmpi.kernels.binding import BFLOAT16
+from meshmpi.kernels.native import available
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.sources import get_variable
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from, rounds
@@ -202,21 +204,13 @@ def _chain(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def _loop(n: int, function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Any]:
     """The bound kernel of an elementwise function of two vectors of ``n`` numbers."""
-    from meshmpi.api import compile as compile_step
-
     ones = np.ones(n, np.float32)
     with Graph() as graph:
         x, y = (get_variable(v, Shape([("n", n)]), initializer=ones) for v in "xy")
         fetched = function(x, y)
-    kernels = "native" if _native() else "numpy"
+    kernels = "native" if available() else "numpy"
     step = compile_step(graph, SimulatedMesh(""), fetches=[fetched], kernels=kernels)
     return step.executor.run
-
-
-def _native() -> bool:
-    from meshmpi.kernels.native import available
-
-    return available()
 
 
 def _collectives(

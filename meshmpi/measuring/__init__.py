@@ -1,0 +1,1 @@
+"""What this machine does, measured: the description that predictions of time start from."""

@@ -1,0 +1,250 @@
+"""Layouts worth a look: which dims may share a mesh axis, and a quick guess of each layout's time.
+
+Works on a digest of the graph (`Work`): dims of tensors, products with their counts.  The guess
+orders candidates, and its part that cannot be beaten (the arithmetic at the fastest rate) bounds
+them; what counts in the end is the predicted time of the real program.  Names and integers only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from meshmpi.dims import MeshShape
+from meshmpi.planner.machine import Machine
+
+Names = tuple[str, ...]
+MOST_SETS = 512
+"""Sets of dims for one axis that are looked at.  Status: assumption; a Transformer has 40."""
+KEPT = {1: 512, 2: 40, 3: 10}
+"""Axes of the mesh -> sets kept for each of them, best guesses first."""
+
+
+class Sum(NamedTuple):
+    """A product, a gather or a scatter: sums over the dims that its output lacks.
+
+    Attributes:
+        inputs: Dims of each input.
+        output: Dims of the result.
+        flops_each: Floating-point operations at each point of all dims.
+        bytes_each: Bytes of one element of the result.
+    """
+
+    inputs: tuple[Names, ...]
+    output: Names
+    flops_each: int
+    bytes_each: int
+
+    @property
+    def dims(self) -> Names:
+        return tuple(dict.fromkeys((*self.output, *(d for x in self.inputs for d in x))))
+
+
+class Renaming(NamedTuple):
+    """A value under other dims: where the dims are split otherwise, it is gathered."""
+
+    old: Names
+    new: Names
+    bytes_each: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a graph does, by dims.
+
+    Attributes:
+        sizes: Of every dim.
+        tensors: Dims -> bytes of one element, summed over the tensors that have these dims.
+        variables: Dims -> the same of the variables, as stored.
+        sums: With how often each occurs.
+        renamings: Likewise.
+    """
+
+    sizes: Mapping[str, int]
+    tensors: Mapping[Names, int]
+    variables: Mapping[Names, int] = field(default_factory=dict)
+    sums: Mapping[Sum, int] = field(default_factory=dict)
+    renamings: Mapping[Renaming, int] = field(default_factory=dict)
+
+    def conflicts(self) -> set[frozenset[str]]:
+        """Pairs of dims that some tensor has both: they cannot share an axis."""
+        return {
+            frozenset(pair) for dims in self.tensors for pair in itertools.combinations(dims, 2)
+        }
+
+    def splittable(self) -> list[str]:
+        """Dims of two elements or more, those of most work first."""
+        work = {
+            d: sum(n * math.prod(self.sizes[e] for e in s.dims)
+                   for s, n in self.sums.items() if d in s.dims)
+            for d in self.sizes
+        }  # fmt: skip
+        return sorted((d for d in self.sizes if self.sizes[d] > 1), key=lambda d: (-work[d], d))
+
+
+class Candidate(NamedTuple):
+    """A layout to price.
+
+    Attributes:
+        mesh: The mesh.
+        layout: Dim -> mesh axes.
+        bound: Seconds that no program of this layout can beat.
+        guess: Seconds, guessed.
+        storage: Dim -> mesh axes of stored variables that differ.
+    """
+
+    mesh: MeshShape
+    layout: Mapping[str, Names]
+    bound: float
+    guess: float
+    storage: Mapping[str, Names]
+
+    @property
+    def text(self) -> str:
+        """As `mm.compile` takes it."""
+        return rules_text(self.layout)
+
+    @property
+    def storage_text(self) -> str:
+        return rules_text(self.storage)
+
+
+def rules_text(rules: Mapping[str, Names]) -> str:
+    """``"batch:rows;heads:rows+cols"``."""
+    return ";".join(f"{d}:{'+'.join(axes)}" for d, axes in rules.items() if axes)
+
+
+def mesh_shapes(ranks: int, most_axes: int, names: Sequence[str]) -> list[MeshShape]:
+    """Meshes of so many ranks with one to ``most_axes`` axes of two ranks or more.
+
+    Sizes ascend: a layout for the other order is one with the names of axes exchanged.
+    """
+    found: list[MeshShape] = []
+    for n in range(1, most_axes + 1):
+        for sizes in _ascending(ranks, n, 2):
+            found.append(MeshShape(list(zip(names, sizes, strict=False))))
+    return found or [MeshShape([(names[0], ranks)])]
+
+
+def _ascending(n: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        if n >= least:
+            yield (n,)
+        return
+    for first in range(least, n + 1):
+        if n % first == 0:
+            for rest in _ascending(n // first, parts - 1, first):
+                yield (first, *rest)
+
+
+def independent_sets(dims: Sequence[str], conflicts: set[frozenset[str]]) -> list[Names]:
+    """Sets of dims of which no two conflict, the empty one included; at most `MOST_SETS`."""
+    found: list[Names] = [()]
+    for d in dims:
+        more = [
+            (*s, d) for s in found if not any(frozenset((d, other)) in conflicts for other in s)
+        ]
+        found += more[: max(0, MOST_SETS - len(found))]
+    return found
+
+
+def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]:
+    """Layouts of a graph on a mesh, best guesses first.
+
+    Each axis splits a set of dims that no tensor has together; a dim that is chosen for several
+    axes is split over all of them.
+    """
+    conflicts = work.conflicts()
+    guesser = Guesser(work, machine)
+    by_axis: list[list[Names]] = []
+    for axis, size in mesh.axes:
+        dims = [d for d in work.splittable() if work.sizes[d] >= size]
+        sets = independent_sets(dims, conflicts)
+        alone = MeshShape([(axis, size)])
+        sets.sort(key=lambda s: guesser.guess(alone, dict.fromkeys(s, (axis,))))
+        by_axis.append(sets[: KEPT.get(len(mesh.axes), 6)])
+    out: list[Candidate] = []
+    sizes = mesh.sizes
+    for chosen in itertools.product(*by_axis):
+        if any(
+            sizes[i - 1] == sizes[i] and chosen[i - 1] > chosen[i] for i in range(1, len(sizes))
+        ):
+            continue  # the same with equal axes exchanged
+        layout: dict[str, Names] = {}
+        for axis, dims in zip(mesh.names, chosen, strict=True):
+            for d in dims:
+                layout[d] = (*layout.get(d, ()), axis)
+        if any(work.sizes[d] < mesh.count(axes) for d, axes in layout.items()):
+            continue
+        bound, guess = guesser.bound(mesh, layout), guesser.guess(mesh, layout)
+        out.append(Candidate(mesh, layout, bound, guess, {}))
+    return sorted(out, key=lambda c: (c.guess, c.text))
+
+
+class Guesser:
+    """Quick times of layouts."""
+
+    def __init__(self, work: Work, machine: Machine):
+        self.work, self.machine = work, machine
+        self._flops = [
+            (s, n * s.flops_each * math.prod(work.sizes[d] for d in s.dims))
+            for s, n in work.sums.items()
+        ]
+
+    def bound(self, mesh: MeshShape, layout: Mapping[str, Names]) -> float:
+        """Seconds of the arithmetic at the fastest rate of the machine."""
+        total = sum(f / self._parts(mesh, layout, s.dims) for s, f in self._flops)
+        peak = max(max(r.rates.values()) for r in self.machine.products.values())
+        return total / peak
+
+    def guess(self, mesh: MeshShape, layout: Mapping[str, Names]) -> float:
+        """Seconds of products at their rates, sums sent where dims are split, tensors touched."""
+        seconds = sum(n * self._sum(mesh, layout, s) for s, n in self.work.sums.items()) + sum(
+            n * self._renaming(mesh, layout, r) for r, n in self.work.renamings.items()
+        )
+        touched = sum(
+            each * math.prod(self.work.sizes[d] for d in dims) / self._parts(mesh, layout, dims)
+            for dims, each in (*self.work.tensors.items(), *self.work.variables.items())
+        )
+        return seconds + touched / self.machine.memory(touched / 100 + 1)
+
+    def _parts(self, mesh: MeshShape, layout: Mapping[str, Names], dims: Names) -> int:
+        return math.prod(mesh.count(layout[d]) for d in dims if d in layout)
+
+    def _local(self, mesh: MeshShape, layout: Mapping[str, Names], dims: Names) -> int:
+        sizes = self.work.sizes
+        return math.prod(
+            -(-sizes[d] // mesh.count(layout[d])) if d in layout else sizes[d] for d in dims
+        )
+
+    def _sum(self, mesh: MeshShape, layout: Mapping[str, Names], s: Sum) -> float:
+        out = s.output
+        summed = [d for d in s.dims if d not in out]
+        axes = mesh.in_mesh_order(dict.fromkeys(a for d in summed for a in layout.get(d, ())))
+        seconds = 0.0
+        if s.flops_each and len(s.inputs) == 2:
+            a, b = s.inputs
+            m = self._local(mesh, layout, tuple(d for d in out if d in a and d not in b))
+            n = self._local(mesh, layout, tuple(d for d in out if d in b and d not in a))
+            k = self._local(mesh, layout, tuple(summed))
+            flops = s.flops_each * self._local(mesh, layout, s.dims)
+            seconds += flops / self.machine.product_rate("float32", m, n, k)
+        if axes:
+            handed = s.bytes_each * self._local(mesh, layout, out)
+            seconds += self._network(mesh, axes, "all_reduce", handed)
+        return seconds
+
+    def _renaming(self, mesh: MeshShape, layout: Mapping[str, Names], r: Renaming) -> float:
+        old = {a for d in r.old for a in layout.get(d, ())}
+        new = {a for d in r.new for a in layout.get(d, ())}
+        lost = mesh.in_mesh_order([a for a in mesh.names if a in old and a not in new])
+        if not lost:
+            return 0.0
+        handed = r.bytes_each * self._local(mesh, layout, r.old)
+        return self._network(mesh, lost, "all_gather", handed)
+
+    def _network(self, mesh: MeshShape, axes: Names, kind: str, handed: int) -> float:
+        return self.machine.network(axes).seconds(kind, handed, mesh.count(axes))

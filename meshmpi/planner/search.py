@@ -1,0 +1,261 @@
+"""The best layout for a graph, a number of ranks and a limit of memory, by predicted time.
+
+Candidates are priced in the order of a quick guess, by lowering the graph and predicting the time
+of the program; those whose bound is above the best time found are never priced.  Around the best
+ones single dims are changed, and stored variables are split.  What is priced is told by a function,
+so this module sees no graph.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshmpi.dims import MeshShape
+from meshmpi.planner.candidates import Candidate, Guesser, Names, Work, candidates, mesh_shapes
+from meshmpi.planner.machine import Machine
+
+EXHAUSTIVE = 64
+"""So many candidates are all priced.  Status: assumption."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A candidate with its price.
+
+    Attributes:
+        mesh, layout, storage: Texts, as `mm.compile` takes them.
+        seconds: Predicted for a step.
+        memory: Predicted peak, bytes per rank.
+        bytes_sent: Per rank and step.
+    """
+
+    mesh: str
+    layout: str
+    storage: str
+    seconds: float
+    memory: int
+    bytes_sent: int
+
+    def __str__(self) -> str:
+        stored = f", storage '{self.storage}'" if self.storage else ""
+        return (
+            f"mesh {self.mesh}, layout '{self.layout}'{stored}: {1e3 * self.seconds:.4g} ms,"
+            f" {self.memory / 1e9:.3g} GB, {self.bytes_sent / 1e6:.4g} MB sent"
+        )
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate that cannot be used, and why.
+
+    Attributes:
+        mesh, layout, storage: Texts.
+        reason: For people.
+        memory: Bytes per rank, where that was the reason, else 0.
+    """
+
+    mesh: str
+    layout: str
+    storage: str
+    reason: str
+    memory: int = 0
+
+    def __str__(self) -> str:
+        stored = f", storage '{self.storage}'" if self.storage else ""
+        return f"rejected mesh {self.mesh}, layout '{self.layout}'{stored}: {self.reason}"
+
+
+Price = Callable[[Candidate], "Priced | Rejected"]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        ranking: Priced layouts that fit, fastest first.
+        rejected: Those that do not, in the order tried.
+        considered: Candidates that there are.
+        complete: Whether each was priced, or bounded by a better one.
+        seconds: The search took.
+    """
+
+    ranking: tuple[Priced, ...]
+    rejected: tuple[Rejected, ...]
+    considered: int
+    complete: bool
+    seconds: float
+
+    @property
+    def best(self) -> Priced | None:
+        """The fastest layout that fits."""
+        return self.ranking[0] if self.ranking else None
+
+    def report(self, most: int = 5) -> str:
+        """The best layouts and the reasons against others, as text."""
+        how = "all that could be better" if self.complete else "the most promising"
+        lines = [
+            f"{len(self.ranking) + len(self.rejected)} of {self.considered} layouts priced"
+            f" ({how}) in {self.seconds:.1f} s"
+        ]
+        lines += [f"  {k + 1}. {p}" for k, p in enumerate(self.ranking[:most])]
+        if not self.ranking:
+            lines.append("  no layout fits")
+        lines += [f"  {r}" for r in self.rejected[:most]]
+        if len(self.rejected) > most:
+            lines.append(f"  {len(self.rejected) - most} more were rejected")
+        return "\n".join(lines)
+
+
+def search(
+    work: Work, ranks: int, machine: Machine, price: Price, *, seconds: float = 30.0,
+    most_axes: int = 2, axis_names: Sequence[str] = ("rows", "cols", "planes"),
+    meshes: Sequence[MeshShape] = (), screen: Price | None = None,
+) -> SearchResult:  # fmt: skip
+    """Searches meshes, computation layouts and storage layouts.
+
+    Args:
+        work: Digest of the graph.
+        ranks: Of the job.
+        machine: That the guesses are for.
+        price: Lowers the graph in a layout and predicts, or says why it is not to be used.
+        seconds: Limit of the search; what is priced by then is ranked.
+        most_axes: Of meshes that are tried.
+        axis_names: Of their axes.
+        meshes: To try these only.
+        screen: A cheaper `price` that orders layouts alike, such as that of a model with fewer
+            layers; what it finds best is then priced in full.
+    """
+    hunt = _Hunt(work, machine, screen or price, time.perf_counter() + seconds * 0.8)
+    shapes = list(meshes) or mesh_shapes(ranks, most_axes, axis_names)
+    found = [c for shape in shapes for c in candidates(work, shape, machine)]
+    found.sort(key=lambda c: c.guess)
+    complete = hunt.price_all(found)
+    hunt.refine()
+    ranking = sorted(hunt.priced, key=lambda p: (p[1].seconds, p[1].layout))
+    if screen is not None:
+        ranking = _in_full(ranking, price, hunt, seconds)
+    return SearchResult(
+        tuple(p for _, p in ranking), tuple(hunt.rejected), len(found), complete,
+        time.perf_counter() - hunt.began,
+    )  # fmt: skip
+
+
+def _in_full(
+    ranking: Sequence[tuple[Candidate, Priced]], price: Price, hunt: _Hunt, seconds: float
+) -> list[tuple[Candidate, Priced]]:
+    out: list[tuple[Candidate, Priced]] = []
+    for candidate, _ in ranking:
+        if out and time.perf_counter() - hunt.began > seconds:
+            break
+        found = price(candidate)
+        if isinstance(found, Rejected):
+            hunt.rejected.append(found)
+        else:
+            out.append((candidate, found))
+    return sorted(out, key=lambda p: (p[1].seconds, p[1].layout))
+
+
+class _Hunt:
+    """A search under way."""
+
+    def __init__(self, work: Work, machine: Machine, price: Price, deadline: float):
+        self.work, self.price, self.deadline = work, price, deadline
+        self.guesser = Guesser(work, machine)
+        self.began = time.perf_counter()
+        self.priced: list[tuple[Candidate, Priced]] = []
+        self.rejected: list[Rejected] = []
+        self._smallest: tuple[int, Candidate] | None = None  # of those that need too much memory
+        self._seen: set[tuple[str, str, str]] = set()
+
+    @property
+    def best(self) -> float:
+        return min((p.seconds for _, p in self.priced), default=float("inf"))
+
+    @property
+    def late(self) -> bool:
+        return time.perf_counter() > self.deadline
+
+    def price_all(self, found: Sequence[Candidate]) -> bool:
+        """Prices candidates, all where they are few; returns whether none was left that may win.
+
+        Three quarters of the time are for this, the rest for changes around the best.
+        """
+        stop = self.began + 0.75 * (self.deadline - self.began)
+        for k, c in enumerate(found):
+            if len(found) > EXHAUSTIVE and time.perf_counter() > stop:
+                return all(rest.bound >= self.best for rest in found[k:])
+            if c.bound < self.best:
+                self.try_one(c)
+        return True
+
+    def try_one(self, c: Candidate) -> None:
+        """Prices a candidate that was not seen before."""
+        key = (str(c.mesh), c.text, c.storage_text)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        found = self.price(c)
+        if isinstance(found, Rejected):
+            self.rejected.append(found)
+            if found.memory and (self._smallest is None or found.memory < self._smallest[0]):
+                self._smallest = (found.memory, c)
+        else:
+            self.priced.append((c, found))
+
+    def refine(self) -> None:
+        """Changes the best layouts a dim at a time, and splits stored variables."""
+        improved = True
+        while improved and not self.late:
+            before = self._state
+            start = self._start()
+            if start is None:
+                return
+            for c in (*self._stored(start), *self._neighbours(start)):
+                if self.late:
+                    return
+                if c.bound < self.best:
+                    self.try_one(c)
+            improved = self._state != before
+
+    @property
+    def _state(self) -> tuple[float, int]:
+        return self.best, self._smallest[0] if self._smallest else 0
+
+    def _start(self) -> Candidate | None:
+        """The best so far; where nothing fits, what needs least memory."""
+        if self.priced:
+            return min(self.priced, key=lambda p: p[1].seconds)[0]
+        return self._smallest[1] if self._smallest else None
+
+    def _neighbours(self, c: Candidate) -> Iterator[Candidate]:
+        conflicts = self.work.conflicts()
+        for d in self.work.splittable():
+            for axis in ("", *c.mesh.names):
+                layout = {e: axes for e, axes in c.layout.items() if e != d}
+                if axis:
+                    if any(axis in layout.get(e, ()) and frozenset((d, e)) in conflicts
+                           for e in layout):  # fmt: skip
+                        continue
+                    layout[d] = (axis,)
+                if layout != c.layout:
+                    yield self._made(c.mesh, layout, c.storage)
+
+    def _stored(self, c: Candidate) -> Iterator[Candidate]:
+        """The same with variables stored in parts over an axis that does not split them."""
+        for axis in c.mesh.names:
+            for d in self.work.splittable():
+                if not any(d in dims for dims in self.work.variables) or d in c.layout:
+                    continue
+                together = [e for dims in self.work.variables if d in dims for e in dims]
+                if any(axis in c.layout.get(e, ()) for e in together):
+                    continue
+                yield self._made(c.mesh, c.layout, {**c.storage, d: (axis,)})
+
+    def _made(
+        self, mesh: MeshShape, layout: Mapping[str, Names], storage: Mapping[str, Names]
+    ) -> Candidate:
+        bound, guess = self.guesser.bound(mesh, layout), self.guesser.guess(mesh, layout)
+        return Candidate(mesh, layout, bound, guess, storage)

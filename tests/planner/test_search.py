@@ -1,0 +1,164 @@
+"""The layout search: what it finds against trying everything, and the reasons it gives."""
+
+import itertools
+
+import pytest
+
+import meshmpi as mm
+from meshmpi.dims import MeshShape
+from meshmpi.errors import ConfigError
+from meshmpi.layout_search import digest, pricing, search_layouts
+from meshmpi.planner.candidates import Candidate, candidates, independent_sets, mesh_shapes
+from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from
+from meshmpi.planner.search import Priced, Rejected
+from tests.planner.build import small_lm
+
+
+def machine(bandwidth=1e9, latency=1e-6, memory_bytes=0):
+    network = Network(latency, bandwidth)
+    return Machine(
+        "simple", {"float32": ProductRates.constant(1e10)}, Curve(((1.0, 1e10),)),
+        operations_from(1e-10), 1e-7, 0.0, {"": network}, memory_bytes,
+    )  # fmt: skip
+
+
+def two_layers(batch, io, hidden):
+    """The paper's example of section 4, with a training step."""
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", [("batch", batch), ("io", io)])
+        w = mm.get_variable("w", [("io", io), ("hidden", hidden)])
+        v = mm.get_variable("v", [("hidden", hidden), ("io", io)])
+        h = mm.relu(mm.einsum([x, w], [("batch", batch), ("hidden", hidden)]))
+        y = mm.einsum([h, v], [("batch", batch), ("io", io)])
+        loss = mm.reduce_mean(mm.square(y - x))
+        updates = mm.optimize.SGD(0.1).minimize(loss)
+    return graph, [loss], updates
+
+
+def everything(work, mesh, price, but=()):
+    """Prices of all assignments of dims to at most one axis each, illegal ones left out."""
+    dims = [d for d in work.splittable() if d not in but]
+    found = []
+    for axes in itertools.product(("", *mesh.names), repeat=len(dims)):
+        layout = {d: (a,) for d, a in zip(dims, axes, strict=True) if a}
+        priced = price(Candidate(mesh, layout, 0.0, 0.0, {}))
+        if isinstance(priced, Priced):
+            found.append(priced)
+    return found
+
+
+@pytest.mark.parametrize("bandwidth", [1e7, 1e9, 1e12])
+@pytest.mark.parametrize("sizes", [(64, 8, 8), (4, 32, 64), (16, 16, 16)])
+@pytest.mark.parametrize("shape", ["rows:4", "rows:2;cols:2"])
+def test_the_best_layout_is_that_of_trying_everything(shape, sizes, bandwidth):
+    graph, fetches, updates = two_layers(*sizes)
+    chosen, mesh = machine(bandwidth), MeshShape(shape)
+    found = search_layouts(graph, 4, chosen, fetches=fetches, updates=updates, mesh=mesh)
+    price = pricing(graph, fetches, updates, chosen)
+    best = min(everything(digest(graph, fetches, updates), mesh, price), key=lambda p: p.seconds)
+    assert found.complete
+    assert found.best.seconds <= best.seconds * (1 + 1e-12)
+
+
+def test_a_transformer_against_everything():
+    graph, fetches, updates = small_lm(layers=1)
+    chosen, mesh = machine(1e8), MeshShape("rows:2")
+    found = search_layouts(graph, 2, chosen, fetches=fetches, updates=updates, mesh=mesh)
+    price = pricing(graph, fetches, updates, chosen)
+    others = everything(digest(graph, fetches, updates), mesh, price, ("d_kv", "memory_length"))
+    best = min(others, key=lambda p: p.seconds)
+    assert found.best.seconds <= best.seconds * (1 + 1e-12)
+
+
+def test_wide_models_are_split_and_large_batches_too():
+    def best(*sizes):
+        graph, fetches, updates = two_layers(*sizes)
+        found = search_layouts(graph, 4, machine(1e7), fetches=fetches, updates=updates,
+                               mesh="rows:4")  # fmt: skip
+        return found.best.layout
+
+    assert best(4096, 8, 8) == "batch:rows"
+    assert best(4, 64, 512) == "hidden:rows"
+
+
+def test_memory_limits_reject_with_bytes_and_find_storage_in_parts():
+    """Data-parallel is fastest; where parameters do not fit whole they are stored in parts."""
+    graph, fetches, updates = two_layers(8192, 64, 64)
+    free = search_layouts(graph, 4, machine(), fetches=fetches, updates=updates, mesh="rows:4")
+    assert free.best.layout == "batch:rows"
+    wide, fetches, updates = two_layers(64, 256, 256)
+    price = pricing(wide, fetches, updates, machine())
+    whole = price(Candidate(MeshShape("rows:4"), {"batch": ("rows",)}, 0.0, 0.0, {}))
+    tight = search_layouts(
+        wide, 4, machine(1e12, 1e-12), fetches=fetches, updates=updates, mesh="rows:4",
+        memory_limit=whole.memory - 1,
+    )  # fmt: skip
+    assert tight.best is not None and tight.best.memory < whole.memory
+    rejected = [r for r in tight.rejected if r.layout == "batch:rows" and not r.storage]
+    assert rejected and "GB per rank, the limit is" in rejected[0].reason
+    assert "rejected mesh {rows: 4}, layout 'batch:rows'" in tight.report()
+
+
+def test_nothing_fits_is_said():
+    graph, fetches, updates = two_layers(8, 8, 8)
+    found = search_layouts(
+        graph, 4, machine(), fetches=fetches, updates=updates, memory_limit=100, mesh="rows:4"
+    )
+    assert found.best is None and "no layout fits" in found.report()
+
+
+def test_candidates_are_legal_and_bounded_by_their_price():
+    graph, fetches, updates = small_lm(layers=1)
+    chosen = machine()
+    price = pricing(graph, fetches, updates, chosen)
+    found = candidates(digest(graph, fetches, updates), MeshShape("rows:2;cols:2"), chosen)
+    assert len({c.text for c in found}) == len(found) > 50
+    for c in found[::29]:
+        priced = price(c)
+        assert isinstance(priced, Priced), priced
+        assert c.bound <= priced.seconds
+
+
+def test_the_papers_layout_is_among_the_first_guesses():
+    """Its models were trained with batch over one axis; heads, d_ff and vocab over the other."""
+    config = mm.transformer.paper_language_model(6)
+    with mm.Graph() as graph:
+        tokens, targets = (
+            mm.placeholder(n, "batch:256;length:256", "int32") for n in ("tokens", "targets")
+        )
+        loss, _ = mm.transformer.lm_loss(config, tokens, targets, training=True)
+        updates = mm.optimize.Adafactor(1e-3).minimize(loss)
+    from meshmpi.planner.machine_file import load_machine
+
+    work = digest(graph, [loss], updates)
+    found = candidates(work, MeshShape("rows:16;cols:32"), load_machine("tpuv2"))
+    paper = {"batch": ("rows",), "heads": ("cols",), "d_ff": ("cols",), "vocab": ("cols",)}
+    assert paper in [dict(c.layout) for c in found[:10]]
+
+
+def test_meshes_are_all_ascending_factorisations():
+    def found(ranks, axes):
+        return [m.sizes for m in mesh_shapes(ranks, axes, ("rows", "cols", "planes"))]
+
+    assert found(12, 2) == [(12,), (2, 6), (3, 4)]
+    assert found(8, 3) == [(8,), (2, 4), (2, 2, 2)]
+    assert found(7, 2) == [(7,)] and found(1, 2) == [(1,)]
+
+
+def test_independent_sets_hold_no_conflict():
+    conflicts = {frozenset("ab"), frozenset("bc")}
+    found = independent_sets("abc", conflicts)
+    assert sorted(found) == [(), ("a",), ("a", "c"), ("b",), ("c",)]
+
+
+def test_an_unknown_machine_is_refused():
+    graph, fetches, updates = two_layers(8, 8, 8)
+    with pytest.raises(ConfigError, match="no machine 'mars'"):
+        search_layouts(graph, 4, "mars", fetches=fetches, updates=updates)
+
+
+def test_an_illegal_layout_is_rejected_with_its_message():
+    graph, fetches, updates = two_layers(8, 8, 8)
+    both = Candidate(MeshShape("rows:2"), {"batch": ("rows",), "io": ("rows",)}, 0.0, 0.0, {})
+    found = pricing(graph, fetches, updates, machine())(both)
+    assert isinstance(found, Rejected) and "batch" in found.reason and "rows" in found.reason
