@@ -169,7 +169,7 @@ def results(config, mesh, layout, storage):
 def test_layouts(name):
     config = SMALL.with_options(**OPTIONS[name])
     wanted = results(config, "all:1", "", "")
-    for mesh, layout, storage in LAYOUTS:
+    for mesh, layout, storage in LAYOUTS if name in ("bert", "esm") else LAYOUTS[1:3]:
         found = results(config, mesh, layout, storage)
         for a, b in zip(found, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-11, err_msg=layout)
@@ -177,7 +177,7 @@ def test_layouts(name):
 
 def test_recomputing_changes_nothing():
     for name in ("bert", "experts"):
-        config = SMALL.with_options(**OPTIONS[name], ff_dropout=0.1, residual_dropout=0.2)
+        config = SMALL.with_options(**OPTIONS[name], ff_dropout=0.1, embedding_dropout=0.2)
         found = []
         for recompute in ("none", "layers"):
             graph, loss, _ = build(config.with_options(recompute=recompute), training=True)
@@ -188,7 +188,7 @@ def test_recomputing_changes_nothing():
                 graph, mm.SimulatedMesh("all:2"), "batch:all", fetches=[loss], updates=updates,
                 kernels="numpy",
             )  # fmt: skip
-            found.append([step(**FEEDS)[loss] for _ in range(3)])
+            found.append([step(**FEEDS)[loss] for _ in range(2)])
         np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
         assert found[0][0] > found[0][-1]
 
