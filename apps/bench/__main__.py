@@ -18,11 +18,14 @@ from pathlib import Path
 
 from apps.bench import (
     collectives,
+    esm2,
+    goals,
     overhead,
     peer_attention,
     peer_loops,
     peers,
     plot,
+    predictions,
     scaling,
     startup,
     tables,
@@ -37,7 +40,7 @@ from meshmpi.kernels import blas
 PARTS: Mapping[str, Callable[[Bench], list[Table]]] = {
     "step": rounds.measure, "loops": peer_loops.measure, "attention": peer_attention.measure,
     "collectives": collectives.measure, "scaling": scaling.measure, "startup": startup.measure,
-    "overhead": overhead.measure,
+    "overhead": overhead.measure, "predictions": predictions.measure, "esm2": esm2.measure,
 }  # fmt: skip
 EFFORTS = {"full": FULL, "quick": QUICK, "tiny": TINY}
 
@@ -53,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"[{time.perf_counter() - began:5.0f} s] {line}", flush=True)
 
     for variable in workers.forget_slowing_variables():
-        say(f"unset {variable}: it chooses routines that are not this processor's own")
+        say(f"unset {variable}: it would slow what is measured")
     folder = options.out.resolve()
     found = peers.without("--no-peers") if options.no_peers else peers.install(
         (options.peers or folder / "peers").resolve(), say
@@ -98,11 +101,11 @@ def _measure(bench: Bench, parts: Sequence[str]) -> int:
             status = 1
             bench.say(f"failed: {part}: {error}")
             made.append(Table(part, part, (), (), [f"Failed: {' '.join(str(error).split())}"]))
-        tables.write(bench.folder, made, about(bench))
+        tables.write(bench.folder, [goals.table(made), *made], about(bench))
         problem = plot.draw(made, bench.folder / "bench.png")
         if problem and part == parts[-1]:
             bench.say(problem)
-    for table in made:
+    for table in [goals.table(made), *made]:
         print(f"\n{table.markdown()}", end="")
     return status
 

@@ -38,6 +38,7 @@ def add(commands: Any, command: Any) -> None:
         "--out", type=Path, metavar="FILE",
         help="where to write the description; default: where other commands look for it",
     )  # fmt: skip
+    calibrate.add_argument("--quick", action="store_true", help="leave out the largest sizes")
     calibrate.add_argument("--repeats", type=int, default=5, help="of each measurement")
 
 
@@ -77,7 +78,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     if options.repeats < 1:
         raise ConfigError(f"{options.repeats} repeats.", "Give 1 or more.")
     mesh = make_mesh(from_dict(Settings, {"mesh": {"shape": options.mesh or ""}}).mesh)
-    machine = calibrate(mesh, repeats=options.repeats, say=print)
+    machine = calibrate(mesh, repeats=options.repeats, quick=options.quick, say=print)
     if mesh.rank == 0:
         path = options.out or machine_path(mesh.shape)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,10 @@ _CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def calibrate(mesh: Any, name: str = "", repeats: int = 5, say: Say = lambda line: None) -> Machine:
+def calibrate(
+    mesh: Any, name: str = "", repeats: int = 5, quick: bool = False,
+    say: Say = lambda line: None,
+) -> Machine:  # fmt: skip
     """Measures this machine on all ranks of a mesh.  Collective; about half a minute.
 
     Args:
@@ -63,9 +66,12 @@ def calibrate(mesh: Any, name: str = "", repeats: int = 5, say: Say = lambda lin
             rank, which has no network.
         name: Of the description; default: the host's name and the mesh.
         repeats: Of each measurement, of which the median counts.
+        quick: Whether to leave out the largest sizes: seconds, for a rougher description.
         say: Takes lines of progress, on rank 0 only.
     """
     probe = _Probe(mesh, repeats, say if mesh.rank == 0 else lambda line: None)
+    if quick:
+        probe.product_sizes, probe.most_bytes = PRODUCT_SIZES[:-1], 1 << 20
     products = {"float32": probe.products(np.dtype(np.float32))}
     if blas.find(probe.library).bfloat16:
         products["bfloat16"] = probe.products(BFLOAT16)
@@ -85,6 +91,7 @@ class _Probe:
 
     def __init__(self, mesh: Any, repeats: int, say: Say):
         self.mesh, self.repeats, self.say = mesh, repeats, say
+        self.product_sizes, self.most_bytes = PRODUCT_SIZES, max(MEMORY_BYTES)
         self.alone = mesh.size == 1
         names = blas.available(True)
         self.library = blas.agree([names] if self.alone else mesh.comm.allgather(names))
@@ -120,14 +127,14 @@ class _Probe:
         """Rates of all combinations of `PRODUCT_SIZES`, small ones in batches as attention has."""
         self.say(f"matrix products of {dtype.name} by {self.library} ...")
         rates = {}
-        for m, n, k in itertools.product(PRODUCT_SIZES, repeat=3):
+        for m, n, k in itertools.product(self.product_sizes, repeat=3):
             batch = max(1, min(64, (1 << 21) // (m * k + k * n + m * n)))
             a = np.ones((batch, m, k), dtype)
             b = np.ones((batch, k, n), dtype)
             y = np.zeros((batch, m, n), np.float32 if dtype == BFLOAT16 else dtype)
             call = blas.find(self.library).gemm(a, b, y) or _matmul(a, b, y)
             rates[m, n, k] = 2.0 * batch * m * n * k / self.seconds(call)
-        return ProductRates(PRODUCT_SIZES, rates)
+        return ProductRates(self.product_sizes, rates)
 
     # ---- loops -------------------------------------------------------------------------------
 
@@ -135,7 +142,7 @@ class _Probe:
         """Bytes per second of z = x + y by the bytes of all three."""
         self.say("memory ...")
         points = []
-        for touched in MEMORY_BYTES:
+        for touched in (b for b in MEMORY_BYTES if b <= self.most_bytes):
             n = touched // 12
             run = _loop(n, lambda x, y: ew.add(x, y))
             points.append((float(touched), touched / self.seconds(run)))
@@ -181,7 +188,7 @@ class _Probe:
         n, measured = self.mesh.shape.count(axes), dict[str, list[tuple[int, int, float]]]()
         for kind, bound in _collectives(self.mesh, axes, n).items():
             rows = []
-            for size in MESSAGE_BYTES:
+            for size in (b for b in MESSAGE_BYTES if b <= self.most_bytes):
                 elements = -(-size // (4 * n)) * n
                 rows.append((n, 4 * elements, self.seconds(bound(elements))))
             measured[kind] = rows
