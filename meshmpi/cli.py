@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from meshmpi.commands import planning, pretrained
+from meshmpi.commands import inspecting, planning, pretrained
 from meshmpi.errors import CheckpointError, ConfigError, MeshmpiError
 from meshmpi.runtime.mesh import size_error
 from meshmpi.train.config import describe, from_dict, load
@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     planning.add(commands, _command)
+    inspecting.add(commands, _command)
     pretrained.add(commands, _command)
 
     sample = _command(commands, "sample", _sample, "continue a text with a trained model", False)

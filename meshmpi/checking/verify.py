@@ -8,6 +8,7 @@ reference, so that replicas which differ from each other are found as well.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Union
 
@@ -22,6 +23,7 @@ from meshmpi.checking.interpret import (
     interpret,
     lowered_with_values,
     named_fetches,
+    needed_tensors,
     reference,
     run,
 )
@@ -94,6 +96,7 @@ def verify(
     named = named_fetches(graph, fetches)
     chosen = list(graph.updates if updates is None else updates)
     given = random_feeds(graph, seed) if feeds is None else dict(feeds)
+    _check_memory(graph, named, chosen)
     truth = Truth(graph, named, chosen, given, variables, warm_steps, precision, seed)
     report = Report([], precision)
     shapes = [mesh] if isinstance(mesh, (str, MeshShape)) else list(mesh)
@@ -109,6 +112,19 @@ def verify(
             runner = _Runner(truth, shape, Layout(layout), Layout(storage), ranks, kernels)
             report.checks.append(runner.check())
     return report
+
+
+def _check_memory(graph: Graph, fetches: Mapping[str, Tensor], updates: Sequence[Update]) -> None:
+    """Refuses a graph whose tensors and bounds do not fit into half of this machine."""
+    tensors = needed_tensors(graph, [*fetches.values(), *(u.value for u in updates)])
+    needed = 16 * sum(t.shape.size for t in tensors)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there / 2:
+        raise ConfigError(
+            f"all {len(tensors)} tensors of the graph with their bounds take {needed / 2**30:.1f}"
+            f" GB, this machine has {there / 2**30:.1f} GB.",
+            "Verify the same model with smaller dimensions: layouts do not depend on sizes.",
+        )
 
 
 class Truth:

@@ -1,0 +1,170 @@
+"""`meshmpi verify` and `meshmpi show`: is a layout right, and what does it look like."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshmpi.errors import ConfigError
+from meshmpi.graph import Graph, Tensor, Update
+
+DEFAULT_MESH = "rows:2;cols:2"
+
+
+class Model(NamedTuple):
+    """What a command is about."""
+
+    name: str
+    graph: Graph
+    fetches: Sequence[Tensor] | Mapping[str, Tensor] | None
+    updates: Sequence[Update]
+    mesh: str
+    layout: str
+    storage: str
+
+
+def add(commands: Any, command: Any) -> None:
+    """Adds both commands."""
+    verify = command(
+        commands, "verify", _verify, "compare every tensor in many layouts with one rank", False
+    )
+    _add_model(verify)
+    verify.add_argument(
+        "--layouts", nargs="+", default=["all"], metavar="LAYOUT",
+        help="'all' legal ones (default), or those to try",
+    )  # fmt: skip
+    verify.add_argument("--sample", type=int, metavar="N", help="try at most N layouts")
+    verify.add_argument(
+        "--own-types", action="store_true",
+        help="compute in the types of the graph instead of float64",
+    )  # fmt: skip
+    verify.add_argument("--rows", type=int, default=12, help="of the table of differences")
+    show = command(commands, "show", _show, "draw a layout: a page, or text", False)
+    _add_model(show)
+    show.add_argument(
+        "--out", type=Path, metavar="FILE", help="write an .html page; default: print text"
+    )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", help="a TOML file with settings, or module:function that builds a graph"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="one setting of the file, as train.batch=4; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--storage", help="how variables are kept")
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+def find_model(options: argparse.Namespace) -> Model:
+    """The graph that the arguments name.
+
+    Raises:
+        ConfigError: There is no such file, module or function, or it returns something else.
+    """
+    text = options.model
+    if not text.endswith(".toml") and ":" in text:
+        return _from_function(text, options)
+    return _from_settings(text, options)
+
+
+def _from_settings(text: str, options: argparse.Namespace) -> Model:
+    from meshmpi.cli import settings_of
+    from meshmpi.train.tasks.registry import task_class
+
+    given = copy.copy(options)
+    given.config = Path(text)
+    settings = settings_of(given)
+    task = task_class(settings.task)
+    built = task.build(settings, task.transformer(settings, task.vocabulary_size(settings)))
+    mesh = settings.mesh.shape or DEFAULT_MESH
+    fetches = {"loss": built.loss, "learning_rate": built.learning_rate}
+    return Model(Path(text).stem, built.graph, fetches, built.updates, mesh, settings.mesh.layout,
+                 settings.mesh.storage)  # fmt: skip
+
+
+def _from_function(text: str, options: argparse.Namespace) -> Model:
+    if options.set:
+        raise ConfigError("a function has no settings.", "Leave --set out, or name a TOML file.")
+    module, _, name = text.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as e:
+        raise ConfigError(f"'{text}' cannot be found: {e}.", "Write module:function.") from None
+    found = function()
+    read = found.get if isinstance(found, Mapping) else lambda key: getattr(found, key, None)
+    graph = found if isinstance(found, Graph) else read("graph")
+    if not isinstance(graph, Graph):
+        raise ConfigError(
+            f"'{text}' returned {type(found).__name__}, not a graph.",
+            "Return the graph, or something with .graph, .fetches and .updates.",
+        )
+    parts = (None, None) if isinstance(found, Graph) else (read("fetches"), read("updates"))
+    updates = graph.updates if parts[1] is None else parts[1]
+    mesh, layout = options.mesh or DEFAULT_MESH, options.layout or ""
+    return Model(name, graph, parts[0], updates, mesh, layout, options.storage or "")
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from meshmpi.checking import verify
+    from meshmpi.runtime.world import world_size
+
+    model, ranks = find_model(options), world_size()
+    layouts: Any = [options.layout] if options.layout else options.layouts
+    mesh = options.mesh or (f"all:{ranks}" if ranks > 1 else model.mesh)
+    report = verify(
+        model.graph, "all" if layouts == ["all"] else layouts, mesh, model.fetches, model.updates,
+        ranks="mpi" if ranks > 1 else "simulated", sample=options.sample,
+        precision="own" if options.own_types else "float64", storage=model.storage or None,
+    )  # fmt: skip
+    if _is_first():
+        print(report.text(options.rows))
+    return 0 if report.ok else 1
+
+
+def _is_first() -> bool:
+    from meshmpi.runtime.world import world_size
+
+    if world_size() == 1:
+        return True
+    from meshmpi.runtime.mesh import Mesh
+
+    return Mesh(f"all:{world_size()}").rank == 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from meshmpi.api import plan
+    from meshmpi.drawing import report_page
+    from meshmpi.drawing.report import report_text
+    from meshmpi.runtime.compiled import memory_plan
+
+    if options.out is not None and options.out.suffix != ".html":
+        raise ConfigError(f"'{options.out}' is no page.", "End it in .html.")
+    model = find_model(options)
+    found = plan(
+        model.graph, model.mesh, model.layout, fetches=model.fetches, updates=model.updates,
+        storage=model.storage or None,
+    )  # fmt: skip
+    memory = memory_plan(found.program)
+    if options.out is None:
+        print(report_text(found.program, found.cost, memory))
+        return 0
+    page = report_page(found.program, found.cost, memory, model.name, model.layout)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(page, encoding="utf-8")
+    print(f"wrote {options.out} ({len(page):,} bytes)")
+    return 0

@@ -1,0 +1,272 @@
+"""One HTML page about a program: what it costs, who holds what, what is sent where, its text.
+
+The page is one file: no script, style, font or picture comes from elsewhere, so that it can be sent
+by mail and opened on a machine without network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from meshmpi.drawing.blocks import Drawn, draw_blocks
+from meshmpi.drawing.groups import grouped, readable
+from meshmpi.drawing.memory import draw_memory
+from meshmpi.drawing.palette import FAINT, INK, LINE, PAGE, PLAIN, Colour, strong
+from meshmpi.drawing.program import MOST_BOXES, draw_program
+from meshmpi.drawing.scene import Scene, colours_of, style
+from meshmpi.passes.memory import MemoryPlan, aligned_bytes
+from meshmpi.planner.cost import Cost
+from meshmpi.planner.memory_kinds import memory_by_kind
+from meshmpi.planner.report import amount, sent_by_line, traffic_lines
+from meshmpi.program import LocalType, Program
+
+MOST_PICTURES = 12
+"""Tensors drawn: one of each way to be split, the largest first."""
+MOST_ROWS = 40
+"""Lines of a table; the rest is counted."""
+
+_STYLE = """
+:root{color-scheme:light dark;--ink:%(ink_light)s;--faint:%(faint_light)s;--line:%(line_light)s;
+--page:%(page_light)s;--plain:%(plain_light)s;--link:%(link_light)s}
+@media (prefers-color-scheme:dark){:root{--ink:%(ink_dark)s;--faint:%(faint_dark)s;
+--line:%(line_dark)s;--page:%(page_dark)s;--plain:%(plain_dark)s;--link:%(link_dark)s}}
+body{background:var(--page);color:var(--ink);font:15px/1.5 Verdana,"DejaVu Sans",sans-serif;
+margin:0 auto;max-width:960px;padding:16px}
+h1{font-size:22px;margin:8px 0}h2{font-size:17px;margin:28px 0 8px}
+nav a{margin-right:14px}a,summary{color:var(--link)}summary{cursor:pointer}
+table{border-collapse:collapse;font-size:13px;margin:6px 0}
+th,td{border-bottom:1px solid var(--line);padding:3px 10px 3px 0;text-align:left;vertical-align:top}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+code,pre,input{font-family:"DejaVu Sans Mono",Consolas,monospace}
+pre{background:var(--plain);padding:8px;overflow:auto;font-size:12px;max-height:70vh}
+pre span{display:block;white-space:pre}pre span[hidden]{display:none}
+.wide{overflow-x:auto}.faint{color:var(--faint)}
+input{background:var(--plain);color:var(--ink);border:1px solid var(--line);padding:5px 8px;
+width:60%%;font-size:13px}
+svg{max-width:none}
+"""
+
+_SCRIPT = """
+const box=document.getElementById("find"),lines=[...document.querySelectorAll("#program span")],
+count=document.getElementById("count");
+function find(){const words=box.value.toLowerCase().split(/\\s+/).filter(Boolean);let n=0;
+for(const l of lines){const text=l.textContent.toLowerCase();
+const hit=words.every(w=>text.includes(w));l.hidden=!hit;n+=hit}
+count.textContent=n+" of "+lines.length+" lines"}
+box.addEventListener("input",find);find();
+"""
+
+
+def report_page(
+    program: Program, cost: Cost, plan: MemoryPlan, title: str, layout: str = "",
+    notes: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """A page of HTML about a program.
+
+    Args:
+        program: The program.
+        cost: Its cost.
+        plan: Its memory plan.
+        title: Of the page.
+        layout: The layout as the user wrote it.
+        notes: More lines of the summary, a predicted time for instance.
+
+    Returns:
+        The text of a file that needs no other.
+    """
+    page = _Page()
+    page.section("Summary", _summary(program, cost, layout, notes))
+    page.section("Who holds what", _dims(program) + _variables(program) + page.picture(
+        draw_blocks(_examples(program), program.mesh, width=900.0)
+    ))  # fmt: skip
+    page.section("What is sent, by line", _traffic(program))
+    page.section("Program as a graph", _graph(page, program))
+    memory = draw_memory(program, plan, "Memory of the rank with the largest blocks", 900.0)
+    page.section("Memory over the step", page.picture(memory) + _memory(program, plan))
+    page.section("Program", _text(program))
+    return page.html(title)
+
+
+def report_text(program: Program, cost: Cost, plan: MemoryPlan) -> str:
+    """The same for a terminal: cost, who holds what, what is sent, the program as boxes."""
+    pictures = draw_blocks(_examples(program), program.mesh)
+    memory = draw_memory(program, plan)
+    graph = draw_program(program)
+    sent = "\n".join(traffic_lines(program, MOST_ROWS))
+    parts = [str(cost), pictures.text, sent or "nothing is sent", memory.text, graph.text]
+    return "\n\n".join(parts)
+
+
+class _Page:
+    """Collects sections, and the colours of their pictures."""
+
+    def __init__(self) -> None:
+        self.sections: list[tuple[str, str]] = []
+        self.colours: dict[Colour, None] = {}
+
+    def section(self, title: str, body: str) -> None:
+        self.sections.append((title, body))
+
+    def picture(self, scene: Scene) -> str:
+        self.colours.update(dict.fromkeys(colours_of(scene)))
+        return f'<div class="wide">{scene.svg(standalone=False)}</div>'
+
+    def html(self, title: str) -> str:
+        names = {"ink": INK, "faint": FAINT, "line": LINE, "page": PAGE, "plain": PLAIN,
+                 "link": strong(0)}  # fmt: skip
+        values = {f"{n}_{k}": getattr(c, k) for n, c in names.items() for k in ("light", "dark")}
+        links = "".join(f'<a href="#s{n}">{escape(t)}</a>' for n, (t, _) in
+                        enumerate(self.sections))  # fmt: skip
+        bodies = "".join(
+            f'<section id="s{n}"><h2>{escape(t)}</h2>{body}</section>'
+            for n, (t, body) in enumerate(self.sections)
+        )
+        return (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width">'
+            f"<title>{escape(title)}</title><style>{_STYLE % values}{style(list(self.colours))}"
+            f"</style></head>\n<body><h1>{escape(title)}</h1><nav>{links}</nav>{bodies}"
+            f"<script>{_SCRIPT}</script></body></html>\n"
+        )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """Cells are text, not HTML; columns of ``numbers`` stand on the right."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        parts = (
+            f"<{tag}{' class=n' if k in numbers else ''}>{escape(c)}</{tag}>"
+            for k, c in enumerate(cells)
+        )
+        return f"<tr>{''.join(parts)}</tr>"
+
+    more = len(rows) - MOST_ROWS
+    body = "".join(line(r, "td") for r in rows[:MOST_ROWS])
+    note = f'<p class="faint">and {more} more</p>' if more > 0 else ""
+    return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>{note}"
+
+
+def _summary(program: Program, cost: Cost, layout: str, notes: Sequence[str]) -> str:
+    rows = [
+        ("mesh", f"{program.mesh}, {program.mesh.size} ranks"),
+        ("layout", layout or "(none: every rank holds everything)"),
+        ("computation", f"{amount(cost.flops, 'FLOP')} per rank and step"),
+        ("sent", f"{amount(cost.bytes_sent, 'B')} per rank and step"),
+        ("memory", f"{amount(cost.peak_memory, 'B')} per rank ({cost.peak_memory:,} bytes)"),
+        ("instructions", f"{len(program.instructions)}: " + ", ".join(
+            f"{n} {kind}" for kind, n in program.counts().items())),
+        ("digest", program.digest()[:16]),
+    ]  # fmt: skip
+    said = "".join(f"<p>{escape(n)}</p>" for n in notes)
+    return _table(("of the rank with the largest blocks", ""), rows) + said
+
+
+def _dims(program: Program) -> str:
+    """Every dim with the ways in which it is split."""
+    found: dict[tuple[str, int, str], int] = {}
+    stored = [v.type for v in program.variables.values()]
+    for t in [*stored, *program.types.values()]:
+        for d, axes in zip(t.shape, t.splits, strict=True):
+            key = (d.name, d.size, "+".join(axes))
+            found[key] = found.get(key, 0) + 1
+    split = {name for name, _, axes in found if axes}
+    rows = []
+    for (name, size, axes), n in sorted(found.items(), key=lambda item: item[0]):
+        if name not in split or name.startswith("_"):
+            continue
+        blocks = program.mesh.count(axes.split("+")) if axes else 1
+        rows.append((name, f"{size:,}", axes or "whole", f"{blocks}", f"{-(-size // blocks):,}",
+                     f"{n}"))  # fmt: skip
+    if not rows:
+        return "<p>No dimension is split.</p>"
+    return _table(("dimension", "size", "over", "blocks", "of up to", "values"), rows, (1, 3, 4, 5))
+
+
+def _variables(program: Program) -> str:
+    """Variables by name without numbers, the largest first."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    origin = dict.fromkeys(program.mesh.names, 0)
+    for v in program.variables.values():
+        block = "x".join(map(str, v.type.max_sizes(program.mesh))) or "1"
+        key = (re.sub(r"\d+", "#", v.name), str(v.type), block)
+        entry = found.setdefault(key, [0, 0, program.mesh.size // _blocks(v.type, program)])
+        entry[0] += 1
+        entry[1] += aligned_bytes(v.type, program, origin)
+    rows = [
+        (name, f"{n}", kind, block, f"{copies}", amount(size, "B"))
+        for (name, kind, block), (n, size, copies) in
+        sorted(found.items(), key=lambda item: -item[1][1])
+    ]  # fmt: skip
+    head = ("variable", "count", "type", "block of a rank", "copies", "bytes of a rank")
+    return _table(head, rows, (1, 4, 5))
+
+
+def _blocks(t: LocalType, program: Program) -> int:
+    return program.mesh.count(t.used_axes)
+
+
+def _examples(program: Program) -> list[Drawn]:
+    """One variable, feed or value for each way to be split, the largest first."""
+    named: list[tuple[str, LocalType]] = [(v.name, v.type) for v in program.variables.values()]
+    named += [(f"feed {n}", t) for n, t in program.feeds.items()]
+    for i in program.instructions:
+        if i.source.name and i.kind not in ("read", "feed"):
+            named += [(i.source.name.split(" (")[0].split("/")[-1], program.types[v])
+                      for v in i.outputs if not program.types[v].windows]  # fmt: skip
+    chosen: dict[tuple, tuple[str, LocalType]] = {}
+    for name, t in named:
+        pattern = tuple(zip(t.shape.names, t.splits, strict=True))
+        if not t.used_axes or any(n.startswith("_") for n in t.shape.names):
+            continue
+        if pattern not in chosen or t.shape.size > chosen[pattern][1].shape.size:
+            chosen[pattern] = (name, t)
+    ordered = sorted(chosen.values(), key=lambda item: -item[1].shape.size)[:MOST_PICTURES]
+    return list(ordered) or [(n, t) for n, t in named[:3]]
+
+
+def _traffic(program: Program) -> str:
+    rows = [
+        (kind, axes, f"{count}", amount(sent, "B"), name, line)
+        for (kind, axes, name, line), (count, sent) in sent_by_line(program).items()
+    ]
+    if not rows:
+        return "<p>Nothing is sent.</p>"
+    return _table(("collective", "over", "count", "bytes sent", "for", "line"), rows, (2, 3))
+
+
+def _graph(page: _Page, program: Program) -> str:
+    """The whole as boxes; below it each box of several instructions, folded away."""
+    depth = readable(program, MOST_BOXES)
+    parts = [page.picture(draw_program(program, depth=depth))]
+    if depth is None:
+        return parts[0]
+    parts.append("<p>Boxes of scopes, opened:</p>")
+    for g in grouped(program, depth):
+        if len(g.numbers) == 1:
+            continue
+        sent = "; ".join(f"{n} {kind} over {axes}" for (kind, axes), (n, _) in g.sent.items())
+        head = f"{g.name}: {len(g.numbers)} instructions" + (f", {sent}" if sent else "")
+        if len(g.numbers) <= MOST_BOXES:
+            body = page.picture(draw_program(program, depth=None, numbers=g.numbers))
+        else:
+            body = f"<p>{len(g.numbers)} instructions are too many to draw; see the text.</p>"
+        parts.append(f"<details><summary>{escape(head)}</summary>{body}</details>")
+    return "".join(parts)
+
+
+def _memory(program: Program, plan: MemoryPlan) -> str:
+    kinds: Mapping[str, int] = memory_by_kind(program, plan)
+    rows = [(k, amount(n, "B"), f"{n:,}") for k, n in kinds.items() if n]
+    rows.append(("in all", amount(plan.total_bytes, "B"), f"{plan.total_bytes:,}"))
+    return _table(("kind, at the peak", "", "bytes"), rows, (1, 2))
+
+
+def _text(program: Program) -> str:
+    lines = "".join(f"<span>{escape(s)}</span>" for s in program.text(sources=True).splitlines())
+    return (
+        '<p><input id="find" type="search" placeholder="words to find: all_reduce model.py:57"'
+        ' aria-label="find in the program"> <span id="count" class="faint"></span></p>'
+        f'<pre id="program">{lines}</pre>'
+    )
