@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -99,14 +100,11 @@ class NativeKernels:
         addresses = (ctypes.c_void_p * len(used))(*(a.ctypes.data for a in used))
         pointer = ctypes.cast(addresses, ctypes.c_void_p)
 
-        def run() -> None:
-            function(pointer)
-
         def run_random() -> None:
             parameters.advance()
             function(pointer)
 
-        chosen = run_random if parameters.names else run
+        chosen = run_random if parameters.names else functools.partial(function, pointer)
         chosen.keep = (addresses, used)  # type: ignore[attr-defined]
         return chosen
 
