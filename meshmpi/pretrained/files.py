@@ -232,11 +232,18 @@ class Checkpoint:
         block = np.empty([sum(b - a for a, b in p) for p in pieces], numpy_dtype(self.dtype(key)))
         item, done = ITEM_BYTES[stored.kind], 0
         first = self._headers[file].data + stored.start
-        view = memoryview(block.reshape(-1).view(np.uint8))
+        view = block.reshape(-1).view(np.uint8).data
         for start, count in contiguous_runs(stored.shape, pieces):
             self._read_run(file, key, first + start * item, view[done : done + count * item])
             done += count * item
         return block.astype(numpy_dtype(dtype), copy=False)
+
+    def read_bytes(self, key: str) -> bytes:
+        """All bytes of a tensor of any type, as they are in the file."""
+        file, stored = self._place(key)
+        data = bytearray(stored.stop - stored.start)
+        self._read_run(file, key, self._headers[file].data + stored.start, memoryview(data))
+        return bytes(data)
 
     def _read_run(self, file: Path, key: str, place: int, into: memoryview) -> None:
         done = 0

@@ -213,11 +213,7 @@ def _complain(
             f" {_listed(list(checkpoint.places))}.",
             "Give a checkpoint saved with its head, and the config.json that belongs to it.",
         )
-    patterns = [re.compile(p) for p in architecture.ignored]
-    unknown = [
-        key for key in left
-        if not any(p.fullmatch(k) for p in patterns for k in _variants(architecture, key))
-    ]  # fmt: skip
+    unknown = [key for key in left if ignored_name(architecture, key) is None]
     if unknown:
         raise CheckpointError(
             f"{checkpoint.path} has {_listed(unknown)}, which a {architecture.name} model with this"
@@ -226,9 +222,22 @@ def _complain(
         )
 
 
-def _variants(architecture: Architecture, key: str) -> list[str]:
+def ignored_name(architecture: Architecture, key: str) -> str | None:
+    """The full name of a tensor that the model does not need; None: it is not such a one."""
     bare = _bare(architecture, key)
-    return [key, bare, architecture.prefix + bare]
+    unwrapped = key
+    for wrapper in WRAPPERS:
+        unwrapped = unwrapped.removeprefix(wrapper)
+    names = dict.fromkeys((unwrapped, architecture.prefix + bare, bare))
+    patterns = [re.compile(p) for p in architecture.ignored]
+    return next((n for n in names if any(p.fullmatch(n) for p in patterns)), None)
+
+
+def left_over(architecture: Architecture, checkpoint: Checkpoint) -> dict[str, str]:
+    """Tensors of a file that no variable is filled from: full name -> key in the file."""
+    used = [k for keys in matched(architecture, checkpoint, ()).values() for k in keys]
+    names = {ignored_name(architecture, k): k for k in checkpoint.places if k not in used}
+    return {name: key for name, key in names.items() if name is not None}
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ import numpy as np
 from meshmpi.errors import CheckpointError, MeshmpiError, suggest
 from meshmpi.pretrained.architectures import Architecture, Entry
 from meshmpi.pretrained.blocks import part_of
-from meshmpi.pretrained.files import INDEX, READ_AS, WEIGHTS, contiguous_runs
-from meshmpi.pretrained.load import wanted
+from meshmpi.pretrained.files import INDEX, READ_AS, WEIGHTS, Checkpoint, contiguous_runs
+from meshmpi.pretrained.load import left_over, wanted
 from meshmpi.runtime.arrays import numpy_dtype
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.train.agreement import first_error, from_first, gathered
@@ -35,6 +35,10 @@ BESIDE = (
     "generation_config.json", "chat_template.jinja",
 )  # fmt: skip
 """Files of a checkpoint's folder that belong to the weights and do not change with them."""
+
+
+Shards = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
+"""Name of a file -> key -> type of the format and shape."""
 
 
 class _Target(NamedTuple):
@@ -62,7 +66,8 @@ def save(
         dtype: float64, float32, float16 or bfloat16.
         max_shard_bytes: Where there is more, it is written as several files and an index; None:
             one file.
-        like: Folder of another checkpoint, whose tokenizer is copied.
+        like: The checkpoint that the variables came from: its tokenizer is copied, and so are its
+            tensors that the model does not need, as heads for other tasks.
 
     Returns:
         The folder.
@@ -74,11 +79,16 @@ def save(
     mesh, folder = store.mesh, Path(folder)
     beside = folder.with_name(f".{folder.name}.partial")
     _check(architecture, store, dtype)
-    shards = _shards(architecture, dtype, max_shard_bytes)
-    targets = from_first(mesh, lambda: _make_files(beside, folder, shards, dtype))
+    extras = from_first(mesh, lambda: _extras(architecture, like))
+    shards = _shards(architecture, dtype, max_shard_bytes, extras)
+    targets = from_first(mesh, lambda: _make_files(beside, folder, shards))
     error: MeshmpiError | None = None
     try:
         _write_blocks(store, architecture, targets, dtype)
+        if mesh.rank == 0 and like is not None:
+            _copy_extras(extras, like, targets)
+    except MeshmpiError as failure:
+        error = failure
     except OSError as failure:
         error = _unwritable(folder, failure)
     error = first_error(mesh, error)
@@ -119,19 +129,32 @@ def _check(architecture: Architecture, store: VariableStore, dtype: str) -> None
             )  # fmt: skip
 
 
+def _extras(
+    architecture: Architecture, like: str | os.PathLike[str] | None
+) -> dict[str, tuple[str, Stored]]:
+    """Tensors to be copied: name -> key in ``like``, type and shape there."""
+    if like is None:
+        return {}
+    with Checkpoint(like) as checkpoint:
+        names = left_over(architecture, checkpoint)
+        return {name: (key, checkpoint.places[key].stored) for name, key in names.items()}
+
+
 def _shards(
-    architecture: Architecture, dtype: str, most: int | None
-) -> dict[str, dict[str, tuple[int, ...]]]:
-    """File -> key -> shape; filled in the order of the entries, as ``transformers`` does."""
-    shapes = {e.keys[0]: e.file_shape for e in architecture.entries}
-    parts: list[dict[str, tuple[int, ...]]] = [{}]
-    used, item = 0, ITEM_BYTES[KINDS[dtype]]
-    for key, shape in shapes.items():
-        size = math.prod(shape) * item
+    architecture: Architecture, dtype: str, most: int | None,
+    extras: Mapping[str, tuple[str, Stored]],
+) -> Shards:  # fmt: skip
+    """Files and what is in them, filled in the order of the entries as ``transformers`` does."""
+    arrays = {e.keys[0]: (KINDS[dtype], e.file_shape) for e in architecture.entries}
+    arrays |= {name: (stored.kind, stored.shape) for name, (_, stored) in extras.items()}
+    parts: list[dict[str, tuple[str, tuple[int, ...]]]] = [{}]
+    used = 0
+    for key, (kind, shape) in arrays.items():
+        size = math.prod(shape) * ITEM_BYTES[kind]
         if most is not None and parts[-1] and used + size > most:
             parts.append({})
             used = 0
-        parts[-1][key] = shape
+        parts[-1][key] = (kind, shape)
         used += size
     if len(parts) == 1:
         return {WEIGHTS: parts[0]}
@@ -141,9 +164,7 @@ def _shards(
     }
 
 
-def _make_files(
-    beside: Path, folder: Path, shards: dict[str, dict[str, tuple[int, ...]]], dtype: str
-) -> dict[str, _Target]:
+def _make_files(beside: Path, folder: Path, shards: Shards) -> dict[str, _Target]:
     """Files with headers, at their full size; where each array belongs."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(
@@ -154,9 +175,7 @@ def _make_files(
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         for name, part in shards.items():
-            header, places = make_header(
-                {key: (KINDS[dtype], shape) for key, shape in part.items()}, {"format": "pt"}
-            )
+            header, places = make_header(part, {"format": "pt"})
             with open(beside / name, "wb") as file:
                 file.write(header)
                 file.truncate(len(header) + max((p.stop for p in places.values()), default=0))
@@ -196,10 +215,27 @@ def _runs(store: VariableStore, entry: Entry, dtype: str) -> Iterator[tuple[int,
         if part is None or not owns_block(t, coordinates):
             continue
         array = part.from_block(block).astype(numpy_dtype(dtype), copy=False)
-        view, done = memoryview(array.reshape(-1).view(np.uint8)), 0
+        view, done = array.reshape(-1).view(np.uint8).data, 0
         for start, count in contiguous_runs(entry.file_shape, part.pieces):
             yield start * item, view[done : done + count * item]
             done += count * item
+
+
+def _copy_extras(
+    extras: Mapping[str, tuple[str, Stored]], like: str | os.PathLike[str],
+    targets: Mapping[str, _Target],
+) -> None:  # fmt: skip
+    """Copies tensors that no variable holds, byte by byte."""
+    with Checkpoint(like) as checkpoint:
+        for name, (key, _) in extras.items():
+            target = targets[name]
+            file = os.open(target.file, os.O_WRONLY)
+            try:
+                data = memoryview(checkpoint.read_bytes(key))
+                _write(file, target.data + target.stored.start, data)
+                os.fsync(file)
+            finally:
+                os.close(file)
 
 
 def _write(file: int, place: int, data: memoryview) -> None:
@@ -209,14 +245,13 @@ def _write(file: int, place: int, data: memoryview) -> None:
 
 
 def _finish(
-    beside: Path, folder: Path, architecture: Architecture,
-    shards: dict[str, dict[str, tuple[int, ...]]], dtype: str,
+    beside: Path, folder: Path, architecture: Architecture, shards: Shards, dtype: str,
     like: str | os.PathLike[str] | None,
 ) -> None:  # fmt: skip
     """Writes what is not weights, and gives the folder its name."""
     try:
         if len(shards) > 1:
-            _write_json(beside / INDEX, _index(shards, dtype))
+            _write_json(beside / INDEX, _index(shards))
         values = {k: v for k, v in architecture.values.items() if k != "torch_dtype"}
         _write_json(beside / "config.json", {**values, "dtype": dtype})
         if like is not None:
@@ -231,11 +266,16 @@ def _finish(
         raise _unwritable(folder, error) from error
 
 
-def _index(shards: dict[str, dict[str, tuple[int, ...]]], dtype: str) -> dict[str, Any]:
-    numbers = sum(math.prod(shape) for part in shards.values() for shape in part.values())
-    about = {"total_parameters": numbers, "total_size": numbers * ITEM_BYTES[KINDS[dtype]]}
+def _index(shards: Shards) -> dict[str, Any]:
+    sizes = [
+        (math.prod(shape), ITEM_BYTES[kind])
+        for part in shards.values() for kind, shape in part.values()
+    ]  # fmt: skip
     return {
-        "metadata": about,
+        "metadata": {
+            "total_parameters": sum(n for n, _ in sizes),
+            "total_size": sum(n * item for n, item in sizes),
+        },
         "weight_map": {key: file for file, part in shards.items() for key in part},
     }
 
