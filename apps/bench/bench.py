@@ -53,6 +53,11 @@ class Bench(NamedTuple):
     peers: Peers
     say: Callable[[str], None]
 
+    def left_out(self, *names: str) -> list[str]:
+        """A line for each of these peers that is not there."""
+        missing = self.peers.missing
+        return [f"Left out: {name}: {missing[name]}" for name in names if name in missing]
+
     def start(self, sizes: Sizes | None = None) -> Path:
         """The file of first values of a model, written if it is not there."""
         sizes = sizes or self.effort.sizes

@@ -33,23 +33,23 @@ def measure(bench: Bench) -> list[Table]:
         result = workers.alone(workers.PYTHON, "overhead", asked)
         each = 1e3 * result["milliseconds"] / result["instructions"]
         rows.append([kernels, result["instructions"], result["milliseconds"], each])
-    notes = [_share(bench, float(rows[0][3] or 0))]
     columns = ("kernels", "instructions that run", "ms per step", "microseconds per instruction")
     title = "Python: a program of tiny instructions, one rank"
-    return [Table("overhead", title, columns, rows, notes)]
+    return [Table("overhead", title, columns, rows), _share(bench, float(rows[0][3] or 0))]
 
 
-def _share(bench: Bench, microseconds: float) -> str:
+def _share(bench: Bench, microseconds: float) -> Table:
     """What so many microseconds per instruction are of a step of the model, on two ranks."""
+    bench.say("overhead: the yardstick's instructions")
     asked = ["--start", str(bench.start()), "--mesh", "all:2", "--layout",
              LAYOUTS["data-parallel"], "--steps", str(min(4, bench.effort.steps))]  # fmt: skip
     result = workers.on_ranks(2, "step.meshmpi_step", asked)[0]
     step = statistics.median(result["seconds"])
     spent = 1e-6 * microseconds * result["instructions"]
-    return (
-        f"The yardstick's {result['instructions']} instructions would take {1e3 * spent:.2g} ms at"
-        f" this rate, {100 * spent / step:.2g} % of its step of {1e3 * step:.0f} ms."
-    )
+    row: list[Cell] = [result["instructions"], 1e3 * spent, 1e3 * step, 100 * spent / step]
+    columns = ("instructions", "ms for calling them", "ms per step", "% of the step")
+    title = "Python: the yardstick's instructions at that rate, two ranks"
+    return Table("overhead share", title, columns, [row])
 
 
 def main() -> None:

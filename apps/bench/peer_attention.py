@@ -21,7 +21,7 @@ TOLERANCE = 1e-4
 def measure(bench: Bench) -> list[Table]:
     """The tables of attention alone and of a layer."""
     toy = bench.effort.points == 1
-    notes = [f"Left out: {name}: {why}" for name, why in bench.peers.missing.items()]
+    notes = bench.left_out("torch", "jax")
     names = [n for n in IMPLEMENTATIONS if n == "meshmpi" or bench.peers.has(n)]
     rows: list[list[Cell]] = []
     for length in (16,) if toy else LENGTHS[: bench.effort.points]:

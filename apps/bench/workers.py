@@ -22,8 +22,11 @@ from meshmpi.runtime.launch import THREAD_VARIABLES, launch
 from meshmpi.runtime.processes import stop_session
 
 ROOT = Path(__file__).parents[2]
-SLOWING = ("OPENBLAS_CORETYPE", "OPENBLAS_VERBOSE", "MKL_DEBUG_CPU_TYPE")
-"""Variables that choose other routines than a user's library would."""
+SLOWING = (
+    "OPENBLAS_CORETYPE", "OPENBLAS_VERBOSE", "MKL_DEBUG_CPU_TYPE", "PYTHONDONTWRITEBYTECODE",
+)  # fmt: skip
+"""Variables that choose other routines than a user's library would, or have every process compile
+its modules anew."""
 LIMIT_SECONDS = 900
 """Of a worker: far more than any needs, also on a machine with other work."""
 Result = dict[str, Any]

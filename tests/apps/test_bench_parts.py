@@ -13,6 +13,7 @@ import pytest
 from apps.bench import __main__ as main
 from apps.bench import (
     collectives,
+    goals,
     overhead,
     peer_attention,
     peer_loops,
@@ -41,6 +42,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("bench"), TINY, NONE, lambda line: None)
 
 
+def _measured(tables: list[Table]) -> list[str]:
+    """Goals whose figures are found in ``tables``, under the names that the goals expect."""
+    return [str(row[0]) for row in goals.table(tables).rows if row[2] is not None]
+
+
 # ---- the step ---------------------------------------------------------------------------------
 
 
@@ -51,6 +57,8 @@ def test_systems_take_turns_with_the_bare_products_and_agree(bench: Bench):
     assert names[1:3] == ["meshmpi data-parallel", "meshmpi model-parallel"]
     assert all(ms > 0 for ms in table.column("ms per step"))
     assert any("differ by at most" in note for note in table.notes)
+    narrow = blas.find(blas.available(bfloat16=True)[0]).bfloat16
+    assert len(_measured([table])) == (5 if narrow else 4), "of the first five goals"
     assert [n for n in table.notes if n.startswith("Left out")] == [
         "Left out: torch: not asked for", "Left out: jax: not asked for",
     ]  # fmt: skip
@@ -171,6 +179,7 @@ def test_table_of_loops_and_products(bench: Bench):
     assert all(x is None or x > 0 for row in loops.rows for x in row[1:])
     assert len(products.rows) == len(data.PRODUCTS) + 1
     assert not any("**" in note for note in loops.notes)
+    assert len(_measured([loops])) == int(available())
 
 
 def test_attention_is_right():
@@ -194,6 +203,7 @@ def test_table_of_collectives(bench: Bench):
     assert kinds == list(collectives.KINDS)
     assert all(us > 0 for name in ("meshmpi", "mpi4py") for us in table.column(name))
     assert "Left out: gloo: not asked for" in table.notes
+    assert len(_measured([table])) == 1
 
 
 def test_table_of_scaling(bench: Bench):
@@ -220,11 +230,15 @@ def test_tables_of_starting(bench: Bench, monkeypatch):
     ready = start.rows[-2][1]
     assert ready == pytest.approx(sum(row[1] for row in start.rows[:-2]))
     assert planning.column("layout") == list(systems.LAYOUTS)
+    assert len(_measured([start, planning])) == (3 if available() else 2)
 
 
 def test_table_of_overhead(bench: Bench):
-    (table,) = overhead.measure(bench)
+    table, share = overhead.measure(bench)
     assert all(280 <= n <= 320 for n in table.column("instructions that run"))
+    ((instructions, spent, step, percent),) = share.rows
+    assert instructions > 100 and percent == pytest.approx(100 * spent / step)
+    assert len(_measured([table, share])) == (2 if available() else 1)
 
 
 # ---- output -----------------------------------------------------------------------------------
@@ -238,7 +252,8 @@ def test_the_command_writes_page_numbers_and_plot(tmp_path: Path, capsys, monkey
     assert "| x | 1 | - |" in page
     assert "- why" in page
     found = json.loads((tmp_path / "bench.json").read_text())
-    assert found["tables"][0]["rows"] == [["x", 1.0, None], ["y", 2.5, 3.5]]
+    assert [t["name"] for t in found["tables"]] == ["goals", "loops"]
+    assert found["tables"][1]["rows"] == [["x", 1.0, None], ["y", 2.5, 3.5]]
     assert found["about"]["peers"] == "none"
     pytest.importorskip("matplotlib")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
@@ -355,3 +370,54 @@ def test_profile_counts_every_instruction_that_runs(split: str):
     times = longest.column("processor ms")
     assert times == sorted(times, reverse=True)
     assert sum(part.seconds for part in parts) > 0
+
+
+# ---- goals ------------------------------------------------------------------------------------
+
+
+def _goal_tables(ratio: float) -> list[Table]:
+    step = ("system", "ms per step", "step / bare products", "peak MB per process")
+    rows = [
+        ["bare matrix products (openblas)", 800.0, 1.0, None],
+        ["meshmpi data-parallel", 800 * ratio, ratio, 600.0],
+        ["meshmpi model-parallel", 880.0, 1.1, 701.0],
+        ["meshmpi data-parallel, bfloat16 by mkl", 320.0, 0.4, 500.0],
+        ["PyTorch data-parallel (DDP)", 900.0, 1.12, 990.0],
+        ["PyTorch DDP, bfloat16", 400.0, 0.5, 990.0],
+    ]
+    sizes = ("collective", "bytes", "meshmpi / best mpi4py")
+    return [
+        Table("step", "", step, rows),
+        Table("loops", "", ("loop", "meshmpi / plain C"), [["a", 0.8], ["b", 1.04], ["c", None]]),
+        Table("collectives", "", sizes, [["all_reduce", 64, 1.3], ["all_gather", 4096, 1.1]]),
+        Table("overhead", "", ("kernels", "ms per step"), [["native", 0.2], ["numpy", 5.0]]),
+        Table("overhead share", "", ("instructions", "% of the step"), [[300, 0.1]]),
+        Table("planning", "", ("layout", "lowering and passes", "cold build of kernels"),
+              [["data", 0.5, 8.0], ["model", 0.6, 9.0]]),
+        Table("start", "", ("part", "cold", "warm"), [["graph", 9.0, 9.0], ["ready", 9.0, 1.5]]),
+    ]  # fmt: skip
+
+
+def test_every_goal_is_held_against_what_was_measured():
+    table = goals.table(_goal_tables(1.05))
+    assert dict(zip(table.column("goal"), table.column("met"), strict=True)) == {
+        g.what: "**no**" if g.what.startswith(("peak MB", "slowest collective")) else "yes"
+        for g in goals.GOALS
+    }
+    assert table.column("measured") == [
+        1.05, 1.1, 0.4, 840.0, 701.0, 1.04, 1.3, 0.1, 0.2, 0.6, 9.0, 1.5,
+    ]  # fmt: skip
+    of = table.column("of")
+    assert of[3] == "meshmpi data-parallel against PyTorch data-parallel (DDP)"
+    assert of[6] == "all_reduce of 64 bytes"
+    slow = goals.table(_goal_tables(1.2))
+    assert slow.column("met")[0] == slow.column("met")[3] == "**no**"
+
+
+def test_goals_of_parts_that_did_not_run_stay_open():
+    assert set(goals.table([]).column("met")) == {"not measured"}
+    (step, *_) = _goal_tables(1.0)
+    alone = step._replace(rows=step.rows[:2])
+    found = goals.table([alone])
+    assert found.column("met")[:5] == ["yes", "not measured", "not measured", "not measured", "yes"]
+    assert found.column("measured")[3] == 800.0, "what there is to compare is shown"

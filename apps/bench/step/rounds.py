@@ -126,7 +126,7 @@ def _table(bench: Bench, turns: Mapping[str, Sequence[Turn]], failed: Mapping[st
     if calibrations:
         low, high = (1e3 * f(calibrations) for f in (min, max))
         notes.append(f"The bare products took {low:.3g} to {high:.3g} ms while this ran.")
-    notes += [f"Left out: {name}: {why}" for name, why in bench.peers.missing.items()]
+    notes += bench.left_out("torch", "jax")
     notes += [f"Failed: {name}: {' '.join(why.split())}" for name, why in failed.items()]
     columns = ("system", "ms per step", "step / bare products", "peak MB per process",
                "share in collectives, %")  # fmt: skip

@@ -85,11 +85,10 @@ def systems(bench: Bench) -> Sequence[System]:
     """All systems that this machine has; those of a peer that is missing are left out."""
     torch, two = "torch_step", ("--threads", "2")
     found = [System(f"meshmpi {layout}", _meshmpi(layout)) for layout in LAYOUTS]
-    for library in LIBRARIES:  # the first that multiplies bfloat16 as it is
-        if installed(library) and blas.find(library).bfloat16:
+    for library in blas.available(bfloat16=True)[:1]:  # the one a user gets
+        if blas.find(library).bfloat16:  # it multiplies them as they are
             name = f"meshmpi data-parallel, bfloat16 by {library}"
             found.append(System(name, _meshmpi("data-parallel", "bfloat16", library)))
-            break
     found += [
         System("PyTorch data-parallel (DDP)", _peer(torch, "ddp"), "torch"),
         System("PyTorch tensor-parallel", _peer(torch, "tp"), "torch"),
