@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,3 +154,8 @@ class OverlaidStore(VariableStore):
         super().__init__(below.mesh, below.ranks)
         self.types = ChainMap(self.types, below.types)
         self.blocks = ChainMap(self.blocks, below.blocks)
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Forgets variables of its own; programs that use them must be forgotten too."""
+        for name in names:
+            del self.types[name], self.blocks[name]

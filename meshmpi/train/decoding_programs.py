@@ -18,6 +18,7 @@ from meshmpi.nn.decoding.choosing import known_only
 from meshmpi.nn.transformer import TransformerConfig, encoder_decoder, lm
 from meshmpi.nn.transformer.caches import (
     MEMORY,
+    OF_BEAMS,
     encoder_caches,
     reordered_caches,
     spread_caches,
@@ -74,14 +75,14 @@ class DecodingPrograms:
         self.source = Dimension(SOURCE_LENGTH, source_length)
         whole, self.splits_memory = Layout(layout), bool(Layout(layout).axes(MEMORY))
         self._options = {"seed": seed, "kernels": kernels}
-        self._made: dict[tuple, tuple[CompiledStep, list[Tensor]]] = {}
+        self._made: dict[tuple, CompiledStep] = {}
         names = [*self._model_graph()[0].dim_names, "beam"]
         for rules in (whole, Layout(storage)):
             rules.check(mesh.shape, names)
         self.layout, self.storage = _optional(whole), _optional(Layout(storage))
-        self._made_here = variables is None
         self.parameters = self._first_values() if variables is None else variables
         self._store = OverlaidStore(self.parameters)
+        self._beams = 0
 
     def _model_graph(self) -> tuple[Graph, Tensor]:
         """The whole model on one token: it has all parameters and names all dims."""
@@ -139,6 +140,7 @@ class DecodingPrograms:
 
         ``log_probability`` and ``token`` are [batch, beam, candidates].
         """
+        self._widen(beams)
 
         def build() -> tuple[dict[str, Tensor], list[Update]]:
             beam = Dimension("beam", beams)
@@ -163,6 +165,7 @@ class DecodingPrograms:
 
     def spread(self, beams: int) -> CompiledStep:
         """Gives all beams of a row the past that `chunk` has kept."""
+        self._widen(beams)
 
         def build() -> tuple[dict[str, Tensor], list[Update]]:
             rows = Shape([self.batch, Dimension("beam", beams)])
@@ -179,6 +182,14 @@ class DecodingPrograms:
             return {}, encoder_caches(self.config, source, fresh)
 
         return self._program(("encode",), build)
+
+    def _widen(self, beams: int) -> None:
+        """Forgets programs and caches of another number of beams: caches are large."""
+        if beams == self._beams:
+            return
+        self._beams = beams
+        self._made = {k: v for k, v in self._made.items() if k[0] in ("chunk", "encode")}
+        self._store.drop([n for n in self._store if n.endswith(OF_BEAMS)])
 
     def _decode(self, shape: Shape, seen: int) -> Decoded:
         tokens = placeholder("tokens", shape, "int32")
@@ -204,12 +215,11 @@ class DecodingPrograms:
             with Graph() as graph:
                 fetches, updates = build()
             self._check(graph)
-            step = compile_step(
+            self._made[key] = compile_step(
                 graph, self.mesh, self.layout, fetches=fetches, updates=updates,
                 storage=self.storage, variables=self._store, **self._options,
             )  # fmt: skip
-            self._made[key] = step, list(fetches.values())
-        return self._made[key][0]
+        return self._made[key]
 
     def _check(self, graph: Graph) -> None:
         """Every parameter must be there: a missing one would be made anew, with random values."""

@@ -27,6 +27,8 @@ from meshmpi.ops.structure import slice as slice_dim
 
 CACHE_K, CACHE_V = "cache_k", "cache_v"
 MEMORY = "memory_length"
+OF_BEAMS = "_of_beams"
+"""End of the names of caches with beams."""
 
 
 def cache_variable(name: str, shape: Shape, dtype: str) -> Tensor:
@@ -36,7 +38,7 @@ def cache_variable(name: str, shape: Shape, dtype: str) -> Tensor:
 
 def with_beams(name: str) -> str:
     """The name of the same cache of beams."""
-    return f"{name}_of_beams"
+    return name + OF_BEAMS
 
 
 def source_ids(batch: Dimension, source: Dimension) -> Tensor:
