@@ -145,10 +145,11 @@ class TranslationTask(Task):
         count = min(self.settings.translation.sentences, len(self.data.sentences))
         if not count:
             return Sample()
-        sentences = self.data.sentences[:count]
         translator = Translator(
             self.settings, self.config, self.data.vocabulary, self.mesh, layout, variables
         )
+        fitting = self._fitting(translator.source_length)
+        sentences = [self.data.sentences[k] for k in fitting[:count]]
         found = translator.translate([source for source, _ in sentences])
         lines = [
             f"{source}\n  -> {text}\n  == {target}"
@@ -156,6 +157,10 @@ class TranslationTask(Task):
         ]
         heading = "held-out sentences, translations (->) and references (==)"
         return Sample("\n".join(lines), self._scores(found, [t for _, t in sentences]), heading)
+
+    def _fitting(self, source_length: int) -> list[int]:
+        """Numbers of the held-out pairs whose source the model can take."""
+        return np.flatnonzero(self.data.held_out.lengths[:, 0] <= source_length).tolist()
 
     def _scores(self, found: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         try:

@@ -41,7 +41,7 @@ def read_tsv(path: str | Path) -> list[Pair]:
         DataError: The file is missing, not UTF-8, or a line is no pair; names file and line.
     """
     found = []
-    for number, line in enumerate(_lines(Path(path)), start=1):
+    for number, line in enumerate(file_lines(Path(path)), start=1):
         if not line.strip():
             continue
         sides = line.split("\t")
@@ -63,7 +63,7 @@ def read_parallel(source: str | Path, target: str | Path) -> list[Pair]:
         DataError: A file is missing or not UTF-8, one has more lines, or a line is empty in one of
             them only; names file and line.
     """
-    sources, targets = _lines(Path(source)), _lines(Path(target))
+    sources, targets = file_lines(Path(source)), file_lines(Path(target))
     if len(sources) != len(targets):
         raise DataError(
             f"{source} has {len(sources):,} lines and {target} has {len(targets):,}.",
@@ -89,7 +89,8 @@ def _pair(source: str | Path, target: str | Path, number: int, a: str, b: str) -
     return Pair(f"{source}/{(number - 1) // BLOCK_LINES}", a, b)
 
 
-def _lines(path: Path) -> list[str]:
+def file_lines(path: Path) -> list[str]:
+    """The lines of a file; see `text_lines`."""
     path = path.expanduser()
     try:
         data = path.read_bytes()
@@ -97,12 +98,25 @@ def _lines(path: Path) -> list[str]:
         raise DataError(
             f"{path} cannot be read: {error.strerror}.", "Give the path of a text file."
         ) from error
+    return text_lines(str(path), data)
+
+
+def text_lines(name: str, data: bytes) -> list[str]:
+    """The lines of a text.
+
+    Args:
+        name: Of the file, for messages.
+        data: What it holds, UTF-8.
+
+    Raises:
+        DataError: It is not UTF-8; names the line.
+    """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path}:{number} is not UTF-8: byte {data[error.start]:#04x}.",
+            f"{name}:{number} is not UTF-8: byte {data[error.start]:#04x}.",
             "Convert the file, as with iconv -t UTF-8.",
         ) from error
     # Only line ends divide lines: str.splitlines would also split at form feeds and U+2028.

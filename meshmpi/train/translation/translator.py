@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,10 @@ from meshmpi.train.decoding import Generator
 from meshmpi.train.settings import Settings
 from meshmpi.train.translation.pairs import main_script
 from meshmpi.train.translation.vocabulary import END, PADDING, EndedVocabulary
+
+_RARE_SHARE = 0.05
+"""Share of the tokens with letters up to which an alphabet counts as strange to a vocabulary: texts
+quote single letters of others; assumption."""
 
 
 class Translator:
@@ -42,41 +47,60 @@ class Translator:
         )  # fmt: skip
         self.variables = self._generator.variables
 
-    def translate(self, sentences: Sequence[str], where: str = "sentence") -> list[str]:
+    def translate(self, sentences: Sequence[str]) -> list[str]:
         """The best translation of each sentence; of an empty one the empty one.  Collective.
 
         Args:
-            sentences: Without line ends.
-            where: What the sentences are, for messages.
-
-        Raises:
-            DataError: A sentence has more tokens than the model takes; names its number.
+            sentences: Without line ends; each as long as the model takes, see `check`.
         """
-        sources = {
-            k: self._encode(text, f"{where} {k + 1}")
-            for k, text in enumerate(sentences) if text.strip()
-        }  # fmt: skip
+        sources = {k: self._encode(s) for k, s in enumerate(sentences) if s.strip()}
+        if not sources:
+            return [""] * len(sentences)
         found = self._generator.beam_search(
             list(sources.values()), self._config.length, beams=self._settings.beams,
             alpha=self._settings.alpha, stop=[END],
-        ) if sources else []  # fmt: skip
+        )  # fmt: skip
         best = {
             k: self._vocabulary.decode(hypotheses[0].tokens)
             for k, hypotheses in zip(sources, found, strict=True)
         }
         return [best.get(k, "") for k in range(len(sentences))]
 
-    def _encode(self, text: str, where: str) -> list[int]:
-        tokens = [*map(int, self._vocabulary.encode(" ".join(text.split()))), END]
-        if len(tokens) > self.source_length:
-            raise DataError(
-                f"{where} has {len(tokens)} tokens, the model takes {self.source_length}.",
-                "Cut it into sentences.",
-            )
-        return tokens
+    def check(self, sentences: Sequence[str], name: str) -> None:
+        """Raises unless every sentence can be translated.
 
+        Args:
+            sentences: The lines of a file.
+            name: Of the file, for messages.
 
-def strange_lines(sentences: Sequence[str], script: str) -> list[int]:
-    """Numbers, from 1, of sentences written in other letters than ``script`` (as "LATIN")."""
-    scripts = (main_script(text) for text in sentences)
-    return [k for k, found in enumerate(scripts, start=1) if found and found != script]
+        Raises:
+            DataError: A line has more tokens than the model takes, or is written in letters that
+                the model has not seen; names file and line.
+        """
+        known = self._scripts()
+        for number, text in enumerate(sentences, start=1):
+            script = main_script(text)
+            if script and script not in known:
+                raise DataError(
+                    f"{name}:{number} is written in {script.lower()} letters; the model has learnt"
+                    f" {' and '.join(known).lower()} ones.",
+                    "Give sentences in the language that it translates from.",
+                )
+            count = len(self._encode(text))
+            if count > self.source_length:
+                raise DataError(
+                    f"{name}:{number} has {count} tokens, the model takes {self.source_length}.",
+                    "Cut the line into sentences.",
+                )
+
+    def _encode(self, text: str) -> list[int]:
+        return [*map(int, self._vocabulary.encode(" ".join(text.split()))), END]
+
+    def _scripts(self) -> list[str]:
+        """Scripts of the letters of the vocabulary, without those that are rare in it."""
+        scripts = Counter(
+            script for token in range(self._vocabulary.size)
+            if (script := main_script(self._vocabulary.decode([token])))
+        )  # fmt: skip
+        least = _RARE_SHARE * scripts.total()
+        return sorted(script for script, n in scripts.items() if n > least)
