@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +13,12 @@ import meshmpi as mm
 from meshmpi.errors import ConfigError, DataError, LayoutError, VariableError
 from meshmpi.nn.decoding import draw
 from meshmpi.nn.transformer import TransformerConfig, encoder_decoder, lm
+from meshmpi.runtime.launch import launch
 from meshmpi.train.beams import length_penalty
 from meshmpi.train.decoding import Generator, Hypothesis, Sampling
+from tests.runtime.mpi_programs import decode
+
+ROOT = Path(__file__).parents[2]
 
 CONFIG = TransformerConfig(
     vocab=13, length=12, d_model=8, d_ff=10, heads=4, d_kv=4, layers=1, dtype="float64",
@@ -280,6 +286,19 @@ def test_a_search_ends_as_soon_as_nothing_can_change():
     (found,) = made.beam_search([[2]], 39, beams=2, alpha=0.6, stop=[1])
     assert len(taken) < 39
     check_beams(found, beams_by_hand(whole, [2], 2, 0.6, [1], 39))
+
+
+# -- real ranks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_texts_of_real_ranks_are_those_of_one(ranks: int, tmp_path: Path):
+    program = ["-m", "tests.runtime.mpi_programs.decode", str(tmp_path)]
+    done = launch(ranks, program, timeout_seconds=150, capture_output=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = decode.texts(mm.SimulatedMesh("a:1"), "")
+    for rank in range(ranks):
+        assert json.loads((tmp_path / f"rank_{rank}.json").read_text()) == expected
 
 
 # -- errors ----------------------------------------------------------------------------------------
