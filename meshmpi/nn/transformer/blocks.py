@@ -288,15 +288,16 @@ def _tokens_dropped(
     config: TransformerConfig, x: Tensor, tokens: Tensor, length_name: str, real: Tensor | None
 ) -> Tensor:
     """x with zeros for hidden tokens, the others scaled to the mean size they had in training."""
-    kept = ew.cast(ew.not_equal(tokens, config.mask_id), x.dtype)
-    counted = ones(tokens.shape, x.dtype) if real is None else ew.cast(real, x.dtype)
+    dtype = "float64" if x.dtype == "float64" else "float32"  # a bfloat16 cannot count to 1000
+    kept = ew.cast(ew.not_equal(tokens, config.mask_id), dtype)
+    counted = ones(tokens.shape, dtype) if real is None else ew.cast(real, dtype)
     length = reduce_sum(counted, reduced_dim=length_name)
     hidden = reduce_sum(ew.subtract(1.0, kept), reduced_dim=length_name)
     # An empty row, all padding, divides nothing by 1; a row that is hidden wholly has only zeros.
     visible = ew.maximum(ew.subtract(length, hidden), 1.0)
     factor = ew.multiply(ew.divide(length, visible), 1.0 - config.token_dropout)
     factor = ew.multiply(kept, factor, output_shape=tokens.shape)
-    return ew.multiply(x, factor, output_shape=x.shape)
+    return ew.multiply(x, ew.cast(factor, x.dtype), output_shape=x.shape)
 
 
 def softmax_logits(config: TransformerConfig, x: Tensor, table: Tensor, training: bool) -> Tensor:

@@ -110,7 +110,7 @@ class TransformerConfig:
             the initializers are the paper's, so that the embedding has variance 1.
         rotary_base: Sets the slowest rotation, base**(2 / d_kv - 1) radians per position.
         rotary_scaling: How rotations are slowed down: "linear:<factor>", or "llama3:<factor>,<low>,
-            <high>,<length>" (see `RotaryScaling`); empty: not.
+            <high>,<length>" (see `mm.RotaryScaling`); empty: not.
         relative_distance: Distance from which on all share the last relative bucket.
         token_dropout: Share of tokens that is masked in training, 0.12 in ESM2: the embedding of
             ``mask_id`` is zero, and the others are multiplied by (1 - this) / (1 - the share that
