@@ -86,7 +86,7 @@ def _pair(source: str | Path, target: str | Path, number: int, a: str, b: str) -
                 f"{name}:{number}: {what} is empty, the other side is {_short(other)}.",
                 "Fill it in, or delete the line on both sides.",
             )
-    return Pair(f"{source}/{(number - 1) // BLOCK_LINES}", a, b)
+    return Pair(f"{Path(source).name}/{(number - 1) // BLOCK_LINES}", a, b)
 
 
 def file_lines(path: Path) -> list[str]:
@@ -242,30 +242,34 @@ class Division:
 
 
 def divide(pairs: Sequence[Pair], fraction: float, seed: str = "held out") -> Division:
-    """Holds out whole documents, chosen by a checksum of their names.
+    """Holds out whole documents, in the order of a checksum of their names.
 
     A pair of another document is left out of training where its source or target is that of a
     held-out pair but for case, digits and punctuation.
 
     Args:
         pairs: All of them.
-        fraction: Share of the documents, about.
+        fraction: Share of the pairs, as nearly as whole documents allow; at least one document.
         seed: Changes the choice.
 
     Raises:
         DataError: One part would be empty.
     """
-    chosen = {d: _number(seed, d) < fraction for d in dict.fromkeys(p.document for p in pairs)}
-    held = [p for p in pairs if chosen[p.document]]
+    counts = Counter(p.document for p in pairs)
+    chosen: dict[str, int] = {}
+    for document in sorted(counts, key=lambda d: _number(seed, d)):
+        if not chosen or sum(chosen.values()) + counts[document] / 2 < fraction * len(pairs):
+            chosen[document] = counts[document]
+    held = [p for p in pairs if p.document in chosen]
     held.sort(key=lambda p: _number(seed, f"{p.document}\n{p.source}\n{p.target}"))
     sources = {_bare(p.source): None for p in held}
     targets = {_bare(p.target): None for p in held}
-    rest = [p for p in pairs if not chosen[p.document]]
+    rest = [p for p in pairs if p.document not in chosen]
     train = [p for p in rest if _bare(p.source) not in sources and _bare(p.target) not in targets]
     if not train or not held:
         raise DataError(
-            f"of {len(pairs):,} pairs in {len(chosen):,} documents, holding out {fraction:g} of the"
-            f" documents leaves {len(train):,} to train with and {len(held):,} held out.",
+            f"of {len(pairs):,} pairs in {len(counts):,} documents, holding out {fraction:g} of"
+            f" them leaves {len(train):,} to train with and {len(held):,} held out.",
             "Give more text or another data.held_out_fraction.",
         )
     return Division(train, held, len(rest) - len(train))
