@@ -2,6 +2,7 @@
 
 python -m apps.two_layer                                        8 simulated ranks
 python -m meshmpi.runtime.launch -n 4 -m apps.two_layer         4 real ones
+python -m apps.two_layer draw                                   draws the paper's Figures 2 to 5
 """
 
 from __future__ import annotations
@@ -99,7 +100,12 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables; 0 when everything agrees and all layouts have the same losses."""
-    options = parsed(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["draw"]:
+        from apps.two_layer.draw import main as draw
+
+        return draw(given[1:])
+    options = parsed(given)
     sizes = Sizes(options.batch, options.io, options.hidden)
     real = world_size() > 1
     ranks = world_size() if real else options.ranks

@@ -1,6 +1,6 @@
 """Pictures of layouts, programs and memory, as text, SVG, PNG, and one HTML page with all of it.
 
-Knows programs, dims and layouts.  No MPI, no arrays; the standard library is enough for all but PNG.
+Knows programs, dims and layouts.  No MPI, no arrays; all but PNG needs the standard library only.
 """
 
 from meshmpi.drawing.blocks import blocks_of, blocks_text, draw_blocks, type_in

@@ -1,8 +1,8 @@
 """Which rank holds which block of which named dimension.
 
-For any number of dims and mesh axes: a matrix is drawn as one writes it; of more dims those that are
-split take turns between across and down, the last one across, so that a block of an outer dim is a
-grid of its own.
+For any number of dims and mesh axes: a matrix is drawn as one writes it; of more dims those that
+are split take turns between across and down, the last one across, so that a block of an outer dim
+is a grid of its own.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple, Union, cast
 
-from meshmpi.dims import Axes, Layout, LayoutLike, MeshShape, ShapeLike, block_range
+from meshmpi.dims import Layout, LayoutLike, MeshShape, ShapeLike, block_range
 from meshmpi.dims import Shape as Dims
 from meshmpi.drawing.palette import FAINT, INK, PLAIN, Colour, soft
 from meshmpi.drawing.scene import Line, Rect, Scene, Text, text_width
@@ -69,7 +69,7 @@ def ranks_text(ranks: Sequence[int], size: int) -> str:
     """``0``, ``0-3``, ``0,2,4``, ``all 8``; even steps as ``0,2,...,14``."""
     if len(ranks) == size and size > 1:
         return f"all {size}"
-    steps = {b - a for a, b in zip(ranks, ranks[1:], strict=False)}
+    steps = {b - a for a, b in itertools.pairwise(ranks)}
     if len(ranks) > 2 and steps == {1}:
         return f"{ranks[0]}-{ranks[-1]}"
     if len(ranks) > 4:
@@ -161,12 +161,9 @@ def draw_blocks(
     Returns:
         A picture; equal colours are equal sets of ranks, gray is what every rank holds.
     """
-    mesh = MeshShape(mesh)
-    items = [("", tensors)] if isinstance(tensors, LocalType) else tensors
-    if isinstance(items, str) or (isinstance(items, tuple) and isinstance(items[-1], LocalType)):
-        items = [items]  # pyright: ignore[reportAssignmentType]
+    mesh, items = MeshShape(mesh), _items(tensors)
     key, scene = Key(mesh), Scene(title=title)
-    parts = [_sign(i) if isinstance(i, str) else _tensor(*i, mesh, key) for i in items]
+    parts = [_sign(i) if isinstance(i, str) else _tensor(i[0], i[1], mesh, key) for i in items]
     x, y, row_height = 14.0, 12.0, 0.0
     if title:
         scene.add(Text(14, 20, title, 14, INK, bold=True))
@@ -182,6 +179,16 @@ def draw_blocks(
     if title:
         scene.text = f"{title}\n\n{scene.text}"
     return scene
+
+
+def _items(tensors: Drawn | LocalType | Sequence[Drawn]) -> list[Drawn]:
+    if isinstance(tensors, LocalType):
+        return [("", tensors)]
+    if isinstance(tensors, str):
+        return [tensors]
+    if len(tensors) == 2 and isinstance(tensors[0], str) and isinstance(tensors[1], LocalType):
+        return [(tensors[0], tensors[1])]
+    return list(cast("Sequence[Drawn]", tensors))
 
 
 def _rows(parts: Sequence[Scene], width: float) -> list[list[Scene]]:
@@ -250,8 +257,9 @@ def _directions(t: LocalType) -> tuple[list[int], list[int]]:
     order = [d for d in range(n) if t.splits[d]] + [d for d in range(n) if not t.splits[d]]
     split = sum(bool(s) for s in t.splits)
     sides: tuple[list[int], list[int]] = [], []
+    first = int(split == 1 and order[0] < n / 2)  # one alone goes the way its place suggests
     for place, d in enumerate(reversed(order[:split])):
-        sides[place % 2].append(d)
+        sides[(place + first) % 2].append(d)
     for d in reversed(order[split:]):
         sides[len(sides[1]) < len(sides[0])].append(d)
     return sorted(sides[0]), sorted(sides[1])
@@ -306,8 +314,3 @@ def _cell(
         Rect(x, y, w, h, key.colour(block.ranks), note=note),
         Text(x + w / 2, y + h / 2, label, SMALL, INK, "middle"),
     ]
-
-
-def axes_text(axes: Axes) -> str:
-    """``rows+cols``."""
-    return "+".join(axes)

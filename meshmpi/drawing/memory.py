@@ -151,7 +151,7 @@ def _round_step(high: float) -> float:
 
 
 def _peak(program: Program, use: Use, bins, x_of, y_of, box) -> list[Line | Text]:
-    left, right, bottom = box
+    _, right, bottom = box
     place = next(k for k, ks in enumerate(bins) if use.peak in ks)
     x, y = x_of(place + 0.5), y_of(use.at(use.peak))
     words = shortened(peak_text(program, use), right - 14, 11.5)

@@ -211,10 +211,9 @@ def _svg(s: Shape) -> str:
     if isinstance(s, Text):
         turn = f' transform="rotate(-90 {_n(s.x)} {_n(s.y)})"' if s.turned else ""
         bold = ' font-weight="bold"' if s.bold else ""
-        return (
-            f'<text x="{_n(s.x)}" y="{_n(s.y)}" dy=".35em" font-size="{_n(s.size)}"'
-            f' text-anchor="{s.anchor}" class="{_class(s.fill)}"{bold}{turn}>{escape(s.text)}</text>'
-        )
+        look = f'text-anchor="{s.anchor}" class="{_class(s.fill)}"{bold}{turn}'
+        place = f'x="{_n(s.x)}" y="{_n(s.y)}" dy=".35em" font-size="{_n(s.size)}"'
+        return f"<text {place} {look}>{escape(s.text)}</text>"
     note = f"<title>{escape(s.note)}</title>" if s.note else ""
     paint = _paint(s.fill, s.stroke, s.width)
     if isinstance(s, Rect):

@@ -1,0 +1,214 @@
+"""Pictures of blocks say what programs do, for any number of dims and axes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+import meshmpi as mm
+from apps.two_layer.draw import FIGURES, figure, main, pictures
+from apps.two_layer.model import Sizes
+from meshmpi.dims import MeshShape
+from meshmpi.drawing import blocks_of, blocks_text, draw_blocks, type_in
+from meshmpi.drawing.blocks import Block, ranks_text, shown
+from meshmpi.drawing.palette import HUES, INK, PAGE, PLAIN, contrast, soft, strong
+from meshmpi.drawing.scene import Rect, Scene, Text, text_width
+from meshmpi.program import LocalType
+
+SHAPES = [
+    ("all:2", "a:5", "a:all"), ("rows:2;cols:3", "a:5;b:7", "b:cols;a:rows"),
+    ("rows:2;cols:3", "a:5;b:7", "a:cols+rows"), ("rows:2;cols:3", "", ""),
+    ("x:2;y:2;z:3", "a:4;b:3;c:5", "a:z;b:x;c:y"), ("x:2;y:2;z:2", "a:4;b:3;c:5;d:2", "d:z+x"),
+    ("p:2;q:2;r:2;s:2", "a:3;b:3;c:3;d:3;e:3", "a:p;b:q;c:r;e:s"), ("all:5", "a:3", "a:all"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh, shape, layout", SHAPES)
+def test_blocks_are_those_of_the_ranks(mesh: str, shape: str, layout: str):
+    m = MeshShape(mesh)
+    t = type_in(shape, m, layout)
+    held = {rank: b.ranges for b in blocks_of(t, m) for rank in b.ranks}
+    assert held == {r: t.block(m, m.coordinates(r)) for r in range(m.size)}
+    covered = np.zeros(t.shape.sizes, int)
+    for b in blocks_of(t, m):
+        covered[tuple(slice(*r) for r in b.ranges)] += 1
+    assert (covered == 1).all()
+
+
+@pytest.mark.parametrize("mesh, shape, layout", SHAPES)
+def test_every_block_is_drawn_once_and_nothing_overlaps(mesh: str, shape: str, layout: str):
+    m = MeshShape(mesh)
+    t = type_in(shape, m, layout)
+    scene = draw_blocks(("t", t), m, "A title", 2000.0)
+    boxes = [s for s in scene.shapes if isinstance(s, Rect)]
+    assert sorted(b.note for b in boxes) == sorted(note_of(b, t) for b in blocks_of(t, m))
+    for a, b in itertools.combinations(boxes, 2):
+        apart = a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
+        assert apart, (a, b)
+    assert_texts_are_legible(scene)
+
+
+def note_of(b: Block, t: LocalType) -> str:
+    ranges = [f"{d.name} {x}:{y}" for d, (x, y) in zip(t.shape, b.ranges, strict=True)]
+    return f"{', '.join(ranges) or 'one number'}; ranks {', '.join(map(str, b.ranks))}"
+
+
+def assert_texts_are_legible(scene: Scene) -> None:
+    """No text leaves the picture or covers another."""
+    places = []
+    for s in scene.shapes:
+        if isinstance(s, Text) and s.text.strip():
+            w, h = text_width(s.text, s.size) * 0.95, s.size
+            left = {"start": 0, "middle": w / 2, "end": w}[s.anchor]
+            box = (
+                (s.x - h / 2, s.y - w + left, h, w) if s.turned else (s.x - left, s.y - h / 2, w, h)
+            )
+            places.append((s.text, *box))
+    for text, x, y, w, h in places:
+        assert x >= -1 and y >= -1, text
+        assert x + w <= scene.width + 1 and y + h <= scene.height + 1, text
+    for (s, a, b, w, h), (t, c, d, u, v) in itertools.combinations(places, 2):
+        assert a + w <= c or c + u <= a or b + h <= d + 1 or d + v <= b + 1, (s, t)
+
+
+def test_of_many_blocks_the_first_and_the_last_are_drawn():
+    assert shown(6) == [0, 1, 2, 3, 4, 5]
+    assert shown(32) == [0, 1, 2, 3, None, 31]
+    m = MeshShape("rows:16;cols:32")
+    t = type_in("batch:256;length:128;heads:64", m, "batch:rows;heads:cols")
+    scene = draw_blocks([("act", t)], m)
+    boxes = [s for s in scene.shapes if isinstance(s, Rect)]
+    assert len(boxes) == 25
+    assert any("ranks 511" in b.note for b in boxes)
+    assert_texts_are_legible(scene)
+    assert scene.width < 1200 and scene.height < 900
+
+
+def test_ranks_are_written_short():
+    assert ranks_text([3], 8) == "3"
+    assert ranks_text([0, 1, 2, 3], 8) == "0-3"
+    assert ranks_text([0, 2], 8) == "0,2"
+    assert ranks_text(range(0, 512, 32), 512) == "0,32,…,480"
+    assert ranks_text(range(8), 8) == "all 8"
+
+
+def test_text_is_a_table_of_ranges_and_ranks():
+    m = MeshShape("rows:2;cols:2")
+    text = blocks_text("h", type_in("batch:5;hidden:4", m, "batch:rows;hidden:cols"), m)
+    assert [re.split(r"  +", line.strip()) for line in text.splitlines()[1:]] == [
+        ["hidden 0:2", "hidden 2:4"], ["batch 0:3", "0", "1"], ["batch 3:5", "2", "3"],
+    ]  # fmt: skip
+    assert "4 blocks of up to 3x2, each on 1 of 4 ranks" in text
+
+
+def test_an_unknown_axis_is_refused():
+    with pytest.raises(mm.LayoutError, match="Did you mean 'rows'"):
+        type_in("a:4", MeshShape("rows:2"), "a:row")
+
+
+# -- the paper's figures ---------------------------------------------------------------------------
+
+HELD = {
+    "data": {"x": ["0", "1"], "w": ["all 2"], "h": ["0", "1"], "v": ["all 2"], "y": ["0", "1"]},
+    "model": {"x": ["all 2"], "w": ["0", "1"], "h": ["0", "1"], "v": ["0", "1"], "y": ["all 2"]},
+    "both": {"x": ["0,1", "2,3"], "w": ["0,2", "1,3"], "h": ["0", "1", "2", "3"],
+             "v": ["0,2", "1,3"], "y": ["0,1", "2,3"]},
+    "three": {"x": ["0,2", "1,3", "4,6", "5,7"], "w": ["0,4", "2,6", "1,5", "3,7"],
+              "h": ["0,1", "2,3", "4,5", "6,7"], "v": ["0,4", "1,5", "2,6", "3,7"],
+              "y": ["0,2", "1,3", "4,6", "5,7"]},
+}  # fmt: skip
+"""By hand: which ranks hold the blocks of each matrix, row by row."""
+
+
+@pytest.mark.parametrize("f", FIGURES, ids=lambda f: f.name)
+def test_figures_of_the_paper(f):
+    scene = figure(f, Sizes(64, 32, 128))
+    found: dict[str, list[str]] = {}
+    for s in scene.shapes:
+        if isinstance(s, Text) and s.bold and len(s.text) == 1:
+            found[s.text] = cells = []
+        elif isinstance(s, Text) and re.fullmatch(r"all \d|\d(,\d)*", s.text):
+            cells.append((s.y, s.x, s.text))
+    assert {n: [t for *_, t in sorted(c)] for n, c in found.items()} == HELD[f.name]
+    assert_texts_are_legible(scene)
+
+
+def test_equal_colours_are_equal_ranks():
+    scene = figure(FIGURES[2], Sizes())
+    by_ranks: dict[str, set] = {}
+    for box, label in zip(scene.shapes, scene.shapes[1:], strict=False):
+        if isinstance(box, Rect) and isinstance(label, Text):
+            by_ranks.setdefault(label.text, set()).add(box.fill)
+    assert all(len(fills) == 1 for fills in by_ranks.values())
+    assert len({next(iter(f)) for f in by_ranks.values()}) == len(by_ranks) == 8
+
+
+def test_pictures_in_docs_are_those_of_the_program(capsys):
+    from pathlib import Path
+
+    folder = Path(__file__).parents[2] / "docs/figures"
+    for name, scene in pictures(Sizes()).items():
+        assert (folder / f"{name}.svg").read_text() == scene.svg(), (
+            f"{name}.svg is old: python -m apps.two_layer draw --out docs/figures"
+        )
+    assert main([]) == 0
+    assert "h float32[batch=64/rows, hidden=128/cols]" in capsys.readouterr().out
+
+
+# -- files and colours -----------------------------------------------------------------------------
+
+
+def test_svg_is_well_formed_and_refers_to_nothing_else(tmp_path):
+    m = MeshShape("rows:2;cols:2")
+    scene = draw_blocks(("a<b>&c", type_in("a:4;b:6", m, "a:rows")), m, "<title>")
+    root = ET.fromstring(scene.svg())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "href" not in scene.svg() and "url(" not in scene.svg()
+    scene.save(tmp_path / "a.svg")
+    scene.save(tmp_path / "a.txt")
+    assert "prefers-color-scheme: dark" in (tmp_path / "a.svg").read_text()
+    assert "4 ranks" in (tmp_path / "a.txt").read_text()
+    with pytest.raises(mm.ConfigError, match=r"End it in .svg, .png or .txt"):
+        scene.save(tmp_path / "a.jpg")
+
+
+def test_png_has_the_size_of_the_scene(tmp_path):
+    pytest.importorskip("matplotlib")
+    m = MeshShape("rows:2;cols:2")
+    scene = draw_blocks(("t", type_in("a:4;b:6", m, "a:rows")), m, "title")
+    scene.save(tmp_path / "a.png")
+    head = (tmp_path / "a.png").read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = (int.from_bytes(head[k : k + 4], "big") for k in (16, 20))
+    assert abs(width - 2 * scene.width) <= 2 and abs(height - 2 * scene.height) <= 2
+    assert scene.png(1.0) != scene.png(1.0, dark=True)
+
+
+def test_text_can_be_read_on_every_ground_light_and_dark():
+    for ground in [PAGE, PLAIN, *(soft(n) for n in range(3 * len(HUES)))]:
+        assert contrast(INK.light, ground.light) > 4.5, ground
+        assert contrast(INK.dark, ground.dark) > 4.5, ground
+    for n in range(len(HUES)):
+        assert contrast(strong(n).light, PAGE.light) > 2.2
+        assert contrast(strong(n).dark, PAGE.dark) > 3
+
+
+def test_hues_differ_for_colour_blind_readers():
+    """Distances after simulating deuteranopia and protanopia (Vienot, Brettel and Mollon 1999)."""
+    for matrix in (DEUTERANOPIA, PROTANOPIA):
+        seen = [matrix @ (np.array(rgb(h)) ** 2.2) for h in HUES[:6]]
+        for (i, a), (j, b) in itertools.combinations(enumerate(seen), 2):
+            apart = np.linalg.norm(np.clip(a, 0, 1) ** (1 / 2.2) - np.clip(b, 0, 1) ** (1 / 2.2))
+            assert apart > 0.1, (HUES[i], HUES[j])
+
+
+def rgb(colour: str) -> list[float]:
+    return [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+
+
+DEUTERANOPIA = np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]])
+PROTANOPIA = np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])

@@ -1,0 +1,333 @@
+"""Programs as graphs, memory over the step, the HTML page, also in a real browser."""
+
+from __future__ import annotations
+
+import html.parser
+import itertools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import meshmpi as mm
+from apps.two_layer.model import Sizes, build
+from meshmpi.cli import main as command
+from meshmpi.drawing import draw_memory, draw_program, memory_use, report_page
+from meshmpi.drawing.groups import grouped, readable, sent_bytes
+from meshmpi.drawing.layered import place
+from meshmpi.drawing.program import AxisColours
+from meshmpi.drawing.scene import Line, Rect, Text
+from meshmpi.program import COLLECTIVES, Program
+from meshmpi.runtime.compiled import memory_plan
+from tests.drawing.test_blocks import assert_texts_are_legible
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--set", "model.d_model=16", "--set", "model.length=16", "--set", "train.batch=4"]
+
+
+def two_layers(layout: str = "batch:rows;hidden:cols"):
+    b = build(Sizes())
+    return mm.plan(b.graph, "rows:2;cols:2", layout, fetches=b.fetches, updates=b.updates)
+
+
+def deep_program(layers: int = 12) -> Program:
+    with mm.Graph() as graph:
+        d = mm.Dimension("d", 16)
+        x = mm.placeholder("x", [mm.Dimension("batch", 8), d])
+        for n in range(layers):
+            with mm.scope(f"layer_{n}"):
+                w = mm.get_variable("w", [d, mm.Dimension("e", 32)])
+                v = mm.get_variable("v", [mm.Dimension("e", 32), d])
+                h = mm.tanh(mm.einsum([x, w], [x.shape[0], w.shape[1]]))
+                x = x + mm.einsum([h, v], x.shape)
+        updates = mm.optimize.Adam(0.1).minimize(mm.reduce_mean(mm.square(x)))
+    return mm.plan(graph, "rows:2;cols:2", "batch:rows;e:cols", fetches=[], updates=updates).program
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+
+def test_every_collective_is_drawn_in_the_colour_of_its_axes():
+    program = two_layers().program
+    scene = draw_program(program, "two layers")
+    colours = AxisColours(program)
+    drawn = {
+        b.text: a.fill for a, b in zip(scene.shapes, scene.shapes[1:], strict=False)
+        if isinstance(a, Rect) and isinstance(b, Text) and re.match(r"\w+ \S+: \S+ k?B", b.text)
+    }  # fmt: skip
+    wanted = [i for i in program.instructions if i.kind in COLLECTIVES]
+    assert len(wanted) == 4
+    for axes in ("rows", "cols"):
+        of_axes = [t for t in drawn if f"all_reduce {axes}:" in t]
+        assert of_axes and all(drawn[t] == colours.soft(axes) for t in of_axes)
+    assert colours.soft("rows") != colours.soft("cols")
+    assert sum(sent_bytes(i, program) for i in wanted) == two_layers().cost.bytes_sent
+
+
+def test_boxes_do_not_overlap_and_edges_point_down():
+    for program in (two_layers().program, deep_program(3)):
+        groups = grouped(program, None)
+        sizes = [(40.0 + 3 * (k % 7), 20.0) for k in range(len(groups))]
+        placed = place(sizes, [g.before for g in groups])
+        boxes = [
+            (x - w / 2, y - h / 2, w, h)
+            for (x, y), (w, h) in zip(placed.centres, sizes, strict=True)
+        ]
+        for (a, b, w, h), (c, d, u, v) in itertools.combinations(boxes, 2):
+            assert a + w <= c + 1e-6 or c + u <= a + 1e-6 or b + h <= d or d + v <= b
+        edges = {(p, k) for k, g in enumerate(groups) for p in g.before}
+        assert placed.routes.keys() == edges
+        for (p, k), points in placed.routes.items():
+            assert points[0][1] == placed.centres[p][1] + 10
+            assert points[-1][1] == placed.centres[k][1] - 10
+            ys = [y for _, y in points]
+            assert ys == sorted(ys)
+        assert min(a for a, *_ in boxes) >= -1e-6
+        assert max(a + w for a, _, w, _ in boxes) <= placed.width + 1e-6
+
+
+def test_edges_are_the_dependences_of_the_program():
+    program = two_layers().program
+    made = {v: n for n, i in enumerate(program.instructions) for v in i.outputs}
+    for n, g in enumerate(grouped(program, None)):
+        assert g.numbers == [n]
+        assert g.before == sorted({made[v] for v in program.instructions[n].inputs})
+
+
+def test_large_programs_are_drawn_by_scopes():
+    program = deep_program()
+    assert len(program.instructions) > 200
+    depth = readable(program, 70)
+    groups = grouped(program, depth)
+    assert depth == 1 and len(groups) <= 70
+    names = [g.name for g in groups]
+    assert any("layer_0" in n for n in names)
+    assert any("layer_11 (gradient)" in n for n in names)
+    left_out = sum(i.kind in ("read", "feed") for i in program.instructions)
+    assert sum(len(g.numbers) for g in groups) == len(program.instructions) - left_out
+    assert sum(n for g in groups for n, _ in g.sent.values()) == sum(
+        i.kind in COLLECTIVES for i in program.instructions
+    )
+    assert all(p < k for k, g in enumerate(groups) for p in g.before)
+    scene = draw_program(program, "deep")
+    assert_texts_are_legible(scene)
+
+
+def test_without_collectives_it_says_so():
+    with mm.Graph() as graph:
+        mm.tanh(mm.placeholder("x", "a:4"))
+    scene = draw_program(mm.plan(graph, "all:2", "a:all").program)
+    assert any(isinstance(s, Text) and "nothing is sent" in s.text for s in scene.shapes)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda: two_layers().program, deep_program])
+def test_memory_kinds_add_up_to_the_plan(make):
+    program = make()
+    plan = memory_plan(program)
+    use = memory_use(program, plan)
+    for n, live in enumerate(plan.live_bytes):
+        assert use.by_kind["gradients"][n] + use.by_kind["activations"][n] == live
+        assert use.at(n) == live + plan.variable_bytes + plan.feed_bytes
+    assert use.at(use.peak) == max(plan.live_bytes) + plan.variable_bytes + plan.feed_bytes
+    assert use.limit + use.workspace == plan.total_bytes
+    assert max(use.by_kind["gradients"]) > 0
+
+
+def test_the_peak_is_marked_with_its_line():
+    program = two_layers().program
+    scene = draw_memory(program, memory_plan(program))
+    use = memory_use(program, memory_plan(program))
+    i = program.instructions[use.peak]
+    assert f"at {use.peak}: {i.kind} of {i.source.name} model.py:{i.source.line}" in scene.text
+    assert any(isinstance(s, Text) and "peak" in s.text for s in scene.shapes)
+    areas = [s for s in scene.shapes if isinstance(s, Line) and s.fill]
+    assert [a.note.split(":")[0] for a in areas] == [
+        "parameters", "slots", "feeds", "gradients", "activations",
+    ]  # fmt: skip
+    assert_texts_are_legible(scene)
+    long = draw_memory(deep_program(40), memory_plan(deep_program(40)))
+    assert len(long.svg()) < 200_000
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+class _Parser(html.parser.HTMLParser):
+    """Checks nesting and collects what a page refers to."""
+
+    VOID = ("meta", "input", "br", "link", "img")
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+        self.ids: list[str] = []
+        self.tags: dict[str, int] = {}
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        found = dict(attrs)
+        self.references += [found[k] for k in ("src", "href", "data", "action") if k in found]
+        self.ids += [found["id"]] if "id" in found else []
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+
+def page_of(program: Program, cost) -> str:
+    return report_page(program, cost, memory_plan(program), "a <title>", "batch:rows;hidden:cols")
+
+
+def test_the_page_is_whole_and_needs_nothing_else():
+    found = two_layers()
+    text = page_of(found.program, found.cost)
+    parser = _Parser()
+    parser.feed(text)
+    assert not parser.open
+    assert all(r.startswith("#") and r[1:] in parser.ids for r in parser.references)
+    for word in ("http:", "https:", "url(", "@import", "fetch(", "<link", "<img"):
+        assert word not in text.replace("http://www.w3.org/2000/svg", ""), word
+    assert parser.tags["svg"] == 3 and parser.tags["script"] == 1
+    for line in found.program.text(sources=True).splitlines():
+        assert line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in text
+    assert f"{found.cost.peak_memory:,}" in text
+    assert "prefers-color-scheme:dark" in text.replace(" ", "")
+
+
+def test_layers_of_large_programs_unfold():
+    program = deep_program()
+    from meshmpi.runtime.compiled import predict_cost
+
+    parser = _Parser()
+    parser.feed(page_of(program, predict_cost(program)))
+    folded = [g for g in grouped(program, readable(program, 70)) if len(g.numbers) > 1]
+    assert parser.tags["details"] == len(folded) > 20
+
+
+def test_command_show(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = "apps/transformer/configs/quickstart.toml"
+    options = [*SMALL, "--mesh", "rows:2;cols:2", "--layout", "batch:rows;heads:cols;d_ff:cols"]
+    assert command(["show", config, *options]) == 0
+    out = capsys.readouterr().out
+    assert "each on 1 of 4 ranks" in out
+    assert "all_reduce over cols" in out
+    assert "peak" in out
+    assert command(["show", config, *options, "--out", str(tmp_path / "a.html")]) == 0
+    _Parser().feed((tmp_path / "a.html").read_text())
+    assert command(["show", config, "--out", str(tmp_path / "a.pdf")]) == 1
+    assert "End it in .html" in capsys.readouterr().err
+
+
+MODULE = """
+import meshmpi as mm
+
+def graph():
+    with mm.Graph() as g:
+        x = mm.placeholder("x", "batch:4;d:6")
+        w = mm.get_variable("w", "d:6;e:5")
+        y = mm.reduce_sum(mm.tanh(mm.einsum([x, w], "batch:4;e:5")))
+        mm.optimize.SGD(0.1).minimize(y)
+    return {"graph": g, "fetches": {"y": y}}
+
+def nothing():
+    return 3
+"""
+
+
+def test_command_verify(tmp_path, capsys, monkeypatch):
+    (tmp_path / "my_model.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    assert command(["verify", "my_model:graph", "--mesh", "rows:2;cols:3"]) == 0
+    out = capsys.readouterr().out
+    assert "layouts compute what one rank does, in float64" in out
+    assert "my_model.py:7" in out
+    some = ["verify", "my_model:graph", "--layouts", "batch:rows", "e:cols", "--own-types"]
+    assert command(some) == 0
+    assert "2 layouts compute what one rank does, in the types" in capsys.readouterr().out
+    assert command(["verify", "my_model:nothing"]) == 1
+    assert "returned int, not a graph" in capsys.readouterr().err
+    assert command(["verify", "my_model:none"]) == 1
+    assert "cannot be found" in capsys.readouterr().err
+
+
+def test_command_verify_on_real_ranks(tmp_path):
+    (tmp_path / "my_model.py").write_text(MODULE)
+    done = subprocess.run(
+        [*_meshmpi(), "verify", "my_model:graph", "--ranks", "2", "--mesh", "all:2"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("layouts compute what one rank does") == 1
+
+
+def _meshmpi() -> list[str]:
+    import sys
+
+    return [sys.executable, "-m", "meshmpi"]
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+BROWSER = next(
+    (
+        p
+        for n in ("chromium", "chromium-browser", "google-chrome", "chrome")
+        if (p := shutil.which(n))
+    ),
+    None,
+)
+
+PROBE = """
+<script>
+box.value="all_reduce cols"; box.dispatchEvent(new Event("input"));
+const shown=lines.filter(l=>!l.hidden).length;
+const out=document.createElement("p"); out.id="probe";
+const style=getComputedStyle(document.body);
+const boxes=[...document.querySelectorAll("svg rect")].filter(r=>r.getBoundingClientRect().width>0);
+const wide=[...document.querySelectorAll("svg")].map(s=>{
+  const own=s.getBoundingClientRect();
+  return [...s.querySelectorAll("text")].filter(t=>{const b=t.getBoundingClientRect();
+    return b.right>own.right+1||b.left<own.left-1||b.bottom>own.bottom+1||b.top<own.top-1})
+    .length});
+out.textContent=JSON.stringify({shown,background:style.backgroundColor,color:style.color,
+  rects:boxes.length,outside:wide,resources:performance.getEntriesByType("resource").length});
+document.body.append(out);
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium here: the page is not seen by a browser")
+def test_a_real_browser_draws_the_page_and_its_search_works(tmp_path):
+    import json
+
+    found = two_layers()
+    page = tmp_path / "page.html"
+    page.write_text(page_of(found.program, found.cost).replace("</body>", PROBE + "</body>"))
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+         f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    probe = re.search(r'<p id="probe">(.*?)</p>', done.stdout)
+    assert probe, done.stderr[-2000:]
+    seen = json.loads(probe[1].replace("&quot;", '"'))
+    text = found.program.text(sources=True).splitlines()
+    assert seen["shown"] == sum("all_reduce" in s and "cols" in s for s in text) > 0
+    assert seen["rects"] > 30
+    assert seen["outside"] == [0, 0, 0]  # no text leaves its picture
+    assert seen["resources"] == 0  # nothing was loaded from elsewhere
+    assert seen["background"] != seen["color"]
