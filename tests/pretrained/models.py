@@ -51,6 +51,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**SMALL, "num_key_value_heads": 1, "tie_word_embeddings": True,
          "rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0}},
     ),
+    "mistral": (
+        "MistralConfig", "MistralForCausalLM",
+        {**SMALL, "num_key_value_heads": 1, "sliding_window": 3},
+    ),
     "t5": ("T5Config", "T5ForConditionalGeneration", T5),
     "t5_v1_1": (
         "T5Config", "T5ForConditionalGeneration",

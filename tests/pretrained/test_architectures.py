@@ -40,6 +40,8 @@ CONFIGS = {
     "llama": (LLAMA, ()),
     "llama_gqa": ({**LLAMA, "num_attention_heads": 6, "head_dim": 4, "attention_bias": True}, ()),
     "llama_mqa": ({**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True}, ()),
+    "mistral": ({**LLAMA, "model_type": "mistral", "sliding_window": 3}, ()),
+    "mistral_whole": ({**LLAMA, "model_type": "mistral", "sliding_window": None}, ()),
     "t5": (T5, ()),
     "t5_v1_1": ({**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, ()),
     "t5_two_tables": ({**T5, "tie_word_embeddings": False}, TABLES),
@@ -141,6 +143,7 @@ PUBLISHED = {
          "num_key_value_heads": 8, "rope_theta": 500000.0, "max_position_embeddings": 8192},
         8_030_261_248,
     ),
+    "mistral-7b": ({"model_type": "mistral"}, 7_241_732_096),
     "t5-small": (
         {"model_type": "t5", "d_ff": 2048, "d_kv": 64, "d_model": 512, "n_positions": 512},
         60_506_624,
@@ -180,6 +183,10 @@ def test_published_sizes(name):
         (LLAMA, {"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "'linear' with"),
         (LLAMA, {"hidden_act": "relu2"}, "hidden_act='relu2', of which there is no gated unit"),
         (LLAMA, {"num_key_value_heads": 2}, "2 memory heads do not divide heads=3"),
+        (LLAMA, {"num_attention_heads": 5}, "has 5 heads and a width of 12"),
+        (GPT2, {"n_head": 5}, "has 5 heads and a width of 12"),
+        (BERT, {"hidden_size": 11}, "has 3 heads and a width of 11"),
+        ({**LLAMA, "model_type": "mistral"}, {"attention_bias": True}, "attention_bias=True"),
         (T5, {"is_decoder": True}, "is_decoder=True"),
         (T5, {"feed_forward_proj": "gated-mish"}, "feed_forward_proj='mish'"),
         (SWITCH, {"router_bias": True}, "router_bias=True"),
@@ -248,6 +255,14 @@ def test_which_layers_of_a_switch_have_experts():
         step = layers // sparse if sparse else layers
         found = [config.has_experts(i) for i in range(layers)]
         assert found == [i % step == 1 or step == 1 for i in range(layers)]
+
+
+def test_window_of_mistral():
+    """4096 where the file says nothing, none where it says null."""
+    values = {**LLAMA, "model_type": "mistral"}
+    assert architecture(values).config.local_window == 4096
+    assert described("mistral").config.local_window == 3
+    assert described("mistral_whole").config.local_window == 0
 
 
 def test_inputs():

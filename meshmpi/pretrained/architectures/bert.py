@@ -39,7 +39,7 @@ def _config(options: Options) -> TransformerConfig:
         vocab=options.number("vocab_size", 30522),
         length=options.number("max_position_embeddings", 512),
         d_model=width, d_ff=options.number("intermediate_size", 3072), heads=heads,
-        d_kv=width // heads, layers=options.number("num_hidden_layers", 12),
+        d_kv=options.head(width, heads), layers=options.number("num_hidden_layers", 12),
         norm="layer", norm_epsilon=options.number("layer_norm_eps", 1e-12), norm_after=True,
         activation=options.activation("hidden_act", "gelu"), ff_bias=True, attention_bias=True,
         embedding_norm=True, token_types=options.number("type_vocab_size", 2),
@@ -86,15 +86,18 @@ def _entries(config: TransformerConfig) -> tuple[Entry, ...]:
     if config.tied_softmax:
         parts.add("encoder/softmax_bias", f"{head}.bias", vocab, ties=(f"{head}.decoder.bias",))
     else:
-        parts.add("encoder/softmax", *tied, vocab, parts.model)
+        parts.add("encoder/softmax", tied[0], vocab, parts.model)
         parts.add("encoder/softmax_bias", f"{head}.decoder.bias", vocab)
     return parts.done()
 
 
 def attention_of(parts: Parts, ours: str, theirs: str) -> None:
     """The projections of a layer of BERT, and of what descends from its code."""
-    names = [f"{theirs}.attention.self.{n}" for n in ("query", "key", "value")]
-    parts.attention(f"{ours}/attention", *names, f"{theirs}.attention.output.dense")
+    own = f"{theirs}.attention.self"
+    parts.attention(
+        f"{ours}/attention", f"{own}.query", f"{own}.key", f"{own}.value",
+        f"{theirs}.attention.output.dense",
+    )  # fmt: skip
 
 
 def transform(parts: Parts, dense: str, norm: str) -> None:

@@ -51,7 +51,7 @@ def _config(options: Options) -> TransformerConfig:
         vocab=options.number("vocab_size", None),
         length=options.number("max_position_embeddings", 1026),
         d_model=width, d_ff=options.number("intermediate_size", 3072), heads=heads,
-        d_kv=width // heads, layers=options.number("num_hidden_layers", 12),
+        d_kv=options.head(width, heads), layers=options.number("num_hidden_layers", 12),
         norm="layer", norm_epsilon=options.number("layer_norm_eps", 1e-12),
         activation="gelu_exact", ff_bias=True, attention_bias=True,
         embedding_norm=options.get("emb_layer_norm_before", False), learned_positions=False,

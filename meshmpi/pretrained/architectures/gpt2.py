@@ -37,7 +37,8 @@ def _config(options: Options) -> TransformerConfig:
     return TransformerConfig(
         vocab=options.number("vocab_size", 50257),
         length=options.number("n_positions", 1024, "max_position_embeddings"),
-        d_model=width, d_ff=options.number("n_inner", 4 * width), heads=heads, d_kv=width // heads,
+        d_model=width, d_ff=options.number("n_inner", 4 * width), heads=heads,
+        d_kv=options.head(width, heads),
         layers=options.number("n_layer", 12, "num_hidden_layers"),
         norm="layer", norm_epsilon=options.number("layer_norm_epsilon", 1e-5),
         activation=options.activation("activation_function", "gelu_new"),

@@ -1,6 +1,6 @@
-"""LLaMA: rotations, RMS norms, SwiGLU, fewer heads of keys and values than of queries.
+"""LLaMA and Mistral: rotations, RMS norms, SwiGLU, fewer heads of keys and values than of queries.
 
-Source: Touvron et al. 2023.
+Sources: Touvron et al. 2023; Jiang et al. 2023 (Mistral, of which a token sees a window only).
 """
 
 from __future__ import annotations
@@ -33,28 +33,45 @@ _SCALINGS = {
 
 def llama(options: Options) -> Architecture:
     """The architecture of a ``LlamaForCausalLM``."""
-    config = _config(options)
+    config = _config(options, length=2048, hidden=11008).with_options(
+        ff_bias=options.get("mlp_bias", False), attention_bias=options.get("attention_bias", False)
+    )
+    return _architecture("llama", config, options)
+
+
+def mistral(options: Options) -> Architecture:
+    """The architecture of a ``MistralForCausalLM``."""
+    config = _config(options, length=131072, hidden=14336, memory_heads=8)
+    # A null switches the window off; a missing key does not.
+    window = options.number("sliding_window", 4096)
+    if options.values.get("sliding_window", window) is None:
+        window = 0
+    return _architecture("mistral", config.with_options(local_window=window), options)
+
+
+def _architecture(name: str, config: TransformerConfig, options: Options) -> Architecture:
     special = options.special(bos=1, eos=2)
     options.finish()
     return Architecture(
-        "llama", "lm", config, _entries(config), PREFIX, IGNORED, special, options.values
+        name, "lm", config, _entries(config), PREFIX, IGNORED, special, options.values
     )
 
 
-def _config(options: Options) -> TransformerConfig:
+def _config(options: Options, length: int, hidden: int, memory_heads: int = 0) -> TransformerConfig:
+    """What both have in common, and where they have other defaults."""
     width = options.number("hidden_size", 4096)
     heads = options.number("num_attention_heads", 32)
     options.only("is_encoder_decoder", False)
+    given = options.get("head_dim", None)
     return TransformerConfig(
         vocab=options.number("vocab_size", 32000),
-        length=options.number("max_position_embeddings", 2048),
-        d_model=width, d_ff=options.number("intermediate_size", 11008), heads=heads,
-        d_kv=options.number("head_dim", width // heads),
+        length=options.number("max_position_embeddings", length),
+        d_model=width, d_ff=options.number("intermediate_size", hidden), heads=heads,
+        d_kv=options.head(width, heads) if given is None else given,
         layers=options.number("num_hidden_layers", 32),
-        memory_heads=options.number("num_key_value_heads", heads),
+        memory_heads=options.number("num_key_value_heads", memory_heads or heads),
         norm="rms", norm_epsilon=options.number("rms_norm_eps", 1e-6),
         activation=gated(options, "hidden_act", options.get("hidden_act", "silu")),
-        ff_bias=options.get("mlp_bias", False), attention_bias=options.get("attention_bias", False),
         tied_softmax=options.get("tie_word_embeddings", False), scale_softmax=False,
         learned_positions=False, rotary=True, **_rotations(options), initializers="gpt2",
         scale_logits=True, attention_dropout=options.number("attention_dropout", 0.0),

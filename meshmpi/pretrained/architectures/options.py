@@ -86,6 +86,19 @@ class Options:
             raise ConfigError(f"'{key}' is {value!r} in the config.", "Give a number.")
         return value
 
+    def head(self, width: int, heads: int) -> int:
+        """Width of a head where heads share the model's.
+
+        Raises:
+            ConfigError: They cannot share it evenly.
+        """
+        if heads < 1 or width % heads:
+            raise ConfigError(
+                f"this {self.name} model has {heads} heads and a width of {width}.",
+                "Give a number of heads that divides the width.",
+            )
+        return width // heads
+
     def only(self, key: str, *allowed: Any, default: Any = None) -> None:
         """``key`` must have one of the values that are implemented.
 
