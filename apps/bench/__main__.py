@@ -18,6 +18,7 @@ from pathlib import Path
 
 from apps.bench import (
     collectives,
+    decoding,
     esm2,
     goals,
     overhead,
@@ -41,6 +42,7 @@ PARTS: Mapping[str, Callable[[Bench], list[Table]]] = {
     "step": rounds.measure, "loops": peer_loops.measure, "attention": peer_attention.measure,
     "collectives": collectives.measure, "scaling": scaling.measure, "startup": startup.measure,
     "overhead": overhead.measure, "predictions": predictions.measure, "esm2": esm2.measure,
+    "decoding": decoding.measure,
 }  # fmt: skip
 EFFORTS = {"full": FULL, "quick": QUICK, "tiny": TINY}
 
