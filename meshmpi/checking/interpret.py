@@ -361,9 +361,10 @@ def _check_finite(computed: Computed) -> None:
     before = "; ".join(
         f"{u.name} in [{a.min():.6g}, {a.max():.6g}]" for u, a in computed.inputs.items() if a.size
     )
+    how_many = "1 element that is" if len(bad) == 1 else f"{len(bad)} elements that are"
     raise RangeError(
-        f"tensor {t.name} {t.shape} has {len(bad)} elements that are not finite, the first"
-        f" {x[tuple(bad[0])]} at [{first}].",
+        f"tensor {t.name} {t.shape} has {how_many} not finite, the first {x[tuple(bad[0])]} at"
+        f" [{first}].",
         f"Its inputs are finite: {before}." if before else "It has no inputs.", str(t.source),
     )  # fmt: skip
 
