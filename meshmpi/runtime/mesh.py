@@ -86,6 +86,15 @@ def size_error(shape: MeshShape, ranks: int) -> MeshError:
     )
 
 
+class _Tally:
+    """Calls of collectives that are alike, and seconds spent in them."""
+
+    __slots__ = ("calls", "seconds")
+
+    def __init__(self) -> None:
+        self.calls, self.seconds = 0, 0.0
+
+
 class Mesh:
     """An n-dimensional array of MPI ranks whose axes have names.
 
@@ -103,7 +112,6 @@ class Mesh:
         rank: This rank.
         coordinates: Axis name -> coordinate of this rank.
         comm: The Cartesian communicator.
-        counters: What the collectives did so far on this rank, see `Counters`.
 
     Raises:
         MeshError: The communicator has another number of ranks, or is an intercommunicator.
@@ -137,7 +145,7 @@ class Mesh:
         )
         self.size, self.rank = self.comm.size, self.comm.rank
         self.coordinates = self.shape.coordinates(self.rank)
-        self.counters: Counters = {}
+        self._tallies: dict[tuple[str, str, int, int], _Tally] = {}
         self._collectives = collectives
         self._communicators: dict[Axes, MPI.Intracomm] = {}
         self._groups: dict[Axes, Group] = {}
@@ -192,27 +200,34 @@ class Mesh:
     def _counted(
         self, kind: str, group: Group, elements: int, dtype: np.dtype, run: Bound
     ) -> Bound:
-        """``run``, which counts itself in the table of `counters`."""
-        name, clock = group.name, time.perf_counter
-        sent = bytes_sent(kind, elements, _wire_bytes(kind, dtype), group.n)
+        """``run``, which counts itself: two numbers, as a short message takes a microsecond."""
+        tally, clock = self._tally(kind, group, elements, dtype), time.perf_counter
 
         def counted() -> None:
             began = clock()
             run()
-            seconds = clock() - began
-            try:
-                row = self.counters[kind][name]
-            except KeyError:
-                row = self._row(kind, name)
-            row[0] += 1
-            row[1] += elements
-            row[2] += sent
-            row[3] += seconds
+            tally.seconds += clock() - began
+            tally.calls += 1
 
         return counted
 
-    def _row(self, kind: str, name: str) -> list:
-        return self.counters.setdefault(kind, {}).setdefault(name, [0, 0, 0, 0.0])
+    def _tally(self, kind: str, group: Group, elements: int, dtype: np.dtype) -> _Tally:
+        """That of all collectives which hand in as much, over the same axes."""
+        sent = bytes_sent(kind, elements, _wire_bytes(kind, dtype), group.n)
+        return self._tallies.setdefault((kind, group.name, elements, sent), _Tally())
+
+    @property
+    def counters(self) -> Counters:
+        """What the collectives did so far on this rank, see `Counters`; a new table each time."""
+        table: Counters = {}
+        for (kind, axes, elements, sent), tally in self._tallies.items():
+            if tally.calls or tally.seconds:
+                row = table.setdefault(kind, {}).setdefault(axes, [0, 0, 0, 0.0])
+                row[0] += tally.calls
+                row[1] += tally.calls * elements
+                row[2] += tally.calls * sent
+                row[3] += tally.seconds
+        return table
 
     def all_reduce(
         self,
@@ -278,7 +293,8 @@ class Mesh:
         """Waits until all ``requests`` of `start_all_reduce` over ``axes`` are complete."""
         began = time.perf_counter()
         self._collectives.MPI.Request.Waitall(requests)
-        self.counters["all_reduce"][self._group(axes).name][3] += time.perf_counter() - began
+        key = ("all_reduce", self._group(axes).name, 0, 0)
+        self._tallies.setdefault(key, _Tally()).seconds += time.perf_counter() - began
 
     def all_gather(
         self,
