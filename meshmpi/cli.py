@@ -106,6 +106,11 @@ def _parser() -> argparse.ArgumentParser:
         help="record 5 (or so many) steps for Perfetto: trace.steps",
     )  # fmt: skip
     train.add_argument(
+        "--init-from", type=Path, metavar="MODEL",
+        help="begin with a trained model: a Hugging Face checkpoint or a run; its sizes and its"
+        " tokenizer replace those of the settings",
+    )  # fmt: skip
+    train.add_argument(
         "--dry-run", action="store_true", help="print the cost of the program; train nothing"
     )
 
@@ -185,7 +190,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def _train(options: argparse.Namespace) -> int:
-    settings = settings_of(options)
+    settings, initialize = settings_of(options), None
+    if options.init_from is not None:
+        from meshmpi.pretrained.finetune import fine_tuning
+
+        settings, initialize = fine_tuning(settings, options.init_from)
     if options.dry_run:
         from meshmpi.train.report import plan_report
 
@@ -194,7 +203,7 @@ def _train(options: argparse.Namespace) -> int:
     from meshmpi.train.loop import train
 
     folder = options.out or Path("runs", options.config.stem)
-    result = train(settings, folder, resume=options.resume)
+    result = train(settings, folder, resume=options.resume, initialize=initialize)
     return STOPPED if result.stopped_by else 0
 
 

@@ -284,9 +284,25 @@ def _export(options: argparse.Namespace) -> int:
     most = None if options.max_shard is None else bytes_of(options.max_shard)
     mesh, layout, storage = _placed(options, like.config)
     variables = Scorer(run, mesh, layout, storage, 1).loaded()
+    if run.config.length < like.config.length:
+        whole = Scorer(like, mesh, layout, storage, 1).loaded()
+        _overlay(whole, variables)
+        variables = whole
     folder = save(
         variables, like.architecture, options.out, dtype=options.dtype, max_shard_bytes=most,
         like=options.like,
     )  # fmt: skip
     _say(mesh, f"wrote {folder}")
     return 0
+
+
+def _overlay(whole: Any, part: Any) -> None:
+    """Puts the variables of a model for shorter texts into those of the whole one.  Collective."""
+    for name, variable in part.types.items():
+        if variable.type == whole.types[name].type:
+            for rank, block in part.blocks[name].items():
+                whole.blocks[name][rank][...] = block
+        else:  # the first of the learned positions
+            value, first = whole[name], part[name]
+            value[tuple(slice(0, n) for n in first.shape)] = first
+            whole.assign({name: value})

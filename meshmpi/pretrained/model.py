@@ -82,6 +82,23 @@ class Model:
         return open_tokenizer(chosen, self.architecture.name, self.special)
 
 
+def vocabulary_at(path: str | os.PathLike[str]) -> Vocabulary:
+    """The vocabulary of a run, or the tokenizer of a checkpoint, or in a file.
+
+    Raises:
+        DataError: There is none, or a package that reads it is not installed.
+    """
+    path = Path(path)
+    if is_run(path):
+        return restore_vocabulary(_newest(path).about["vocabulary"])
+    folder, name, special = path if path.is_dir() else path.parent, "", {}
+    if (folder / "config.json").is_file():
+        found = architecture(_read_config(folder / "config.json", path))
+        name, special = found.name, found.special
+    weights = path.name.endswith((".safetensors", ".index.json"))
+    return open_tokenizer(folder if weights else path, name, special)
+
+
 def trainable_part(store: VariableStore) -> VariableStore:
     """The model's own variables: slots of optimizers and caches left out; the blocks are shared."""
     part = VariableStore(store.mesh, store.ranks)
@@ -102,7 +119,7 @@ def open_model(path: str | os.PathLike[str]) -> Model:
         ConfigError: The config describes a model that is not implemented.
     """
     path = Path(path)
-    if (path / "manifest.json").is_file() or (path / "checkpoints").is_dir():
+    if is_run(path):
         return _run(path)
     folder = path if path.is_dir() else path.parent
     values = _read_config(folder / "config.json", path)
@@ -133,15 +150,24 @@ def _read_config(file: Path, path: Path) -> dict[str, Any]:
     return values
 
 
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run, or of one of its checkpoints."""
+    return (path / "manifest.json").is_file() or (path / "checkpoints").is_dir()
+
+
+def _newest(path: Path) -> Manifest:
+    found = [path] if (path / "manifest.json").is_file() else find(path / "checkpoints")
+    if not found:
+        raise CheckpointError(f"there is no checkpoint in {path}.", "Let the run write one.")
+    return read_manifest(found[0])
+
+
 def _run(path: Path) -> Model:
     from meshmpi.train.config import from_dict
     from meshmpi.train.settings import Settings
     from meshmpi.train.tasks.registry import task_class
 
-    found = [path] if (path / "manifest.json").is_file() else find(path / "checkpoints")
-    if not found:
-        raise CheckpointError(f"there is no checkpoint in {path}.", "Let the run write one.")
-    manifest = read_manifest(found[0])
+    manifest = _newest(path)
     settings = from_dict(Settings, manifest.about["settings"])
     if settings.task not in _KINDS:
         raise ConfigError(
@@ -175,6 +201,5 @@ class VocabularyTokenizer(Tokenizer):
     def state(self) -> dict[str, Any]:
         return self.vocabulary.state()
 
-    @property
-    def token_bytes(self) -> npt.NDArray[np.int32]:
+    def measured(self) -> npt.NDArray[np.int32]:
         return self.vocabulary.token_bytes

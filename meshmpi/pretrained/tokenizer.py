@@ -49,6 +49,7 @@ class Tokenizer(ABC):
 
     name: str
     size: int
+    _measured: npt.NDArray[np.int32] | None = None
 
     @abstractmethod
     def encoded(self, text: str, special: bool = True) -> Encoded:
@@ -62,14 +63,20 @@ class Tokenizer(ABC):
     def state(self) -> dict[str, Any]:
         """What `restore_tokenizer` needs; strings and numbers only."""
 
-    @property
     @abstractmethod
-    def token_bytes(self) -> npt.NDArray[np.int32]:
+    def measured(self) -> npt.NDArray[np.int32]:
         """Bytes of text each token stands for, int32 [size]; special ones stand for none.
 
         Of tokenizers that change the text first (lower case, Unicode forms) those of the changed
         text.
         """
+
+    @property
+    def token_bytes(self) -> npt.NDArray[np.int32]:
+        """What `measured` returns, measured once."""
+        if self._measured is None:
+            self._measured = self.measured()
+        return self._measured
 
     def encode(self, text: str | bytes) -> Tokens:
         """Token ids of a text, without special ones.
@@ -135,8 +142,7 @@ class JsonTokenizer(Tokenizer):
     def state(self) -> dict[str, Any]:
         return {"kind": "tokenizer.json", "name": self.name, "text": self._text}
 
-    @property
-    def token_bytes(self) -> npt.NDArray[np.int32]:
+    def measured(self) -> npt.NDArray[np.int32]:
         added = self._tokenizer.get_added_tokens_decoder()
         by_bytes = '"ByteLevel"' in self._text
         sizes = np.zeros(self.size, np.int32)
@@ -175,9 +181,10 @@ class SentencePieceTokenizer(Tokenizer):
         self.size = int(self._processor.get_piece_size())
 
     def encoded(self, text: str, special: bool = True) -> Encoded:
-        pieces = self._processor.encode(text, out_type="immutable_proto").pieces
-        ids, unknown_id = [int(p.id) for p in pieces], self._processor.unk_id()
-        unknown = [p.surface for p in pieces if p.id == unknown_id]
+        ids, unknown_id = [int(t) for t in self._processor.encode(text)], self._processor.unk_id()
+        # Of an unknown piece this is the text itself.
+        pieces = self._processor.EncodeAsPieces(text) if unknown_id in ids else ()
+        unknown = [p for p, t in zip(pieces, ids, strict=False) if t == unknown_id]
         before, after = (self._before, self._after) if special else ([], [])
         around = [True] * len(before) + [False] * len(ids) + [True] * len(after)
         return Encoded([*before, *ids, *after], around, unknown)
@@ -193,8 +200,7 @@ class SentencePieceTokenizer(Tokenizer):
             "after": self._after,
         }  # fmt: skip
 
-    @property
-    def token_bytes(self) -> npt.NDArray[np.int32]:
+    def measured(self) -> npt.NDArray[np.int32]:
         p = self._processor
         return np.array(
             [
@@ -237,8 +243,7 @@ class LetterTokenizer(Tokenizer):
     def state(self) -> dict[str, Any]:
         return {"kind": "letters", "name": self.name, "tokens": self._tokens}
 
-    @property
-    def token_bytes(self) -> npt.NDArray[np.int32]:
+    def measured(self) -> npt.NDArray[np.int32]:
         return np.array([int(len(t) == 1) for t in self._tokens], np.int32)
 
 
@@ -306,7 +311,8 @@ def _opened(path: Path, model: str, special: Mapping[str, int]) -> Tokenizer:
     name = str(path)
     if path.suffix == ".model":
         before = [special["bos"]] if model == "llama" and "bos" in special else []
-        after = [special["eos"]] if model in ("t5", "switch_transformers") else []
+        t5 = model in ("t5", "switch_transformers")
+        after = [special["eos"]] if t5 and "eos" in special else []
         return SentencePieceTokenizer(path.read_bytes(), name, before, after)
     if path.name == "vocab.txt" and model == "esm":
         return LetterTokenizer(path.read_text(encoding="utf-8").split(), name)

@@ -26,6 +26,7 @@ from meshmpi.train.vocabulary import (
     count_bytes,
     load_vocabulary,
     save_vocabulary,
+    vocabulary_key,
 )
 
 _FORMAT = "1"  # part of every name in the cache: raise it when the files change
@@ -70,7 +71,7 @@ def prepare(
     """
     check_vocabulary_name(vocabulary)
     text = open_corpus(corpus, held_out_fraction)
-    key = "\n".join((_FORMAT, text.key, str(text.train_bytes), vocabulary))
+    key = "\n".join((_FORMAT, text.key, str(text.train_bytes), vocabulary_key(vocabulary)))
     stem = "".join(c if c.isalnum() else "-" for c in f"{Path(corpus).stem}-{vocabulary}")
     name = f"{stem[:80]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     folder = cache_folder("tokens") / name

@@ -22,7 +22,7 @@ class DataSettings:
     fallback: str = setting(
         "", "corpus to use when a named `corpus` cannot be fetched, as without a network"
     )
-    vocabulary: str = setting("characters", "bytes, characters or bpe:<size>")
+    vocabulary: str = setting("characters", "bytes, characters, bpe:<size> or tokenizer:<path>")
     held_out_fraction: float = setting(0.1, "part at the end of the text not trained on")
 
 

@@ -7,6 +7,7 @@ told exactly in bits per byte.  Knows nothing of corpora on disk, batches or mod
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import math
@@ -21,7 +22,9 @@ from meshmpi.errors import DataError, suggest
 
 Tokens = npt.NDArray[np.int32]
 
-KINDS = ("bytes", "characters", "bpe:<size>")
+TOKENIZER = "tokenizer:"
+"""Begins the name of a vocabulary that is a tokenizer on disk, or that of a run."""
+KINDS = ("bytes", "characters", "bpe:<size>", f"{TOKENIZER}<path>")
 _SPECIAL = "\u2581"  # SentencePiece writes it for a space
 
 
@@ -31,12 +34,15 @@ class Vocabulary(Protocol):
     Attributes:
         name: What `build_vocabulary` was asked for, such as ``"bpe:8192"``.
         size: Number of different tokens.
-        token_bytes: For each token the number of bytes of text it stands for, int32 [size].
     """
 
     name: str
     size: int
-    token_bytes: npt.NDArray[np.int32]
+
+    @property
+    def token_bytes(self) -> npt.NDArray[np.int32]:
+        """For each token the number of bytes of text it stands for, int32 [size]."""
+        ...
 
     def encode(self, text: str | bytes) -> Tokens:
         """Token numbers of a text, int32 [n].  Texts that end with a line may be encoded apart."""
@@ -196,6 +202,8 @@ def check_vocabulary_name(name: str) -> None:
         if size.isdigit() and int(size) > 0:
             return
         raise DataError(f"vocabulary '{name}' has no size.", "Write a number: 'bpe:8192'.")
+    if name.startswith(TOKENIZER) and len(name) > len(TOKENIZER):
+        return
     if name not in KINDS[:2]:
         near = suggest(name, KINDS)
         known = "" if near.startswith("Known") else f" Known names: {', '.join(KINDS)}."
@@ -206,8 +214,9 @@ def build_vocabulary(name: str, train: Iterable[bytes], held_out: Iterable[bytes
     """Makes a vocabulary for a text.
 
     Args:
-        name: "bytes"; "characters" (those of both parts of the text); or "bpe:<size>", learnt
-            from the training part.
+        name: "bytes"; "characters" (those of both parts of the text); "bpe:<size>", learnt from
+            the training part; or "tokenizer:<path>", a tokenizer.json, a SentencePiece model, the
+            folder of a checkpoint or that of a run.
         train: The training text, in pieces that end with a line.
         held_out: The held-out text, likewise.
 
@@ -224,8 +233,24 @@ def build_vocabulary(name: str, train: Iterable[bytes], held_out: Iterable[bytes
             for piece in part:
                 seen.update(dict.fromkeys(_text(piece)))
         return CharacterVocabulary(seen)
+    if name.startswith(TOKENIZER):
+        return _found(name)
     lines = (line for piece in train for line in _text(piece).split("\n"))
     return SentencePieceVocabulary.train(lines, int(name[4:]))
+
+
+def vocabulary_key(name: str) -> str:
+    """What tells vocabularies apart: the name, and of a tokenizer on disk its content."""
+    if not name.startswith(TOKENIZER):
+        return name
+    content = json.dumps(_found(name).state(), sort_keys=True)
+    return f"{name}\n{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+def _found(name: str) -> Vocabulary:
+    from meshmpi.pretrained.model import vocabulary_at  # made of the vocabularies here
+
+    return vocabulary_at(name.removeprefix(TOKENIZER))
 
 
 def restore_vocabulary(state: dict[str, Any]) -> Vocabulary:
@@ -240,6 +265,10 @@ def restore_vocabulary(state: dict[str, Any]) -> Vocabulary:
         from meshmpi.train.translation.vocabulary import EndedVocabulary  # made of the ones here
 
         return EndedVocabulary.restore(state)
+    if state.get("kind") in ("tokenizer.json", "spiece.model", "letters"):
+        from meshmpi.pretrained.tokenizer import restore_tokenizer
+
+        return restore_tokenizer(state)
     raise DataError(
         f"a saved vocabulary is of unknown kind '{state.get('kind')}'.",
         f"Known kinds: {', '.join(KINDS)}.",

@@ -1,0 +1,591 @@
+"""score, generate, export and train --init-from: what they print, and every mistake they tell."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import meshmpi as mm
+from meshmpi import cli
+from meshmpi.pretrained import architecture
+from meshmpi.pretrained.lines import Line, Reader
+from meshmpi.pretrained.model import open_model
+from meshmpi.pretrained.scoring import SHORTEST, Scorer, total
+from meshmpi.pretrained.tokenizer import LetterTokenizer, Tokenizer, restore_tokenizer
+from meshmpi.runtime.launch import launch
+from meshmpi.train.data import prepare
+from meshmpi.train.vocabulary import TOKENIZER, build_vocabulary, restore_vocabulary
+
+GPT2 = {
+    "model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 300,
+    "n_positions": 24, "bos_token_id": 256, "eos_token_id": 256,
+}  # fmt: skip
+ESM = {
+    "model_type": "esm", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2,
+    "intermediate_size": 12, "vocab_size": 33, "max_position_embeddings": 24, "mask_token_id": 32,
+    "pad_token_id": 1, "position_embedding_type": "rotary", "token_dropout": True,
+    "layer_norm_eps": 1e-5,
+}  # fmt: skip
+T5 = {
+    "model_type": "t5", "num_layers": 1, "d_model": 8, "num_heads": 2, "d_kv": 4, "d_ff": 12,
+    "vocab_size": 40, "n_positions": 20,
+}  # fmt: skip
+LETTERS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<mask>"]
+
+
+@pytest.fixture(autouse=True)
+def _simulated(monkeypatch, tmp_path):
+    """Commands run on two simulated ranks, and keep their caches here."""
+    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "meshmpi.train.setup.make_mesh", lambda s: mm.SimulatedMesh(s.shape or "all:2")
+    )
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def made(folder: Path, config, seed=0) -> Path:
+    """A checkpoint with random weights."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    draw = np.random.default_rng(seed)
+    arrays = {
+        e.keys[0]: (0.5 * draw.standard_normal(e.file_shape)).astype(np.float32)
+        for e in architecture(config).entries
+    }
+    save_file(arrays, folder / "model.safetensors")
+    return folder
+
+
+def byte_tokenizer(folder: Path) -> Path:
+    """A tokenizer.json of single bytes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    model = tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, [])
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def run(capsys, *words) -> str:
+    assert cli.main([str(w) for w in words]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def refused(capsys, message, *words):
+    assert cli.main([str(w) for w in words]) == 1
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err, err
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+# ---- score -----------------------------------------------------------------------------------
+
+
+def by_hand(config, tokens, source=()):
+    """Log-probabilities [position, vocab] by one program of exactly this length."""
+    found = architecture(config)
+    from meshmpi.pretrained.architectures import model_inputs, model_logits
+
+    with mm.Graph() as graph:
+        inputs = model_inputs(found, 1, len(tokens), len(source))
+        logits = model_logits(found, inputs)
+    step = mm.compile(graph, mm.SimulatedMesh("all:1"), fetches={"logits": logits})
+    return step, {
+        "tokens": np.array([tokens], np.int32), "mask": np.ones((1, len(tokens)), np.int32),
+    } | ({"source": np.array([source], np.int32),
+          "source_mask": np.ones((1, len(source)), np.int32)} if source else {})  # fmt: skip
+
+
+def log_probabilities(folder, config, tokens, source=()):
+    step, feeds = by_hand(config, tokens, source)
+    mm_load(step, folder)
+    x = np.asarray(step(feeds)["logits"], np.float64)[0]
+    return (
+        x
+        - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - x.max(-1, keepdims=True)
+    )
+
+
+def mm_load(step, folder):
+    open_model(folder).load(step)
+
+
+def table(text):
+    head, *rows = text.splitlines()
+    assert head.split("\t") == ["line", "tokens", "log_likelihood", "perplexity"]
+    return [row.split("\t") for row in rows if not row.startswith("note")]
+
+
+def same(found, expected):
+    """Equal lines and counts, and numbers but for rounding."""
+    assert [r[:2] for r in found] == [r[:2] for r in expected]
+    numbers = [[float(x) for row in rows for x in row[2:]] for rows in (found, expected)]
+    np.testing.assert_allclose(*numbers, rtol=1e-5)
+
+
+def test_scores_of_a_language_model(tmp_path, capsys):
+    folder = byte_tokenizer(made(tmp_path / "m", GPT2))
+    file = written(tmp_path / "lines", "hello\nhällo wörld\r\nx\n")
+    rows = table(run(capsys, "score", folder, file, "--batch", 2))
+    assert [r[0] for r in rows] == ["1", "2", "3", "total"]
+    assert [r[1] for r in rows] == ["5", "13", "1", "19"]
+    tokenizer = open_model(folder).tokenizer()
+    for row, text in zip(rows, ("hello", "hällo wörld", "x"), strict=False):
+        ids = tokenizer.encoded(text).ids
+        logs = log_probabilities(folder, GPT2, [256, *ids[:-1]])
+        expected = sum(logs[i, t] for i, t in enumerate(ids))
+        assert float(row[2]) == pytest.approx(expected, abs=2e-4)
+        assert float(row[3]) == pytest.approx(math.exp(-expected / len(ids)), rel=1e-4)
+    assert float(rows[3][2]) == pytest.approx(sum(float(r[2]) for r in rows[:3]), abs=3e-4)
+    for layout in ("storage", "", "batch:all", "vocab:all"):
+        same(table(run(capsys, "score", folder, file, "--layout", layout)), rows)
+    mesh = ("--mesh", "rows:2;cols:2", "--layout", "2d")
+    same(table(run(capsys, "score", folder, file, *mesh)), rows)
+
+
+def test_scores_of_a_masked_model(tmp_path, capsys):
+    folder = made(tmp_path / "m", ESM)
+    (folder / "vocab.txt").write_text("\n".join(LETTERS + ["<null_1>"] * (33 - len(LETTERS))))
+    file = written(tmp_path / "lines", "LAGV\nMEEPQSDPSV\n")
+    rows = table(run(capsys, "score", folder, file))
+    assert [r[1] for r in rows] == ["4", "10", "14"]
+    ids = [0, 4, 5, 6, 7, 2]
+    expected = 0.0
+    for k in range(1, 5):
+        hidden = [32 if i == k else t for i, t in enumerate(ids)]
+        expected += log_probabilities(folder, ESM, hidden)[k, ids[k]]
+    assert float(rows[0][2]) == pytest.approx(expected, abs=2e-4)
+    refused(capsys, "bad:1 has 'J', '*', which the tokenizer", "score", folder,
+            written(tmp_path / "bad", "LAJG*J\n"))  # fmt: skip
+    again = table(run(capsys, "score", folder, tmp_path / "bad", "--allow-unknown"))
+    assert again[0][1] == "6"
+
+
+def test_scores_of_pairs(tmp_path, capsys):
+    folder = made(tmp_path / "m", T5)
+    file = written(tmp_path / "pairs", "5 6 7 1\t8 9 1\n4 1\t3 2 5 6 1\n")
+    rows = table(run(capsys, "score", folder, file, "--token-ids"))
+    assert [r[1] for r in rows] == ["3", "5", "8"]
+    logs = log_probabilities(folder, T5, [0, 8, 9], [5, 6, 7, 1])
+    expected = logs[0, 8] + logs[1, 9] + logs[2, 1]
+    assert float(rows[0][2]) == pytest.approx(expected, abs=2e-4)
+    for text, message in (
+        ("5 6\n", "pairs:1 has 1 columns. Write a source, one tab"),
+        ("5\t6\n1\t2\t3\n", "pairs:2 has 3 columns."),
+        ("5\t \n", "pairs:1 has 2 columns, one of them empty"),
+        ("5\t" + "6 " * 21 + "\n", "the target of "),
+        ("6 " * 21 + "\t5\n", "the source of "),
+    ):
+        refused(capsys, message, "score", folder, written(file, text), "--token-ids")
+
+
+def test_buckets_hold_every_length(tmp_path):
+    model = open_model(made(tmp_path / "m", GPT2))
+    scorer = Scorer(model, mm.SimulatedMesh("all:1"), batch=3)
+    draw = np.random.default_rng(1)
+    texts = [[int(t) for t in draw.integers(0, 300, n)] for n in (2, SHORTEST, 25, 17, 18, 3, 2)]
+    lines = [Line(i + 1, t, [False] * len(t), []) for i, t in enumerate(texts)]
+    found = scorer.scores(lines)
+    assert [s.tokens for s in found] == [len(t) - 1 for t in texts]
+    alone = [scorer.scores([line])[0].log_likelihood for line in lines]
+    np.testing.assert_allclose([s.log_likelihood for s in found], alone, rtol=1e-5)
+    assert total(found).tokens == sum(len(t) - 1 for t in texts)
+    assert len(scorer._steps) == 2  # of 16 and of 24 positions
+
+
+def test_lines_that_cannot_be_used(tmp_path, capsys):
+    folder = byte_tokenizer(made(tmp_path / "m", GPT2))
+    file = tmp_path / "lines"
+    for text, message in (
+        (b"", "lines is empty."),
+        (b"a\n\nb\n", "lines:2 is empty."),
+        (b"a\n \t \n", "lines:2 is empty."),
+        (b"ab\xffc\n", "lines:1 is not UTF-8: byte 0xff at 3."),
+        (b"ok\n" + b"x" * 25, "lines:2 has 26 tokens, the model takes 25. Shorten it, or give"),
+    ):
+        refused(capsys, message, "score", folder, written(file, text))
+    out = run(capsys, "score", folder, file, "--truncate")
+    assert out.endswith("note: 1 tokens of 1 lines were left out (--truncate)\n")
+    assert table(out)[1][1] == "24"
+    for text, message in (
+        ("1 2 x\n", "lines:1 has 'x', which is no token id."),
+        ("1 -2\n", "lines:1 has '-2', which is no token id."),
+        ("1 2\n1 300\n", "lines:2 has token 300, but the model has 300, from 0."),
+    ):
+        refused(capsys, message, "score", folder, written(file, text), "--token-ids")
+    refused(capsys, "none cannot be read", "score", folder, tmp_path / "none")
+    refused(capsys, "Give one of them", "score", folder, file, "--token-ids", "--tokenizer", folder)
+    refused(capsys, "batches of 0 rows", "score", folder, written(file, "a"), "--batch", 0)
+    refused(capsys, "which has one axis", "score", folder, file, "--layout", "2d")
+
+
+def test_models_that_cannot_be_used(tmp_path, capsys):
+    file = written(tmp_path / "lines", "a\n")
+    refused(capsys, "gone is missing.", "score", tmp_path / "gone", file)
+    folder = made(tmp_path / "m", GPT2)
+    refused(capsys, "m has no tokenizer (tokenizer.json,", "score", folder, file)
+    (folder / "config.json").unlink()
+    refused(capsys, "there is no config.json beside", "score", folder, file)
+    (folder / "config.json").write_text("[]")
+    refused(capsys, "config.json is no table", "score", folder, file)
+    (folder / "config.json").write_text("{")
+    refused(capsys, "config.json cannot be read", "score", folder, file)
+    (folder / "config.json").write_text(json.dumps({**GPT2, "n_layer": 2}))
+    written(file, "1 2\n")
+    refused(capsys, "lacks 'transformer.h.1", "score", folder, file, "--token-ids")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    refused(capsys, "model.safetensors is damaged: it ends within tensor", "score", folder, file)
+    masked = made(tmp_path / "e", {k: v for k, v in ESM.items() if k != "mask_token_id"} | {
+        "token_dropout": False})  # fmt: skip
+    refused(capsys, "no mask_token_id", "score", masked, written(file, "5 6"), "--token-ids")
+
+
+# ---- generate --------------------------------------------------------------------------------
+
+
+def test_generate(tmp_path, capsys):
+    folder = byte_tokenizer(made(tmp_path / "m", GPT2))
+    common = ("generate", folder, "--tokens", 6, "--stop", 299)
+    text = run(capsys, *common, "--prompt", "hello", "--temperature", 0)
+    assert run(capsys, *common, "--prompt", "hello", "--temperature", 0, "--stream") == text
+    file = written(tmp_path / "prompts", "hello\nsea\n")
+    rows = [json.loads(r) for r in
+            run(capsys, *common, "--prompts", file, "--temperature", 0).splitlines()]  # fmt: skip
+    assert [r["line"] for r in rows] == [1, 2]
+    assert rows[0]["text"] == text.rstrip("\n") or rows[0]["text"] + "\n" == text
+    tokens = open_model(folder).tokenizer().encoded("hello").ids
+    for expected in rows[0]["tokens"]:  # each the most probable after those before it
+        logs = log_probabilities(folder, GPT2, tokens)[-1, :256]
+        assert expected == int(logs.argmax())
+        tokens.append(expected)
+    drawn = run(capsys, *common, "--prompts", file, "--seed", 3, "--top-k", 20)
+    for layout in ("storage", "", "heads:all"):
+        again = run(capsys, *common, "--prompts", file, "--seed", 3, "--top-k", 20,
+                    "--layout", layout)  # fmt: skip
+        assert again == drawn
+    assert run(capsys, *common, "--prompts", file, "--seed", 4, "--top-k", 20) != drawn
+    ids = written(tmp_path / "ids", "1 2 3\n")
+    found = json.loads(run(capsys, *common, "--prompts", ids, "--token-ids"))
+    assert [int(t) for t in found["text"].split()] == found["tokens"]
+    beams = run(capsys, *common, "--prompt", "hello", "--beams", 3).split("\n")
+    scores = [float(b.split("\t")[0]) for b in beams if "\t" in b]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    best = json.loads(run(capsys, *common, "--prompts", ids, "--beams", 2, "--token-ids"))
+    assert len(best["beams"]) == 2 and len(best["beams"][0]["tokens"]) <= 6
+
+
+def test_generate_from_a_source(tmp_path, capsys):
+    folder = made(tmp_path / "m", T5)
+    file = written(tmp_path / "sources", "5 6 7 1\n4 1\n")
+    common = ("generate", folder, "--prompts", file, "--token-ids", "--tokens", 4)
+    rows = [json.loads(r) for r in run(capsys, *common, "--temperature", 0).splitlines()]
+    tokens = [0]
+    for expected in rows[0]["tokens"]:
+        assert expected == int(log_probabilities(folder, T5, tokens, [5, 6, 7, 1])[-1].argmax())
+        tokens.append(expected)
+
+
+def test_what_cannot_be_generated(tmp_path, capsys):
+    folder = made(tmp_path / "m", GPT2)
+    ids = written(tmp_path / "ids", "1 2 3\n")
+    common = ("generate", folder, "--prompts", ids, "--token-ids")
+    refused(capsys, "--tokens is 0", *common, "--tokens", 0)
+    refused(capsys, "Beams are known at their end only", *common, "--beams", 2, "--stream")
+    refused(capsys, "ids:1 has 25 tokens, the model takes 24", "generate", folder, "--prompts",
+            written(tmp_path / "ids", "1 " * 25), "--token-ids")  # fmt: skip
+    masked = made(tmp_path / "e", ESM)
+    refused(capsys, "which does not continue texts", "generate", masked, "--prompt", "A")
+
+
+# ---- fine-tuning and writing back ------------------------------------------------------------
+
+
+def settings_file(tmp_path, **sections) -> Path:
+    corpus = written(tmp_path / "corpus.txt", "the sea and the sky\n" * 60)
+    text = f'data.corpus = "{corpus}"\ndata.held_out_fraction = 0.2\n'
+    text += "train.steps = 3\ntrain.batch = 2\ntrain.plot = false\nsample.tokens = 0\n"
+    text += "evaluate.every = 0\nmodel.length = 12\n"
+    text += "".join(f"{k} = {v}\n" for k, v in sections.items())
+    return written(tmp_path / "config.toml", text)
+
+
+@pytest.fixture
+def simulated_training(monkeypatch):
+    monkeypatch.setattr(
+        "meshmpi.train.loop.make_mesh", lambda s: mm.SimulatedMesh(s.shape or "all:2")
+    )
+
+
+def held_out_loss(out: str) -> float:
+    line = next(x for x in reversed(out.splitlines()) if x.startswith("held-out loss"))
+    return float(line.split(": ")[1].split()[0])
+
+
+def test_fine_tuning_and_writing_back(tmp_path, capsys, simulated_training):
+    folder = byte_tokenizer(made(tmp_path / "m", GPT2))
+    config = settings_file(tmp_path)
+    common = ("train", config, "--init-from", folder, "--set", "optimizer.learning_rate=0.01")
+    out = run(capsys, *common, "--out", tmp_path / "run")
+    assert f"first values are those of {folder}" in out
+    # Before any step the model is the checkpoint's.
+    before = run(capsys, *common, "--out", tmp_path / "zero", "--set", "train.steps=0")
+    file = written(tmp_path / "lines", "the sea and\n")
+    assert held_out_loss(out) < held_out_loss(before)
+    untouched = table(run(capsys, "score", tmp_path / "zero", file))
+    tuned = table(run(capsys, "score", tmp_path / "run", file))
+    assert untouched[0][1] == tuned[0][1] == "10"  # a run has no token before the first
+    assert float(tuned[0][2]) > float(untouched[0][2])
+    logs = log_probabilities(folder, GPT2, open_model(folder).tokenizer().encoded("the sea an").ids)
+    ids = open_model(folder).tokenizer().encoded("the sea and").ids
+    expected = sum(logs[i, t] for i, t in enumerate(ids[1:]))
+    assert float(untouched[0][2]) == pytest.approx(expected, abs=2e-4)
+    # Written back, only the first positions have changed.
+    run(
+        capsys,
+        "export",
+        tmp_path / "run",
+        tmp_path / "out",
+        "--like",
+        folder,
+        "--max-shard",
+        "20 KB",
+    )
+    old, new = load_file(folder / "model.safetensors"), {}
+    for part in (tmp_path / "out").glob("*.safetensors"):
+        new |= load_file(part)
+    assert sorted(old) == sorted(new)
+    positions = "transformer.wpe.weight"
+    np.testing.assert_array_equal(new[positions][12:], old[positions][12:])
+    assert not np.array_equal(new[positions][:12], old[positions][:12])
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    scored = table(run(capsys, "score", tmp_path / "out", file))
+    assert float(scored[0][2]) > float(table(run(capsys, "score", folder, file))[0][2])
+    # A run goes on from a run, and resumes.
+    again = run(capsys, "train", config, "--init-from", tmp_path / "run", "--out", tmp_path / "b",
+                "--set", "train.steps=0")  # fmt: skip
+    assert held_out_loss(again) == pytest.approx(held_out_loss(out), rel=1e-5)
+    more = run(capsys, *common, "--out", tmp_path / "run", "--resume", "--set", "train.steps=4")
+    assert "resumed from" in more and "first values" not in more
+
+
+def test_a_given_vocabulary_replaces_the_tokenizer(tmp_path, capsys, simulated_training):
+    folder = made(tmp_path / "m", GPT2)
+    config = settings_file(tmp_path, **{"data.vocabulary": '"bytes"'})
+    run(capsys, "train", config, "--init-from", folder, "--out", tmp_path / "run")
+    found = open_model(tmp_path / "run")
+    assert found.manifest.about["vocabulary"] == {"kind": "bytes"}
+    assert (found.config.length, found.config.vocab) == (12, 300)
+
+
+def test_what_cannot_be_fine_tuned(tmp_path, capsys):
+    config = settings_file(tmp_path)
+    for name, values, kind in (("e", ESM, "encoder"), ("t", T5, "encoder_decoder")):
+        folder = made(tmp_path / name, values)
+        refused(capsys, f"is of kind {kind}, the task is 'lm'", "train", config, "--init-from",
+                folder, "--out", tmp_path / "run")  # fmt: skip
+    folder = made(tmp_path / "m", GPT2)
+    refused(capsys, "m has no tokenizer", "train", config, "--init-from", folder,
+            "--out", tmp_path / "run")  # fmt: skip
+    refused(capsys, "m exists already", "export", folder, folder, "--like", folder)
+
+
+def test_a_dry_run_has_the_sizes_of_the_checkpoint(tmp_path, capsys):
+    folder = byte_tokenizer(made(tmp_path / "m", GPT2))
+    out = run(capsys, "train", settings_file(tmp_path), "--init-from", folder, "--dry-run")
+    count = mm.transformer.parameter_count(architecture(GPT2).config.with_options(length=12))
+    assert f"{count:,}" in out
+
+
+# ---- tokenizers ------------------------------------------------------------------------------
+
+
+def test_letters(tmp_path):
+    tokenizer = LetterTokenizer(LETTERS, "letters")
+    found = tokenizer.encoded("LA J")
+    assert found.ids == [0, 4, 5, 3, 2] and found.unknown == ["J"]
+    assert found.special == [True, False, False, False, True]
+    assert tokenizer.decode([0, 4, 5, 2]) == "LA"
+    assert tokenizer.token_bytes[:6].tolist() == [0, 0, 0, 0, 1, 1]
+    assert restore_tokenizer(tokenizer.state()).state() == tokenizer.state()
+    with pytest.raises(mm.DataError, match="has no <cls>"):
+        LetterTokenizer(["a"], "x")
+    with pytest.raises(mm.DataError, match="unknown kind"):
+        restore_tokenizer({"kind": "x"})
+
+
+def test_byte_level_tokens_count_their_bytes(tmp_path):
+    byte_tokenizer(tmp_path)
+    name = f"{TOKENIZER}{tmp_path}"
+    vocabulary = build_vocabulary(name, [], [])
+    text = "grüße, Welt\n"
+    tokens = vocabulary.encode(text)
+    assert vocabulary.decode(tokens) == text
+    assert vocabulary.token_bytes[tokens].sum() == len(text.encode())
+    again = restore_vocabulary(json.loads(json.dumps(vocabulary.state())))
+    assert again.encode(text.encode()).tolist() == tokens.tolist()
+    corpus = written(tmp_path / "corpus.txt", text * 30)
+    first = prepare(str(corpus), name)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    keys = list(vocab)
+    content["model"]["vocab"] = dict(zip(keys, reversed(range(len(keys))), strict=True))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert prepare(str(corpus), name).digest != first.digest  # another tokenizer, other tokens
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(mm.DataError, match="tokenizer.json is no tokenizer"):
+        build_vocabulary(name, [], [])
+
+
+def test_word_pieces_and_byte_pairs(tmp_path):
+    pytest.importorskip("tokenizers")
+    from meshmpi.pretrained.tokenizer import open_tokenizer
+
+    bert = tmp_path / "bert"
+    bert.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "sea", "##s", "the"]
+    (bert / "vocab.txt").write_text("\n".join(words) + "\n")
+    found = open_tokenizer(bert, "bert").encoded("The seas")
+    assert found.ids == [2, 7, 5, 6, 3] and found.special == [True, False, False, False, True]
+    unknown = open_tokenizer(bert, "bert").encoded("the sky")
+    assert unknown.unknown == ["sky"]
+    assert open_tokenizer(bert, "bert").token_bytes[5:].tolist() == [3, 1, 3]
+    pairs = tmp_path / "gpt2"
+    pairs.mkdir()
+    (pairs / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
+    with pytest.raises(mm.DataError, match="has no merges.txt beside it"):
+        open_tokenizer(pairs, "gpt2")
+    (pairs / "merges.txt").write_text("#version: 0.2\na b\n")
+    assert open_tokenizer(pairs, "gpt2").encoded("abb").ids == [2, 1]
+
+
+def test_sentence_pieces(tmp_path):
+    pytest.importorskip("sentencepiece")
+    import io
+
+    import sentencepiece
+
+    from meshmpi.pretrained.tokenizer import open_tokenizer
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the sea and the sky", "see the sand"] * 20), model_writer=model,
+        vocab_size=30, model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    (tmp_path / "spiece.model").write_bytes(model.getvalue())
+    tokenizer = open_tokenizer(tmp_path, "t5", {"eos": 1})
+    found = tokenizer.encoded("the sea")
+    assert found.ids[-1] == 1 and found.special[-1] and not any(found.special[:-1])
+    assert tokenizer.decode(found.ids) == "the sea"
+    assert tokenizer.encoded("the ☃").unknown == ["☃"]
+    assert restore_tokenizer(tokenizer.state()).encoded("the sea") == found
+    assert tokenizer.encode("the sea").tolist() == found.ids[:-1]
+    (tmp_path / "spiece.model").write_bytes(b"nonsense")
+    with pytest.raises(mm.DataError, match="is no SentencePiece model"):
+        open_tokenizer(tmp_path, "t5")
+
+
+def test_packages_that_are_missing(tmp_path, monkeypatch):
+    from meshmpi.pretrained.tokenizer import open_tokenizer
+
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
+    for name, extra in (("tokenizer.json", "pretrained"), ("spiece.model", "text")):
+        (tmp_path / name).write_bytes(b"{}")
+        with pytest.raises(mm.DataError, match=rf"not installed.*meshmpi\[{extra}\].*--token-ids"):
+            open_tokenizer(tmp_path / name)
+
+
+def test_cutting_keeps_special_tokens_at_both_ends():
+    class Around(Tokenizer):
+        name, size = "around", 9
+
+        def encoded(self, text, special=True):
+            from meshmpi.pretrained.tokenizer import Encoded
+
+            ids = [0, *range(2, 2 + len(text)), 1]
+            return Encoded(ids, [True, *[False] * len(text), True], [])
+
+        def decode(self, tokens):
+            return ""
+
+        def state(self):
+            return {}
+
+        def measured(self):
+            return np.zeros(9, np.int32)
+
+    line = Reader(Around(), 9, 4, truncate=True).line(b"abcde", "here")
+    assert (line.tokens, line.special, line.cut) == ([0, 2, 3, 1], [True, False, False, True], 3)
+
+
+# ---- under mpirun ----------------------------------------------------------------------------
+
+
+def on_ranks(tmp_path, n, *words):
+    environment = {"PYTHONPATH": os.getcwd(), "MESHMPI_CACHE": str(tmp_path / "cache")}
+    return launch(
+        n, ["-m", "meshmpi", *map(str, words)], timeout_seconds=120, capture_output=True,
+        environment=environment,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_same_on_several_ranks(tmp_path, capsys):
+    folder = made(tmp_path / "m", GPT2)
+    file = written(tmp_path / "lines", "1 2 3 4\n5 6\n7 8 9 10 11 12\n")
+    score = ("score", folder, file, "--token-ids")
+    expected = table(run(capsys, *score))
+    done = on_ranks(tmp_path, 2, *score)
+    assert done.returncode == 0, done.stderr
+    same(table(done.stdout), expected)
+    done = on_ranks(tmp_path, 4, *score, "--mesh", "rows:2;cols:2", "--layout", "2d")
+    assert done.returncode == 0, done.stderr
+    same(table(done.stdout), expected)
+    generate = ("generate", folder, "--prompts", file, "--token-ids", "--tokens", 5)
+    expected = run(capsys, *generate)
+    done = on_ranks(tmp_path, 2, *generate, "--layout", "storage")
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr
+
+
+@pytest.mark.slow
+def test_mistakes_are_told_once(tmp_path):
+    folder = made(tmp_path / "m", GPT2)
+    file = written(tmp_path / "lines", "1 2 3 4\n\n")
+    done = on_ranks(tmp_path, 2, "score", folder, file, "--token-ids")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.count("lines:2 is empty.") == 1
+
+
+@pytest.mark.slow
+def test_fine_tuning_on_two_ranks(tmp_path, capsys, simulated_training):
+    folder = made(tmp_path / "m", GPT2)
+    config = settings_file(tmp_path, **{"data.vocabulary": '"bytes"'})
+    common = ("train", config, "--init-from", folder)
+    expected = held_out_loss(run(capsys, *common, "--out", tmp_path / "simulated"))
+    done = on_ranks(tmp_path, 2, *common, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert held_out_loss(done.stdout) == pytest.approx(expected, rel=1e-5)
+    done = on_ranks(
+        tmp_path, 2, "export", tmp_path / "run", tmp_path / "out", "--like", folder,
+        "--layout", "storage",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(load_file(tmp_path / "out" / "model.safetensors")) == sorted(
+        load_file(folder / "model.safetensors")
+    )
