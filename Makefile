@@ -66,5 +66,5 @@ $(RUN_READY): $(VENV)/.made pyproject.toml
 	@touch $@
 
 $(DEV_READY): $(VENV)/.made pyproject.toml
-	$(PIP_INSTALL) --editable '.[$(MPI),plot,text,dev]'
+	$(PIP_INSTALL) --editable '.[$(MPI),plot,text,translate,dev]'
 	@touch $@ $(RUN_READY)
