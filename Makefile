@@ -6,13 +6,17 @@ N ?= 2
 CONFIG ?= apps/transformer/configs/quickstart.toml
 JOBS ?= auto
 ARGS ?=
+WITH ?=
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LAUNCH := $(BIN)/python -m meshmpi.runtime.launch
 # Stamps tell a second `make` that nothing has to be installed again.
 RUN_READY := $(VENV)/.ready-run-$(MPI)
-DEV_READY := $(VENV)/.ready-dev-$(MPI)
+DEV_READY := $(VENV)/.ready-dev-$(MPI)$(addprefix -,$(WITH))
+# More extras of pyproject.toml: WITH=transformers adds the tests that compare with PyTorch.
+COMMA := ,
+MORE := $(addprefix $(COMMA),$(WITH))
 
 .DEFAULT_GOAL := help
 .PHONY: help train test test-mpi lint format types docs bench clean
@@ -21,6 +25,7 @@ help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' \
 		$(MAKEFILE_LIST)
 	@echo "  Variables: N=$(N) ranks, MPI=$(MPI) (or mpich), CONFIG=..., ARGS='--set section.key=value'"
+	@echo "  make test WITH=transformers also compares with PyTorch's models (a large download)"
 
 train: $(RUN_READY) ## Train the language model of CONFIG on N ranks
 	$(LAUNCH) -n $(N) -- $(BIN)/meshmpi train $(CONFIG) $(ARGS)
@@ -66,5 +71,5 @@ $(RUN_READY): $(VENV)/.made pyproject.toml
 	@touch $@
 
 $(DEV_READY): $(VENV)/.made pyproject.toml
-	$(PIP_INSTALL) --editable '.[$(MPI),plot,text,translate,dev]'
+	$(PIP_INSTALL) --editable '.[$(MPI),plot,text,translate,pretrained,dev$(MORE)]'
 	@touch $@ $(RUN_READY)
