@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-REQUIREMENTS = {"torch": "torch==2.13.0", "jax": "jax==0.10.2"}
+REQUIREMENTS = {
+    "torch": "torch==2.13.0", "jax": "jax==0.10.2", "transformers": "transformers==5.23.0",
+}  # fmt: skip
 """What is installed.  Source: the versions that docs/performance.md compares with."""
 INSTALL_SECONDS = 900
 
