@@ -131,6 +131,7 @@ class AttentionOptions:
         rotary: Whether queries and keys are rotated by their positions (see `rotary`).
         rotary_base: Sets the slowest rotation.
         rotary_scaling: How rotations are slowed down for texts longer than in training.
+        output_bias: Whether the output has a bias; None: if the other projections have.
     """
 
     num_memory_heads: int = 0
@@ -138,6 +139,7 @@ class AttentionOptions:
     rotary: bool = False
     rotary_base: float = 10000.0
     rotary_scaling: RotaryScaling | None = None
+    output_bias: bool | None = None
 
     def heads_dims(self, heads: Dimension) -> tuple[list[Dimension], list[Dimension]]:
         """(Dims of the queries' heads, those of the memory's).
@@ -274,7 +276,10 @@ class Projections:
         initializer = getattr(self.initializers, "k" if name == "kv" else name)
         weight = get_variable(name, Shape([*reduced, *new]), self.dtype, initializer)
         y = einsum([x, weight], Shape([*x.shape.without(d.name for d in reduced), *new]))
-        if not self.use_bias:
+        biased = self.use_bias
+        if name == "o" and self.options.output_bias is not None:
+            biased = self.options.output_bias
+        if not biased:
             return y
         bias = get_variable(f"{name}_bias", Shape(new), self.dtype, zeros_initializer())
         return ew.add(y, bias, output_shape=y.shape)

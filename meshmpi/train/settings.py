@@ -132,6 +132,9 @@ class ModelSettings:
     decoder_experts_every: int = setting(0, "of an encoder-decoder's decoder; 0: the same")
     experts_skip_padding: bool = setting(True, "whether padding takes no places of experts")
     shared_embedding: bool = setting(True, "one embedding for source and target")
+    attention_output_bias: bool | None = setting(
+        None, "whether the output of attention has a bias; none: as attention_bias"
+    )
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ OPTIONS = {
     "plain": {},
     "bert": BERT,
     "esm": ESM,
+    "output_bias": {"attention_output_bias": True},
     "relative": {"learned_positions": False, "relative_buckets": 8, "relative_distance": 5},
     "gated_head": {"head_transform": True, "activation": "swiglu", "softmax_bias": True},
     "experts": {"experts": 2, "experts_every": 2, "experts_remainder": 1, "expert_places": 3},

@@ -55,6 +55,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "MistralConfig", "MistralForCausalLM",
         {**SMALL, "num_key_value_heads": 1, "sliding_window": 3},
     ),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**SMALL, "num_key_value_heads": 3}),
     "t5": ("T5Config", "T5ForConditionalGeneration", T5),
     "t5_v1_1": (
         "T5Config", "T5ForConditionalGeneration",

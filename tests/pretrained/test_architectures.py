@@ -42,6 +42,7 @@ CONFIGS = {
     "llama_mqa": ({**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True}, ()),
     "mistral": ({**LLAMA, "model_type": "mistral", "sliding_window": 3}, ()),
     "mistral_whole": ({**LLAMA, "model_type": "mistral", "sliding_window": None}, ()),
+    "qwen2": ({**LLAMA, "model_type": "qwen2", "max_window_layers": 2}, ()),
     "t5": (T5, ()),
     "t5_v1_1": ({**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, ()),
     "t5_two_tables": ({**T5, "tie_word_embeddings": False}, TABLES),
@@ -144,6 +145,12 @@ PUBLISHED = {
         8_030_261_248,
     ),
     "mistral-7b": ({"model_type": "mistral"}, 7_241_732_096),
+    "qwen2-0.5b": (
+        {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864,
+         "num_attention_heads": 14, "num_key_value_heads": 2, "num_hidden_layers": 24,
+         "tie_word_embeddings": True},
+        494_032_768,
+    ),
     "t5-small": (
         {"model_type": "t5", "d_ff": 2048, "d_kv": 64, "d_model": 512, "n_positions": 512},
         60_506_624,
@@ -187,6 +194,11 @@ def test_published_sizes(name):
         (GPT2, {"n_head": 5}, "has 5 heads and a width of 12"),
         (BERT, {"hidden_size": 11}, "has 3 heads and a width of 11"),
         ({**LLAMA, "model_type": "mistral"}, {"attention_bias": True}, "attention_bias=True"),
+        ({**LLAMA, "model_type": "qwen2"}, {"use_sliding_window": True}, "use_sliding_window=True"),
+        (
+            {**LLAMA, "model_type": "qwen2"}, {"layer_types": ["full_attention", "sliding"]},
+            "layer_types=.*'sliding'",
+        ),
         (T5, {"is_decoder": True}, "is_decoder=True"),
         (T5, {"feed_forward_proj": "gated-mish"}, "feed_forward_proj='mish'"),
         (SWITCH, {"router_bias": True}, "router_bias=True"),

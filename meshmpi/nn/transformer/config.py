@@ -122,6 +122,8 @@ class TransformerConfig:
         decoder_experts_every: ``experts_every`` of the decoder of an encoder-decoder; 0: the same.
         experts_skip_padding: Whether padding takes no places of experts.
         shared_embedding: Whether source and target of an encoder-decoder have one embedding.
+        attention_output_bias: Whether the output of attention has a bias; None: as
+            ``attention_bias``.
     """
 
     vocab: int
@@ -186,6 +188,7 @@ class TransformerConfig:
     decoder_experts_every: int = 0
     experts_skip_padding: bool = True
     shared_embedding: bool = True
+    attention_output_bias: bool | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -372,11 +375,17 @@ class TransformerConfig:
             places=self.expert_places or None,
         )  # fmt: skip
 
+    @property
+    def attention_has_output_bias(self) -> bool:
+        own = self.attention_output_bias
+        return self.attention_bias if own is None else own
+
     def attention_options(self, self_attention: bool = True) -> AttentionOptions:
         """Memory heads and rotations; only self-attention is rotated."""
         return AttentionOptions(
             self.memory_heads, rotary=self.rotary and self_attention, rotary_base=self.rotary_base,
             rotary_scaling=RotaryScaling.parse(self.rotary_scaling),
+            output_bias=self.attention_output_bias,
         )  # fmt: skip
 
     def attention_initializers(self) -> AttentionInitializers:

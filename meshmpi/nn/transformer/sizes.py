@@ -61,7 +61,8 @@ def _feed_forward(c: TransformerConfig) -> int:
 
 def _attention(c: TransformerConfig) -> int:
     memory = (c.memory_heads or c.heads) * c.d_kv
-    biases = c.heads * c.d_kv + 2 * memory + c.d_model if c.attention_bias else 0
+    biases = c.heads * c.d_kv + 2 * memory if c.attention_bias else 0
+    biases += c.d_model if c.attention_has_output_bias else 0
     return 2 * c.d_model * (c.heads * c.d_kv + memory) + biases
 
 

@@ -53,7 +53,7 @@ class Entry:
     Attributes:
         variable: Name of the variable.
         keys: Names that the array has in files: the present one, which is written, then legacy
-            ones.  All have the architecture's prefix; see `Architecture.prefix`.
+            ones.  Those of the inner model may lack `Architecture.prefix` in a file.
         file_dims: Dims of the array, in its order.
         at: (dim, index) of dims of the variable that the array lacks: the number of the expert.
         ties: Keys of other arrays that a file may hold too, with the same numbers; not written.  A

@@ -1,6 +1,7 @@
-"""LLaMA and Mistral: rotations, RMS norms, SwiGLU, fewer heads of keys and values than of queries.
+"""LLaMA and its kin: rotations, RMS norms, SwiGLU, fewer heads of keys and values than of queries.
 
-Sources: Touvron et al. 2023; Jiang et al. 2023 (Mistral, of which a token sees a window only).
+Sources: Touvron et al. 2023; Jiang et al. 2023 (Mistral, of which a token sees a window only); Yang
+et al. 2024 (Qwen2, with biases of queries, keys and values).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _SCALINGS = {
     ),
 }  # fmt: skip
 """Types of rotations -> their numbers, in our order."""
+_SPECIAL = {"bos": 1, "eos": 2}
+"""Ids of LLaMA where the file does not say them."""
 
 
 def llama(options: Options) -> Architecture:
@@ -49,8 +52,26 @@ def mistral(options: Options) -> Architecture:
     return _architecture("mistral", config.with_options(local_window=window), options)
 
 
-def _architecture(name: str, config: TransformerConfig, options: Options) -> Architecture:
-    special = options.special(bos=1, eos=2)
+def qwen2(options: Options) -> Architecture:
+    """The architecture of a ``Qwen2ForCausalLM``, of which all layers see all tokens."""
+    options.only("use_sliding_window", False)
+    config = _config(options, length=32768, hidden=22016, memory_heads=32, vocab=151936)
+    kinds = options.get("layer_types", [])
+    if any(k != "full_attention" for k in kinds):
+        raise ConfigError(
+            f"this qwen2 model has layer_types={kinds!r}, which are not implemented.",
+            "Use a model whose layers all have 'full_attention'.",
+        )
+    # Where these windows would be; none is switched on.
+    options.known += ["sliding_window", "max_window_layers"]
+    config = config.with_options(attention_bias=True, attention_output_bias=False)
+    return _architecture("qwen2", config, options, {})
+
+
+def _architecture(
+    name: str, config: TransformerConfig, options: Options, special: dict[str, int] = _SPECIAL
+) -> Architecture:
+    special = options.special(**special)
     options.finish()
     return Architecture(
         name, "lm", config, _entries(config), PREFIX, IGNORED, special, options.values
@@ -64,7 +85,7 @@ def _config(options: Options, length: int, hidden: int, memory_heads: int = 0) -
     options.only("is_encoder_decoder", False)
     given = options.get("head_dim", None)
     return TransformerConfig(
-        vocab=options.number("vocab_size", 32000),
+        vocab=options.number("vocab_size", vocab),
         length=options.number("max_position_embeddings", length),
         d_model=width, d_ff=options.number("intermediate_size", hidden), heads=heads,
         d_kv=options.head(width, heads) if given is None else given,

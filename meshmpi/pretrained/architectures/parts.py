@@ -62,6 +62,7 @@ class Parts:
         for letter, key in (("q", q), ("k", k), ("v", v)):
             heads = self.queries if letter == "q" else self.memories
             self.linear(f"{name}/{letter}", f"{name}/{letter}_bias", key, self.model, heads, biased)
+        biased = self.config.attention_has_output_bias
         self.linear(f"{name}/o", f"{name}/o_bias", o, self.queries, self.model, biased)
 
     def feed_forward(

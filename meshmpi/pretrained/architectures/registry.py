@@ -10,12 +10,12 @@ from meshmpi.pretrained.architectures.bert import bert
 from meshmpi.pretrained.architectures.entries import Architecture
 from meshmpi.pretrained.architectures.esm import esm
 from meshmpi.pretrained.architectures.gpt2 import gpt2
-from meshmpi.pretrained.architectures.llama import llama, mistral
+from meshmpi.pretrained.architectures.llama import llama, mistral, qwen2
 from meshmpi.pretrained.architectures.options import Options
 from meshmpi.pretrained.architectures.t5 import switch, t5
 
 ARCHITECTURES: dict[str, Callable[[Options], Architecture]] = {
-    "bert": bert, "esm": esm, "gpt2": gpt2, "llama": llama, "mistral": mistral,
+    "bert": bert, "esm": esm, "gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2,
     "switch_transformers": switch, "t5": t5,
 }  # fmt: skip
 """model_type -> what reads its config."""
