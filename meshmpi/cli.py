@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.ranks is not None:
             _check_early(options)
-            return _on_ranks(options.ranks, given)
+            return on_ranks(options.ranks, given)
         return options.command(options)
     except MeshmpiError as error:
         fail(f"{type(error).__name__}: {error}\n")
@@ -68,8 +68,8 @@ def _check_early(options: argparse.Namespace) -> None:
             raise size_error(shape, options.ranks)
 
 
-def _on_ranks(ranks: int, given: list[str]) -> int:
-    """Starts the same command again on several ranks."""
+def on_ranks(ranks: int, given: Sequence[str], module: str = "meshmpi") -> int:
+    """Starts the same command of ``python -m module`` again on several ranks."""
     from meshmpi.runtime.launch import launch
 
     rest, k = [], 0
@@ -82,7 +82,7 @@ def _on_ranks(ranks: int, given: list[str]) -> int:
             rest.append(given[k])
             k += 1
     grace = {GRACE_VARIABLE: os.environ.get(GRACE_VARIABLE, GRACE_SECONDS)}
-    status = launch(ranks, ["-m", "meshmpi", *rest], environment=grace).returncode
+    status = launch(ranks, ["-m", module, *rest], environment=grace).returncode
     return status if status >= 0 else 128 - status
 
 
