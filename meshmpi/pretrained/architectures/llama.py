@@ -78,8 +78,10 @@ def _architecture(
     )
 
 
-def _config(options: Options, length: int, hidden: int, memory_heads: int = 0) -> TransformerConfig:
-    """What both have in common, and where they have other defaults."""
+def _config(
+    options: Options, length: int, hidden: int, memory_heads: int = 0, vocab: int = 32000
+) -> TransformerConfig:
+    """What they have in common, and where they have other defaults."""
     width = options.number("hidden_size", 4096)
     heads = options.number("num_attention_heads", 32)
     options.only("is_encoder_decoder", False)
