@@ -153,10 +153,10 @@ class Trainer:
             self.say(note)
         about, s = manifest.about, self.settings
         if about.get("data_digest") != self.task.digest:
+            before = about.get("data") or about["settings"]["data"]["corpus"]
             raise CheckpointError(
                 f"the checkpoint {manifest.folder} was trained on another text or vocabulary:"
-                f" '{about.get('settings', {}).get('data', {}).get('corpus')}', now"
-                f" '{s.data.corpus}'.",
+                f" '{before}', now '{self.task.source(s)}'.",
                 "Give the same data, or start anew in another folder.",
             )
         if about["seed"] != s.train.seed:
@@ -173,7 +173,8 @@ class Trainer:
             "step_number": self.step.step_number, "program_digest": self.step.program.digest(),
             "settings": as_dict(self.settings), "mesh": dict(self.mesh.shape.axes),
             "layout": self.layout, "seed": self.settings.train.seed,
-            "data_digest": self.task.digest, "vocabulary": self.task.vocabulary.state(),
+            "data_digest": self.task.digest, "data": self.task.source(self.settings),
+            "vocabulary": self.task.vocabulary.state(),
         }  # fmt: skip
         self.checkpoint = checkpoint.save(
             self.checkpoints, self.step.variables, self.done, about, self.settings.checkpoint.keep

@@ -129,6 +129,10 @@ def test_resume_is_as_if_never_stopped(tmp_path):
     _, lines = run(tmp_path, "parts", resume=True)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert any("resumed from" in line and "step 4" in line for line in lines)
+    with pytest.raises(CheckpointError, match=r"another text or vocabulary: '.*source.txt and"):
+        run(
+            tmp_path, "parts", "translation.most_words=1", "data.held_out_fraction=0.5", resume=True
+        )
 
 
 def test_microbatches_are_one_batch(tmp_path):

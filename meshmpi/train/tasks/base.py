@@ -100,6 +100,11 @@ class Task(ABC):
         """The graph of a training step and of the held-out loss."""
 
     @classmethod
+    def source(cls, settings: Settings) -> str:
+        """Where the data are from, for messages."""
+        return settings.data.corpus
+
+    @classmethod
     def parameter_count(cls, config: TransformerConfig) -> int:
         """Trainable numbers of the model."""
         return parameter_count(config)

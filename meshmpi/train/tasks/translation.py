@@ -75,6 +75,11 @@ class TranslationTask(Task):
         )  # fmt: skip
 
     @classmethod
+    def source(cls, settings: Settings) -> str:
+        s = settings.translation
+        return f"{s.source} and {s.target}" if s.source else s.pairs
+
+    @classmethod
     def parameter_count(cls, config: TransformerConfig) -> int:
         return encoder_decoder_parameter_count(config)
 

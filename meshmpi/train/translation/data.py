@@ -75,7 +75,8 @@ def prepare(settings: Settings) -> TranslationData:
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     name = "".join(c if c.isalnum() else "-" for c in f"{files[0].stem}-{data.vocabulary}")
     folder = cache_folder("tokens") / f"pairs-{name[:60]}-{key}"
-    make_folder(folder, lambda beside: _write(beside, _read(files), rules, settings))
+    named = not s.source and s.pairs in debian.NAMES
+    make_folder(folder, lambda beside: _write(beside, _read(files, named), rules, settings))
     return load(folder)
 
 
@@ -119,10 +120,10 @@ def _fetch(name: str, path: Path) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _read(files: Sequence[Path]) -> list[Pair]:
+def _read(files: Sequence[Path], named: bool) -> list[Pair]:
     if len(files) == 2:
         return read_parallel(*files)
-    if files[0].suffix == ".jsonl":
+    if named:
         with open(files[0], encoding="utf-8") as file:
             return [Pair(*json.loads(line)) for line in file]
     return read_tsv(files[0])
