@@ -1,10 +1,10 @@
 r"""Protein language models of the class of ESM2, split over a mesh.
 
-python -m apps.esm2 score proteins.fasta --model esm2_t12_35M     score every protein
-python -m meshmpi.runtime.launch -n 4 -m apps.esm2 embed proteins.fasta \
-    --model esm2_t33_650M --layout 2d --out vectors.npz           a vector for every protein
-python -m apps.esm2 train apps/esm2/configs/proteins.toml         train a small one
-python -m apps.esm2 plan --size 15B --ranks 8 --layout 2d         what a large one would take
+python -m apps.esm2 score proteins.fasta --model esm2_t12_35M             score every protein
+python -m apps.esm2 embed proteins.fasta --model esm2_t33_650M --ranks 4 \
+    --layout 2d --out vectors.npz                                         a vector for each
+python -m apps.esm2 train apps/esm2/configs/proteins.toml --ranks 2       train a small one
+python -m apps.esm2 plan --size 15B --ranks 8 --layout 2d                 what 15 B would take
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from apps.esm2 import commands
 from apps.esm2.layouts import NAMES
 from apps.esm2.models import SIZES
-from meshmpi.cli import fail
+from meshmpi.cli import fail, on_ranks
 from meshmpi.errors import MeshmpiError
 
 
@@ -57,10 +57,16 @@ def _inference(made: argparse.ArgumentParser) -> None:
     add("--window", type=int, default=0, metavar="RESIDUES", help=text)
     text = "read letters that are no residue as X instead of refusing them"
     add("--unknown-as-x", action="store_true", help=text)
+    _started(made)
+
+
+def _started(made: argparse.ArgumentParser) -> None:
+    text = "start this on N MPI ranks"
+    made.add_argument("--ranks", dest="on", type=int, metavar="N", help=text)
 
 
 def _plan(made: argparse.ArgumentParser) -> None:
-    made.set_defaults(command=commands.plan)
+    made.set_defaults(command=commands.plan, on=None)
     add = made.add_argument
     add("--size", default="15B", choices=list(SIZES))
     add("--ranks", type=int, default=8)
@@ -81,15 +87,19 @@ def _train(made: argparse.ArgumentParser) -> None:
     add("--resume", nargs="?", const=True, default=False, metavar="CHECKPOINT")
     add("--mesh", help="mesh.shape")
     add("--layout", help="2d, megatron or replicated; or as mesh.layout")
+    _started(made)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
     from meshmpi.runtime import abort
 
-    options = parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(given)
     abort.install_hooks()
     try:
+        if options.on is not None:
+            return on_ranks(options.on, given, "apps.esm2")
         return options.command(options)
     except MeshmpiError as error:
         fail(f"{type(error).__name__}: {error}\n")

@@ -301,3 +301,11 @@ def test_a_mistake_on_real_ranks_is_told_once(tmp_path, file):
     assert done.returncode != 0
     assert done.stderr.count("letter 'J' (column 1)") == 1, done.stderr
     assert f"{file}:5" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_command_starts_its_ranks(file, capfd, monkeypatch):
+    asked = []
+    monkeypatch.setattr("apps.esm2.__main__.on_ranks", lambda *a: asked.append(a) or 7)
+    given = ["score", str(file), "--model", "x", "--ranks", "3"]
+    assert main(given) == 7
+    assert asked == [(3, given, "apps.esm2")]
