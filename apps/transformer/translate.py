@@ -96,7 +96,10 @@ def _prepare(options: argparse.Namespace) -> int:
 
     settings = load(Settings, options.config, options.set)
     if settings.task != "translation":
-        raise ConfigError(f"the task of {options.config} is '{settings.task}'.", "Give another.")
+        raise ConfigError(
+            f"the task of {options.config} is '{settings.task}'.",
+            'Give a file with task = "translation", as configs/translate_ende.toml.',
+        )
     data = prepare(settings)
     for name, value in data.report.items():
         numbers = value.items() if isinstance(value, dict) else [("", value)]
