@@ -260,7 +260,7 @@ class Generator:
         if choosing.kind == "draw":
             feeds |= {"uniform": uniform, "temperature": np.float32(order.sampling.temperature)}
             feeds |= {"top_p": np.float32(order.sampling.top_p)} if choosing.top_p else {}
-        found = step(feeds)
+        found: Any = step(feeds)
         return [(k, int(found["token"].local[k])) for k in ready]
 
     def _encode(self, order: _Order, rows: Sequence[_Row | None]) -> None:
@@ -405,7 +405,7 @@ class _BeamRun:
         seen = self.programs.seen(int((start + count).max()))
         candidates = min(self.search[0].considered, self.programs.known)
         step = self.programs.beam_step(width, candidates, seen)
-        found = step(tokens=self.last, start=start, count=count)
+        found: Any = step(tokens=self.last, start=start, count=count)
         values, tokens = found["log_probability"].local, found["token"].local
         parents = np.tile(np.arange(width, dtype=np.int32), (batch, 1))
         for k, (row, s) in enumerate(zip(self.rows, self.search, strict=True)):

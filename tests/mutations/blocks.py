@@ -150,6 +150,16 @@ def scatter_add_forgets_where_its_block_starts(m: Patch) -> None:
     m.setitem(numpy_kernels.PLANS, "scatter_add", Wrong)
 
 
+@mutation("put_rows")
+def put_forgets_where_its_block_starts(m: Patch) -> None:
+    class Wrong(kernels_indexing.PutPlan):
+        def __init__(self, call: Any):
+            super().__init__(call)
+            self.block = (0, self.block[1] - self.block[0])
+
+    m.setitem(numpy_kernels.PLANS, "put", Wrong)
+
+
 @mutation("random_numbers")
 def random_numbers_count_the_elements_of_the_block(m: Patch) -> None:
     """The start of the block is right, the row length is that of the block."""

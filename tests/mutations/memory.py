@@ -34,6 +34,17 @@ def results_overwrite_inputs_still_needed(m: Patch) -> None:
     m.setattr(memory.Sharing, "_ends_here", wrong)
 
 
+@mutation("put_beside_the_old_value")
+def a_put_overwrites_what_is_read_later(m: Patch) -> None:
+    right = memory.Sharing._variable_to_overwrite
+
+    def wrong(self: Any, i: Any, y: int, n: int) -> Any:
+        names = self._written.get(y, [])
+        return f"variable {names[0]}" if i.kind == "put" and names else right(self, i, y, n)
+
+    m.setattr(memory.Sharing, "_variable_to_overwrite", wrong)
+
+
 @mutation("matmul_transposed")
 def combined_values_come_back_in_reverse(m: Patch) -> None:
     right = executor._pack

@@ -297,6 +297,35 @@ ROWS: dict[str, tuple[Row, str]] = {
         ),
         "must leave a reduction pending",
     ),
+    "a put of updates split over dims of the index": (
+        lambda h: h.add(
+            "put",
+            [h.feed("x", t("b c")), h.feed("u", t("a/rows c")),
+             h.feed("i", t("a/rows", dtype="int32"))],
+            t("b c"),
+            dim="b",
+        ),
+        "split over dims of the index",
+    ),
+    "a put that changes the splits of its input": (
+        lambda h: h.add(
+            "put",
+            [h.feed("x", t("b/rows c")), h.feed("u", t("a c")), h.feed("i", t("a", dtype="int32"))],
+            t("b c"),
+            dim="b",
+        ),
+        "changes the type of its input",
+    ),
+    "a put of rows split unlike its input": (
+        lambda h: h.add(
+            "put",
+            [h.feed("x", t("b c/cols")), h.feed("u", t("a c")),
+             h.feed("i", t("a", dtype="int32"))],
+            t("b c/cols"),
+            dim="b",
+        ),
+        "is not the same in",
+    ),
     # redistribution
     "an all_reduce of nothing pending": (
         lambda h: h.add("all_reduce", [_x(h)], t("a/rows b"), axes=("cols",), op="sum"),

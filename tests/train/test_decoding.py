@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from meshmpi.errors import ConfigError, DataError, LayoutError, VariableError
 from meshmpi.nn.decoding import draw
 from meshmpi.nn.transformer import TransformerConfig, encoder_decoder, lm
 from meshmpi.runtime.launch import launch
+from meshmpi.train import decoding
 from meshmpi.train.beams import length_penalty
 from meshmpi.train.decoding import Generator, Hypothesis, Sampling
 from tests.runtime.mpi_programs import decode
@@ -299,6 +301,11 @@ def test_texts_of_real_ranks_are_those_of_one(ranks: int, tmp_path: Path):
     expected = decode.texts(mm.SimulatedMesh("a:1"), "")
     for rank in range(ranks):
         assert json.loads((tmp_path / f"rank_{rank}.json").read_text()) == expected
+
+
+def test_the_examples_run():
+    failed, run = doctest.testmod(decoding, extraglobs={"mm": mm})
+    assert run and not failed
 
 
 # -- errors ----------------------------------------------------------------------------------------
