@@ -228,3 +228,14 @@ def a_segment_runs_its_body_once_too_early(m: Patch) -> None:
         right(self, call._replace(instruction=call.instruction.replaced(attrs=attrs)), plan_of)
 
     m.setattr(segments.SegmentPlan, "__init__", wrong)
+
+
+@mutation("sum_of_two_products")
+def equal_shapes_share_a_plan(m: Patch) -> None:
+    """Whatever is computed from them."""
+    m.setattr(numpy_kernels, "repr", lambda attrs: "", raising=False)
+
+
+@mutation("sum_of_two_products")
+def plans_are_shared_whatever_the_dims_are_called(m: Patch) -> None:
+    m.setattr(numpy_kernels, "_form", lambda x: (x.sizes, x.type.dtype))
