@@ -15,7 +15,7 @@ from meshmpi.train.evaluation import Held, Range
 
 OPEN_ROWS = 256
 """Rows that a next pair is tried in; more waste less and take longer.  Measured on 80,000 pairs of
-median 15 tokens in rows of 128: 4 % of the positions are padding."""
+22 + 26 tokens on average, in rows of 84 + 96: 6 % of the positions are padding, in a second."""
 Numbers = npt.NDArray[np.int64]
 
 
