@@ -117,9 +117,8 @@ def bucket(length: int) -> int:
 
 
 def batches(
-    lengths: Sequence[int], make: Callable[[int], np.ndarray], tokens: int, multiple: int = 1,
-    most: int | None = None,
-) -> Iterator[Batch]:  # fmt: skip
+    lengths: Sequence[int], make: Callable[[int], np.ndarray], tokens: int, multiple: int = 1
+) -> Iterator[Batch]:
     """All rows in batches, the longest first, so that memory for all is taken at once.
 
     Args:
@@ -127,7 +126,6 @@ def batches(
         make: Number of a row -> its tokens.
         tokens: Of a batch, about, padding included.
         multiple: The number of rows of a batch is a multiple of this, those of padding included.
-        most: The most rows of a batch.
     """
     order = sorted(range(len(lengths)), key=lambda k: (-lengths[k], k))
     sizes = {k: bucket(lengths[k]) for k in order}
@@ -135,10 +133,10 @@ def batches(
     while at < len(order):
         length = sizes[order[at]]
         same = sum(1 for k in order[at:] if sizes[k] == length)
-        batch = -(-max(1, tokens // length) // multiple) * multiple
-        batch = min(batch, -(-same // multiple) * multiple)
-        if most is not None:
-            batch = min(batch, max(multiple, most))
+        most = -(-max(1, tokens // length) // multiple) * multiple
+        # As many batches as needed, of even size: the last shall not be padding for the most part.
+        batch = -(-same // -(-same // most))
+        batch = -(-batch // multiple) * multiple
         for start in range(at, at + same, batch):
             rows = order[start : min(start + batch, at + same)]
             out = np.full((batch, length), PAD, np.int32)
