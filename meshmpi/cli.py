@@ -214,6 +214,11 @@ def _sample(options: argparse.Namespace) -> int:
 
     manifest, checkpoint = _newest(options.run)
     saved = from_dict(Settings, manifest.about["settings"])
+    if saved.task != "lm":
+        raise ConfigError(
+            f"{options.run} is a run of task '{saved.task}', which continues no text.",
+            "Of a translation: python -m apps.transformer translate translate RUN < FILE.",
+        )
     vocabulary = restore_vocabulary(manifest.about["vocabulary"])
     asked = from_dict(
         Settings, {"mesh": {"shape": options.mesh or "", "layout": options.layout or ""}}

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from apps.transformer import translate
+from meshmpi import cli
 from tests.train.test_translation import cache, small  # noqa: F401  (the fixture)
 
 
@@ -30,6 +31,8 @@ def test_commands_one_after_the_other(tmp_path, capsys, monkeypatch):
     run = str(tmp_path / "run")
     assert translate.main(["train", str(config), *sets(tmp_path), "--out", run]) == 0
     assert "step 6/6" in capsys.readouterr().out
+    assert cli.main(["sample", run]) == 1
+    assert "run of task 'translation', which continues no text" in capsys.readouterr().err
     words = ["evaluate", run, "--sentences", "2", "--beams", "1", "--alpha", "0"]
     assert translate.main(words) == 0
     out = capsys.readouterr().out
