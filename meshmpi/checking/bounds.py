@@ -108,7 +108,8 @@ def _dense(e: np.ndarray | None, like: np.ndarray) -> np.ndarray:
     return np.zeros(like.shape) if e is None else e
 
 
-def _added(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+def added(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    """The sum of two errors; None is 0."""
     return b if a is None else a if b is None else a + b
 
 
@@ -169,7 +170,7 @@ def _with_largest_change(
     made = []
     for n, (out, y) in enumerate(zip(outs, ys, strict=True)):
         largest = np.maximum.reduce([distance(c[n], y) for c in changes])
-        made.append(_added(out, largest if largest.any() else None))
+        made.append(added(out, largest if largest.any() else None))
     return made
 
 
@@ -236,7 +237,7 @@ def _products(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequenc
     if dx is not None:
         carried = b.again(i, [dx, _wide(w)])[0]
     if dw is not None:
-        carried = _added(carried, b.again(i, [_wide(x), dw])[0])
+        carried = added(carried, b.again(i, [_wide(x), dw])[0])
     return b.of_sum(i, int(terms.max(initial=0)), magnitude, carried)
 
 
@@ -255,7 +256,7 @@ def _gather(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence)
     if index_error is not None and index_error.any():  # which row is taken lies within rounding
         index, y = (b.program.types[v].shape for v in (i.inputs[1], i.outputs[0]))
         unsure = np.where(_aligned(index_error, index, y) > 0, np.inf, 0.0)
-        out = _added(out, np.broadcast_to(unsure, ys[0].shape).copy())
+        out = added(out, np.broadcast_to(unsure, ys[0].shape).copy())
     return [out]
 
 

@@ -203,6 +203,7 @@ def _as_stored(value: np.ndarray, u: Update) -> np.ndarray:
 def run(
     ref: Reference, feeds: Mapping[str, Any], variables: Mapping[str, Any] | None, seed: int,
     step: int, observe: Callable[[Any, list, list], None] | None = None,
+    instead: Mapping[Tensor, np.ndarray] | None = None,
 ) -> Iterator[Computed]:  # fmt: skip
     """Runs the program of one rank; yields every tensor of the graph in the order of the graph.
 
@@ -210,6 +211,7 @@ def run(
         ref: What to run.
         feeds, variables, seed, step: As of `interpret`.
         observe: Called with each instruction, its inputs and its results.
+        instead: Values that take the place of computed ones, once these have been yielded.
     """
     program, waiting = ref.program, list(reversed(ref.tensors))
     value_of = {t: v for v, ts in ref.made.items() for t in ts}
@@ -240,6 +242,8 @@ def run(
             t = waiting.pop()
             values[t] = arrays[value_of[t]]
             yield Computed(t, values[t], {x: values[x] for x in t.operation.inputs})
+            if instead is not None and t in instead:
+                arrays[value_of[t]] = values[t] = instead[t]
             used(value_of[t])
             for x in last.get(t, ()):
                 del values[x]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshmpi.dims import Axes
 from meshmpi.kernels import numpy_dtype
 from meshmpi.program import Instruction, Program
 from meshmpi.runtime.arrays import block_of
@@ -15,8 +16,9 @@ from meshmpi.runtime.variables import VariableStore
 
 Blocks = dict[int, np.ndarray]
 """Rank -> its block; the ranks that this process plays."""
-Observer = Callable[[Instruction, int, Blocks], None]
-"""Called with an instruction, a value it made and the blocks of that value."""
+Observer = Callable[[Instruction, int, Blocks, "Blocks | None"], None]
+"""Called with an instruction, a value it made, the blocks of that value and, where a sum is still
+pending, the sums of the magnitudes of its terms: how much rounding it may yet get."""
 
 
 class ObservedExecutor(Executor):
@@ -43,12 +45,18 @@ class ObservedExecutor(Executor):
             if t.windows:
                 continue
             blocks = {s.rank: s.arrays[v] for s in self.states}
+            sizes = None
             if t.partial:
+                if t.pending == "sum":
+                    sizes = {r: np.abs(b, out=np.empty_like(b)) for r, b in blocks.items()}
+                    self._finish(sizes, t.partial, "sum")
                 blocks = {r: b.copy() for r, b in blocks.items()}
-                arrays = list(blocks.values())
-                own = arrays if self.simulated else arrays[0]
-                self.mesh.all_reduce(own, t.partial, t.pending)
-            self._observe(i, v, blocks)
+                self._finish(blocks, t.partial, t.pending)
+            self._observe(i, v, blocks, sizes)
+
+    def _finish(self, blocks: Blocks, axes: Axes, op: str) -> None:
+        arrays = list(blocks.values())
+        self.mesh.all_reduce(arrays if self.simulated else arrays[0], axes, op)
 
 
 def run_observed(

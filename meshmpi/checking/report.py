@@ -10,7 +10,7 @@ from meshmpi.program import Source
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a tensor in one layout is from one rank's, where it comes nearest to its bound.
+    """How far a tensor in one layout is from what one rank makes of the same inputs.
 
     Attributes:
         tensor: Its name, or ``variable NAME`` for what a step leaves in a variable.
@@ -19,6 +19,8 @@ class Difference:
         bound: What rounding alone may come to, at the element whose difference exceeds its bound
             most; see `meshmpi.checking.bounds`.
         ratio: Difference over bound there: above 1 it is no rounding.
+        from_one: The largest difference from what one rank computes from the start, in which the
+            rounding of everything before is contained.
         wrong: How many elements are beyond their bounds, counted on every rank that holds them.
         elements: How many were compared.
         undecided: How many have no bound, since a decision before them lies within rounding.
@@ -30,6 +32,7 @@ class Difference:
     apart: float
     bound: float
     ratio: float
+    from_one: float = 0.0
     wrong: int = 0
     elements: int = 0
     undecided: int = 0
@@ -133,6 +136,9 @@ class Report:
     def table(self, rows: int | None = None) -> str:
         """The largest differences, those nearest to their bounds first.
 
+        Difference and bound are of the operation alone, computed from the same inputs; the column
+        "one rank" has the difference from what one rank computes from the start.
+
         Args:
             rows: Most of them; None for all, in graph order.
         """
@@ -140,14 +146,14 @@ class Report:
         if rows is not None:
             worst = sorted(worst, key=lambda item: -item[1][0].ratio)[:rows]
         width = max([len(n) for n, _ in worst], default=6)
-        lines = [f"{'tensor':{width}}  difference      bound  of it  made at, in layout"]
+        lines = [f"{'tensor':{width}}  difference      bound  of it   one rank  made at, in layout"]
         for name, (d, c) in worst:
             share = f"{100 * d.ratio:.0f} %" if d.ratio < 100 else "beyond"
             at = f"{d.source.file.rsplit('/', 1)[-1]}:{d.source.line}"
             unsure = f", {d.undecided} undecided" if d.undecided else ""
             lines.append(
-                f"{name:{width}}  {d.apart:10.2e} {d.bound:10.2e} {share:>6}  {at}{unsure},"
-                f" '{c.layout}' on {c.mesh}"
+                f"{name:{width}}  {d.apart:10.2e} {d.bound:10.2e} {share:>6} {d.from_one:10.2e}"
+                f"  {at}{unsure}, '{c.layout}' on {c.mesh}"
             )
         return "\n".join(lines)
 
@@ -166,7 +172,9 @@ class Report:
         if len(wrong) > 5:
             lines.append(f"and {len(wrong) - 5} more layouts are wrong.")
         if any(c.differences for c in self.checks):
-            lines += ["Largest differences from one rank, against the bound of rounding:"]
+            lines += [
+                "Largest differences of an operation from one rank, against the bound of rounding:"
+            ]
             lines.append(self.table(rows))
         return "\n".join(lines)
 

@@ -1,23 +1,23 @@
 """verify(): every layout computes what one rank does, or which operation does not.
 
-One rank runs the graph op by op (`interpret`) with an error bound beside every value (`bounds`).
 A layout is run twice: as lowered, where every tensor of the graph is a value of the program, and as
-the passes leave it.  Each rank's block of each tensor is compared with the same block of the
-reference, so that replicas which differ from each other are found as well.
+the passes leave it.  Then one rank computes every operation again (`interpret`), from what the
+layout made of its inputs, with an error bound beside every value (`bounds`).  Each rank's block of
+each tensor is compared with that, so that replicas which differ from each other are found as well.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Union
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-from meshmpi.checking.bounds import Bounds, distance
+from meshmpi.checking.bounds import ROUNDOFF, SPARE, Bounds, added
+from meshmpi.checking.compare import Shown, compared, worse
 from meshmpi.checking.feeds import random_feeds
 from meshmpi.checking.interpret import (
-    Reference,
     by_value,
     initial_variables,
     interpret,
@@ -35,7 +35,8 @@ from meshmpi.dims import Layout, LayoutLike, MeshShape
 from meshmpi.errors import ConfigError, LayoutError, MeshmpiError
 from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.passes import pipeline
-from meshmpi.program import Instruction, LocalType, Program, Source
+from meshmpi.program import Instruction, LocalType, Program
+from meshmpi.runtime.arrays import gather_whole
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from meshmpi.typerules import Violation
 from meshmpi.typerules import verify as check_types
@@ -56,12 +57,12 @@ def verify(
 ) -> Report:  # fmt: skip
     """Runs a graph in many layouts and compares every tensor with what one rank computes.
 
-    The bound of a tensor is what rounding can come to in any order of summation, to first order:
-    for a sum of n terms (n + 5) u sum |terms|, u the unit roundoff, carried through the graph by
-    running error analysis (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.3 and
-    4.2; `meshmpi.checking.bounds` says all of it).  Nothing is tuned: a difference beyond it is a
-    mistake, or an overflow.  Elements that hang on a decision within rounding (the larger of two
-    equal numbers) have no bound; they are counted as undecided.
+    Every operation is computed once more on one rank, from what the layout made of its inputs, and
+    must give what the layout gave, up to rounding in any order of summation: to first order
+    (n + 5) u sum |terms| for a sum of n terms, u the unit roundoff (Higham, Accuracy and Stability
+    of Numerical Algorithms, section 4.2; `meshmpi.checking.bounds` says all of it).  Where all
+    operations pass, the layout computes the same function; no bound grows with depth.  Nothing is
+    tuned: a difference beyond a bound is a mistake, or an overflow.
 
     Args:
         graph: With gradients and updates, of sizes that one process can hold: every tensor is kept
@@ -127,12 +128,23 @@ def _check_memory(graph: Graph, fetches: Mapping[str, Tensor], updates: Sequence
         )
 
 
-class Truth:
-    """What one rank computes, with bounds: the reference of every layout.
+class Seen(NamedTuple):
+    """A tensor of the graph as a layout computed it.
 
     Attributes:
-        values: Tensor -> whole array.
-        bounds: Tensor -> largest difference of each element by rounding, or None for none.
+        whole: The whole array.
+        error: Of finishing a sum that the program leaves pending; None where none is.
+    """
+
+    whole: np.ndarray
+    error: np.ndarray | None
+
+
+class Truth:
+    """What one rank computes, from the start or from what a layout has computed.
+
+    Attributes:
+        values: Tensor -> whole array, by one rank alone.
         after: Variable -> the tensor that it becomes.
         start: Variable -> whole array at the start of the step.
     """
@@ -151,24 +163,42 @@ class Truth:
                 graph, feeds, fetches, updates=updates, variables=self.start, seed=seed, step=step
             )
             self.start.update({u.variable.name: news[u.variable.name] for u in updates})
-        wide = reference(graph, fetches, updates, seed, True)
-        self._run(wide, own.program)
+        self.after = {u.variable.name: u.value for u in self.updates}
+        self._wide = reference(graph, fetches, updates, seed, True)
+        narrow = own.program.types if precision == "own" else {}
+        self._dtypes = {v: narrow.get(v, t).dtype for v, t in self._wide.program.types.items()}
+        self.values = {t: value for t, value, _ in self.judged({})}
 
-    def _run(self, ref: Reference, own: Program) -> None:
-        narrow = own.types if self.precision == "own" else {}
-        dtypes = {v: narrow.get(v, t).dtype for v, t in ref.program.types.items()}
-        tracker = Bounds(ref.program, dtypes)
-        self.values: dict[Tensor, np.ndarray] = {}
-        self.bounds: dict[Tensor, np.ndarray | None] = {}
-        value_of = {t: v for v, ts in ref.made.items() for t in ts}
+    def judged(
+        self, seen: Mapping[Tensor, Seen]
+    ) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray | None]]:
+        """What each tensor must be, and by how much it may differ, in the order of the graph.
+
+        Every operation is computed from what the layout itself has made of its inputs, where that
+        is seen, so that bounds are those of this one operation (and of those before it that the
+        program does not show), and one mistake does not make all that follows wrong.
+
+        Args:
+            seen: Tensors as the layout computed them.  Without any, bounds grow from operation to
+                operation.
+
+        Yields:
+            Tensor, whole array, and the bound of each element; None for none.
+        """
+        bounds = Bounds(self._wide.program, self._dtypes)
+        value_of = {t: v for v, ts in self._wide.made.items() for t in ts}
         # In float64 the reference is rounded as well, so that two errors may add up.
         twice = 1 if self.precision == "own" else 2
+        instead = {t: s.whole.astype(np.float64) if s.whole.dtype.kind not in "iub" else s.whole
+                   for t, s in seen.items()}  # fmt: skip
         with np.errstate(all="ignore"):
-            for c in run(ref, self.feeds, self.start, self.seed, self.step, tracker.observe):
-                self.values[c.tensor] = c.value
-                e = tracker.errors[value_of[c.tensor]]
-                self.bounds[c.tensor] = None if e is None else twice * e
-        self.after = {u.variable.name: u.value for u in self.updates}
+            for c in run(
+                self._wide, self.feeds, self.start, self.seed, self.step, bounds.observe, instead
+            ):
+                e = bounds.errors[value_of[c.tensor]]
+                yield c.tensor, c.value, None if e is None else twice * e
+                if c.tensor in seen:
+                    bounds.errors[value_of[c.tensor]] = seen[c.tensor].error
 
 
 class _Runner:
@@ -229,13 +259,17 @@ class _Runner:
         """Runs a program and compares all that it shows of the graph's tensors."""
         t, out = self.truth, self.check_
         program = widened(program) if t.precision == "float64" else program
-        found: dict[str, Difference] = {}
+        shown: dict[Tensor, list[Shown]] = {}
+        seen: dict[Tensor, Seen] = {}
         by: dict[str, Instruction] = {}
 
-        def observe(i: Instruction, v: int, blocks: Blocks) -> None:
+        def observe(i: Instruction, v: int, blocks: Blocks, sizes: Blocks | None) -> None:
+            own = program.types[v]
             for tensor in made.get(v, ()):
-                if program.types[v].shape == tensor.shape:
-                    found[tensor.name] = self._compare(tensor, program.types[v], blocks)
+                if own.shape == tensor.shape:
+                    kept = {r: b.copy() for r, b in blocks.items()}
+                    seen[tensor] = self._whole(own, kept, sizes)
+                    shown.setdefault(tensor, []).append(Shown(tensor.name, own, kept))
                     by[tensor.name] = i
 
         try:
@@ -246,97 +280,46 @@ class _Runner:
             self._failed(out.stage or "running", e)
             return False
         for name, blocks in fetched.items():
-            d = self._compare(t.fetches[name], program.types[program.fetches[name]], blocks)
-            found[d.tensor] = _worse(found.get(d.tensor), d)
+            kind = program.types[program.fetches[name]]
+            shown.setdefault(t.fetches[name], []).append(Shown(t.fetches[name].name, kind, blocks))
         for name, tensor in t.after.items():
-            d = self._compare(tensor, program.variables[name].type, left[name], name)
-            found[f"variable {name}"] = d
-        self._take(program, found, by)
+            kind = program.variables[name].type
+            shown.setdefault(tensor, []).append(Shown(f"variable {name}", kind, left[name]))
+        self._judge(program, shown, seen, by)
         return out.first is None
 
-    def _take(
-        self, program: Program, found: Mapping[str, Difference], by: Mapping[str, Instruction]
-    ) -> None:
+    def _whole(self, t: LocalType, blocks: Blocks, sizes: Blocks | None) -> Seen:
+        finished = t.finished()
+        whole = gather_whole(self.mesh, finished, blocks)
+        if sizes is None:
+            return Seen(whole, None)
+        terms = gather_whole(self.mesh, finished, sizes).astype(np.float64)
+        roundings = self.shape.count(t.partial) + SPARE
+        return Seen(whole, roundings * ROUNDOFF.get(t.dtype, 0.0) * terms)
+
+    def _judge(
+        self, program: Program, shown: Mapping[Tensor, list[Shown]],
+        seen: Mapping[Tensor, Seen], by: Mapping[str, Instruction],
+    ) -> None:  # fmt: skip
         """Keeps the worst of each tensor and the first wrong one in the order of the graph."""
-        order = [*(t.name for t in self.truth.values), *(n for n in found if " " in n)]
-        for name in dict.fromkeys(order):
-            if name not in found:
-                continue
-            d = self._agreed(found[name])
-            old = self.check_.differences.get(name)
-            self.check_.differences[name] = _worse(old, d)
-            if not d.ok and self.check_.first is None:
-                self.check_.first = d
-                if name in by:
-                    self.check_.instruction = _as_text(program, by[name])
+        for tensor, want, bound in self.truth.judged(seen):
+            if tensor in seen:
+                bound = added(bound, seen[tensor].error)
+            for one in shown.get(tensor, ()):
+                alone = self.truth.values[tensor]
+                d = self._agreed(compared(tensor, one, want, bound, alone, self.shape))
+                old = self.check_.differences.get(d.tensor)
+                self.check_.differences[d.tensor] = d if old is None else worse(old, d)
+                if not d.ok and self.check_.first is None:
+                    self.check_.first = d
+                    if d.tensor in by:
+                        self.check_.instruction = _as_text(program, by[d.tensor])
 
     def _agreed(self, d: Difference) -> Difference:
         """The worst of all ranks of a job, the same on each."""
         if not hasattr(self.mesh, "comm"):
             return d
         return max(self.mesh.comm.allgather(d), key=lambda one: one.ratio)
-
-    def _compare(
-        self, tensor: Tensor, t: LocalType, blocks: Blocks, variable: str = ""
-    ) -> Difference:
-        """Every rank's block against the same block of the reference."""
-        want, bound = self.truth.values[tensor], self.truth.bounds[tensor]
-        order = [tensor.shape.position(n) for n in t.shape.names]
-        want = want.transpose(order)
-        bound = np.zeros(want.shape) if bound is None else bound.transpose(order)
-        name, source = tensor.name, tensor.source
-        if variable:
-            name = f"variable {variable}"
-            source = Source(name, *source[1:])
-        worst = Difference(name, source, 0.0, float(bound.max(initial=0.0)), 0.0)
-        apart, wrong, elements, undecided = 0.0, 0, 0, 0
-        for rank, block in blocks.items():
-            coordinates = self.shape.coordinates(rank)
-            here = tuple(slice(a, b) for a, b in t.block(self.shape, coordinates))
-            part = _Part(block, want[here], bound[here])
-            wrong, elements = wrong + part.wrong, elements + block.size
-            undecided += part.undecided
-            apart = max(apart, part.apart)
-            if part.ratio > worst.ratio:
-                starts = [s.start for s in here]
-                worst = Difference(name, source, 0.0, part.at_bound, part.ratio,
-                                   where=part.where(t, starts, rank))  # fmt: skip
-        return Difference(
-            name, source, apart, worst.bound, worst.ratio, wrong, elements, undecided, worst.where
-        )
-
-
-class _Part:
-    """The comparison of one block."""
-
-    def __init__(self, got: np.ndarray, want: np.ndarray, bound: np.ndarray):
-        self.got, self.want = got, want
-        if got.shape != want.shape:
-            raise ValueError(f"a block of shape {got.shape} where {want.shape} belongs")
-        d = distance(got, want)
-        known = np.isfinite(bound)
-        self.undecided = int((~known).sum())
-        self.apart = float(np.max(d, initial=0.0, where=known))
-        self.wrong = int((known & (d > bound)).sum())
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratio = np.where(d == 0.0, 0.0, d / bound)
-        ratio = np.where(known, ratio, 0.0)
-        self.ratio, self.at_bound, self._at = 0.0, 0.0, ()
-        if ratio.size:
-            self._at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-            self.ratio, self.at_bound = float(ratio[self._at]), float(bound[self._at])
-
-    def where(self, t: LocalType, starts: Sequence[int], rank: int) -> str:
-        """The element nearest to, or farthest beyond, its bound."""
-        index = ", ".join(
-            f"{n}={int(k) + s}" for n, k, s in zip(t.shape.names, self._at, starts, strict=True)
-        )
-        got, want = (a[self._at].item() for a in (self.got, self.want))
-        return f"[{index}] on rank {rank}: {got!r}, one rank has {want!r}"
-
-
-def _worse(a: Difference | None, b: Difference) -> Difference:
-    return b if a is None or b.ratio >= a.ratio else a
 
 
 def _name(one: Any) -> str:

@@ -18,8 +18,7 @@ def bound_of(make, feeds: dict[str, np.ndarray], precision: str = "own"):
     with mm.Graph() as graph:
         xs = [mm.placeholder(n, f"a:{a.size}", "float32") for n, a in feeds.items()]
         y = make(*xs)
-    found = truth(graph, y, feeds, precision)
-    return found.values[y], found.bounds[y]
+    return next((v, b) for t, v, b in truth(graph, y, feeds, precision).judged({}) if t is y)
 
 
 def test_of_a_sum_it_is_the_textbook_one():
@@ -60,7 +59,7 @@ def test_decisions_within_rounding_are_granted_and_others_are_not():
     assert not bound[1:].any()
 
 
-def test_a_mistake_of_a_millionth_is_no_rounding(monkeypatch):
+def test_small_mistakes_in_deep_graphs_are_no_rounding(monkeypatch):
     from meshmpi.runtime.simulated_mesh import SimulatedMesh
 
     right = SimulatedMesh.all_reduce
@@ -68,13 +67,13 @@ def test_a_mistake_of_a_millionth_is_no_rounding(monkeypatch):
     def wrong(self, xs, axes, op="sum", workspace=None):
         right(self, xs, axes, op)
         for x in xs:
-            x *= 1 + 1e-6
+            x *= 1 + 1e-12
 
     monkeypatch.setattr(SimulatedMesh, "all_reduce", wrong)
     with mm.Graph() as graph:
         x = mm.placeholder("x", "a:8;b:8")
         y = x
-        for _ in range(4):  # errors grow from layer to layer, mistakes must not hide in them
+        for _ in range(12):  # bounds must not grow from layer to layer
             w = mm.get_variable("w", "a:8;b:8")
             y = mm.tanh(mm.rename(mm.einsum([y, w], "b:8"), {"b": "b"}) + y)
         loss = mm.reduce_sum(y)
