@@ -53,6 +53,12 @@ def add(commands: Any, command: Any) -> None:
 
 def _add_tokens(command: argparse.ArgumentParser) -> None:
     """Arguments of commands that read texts and run a model."""
+    command.epilog = (
+        "--layout may also be a name; in each a rank holds its share of the weights:\n"
+        "  megatron  heads, d_ff and vocab over all ranks (default)\n"
+        "  storage   the batch over all ranks, weights gathered where they are used\n"
+        "  2d        the batch over the first axis, heads, d_ff and vocab over the others"
+    )
     command.add_argument("--storage", help="how variables are kept, as d_model:rows")
     command.add_argument("--batch", type=int, default=8, help="rows computed together")
     command.add_argument(

@@ -22,8 +22,9 @@ from meshmpi.pretrained.files import Checkpoint
 from meshmpi.pretrained.load import load
 from meshmpi.pretrained.tokenizer import Encoded, Tokenizer, open_tokenizer
 from meshmpi.runtime.variables import VariableStore
-from meshmpi.train.checkpoint import Manifest, find, read_manifest
+from meshmpi.train.checkpoint import Manifest
 from meshmpi.train.checkpoint import load as load_run
+from meshmpi.train.translation.vocabulary import END, PADDING, EndedVocabulary
 from meshmpi.train.vocabulary import Vocabulary, restore_vocabulary
 
 _KINDS = {"lm": "lm", "translation": "encoder_decoder"}
@@ -90,7 +91,9 @@ def vocabulary_at(path: str | os.PathLike[str]) -> Vocabulary:
     """
     path = Path(path)
     if is_run(path):
-        return restore_vocabulary(_newest(path).about["vocabulary"])
+        from meshmpi.train.saved import open_run
+
+        return open_run(path).vocabulary
     folder, name, special = path if path.is_dir() else path.parent, "", {}
     if (folder / "config.json").is_file():
         found = architecture(_read_config(folder / "config.json", path))
@@ -155,34 +158,24 @@ def is_run(path: Path) -> bool:
     return (path / "manifest.json").is_file() or (path / "checkpoints").is_dir()
 
 
-def _newest(path: Path) -> Manifest:
-    found = [path] if (path / "manifest.json").is_file() else find(path / "checkpoints")
-    if not found:
-        raise CheckpointError(f"there is no checkpoint in {path}.", "Let the run write one.")
-    return read_manifest(found[0])
-
-
 def _run(path: Path) -> Model:
-    from meshmpi.train.config import from_dict
-    from meshmpi.train.settings import Settings
-    from meshmpi.train.tasks.registry import task_class
+    from meshmpi.train.saved import open_run
 
-    manifest = _newest(path)
-    settings = from_dict(Settings, manifest.about["settings"])
-    if settings.task not in _KINDS:
+    saved = open_run(path)
+    task = saved.settings.task
+    if task not in _KINDS:
         raise ConfigError(
-            f"{path} is a run of the task '{settings.task}'.",
-            f"Give a run of {' or '.join(_KINDS)}.",
+            f"{path} is a run of the task '{task}'.", f"Give a run of {' or '.join(_KINDS)}."
         )
-    size = restore_vocabulary(manifest.about["vocabulary"]).size
-    config = task_class(settings.task).transformer(settings, size)
-    special = {} if config.padding_id < 0 else {"decoder_start": config.padding_id}
-    found = Architecture("run", _KINDS[settings.task], config, (), "", (), special, {})
-    return Model(path, found, manifest)
+    special: dict[str, int] = {}
+    if isinstance(saved.vocabulary, EndedVocabulary):
+        special = {"pad": PADDING, "decoder_start": PADDING, "eos": END}
+    found = Architecture("run", _KINDS[task], saved.config, (), "", (), special, {})
+    return Model(path, found, saved.manifest)
 
 
 class VocabularyTokenizer(Tokenizer):
-    """The vocabulary of a run as a tokenizer; it puts nothing around a text.
+    """The vocabulary of a run as a tokenizer; sequences that end get their end.
 
     Args:
         vocabulary: Of the run.
@@ -190,10 +183,12 @@ class VocabularyTokenizer(Tokenizer):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary, self.name, self.size = vocabulary, vocabulary.name, vocabulary.size
+        self._after = [END] if isinstance(vocabulary, EndedVocabulary) else []
 
     def encoded(self, text: str, special: bool = True) -> Encoded:
+        after = self._after if special else []
         ids = [int(t) for t in self.vocabulary.encode(text)]
-        return Encoded(ids, [False] * len(ids), [])
+        return Encoded([*ids, *after], [False] * len(ids) + [True] * len(after), [])
 
     def decode(self, tokens: Iterable[int]) -> str:
         return self.vocabulary.decode(tokens)

@@ -183,8 +183,8 @@ class SentencePieceTokenizer(Tokenizer):
     def encoded(self, text: str, special: bool = True) -> Encoded:
         ids, unknown_id = [int(t) for t in self._processor.encode(text)], self._processor.unk_id()
         # Of an unknown piece this is the text itself.
-        pieces = self._processor.EncodeAsPieces(text) if unknown_id in ids else ()
-        unknown = [p for p, t in zip(pieces, ids, strict=False) if t == unknown_id]
+        pieces = self._processor.EncodeAsPieces(text) if unknown_id in ids else list[str]()
+        unknown = [str(p) for p, t in zip(pieces, ids, strict=False) if t == unknown_id]
         before, after = (self._before, self._after) if special else ([], [])
         around = [True] * len(before) + [False] * len(ids) + [True] * len(after)
         return Encoded([*before, *ids, *after], around, unknown)

@@ -255,6 +255,33 @@ def test_models_that_cannot_be_used(tmp_path, capsys):
     refused(capsys, "no mask_token_id", "score", masked, written(file, "5 6"), "--token-ids")
 
 
+def test_runs_of_both_kinds(tmp_path, capsys, simulated_training):
+    """A language model and a translation model of our own, without any other files."""
+    config = settings_file(tmp_path, **{
+        "model.d_model": 16, "model.d_ff": 32, "model.heads": 2, "model.d_kv": 8, "model.layers": 1,
+    })  # fmt: skip
+    run(capsys, "train", config, "--out", tmp_path / "lm")
+    file = written(tmp_path / "lines", "the sea\nthe sky and\n")
+    assert [r[1] for r in table(run(capsys, "score", tmp_path / "lm", file))] == ["6", "10", "16"]
+    refused(capsys, "lines:1: character 'Z' is not among the", "score", tmp_path / "lm",
+            written(tmp_path / "lines", "Z\n"))  # fmt: skip
+    assert run(capsys, "generate", tmp_path / "lm", "--prompt", "the", "--tokens", 4).strip("\n")
+    texts = [f"{k:b}".replace("0", "a").replace("1", "b") for k in range(2, 200)]
+    written(tmp_path / "source", "\n".join(texts) + "\n")
+    written(tmp_path / "target", "\n".join(t.upper() for t in texts) + "\n")
+    run(capsys, "train", config, "--out", tmp_path / "mt", "--set", "task=translation",
+        "--set", f"translation.source={tmp_path / 'source'}", "--set", "train.steps=2",
+        "--set", f"translation.target={tmp_path / 'target'}", "--set", "translation.sentences=2",
+        "--set", "translation.least_words=1", "--set", "data.held_out_fraction=0.4")  # fmt: skip
+    pairs = written(tmp_path / "pairs", "ab\tAB\nba\tBABA\n")
+    rows = table(run(capsys, "score", tmp_path / "mt", pairs))
+    assert [r[1] for r in rows] == ["3", "5", "8"]  # the end of each target counts
+    found = run(capsys, "generate", tmp_path / "mt", "--prompt", "ab", "--tokens", 5)
+    assert not found.strip("\n").strip("AB ab")
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    refused(capsys, "there is no checkpoint in", "score", tmp_path / "empty", file)
+
+
 # ---- generate --------------------------------------------------------------------------------
 
 

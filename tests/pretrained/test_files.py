@@ -196,6 +196,22 @@ def test_other_files(tmp_path, begin, message):
         Checkpoint(path)
 
 
+@given(st.data())
+def test_a_damaged_header_is_never_a_crash(tmp_path_factory, data):
+    """Some bytes of the header are others: it is refused, or still describes the file wholly."""
+    path = small_file(tmp_path_factory.mktemp("header"))
+    whole = bytearray(path.read_bytes())
+    (length,) = struct.unpack("<Q", whole[:8])
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, 7 + length))] = data.draw(st.integers(0, 255))
+    path.write_bytes(whole)
+    try:
+        with Checkpoint(path) as file:
+            assert sum(file.nbytes(key) for key in file.places) == len(whole) - 8 - length
+    except CheckpointError as error:
+        assert str(path) in str(error)
+
+
 # ---- shards and folders ----------------------------------------------------------------------
 
 

@@ -370,7 +370,6 @@ except mm.CheckpointError as error:
 @pytest.mark.parametrize(
     ("ranks", "mesh", "layout", "storage"),
     [
-        (1, "all:1", "", ""),
         (2, "all:2", "heads:all;d_ff:all;vocab:all", "d_model?:all"),
         (4, "rows:2;cols:2", MODEL_PARALLEL, "d_model:rows"),
         (4, "all:4", "", ""),
