@@ -57,12 +57,15 @@ def settings(path: Path, **changes) -> Settings:
 # ---- training ----------------------------------------------------------------------------------
 
 
-def losses(tmp_path: Path, mesh: str, layout: str, storage: str = "", residual: str = ""):
-    found = settings(
-        written(tmp_path / "f.fasta", FAMILIES), mesh={"layout": layout, "storage": storage},
-        model={"residual_constraint": residual},
-    )  # fmt: skip
-    trainer = Trainer(found, mm.SimulatedMesh(mesh), tmp_path, lambda line: None, ProteinTask)
+def losses(
+    tmp_path: Path, mesh: str, layout: str, storage: str = "", residual: str = "", on=None
+):  # fmt: skip
+    path = tmp_path / "f.fasta"
+    path = path if path.exists() else written(path, FAMILIES)
+    placed = {"layout": layout, "storage": storage}
+    found = settings(path, mesh=placed, model={"residual_constraint": residual})
+    on = on or mm.SimulatedMesh(mesh)
+    trainer = Trainer(found, on, tmp_path, lambda line: None, ProteinTask)
     steps = [trainer.one_step()[0] for _ in range(3)]
     return steps, trainer._evaluator.evaluate()
 
@@ -82,6 +85,22 @@ def test_training_is_the_same_in_every_layout(tmp_path, name, one_rank):
     np.testing.assert_allclose(steps, one_rank[0], rtol=1e-9)
     assert held_out.loss == pytest.approx(one_rank[1].loss, rel=1e-6)  # summed in float32
     assert held_out.measures["unigram_perplexity"] == one_rank[1].measures["unigram_perplexity"]
+
+
+def test_training_on_real_ranks(tmp_path, one_rank):
+    code = (
+        "import sys, pathlib, numpy as np, meshmpi as mm\n"
+        "from tests.apps import test_esm2_models as t\n"
+        "s = t.layouts.splits('2d', 4)\n"
+        "place = pathlib.Path(sys.argv[1])\n"
+        "steps, held = t.losses(place, s.mesh, s.layout, s.storage, s.residual, mm.Mesh(s.mesh))\n"
+        "np.testing.assert_allclose(steps, eval(sys.argv[2]), rtol=1e-9)\n"
+        "assert abs(held.loss / float(sys.argv[3]) - 1) < 1e-6\n"
+    )
+    written(tmp_path / "f.fasta", FAMILIES)
+    wanted = [str(tmp_path), str([float(x) for x in one_rank[0]]), str(one_rank[1].loss)]
+    done = launch(4, ["-c", code, *wanted], timeout_seconds=120, capture_output=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_feeds_are_blocks_of_one_batch(tmp_path):
