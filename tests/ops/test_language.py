@@ -73,3 +73,28 @@ def test_native_scatter_add_in_batches_equals_numpy():
                 for kernels in ("numpy", "native")
             ]  # fmt: skip
             np.testing.assert_allclose(*got, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not available(), reason="there is no C compiler")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("smallest", [False, True])
+def test_native_top_k_equals_numpy(dtype: str, smallest: bool):
+    rng = np.random.default_rng(0)
+    for rows, length, k in ((1, 7, 7), (3, 40, 5), (2, 40000, 20)):
+        x = rng.integers(-9, 9, (rows, length)).astype(dtype)  # many ties
+        if dtype != "int32":
+            x[:, ::3] += rng.normal(size=x[:, ::3].shape).astype(dtype)
+            x[0, 1:5] = [np.nan, -0.0, np.inf, -np.inf]
+        with mm.Graph() as graph:
+            fed = mm.placeholder("x", [("row", rows), ("a", length)], dtype)
+            outs = mm.top_k(fed, "a", mm.Dimension("k", k), smallest)
+        for layout in ("", "a:r"):
+            got = []
+            for kernels in ("native", "numpy"):
+                step = mm.compile(
+                    graph, mm.SimulatedMesh("r:3"), layout, fetches=outs, kernels=kernels
+                )
+                found = step(x=x)
+                got.append([found[t].numpy() for t in outs])
+            np.testing.assert_array_equal(got[0][0], got[1][0])
+            np.testing.assert_array_equal(got[0][1], got[1][1])

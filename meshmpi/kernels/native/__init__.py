@@ -1,4 +1,5 @@
-"""Generated C kernels for maps, reductions, uniform random numbers, segments and scatter_add.
+"""Generated C kernels for maps, reductions, uniform random numbers, segments, scatter_add and
+top_k.
 
 `NativeKernels` generates the source of all such instructions of its programs, builds it once and
 binds instructions to its functions.  NumPy stays the oracle; whatever has no native form is left to
@@ -17,7 +18,7 @@ import numpy as np
 
 from meshmpi.kernels.binding import Runtime
 from meshmpi.kernels.native.compiler import CompilerError, available, load_library
-from meshmpi.kernels.native.indexing import first_row
+from meshmpi.kernels.native.indexing import first_ranked, first_row
 from meshmpi.kernels.native.nest import Unsupported, first_counter
 from meshmpi.kernels.native.prelude import PRELUDE
 from meshmpi.kernels.native.source import function_body
@@ -26,7 +27,7 @@ from meshmpi.loops import Ranges, iteration_counts, sizes_key
 from meshmpi.program import Instruction, LocalType, Program
 
 __all__ = ["CompilerError", "NativeKernels", "Unsupported", "available", "function_body"]
-NATIVE_KINDS = ("map", "reduce", "random", "segment", "scatter_add")
+NATIVE_KINDS = ("map", "reduce", "random", "segment", "scatter_add", "top_k")
 
 
 class NativeKernels:
@@ -113,7 +114,7 @@ class _Parameters:
     """What a function is told besides its operands, since ranks and steps differ in nothing else.
 
     For each tensor of random numbers its key and the global index of the first element of the
-    block, for a scatter_add the first row of the block.
+    block, for a scatter_add the first row of the block, for a top_k the first index.
     """
 
     def __init__(
@@ -129,6 +130,8 @@ class _Parameters:
         self.arrays = [np.array([0, n], np.uint64) for n in starts]
         if i.kind == "scatter_add":
             self.arrays = [np.array([first_row(i, types, mesh, coordinates)], np.int64)]
+        if i.kind == "top_k":
+            self.arrays = [np.array([first_ranked(i, types, mesh, coordinates)], np.int64)]
 
     def advance(self) -> None:
         """Sets the keys of the running step."""

@@ -1,7 +1,8 @@
-"""C source of scatter_add: every thread adds all updates to batches or columns of its own.
+"""C source of scatter_add and top_k.
 
-So results do not depend on the number of threads, and rows need not be sorted.  Gathers stay with
-NumPy, which copies rows as fast as memory allows (measured: 0.4 ns per element).
+Of a scatter_add every thread adds all updates to batches or columns of its own, of a top_k it ranks
+rows of its own; so results do not depend on the number of threads, and rows need not be sorted.
+Gathers stay with NumPy, which copies rows as fast as memory allows (measured: 0.4 ns per element).
 """
 
 from __future__ import annotations
@@ -75,6 +76,76 @@ def scatter_add_body(
         columns=columns[0].format(width), columns_end=columns[1].format(width),
         batch=batch_range[0].format(batches), batch_end=batch_range[1].format(batches),
     )  # fmt: skip
+
+
+MOST_RANKED = 128
+"""Elements that a top_k in C keeps in order; the NumPy kernel sorts faster from here on.  Status:
+assumption."""
+_RANKING = """
+  const {t} *x = p[0];
+  {given}
+  {t} *values = p[{inputs}];
+  int32_t *index = p[{inputs} + 1];
+  const long first = ((const int64_t *)p[{inputs} + 2])[0];
+  {parallel}
+  {{
+    const long n = threads_here(), t = thread_here();
+    for (long r = {rows}L * t / n; r < {rows}L * (t + 1) / n; ++r) {{
+      const {t} *row = x + r * {length}L;
+      {t} best[{k}];
+      long place[{k}], held = 0;
+      for (long i = 0; i < {length}L; ++i) {{
+        const {t} v = row[i];
+        if (held == {k} && !BEFORE(v, best[{k} - 1])) continue;
+        long j = held < {k} ? held++ : {k} - 1;
+        for (; j > 0 && BEFORE(v, best[j - 1]); --j) best[j] = best[j - 1], place[j] = place[j - 1];
+        best[j] = v, place[j] = i;
+      }}
+      for (long j = 0; j < {k}; ++j) {{
+        values[r * {k} + j] = best[j];
+        index[r * {k} + j] = {source};
+      }}
+    }}
+  }}"""
+
+
+def top_k_body(
+    i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]
+) -> str:
+    """C statements of a top_k along the innermost dim: one pass over each row.
+
+    The best so far are kept in order, so that most elements cost one comparison.
+
+    Raises:
+        Unsupported: Another dim, another type, many elements asked for, or an empty block.
+    """
+    x, y = types[i.inputs[0]], types[i.outputs[0]]
+    if x.shape.names[-1] != i.attrs["dim"] or y.shape.names[:-1] != x.shape.names[:-1]:
+        raise Unsupported("a ranking along a dim that is not the innermost")
+    k, sizes = y.local_sizes(mesh, coordinates)[-1], x.local_sizes(mesh, coordinates)
+    if x.dtype not in ("float32", "float64", "int32", "int64") or not 1 <= k <= MOST_RANKED:
+        raise Unsupported("a ranking of another type, or of many elements")
+    if not math.prod(sizes):
+        raise Unsupported("an empty block")
+    sign = "<" if i.attrs.get("smallest") else ">"
+    late, early = ("b", "a") if i.attrs.get("smallest") else ("a", "b")  # NaN is the largest
+    before = f"((a) {sign} (b) || (({late}) != ({late}) && ({early}) == ({early})))"
+    given = len(i.inputs) > 1
+    body = _RANKING.format(
+        t=C_TYPES[x.dtype], inputs=len(i.inputs), k=k, rows=math.prod(sizes[:-1]),
+        length=sizes[-1], given="const int32_t *given = p[1];" if given else "",
+        parallel="#pragma omp parallel" if math.prod(sizes) >= PARALLEL_POINTS else "",
+        source=f"given[r * {sizes[-1]}L + place[j]]" if given else "(int32_t)(first + place[j])",
+    )  # fmt: skip
+    return f"\n#undef BEFORE\n#define BEFORE(a, b) {before}\n{body}"
+
+
+def first_ranked(
+    i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]
+) -> int:
+    """The index in the whole dim of the first element of the block that a top_k ranks."""
+    x = types[i.inputs[0]]
+    return x.block(mesh, coordinates)[x.shape.position(i.attrs["dim"])][0]
 
 
 def first_row(i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from meshmpi.dims import MeshShape
-from meshmpi.kernels.native.indexing import scatter_add_body
+from meshmpi.kernels.native.indexing import scatter_add_body, top_k_body
 from meshmpi.kernels.native.nest import LoopNest, Unsupported
 from meshmpi.kernels.native.scalars import (
     C_TYPES,
@@ -459,7 +459,8 @@ def function_body(
     i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape,
     coordinates: Mapping[str, int], ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> str:  # fmt: skip
-    """C statements of one instruction of kind map, reduce, random, segment or scatter_add.
+    """C statements of one instruction of kind map, reduce, random, segment, scatter_add or
+    top_k.
 
     Within a loop, ``ranges`` narrows the block.
 
@@ -468,6 +469,8 @@ def function_body(
     """
     if i.kind == "scatter_add":
         return scatter_add_body(i, types, mesh, coordinates)
+    if i.kind == "top_k":
+        return top_k_body(i, types, mesh, coordinates)
     body = i.attrs["body"] if i.kind == "segment" else (i,)
     if i.kind == "segment":
         types = {**types, **i.attrs["inner"]}
