@@ -14,7 +14,7 @@ from typing import NamedTuple, Union, cast
 
 from meshmpi.dims import Layout, LayoutLike, MeshShape, ShapeLike, block_range
 from meshmpi.dims import Shape as Dims
-from meshmpi.drawing.palette import FAINT, INK, PLAIN, Colour, soft
+from meshmpi.drawing.palette import FAINT, INK, PAGE, PLAIN, Colour, soft
 from meshmpi.drawing.scene import Line, Rect, Scene, Text, text_width
 from meshmpi.program import LocalType
 
@@ -159,7 +159,8 @@ def draw_blocks(
         width: Where a new row begins.
 
     Returns:
-        A picture; equal colours are equal sets of ranks, gray is what every rank holds.
+        A picture; equal colours are equal sets of ranks, gray is what every rank holds, ranks in
+        parentheses hold an empty block.
     """
     mesh, items = MeshShape(mesh), _items(tensors)
     key, scene = Key(mesh), Scene(title=title)
@@ -218,7 +219,7 @@ def _tensor(name: str, t: LocalType, mesh: MeshShape, key: Key) -> Scene:
     """One tensor: its name, the names of its dims, its blocks."""
     found = {b.index: b for b in blocks_of(t, mesh)}
     labels = [ranks_text(b.ranks, mesh.size) for b in found.values()]
-    cell = max(46.0, max(text_width(s, SMALL) for s in labels) + 10)
+    cell = max(46.0, max(text_width(s, SMALL) for s in labels) + 14)
     counts = [mesh.count(s) for s in t.splits]
     horizontal, vertical = _directions(t)
     down_room = max((text_width(_dim_text(t, d), SMALL) for d in vertical), default=0.0)
@@ -280,7 +281,7 @@ def _lengths(
         if place == 0:  # long dims look longer, however they are cut
             whole = cell + 14 * math.log2(max(t.shape[d].size, 1)) * cell / 80
             drawn = math.prod(len(shown(counts[k], 3 if crowded else MOST_BLOCKS)) for k in numbers)
-            inner = max(cell, whole / len(blocks), room / drawn)
+            inner = max(cell, whole / drawn, room / drawn)
         out.append(_Dim(d, blocks, inner))
         inner = inner * len(blocks) + (GAP if len(blocks) > 1 else 0)
     return out[::-1]
@@ -310,6 +311,11 @@ def _cell(
     many = f"ranks {', '.join(map(str, block.ranks[:64]))}" + (", …" if block.ranks[64:] else "")
     note = f"{where or 'one number'}; {many}"
     label = ranks_text(block.ranks, mesh.size)
+    if any(a == b for a, b in block.ranges):  # fewer elements than blocks: these ranks hold nothing
+        return [
+            Rect(x, y, w, h, PAGE, note=note),
+            Text(x + w / 2, y + h / 2, f"({label})", SMALL, FAINT, "middle"),
+        ]
     return [
         Rect(x, y, w, h, key.colour(block.ranks), note=note),
         Text(x + w / 2, y + h / 2, label, SMALL, INK, "middle"),

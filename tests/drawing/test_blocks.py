@@ -88,6 +88,13 @@ def test_of_many_blocks_the_first_and_the_last_are_drawn():
     assert scene.width < 1200 and scene.height < 900
 
 
+def test_ranks_without_elements_stand_in_parentheses():
+    m = MeshShape("all:5")
+    scene = draw_blocks(type_in("a:3", m, "a:all"), m)
+    labels = [s.text for s in scene.shapes if isinstance(s, Text) and "=" not in s.text]
+    assert [s for s in labels if s] == ["0", "1", "2", "(3)", "(4)"]
+
+
 def test_ranks_are_written_short():
     assert ranks_text([3], 8) == "3"
     assert ranks_text([0, 1, 2, 3], 8) == "0-3"
