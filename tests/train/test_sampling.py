@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import meshmpi as mm
@@ -93,6 +92,18 @@ def test_a_learnt_text_comes_back(tmp_path, monkeypatch, capsys):
     words = ["sample", str(tmp_path / "run"), "--prompt", "abc", "--tokens", "12"]
     assert cli.main([*words, "--temperature", "0.1"]) == 0
     assert capsys.readouterr().out == "abcdefghij\nabcd\n"
+    greedy = [*words, "--temperature", "0", "--stop", "xyz", "--stop", "hi", "--stream"]
+    assert cli.main(greedy) == 0
+    assert capsys.readouterr().out == "abcdefg\n"
+    assert cli.main([*words, "--top-k", "1"]) == 0
+    assert capsys.readouterr().out == "abcdefghij\nabcd\n"
+    assert cli.main([*words, "--tokens", "5", "--beams", "2"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith(" abcdefgh") and float(first.split()[0]) >= float(second.split()[0])
+    assert cli.main([*words, "--beams", "2"]) == 1
+    assert "prompt 0 has 3 tokens; with 12 more" in capsys.readouterr().err
+    assert cli.main([*words, "--top-p", "0"]) == 1
+    assert "top_p 0.0" in capsys.readouterr().err
 
 
 def test_bytes_that_are_no_text_are_shown():
@@ -104,12 +115,12 @@ def test_bytes_that_are_no_text_are_shown():
 
 def test_pieces_are_whole_letters_and_end_before_a_stop_text():
     s = sampler(vocabulary=ByteVocabulary(), vocab=256)
-    letters = "αβγ€𝄞ab"
+    letters = "éßñ€𝄞ab"
     drawn = list(letters.encode())
     s.tokens = lambda prompt, count: iter(drawn[:count])
     pieces = list(s.pieces("", len(drawn)))
     assert [p for p in pieces if p] == list(letters)
-    assert s.text("", len(drawn), ["€𝄞a"]) == "αβγ"
+    assert s.text("", len(drawn), ["€𝄞a"]) == "éßñ"
     # The beginning of a stop text is kept back until it is known not to be one.
-    assert [p for p in s.pieces("", len(drawn), ["γa"]) if p] == ["α", "β", "γ€", "𝄞", "a", "b"]
-    assert s.text("", 5, ["γ"]) == "αβ\ufffd"
+    assert [p for p in s.pieces("", len(drawn), ["ña"]) if p] == ["é", "ß", "ñ€", "𝄞", "a", "b"]
+    assert s.text("", 5, ["ñ"]) == "éß\ufffd"
