@@ -334,18 +334,23 @@ def bind_all_to_all(
     buffer = scratch(workspace, rows * (pack * row_sent + unpack * row_kept), sent.dtype)
     send, split, concat = buffer[: pack * rows * row_sent], split_axis - lead, concat_axis - lead
     receive, steps = buffer[pack * rows * row_sent :], list[Bound]()
+    # Decided by what all ranks see alike: the two calls of MPI do not match each other.
+    even = group.in_order and len(set(split_sizes)) == len(set(concat_sizes)) == 1
     for first in range(0, total_rows, max(rows, 1)):
         piece, target = sent[first : first + rows], kept[first : first + rows]
         n = piece.shape[0]
         if pack:
             steps += _pack(piece, split + 1, split_sizes, send)
-        row = math.prod(replaced(x.shape[lead:], split, 1))
-        to = group.by_rank(split_sizes, n * row)
-        row = math.prod(replaced(out.shape[lead:], concat, 1))
-        come = group.by_rank(concat_sizes, n * row)
-        message = [send if pack else piece.reshape(-1), to]
-        answer = [receive if unpack else target.reshape(-1), come]
-        steps.append(functools.partial(group.comm.Alltoallv, message, answer))
+        sending = send[: piece.size] if pack else piece.reshape(-1)
+        arriving = receive[: target.size] if unpack else target.reshape(-1)
+        if even:
+            steps.append(functools.partial(group.comm.Alltoall, sending, arriving))
+        else:
+            row = math.prod(replaced(x.shape[lead:], split, 1))
+            to = [sending, group.by_rank(split_sizes, n * row)]
+            row = math.prod(replaced(out.shape[lead:], concat, 1))
+            come = [arriving, group.by_rank(concat_sizes, n * row)]
+            steps.append(functools.partial(group.comm.Alltoallv, to, come))
         if unpack:
             steps += _unpack(receive, concat + 1, concat_sizes, target)
     return run_all(steps)
