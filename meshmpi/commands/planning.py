@@ -66,10 +66,10 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from meshmpi.planner.machine_file import machine_text
     from meshmpi.measuring.calibrate import calibrate
-    from meshmpi.train.config import from_dict
     from meshmpi.measuring.machines import machine_path
+    from meshmpi.planner.machine_file import machine_text
+    from meshmpi.train.config import from_dict
     from meshmpi.train.settings import Settings
     from meshmpi.train.setup import make_mesh
 

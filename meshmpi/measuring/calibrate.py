@@ -31,11 +31,11 @@ from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, opera
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from meshmpi.windows import Exchange
 
-PRODUCT_SIZES = (8, 32, 128, 512, 2048)
+PRODUCT_SIZES: tuple[int, ...] = (8, 32, 128, 512, 2048)
 """Extents of m, n and k that are measured, in all combinations."""
-MEMORY_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
+MEMORY_BYTES: tuple[int, ...] = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
 """Bytes touched by the loops over memory."""
-MESSAGE_BYTES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+MESSAGE_BYTES: tuple[int, ...] = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 """Bytes handed to collectives."""
 _CACHED = 1 << 16  # elements of loops whose arithmetic is measured: they stay in the cache
 _CHAIN = 4  # functions one after the other

@@ -134,8 +134,8 @@ from meshmpi.nn.routing import Gating
 
 __all__ = [
     "ACTIVATIONS", "GATED_UNITS", "AttentionInitializers", "AttentionOptions", "Distribution",
-    "ExpertsOutput", "Gating", "Initializer", "RotaryScaling", "annealed_dropout", "argmax", "argmin",
-    "argsort",
+    "ExpertsOutput", "Gating", "Initializer", "RotaryScaling", "annealed_dropout", "argmax",
+    "argmin", "argsort",
     "attention_initializers", "attention_mask_autoregressive", "attention_mask_ignore_padding",
     "attention_mask_local", "attention_mask_same_segment", "avg_pool1d", "avg_pool2d",
     "avg_pool3d", "batch_norm", "clip_activation_gradient", "clip_by_global_norm",

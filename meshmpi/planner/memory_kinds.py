@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from meshmpi.passes.memory import MemoryPlan, Sharing, aligned_bytes
 from meshmpi.program import Program
 
-KINDS = ("parameters", "slots", "feeds", "gradients", "activations", "gaps", "workspace")
+KINDS: tuple[str, ...] = (
+    "parameters",
+    "slots",
+    "feeds",
+    "gradients",
+    "activations",
+    "gaps",
+    "workspace",
+)
 """Kinds of memory; gaps are bytes of the arena between values."""
 _PASSES_ON = ("map", "segment", "all_reduce", "reduce_scatter", "view", "wait", "transpose",
               "take_shard", "all_gather", "all_to_all")  # fmt: skip
@@ -28,7 +36,7 @@ def memory_by_kind(program: Program, plan: MemoryPlan) -> dict[str, int]:
     to the product or sum that made it; activations are all other values that live at the peak.
     """
     origin = dict.fromkeys(program.mesh.names, 0)
-    out = dict.fromkeys(KINDS, 0)
+    out: dict[str, int] = dict.fromkeys(KINDS, 0)
     for v in program.variables.values():
         kind = "parameters" if v.trainable else "slots"
         out[kind] += aligned_bytes(v.type, program, origin)

@@ -150,7 +150,9 @@ def _described(program: Program, instructions: list[Instruction]) -> list[Call]:
             ends = started[i.inputs[0]]
             axes, sent = out[ends].axes, out[ends].bytes_sent
         line = f"{i.source.file}:{i.source.line}" if i.source.file else ""
-        flops = 0 if i.kind in (*COLLECTIVES, "wait", "advance") else local_flops(i, program, origin)
+        flops = (
+            0 if i.kind in (*COLLECTIVES, "wait", "advance") else local_flops(i, program, origin)
+        )
         out.append(Call(i.kind, axes, i.source.name, line, sent, flops, ends))
     return out
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.errors import ConfigError
+from meshmpi.measuring.machines import find_machine
 from meshmpi.planner.timing import predict_time
 from meshmpi.runtime.trace import Tracer
 from meshmpi.runtime.trace_report import describe_trace, write_trace
-from meshmpi.measuring.machines import find_machine
 from meshmpi.train.settings import Settings
 
 _WARMING = 2  # first steps, in which memory is touched for the first time, tell no speed

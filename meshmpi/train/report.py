@@ -12,6 +12,7 @@ import time
 from meshmpi.api import bytes_of, plan
 from meshmpi.errors import ConfigError, MeshmpiError
 from meshmpi.layout_search import digest, pricing
+from meshmpi.measuring.machines import find_machine
 from meshmpi.nn.transformer import TransformerConfig
 from meshmpi.planner.candidates import Work
 from meshmpi.planner.report import fit_line, memory_lines, time_lines, traffic_lines
@@ -19,7 +20,6 @@ from meshmpi.planner.search import Price, search
 from meshmpi.planner.timing import predict_time
 from meshmpi.program import COLLECTIVES
 from meshmpi.runtime.compiled import memory_plan
-from meshmpi.measuring.machines import find_machine
 from meshmpi.train.settings import Settings
 from meshmpi.train.setup import chosen_layout, mesh_shape
 from meshmpi.train.tasks.registry import task_class

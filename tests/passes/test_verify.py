@@ -300,8 +300,11 @@ ROWS: dict[str, tuple[Row, str]] = {
     "a put of updates split over dims of the index": (
         lambda h: h.add(
             "put",
-            [h.feed("x", t("b c")), h.feed("u", t("a/rows c")),
-             h.feed("i", t("a/rows", dtype="int32"))],
+            [
+                h.feed("x", t("b c")),
+                h.feed("u", t("a/rows c")),
+                h.feed("i", t("a/rows", dtype="int32")),
+            ],
             t("b c"),
             dim="b",
         ),
@@ -319,8 +322,7 @@ ROWS: dict[str, tuple[Row, str]] = {
     "a put of rows split unlike its input": (
         lambda h: h.add(
             "put",
-            [h.feed("x", t("b c/cols")), h.feed("u", t("a c")),
-             h.feed("i", t("a", dtype="int32"))],
+            [h.feed("x", t("b c/cols")), h.feed("u", t("a c")), h.feed("i", t("a", dtype="int32"))],
             t("b c/cols"),
             dim="b",
         ),
