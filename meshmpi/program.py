@@ -23,7 +23,7 @@ rank holds*; dimensions are matched by name.  The instruction set is closed:
 | concat | x... -> y | ``dim``: along a whole dimension |
 | gather | table, index -> y | ``dim``: rows of the block of table that index hits, else 0 [7] |
 | scatter_add | updates, index -> y | ``dim``: sums updates into the rows of y that index hits [7] |
-| put | x, updates, index -> y | ``dim``: x but for the rows that index hits, if the block has them [7] |
+| put | x, updates, index -> y | ``dim``: x but for the rows that index hits, where held [7] |
 | block_sum | x -> y | ``dim, blocks``: sum of the own block; y has one element per block there |
 | cumsum | x(, sums) -> y | ``dim, exclusive, reverse(, blocks)``: running sums; of all blocks |
 | segment | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from mpi4py.util.dtlib import from_numpy_dtype
 
 from meshmpi.collective_bytes import PIECE_BYTES, REDUCED_IN, all_to_all_rows, pieces
 from meshmpi.dims import Axes
@@ -148,7 +147,7 @@ def bind_all_reduce(
 
 def _message(x: np.ndarray) -> tuple[MPI.buffer, int, MPI.Datatype]:
     """``x`` as MPI takes it: found out once, not at each call, which saves 0.1 us of one."""
-    return MPI.buffer(x), x.size, from_numpy_dtype(x.dtype)
+    return MPI.buffer(x), x.size, MPI.Datatype.fromcode(x.dtype.char)
 
 
 def _copy(to: np.ndarray, source: np.ndarray) -> Bound:

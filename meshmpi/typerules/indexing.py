@@ -35,7 +35,7 @@ def scatter_add_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) 
 
 
 def put_rule(program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-    """Every rank has all updates of its block of the batch and of the rest; index dims are whole."""
+    """Every rank has all updates of its block of batch and other dims; index dims are whole."""
     (x, updates, index), y, dim = xs, result_type(program, i), i.attrs["dim"]
     require(x == y and updates.dtype == y.dtype, "changes the type of its input")
     require(not any(t.partial for t in xs), "has an unfinished input")
