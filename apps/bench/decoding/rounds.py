@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apps.bench import workers
-from apps.bench.bench import TINY, Bench
+from apps.bench.bench import FULL, TINY, Bench
 from apps.bench.decoding.inputs import write_checkpoint
 from apps.bench.tables import Cell, Table
 from apps.bench.workers import BenchError, Result
@@ -82,7 +82,8 @@ def measure(bench: Bench) -> list[Table]:
     notes = bench.left_out("torch", "transformers")
     systems = [s for s in SYSTEMS if not (s.peer and notes)]
     rows: list[list[Cell]] = []
-    for case in TOY if bench.effort.sizes == TINY.sizes else CASES:
+    cases = CASES[: len(CASES) // 2] if bench.effort.points < FULL.points else CASES
+    for case in TOY if bench.effort.sizes == TINY.sizes else cases:
         model = bench.folder / f"gpt2-{case.layers}-{case.d_model}-{case.vocab}"
         if not (model / "config.json").exists():
             positions = case.prompt + case.new

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apps.bench import workers
-from apps.bench.bench import TINY, Bench
+from apps.bench.bench import FULL, TINY, Bench
 from apps.bench.esm2.inputs import write_checkpoint
 from apps.bench.tables import Cell, Table
 from apps.bench.workers import BenchError, Result
@@ -84,7 +84,8 @@ def measure(bench: Bench) -> list[Table]:
     there = [name for name in ("torch", "transformers") if not bench.peers.has(name)]
     notes += [f"Left out: {bench.peers.missing[name]}" for name in there]
     chosen = [s for s in SYSTEMS if not (s.peer and there)]
-    for case in TOY if bench.effort.sizes == TINY.sizes else CASES:
+    cases = CASES[::2] if bench.effort.points < FULL.points else CASES
+    for case in TOY if bench.effort.sizes == TINY.sizes else cases:
         model = bench.folder / f"esm2-{case.layers}-{case.d_model}-{case.heads}"
         if not (model / "config.json").exists():
             write_checkpoint(model, case.layers, case.d_model, case.heads)
