@@ -18,6 +18,7 @@ from apps.bench.step.systems import LAYOUTS
 from apps.bench.step.yardstick import emit
 from apps.bench.tables import Cell, Table
 from meshmpi.kernels.native import available
+from meshmpi.runtime.trace import Tracer
 
 PAIRS = 150
 """Of a contraction and a map; two instructions each."""
@@ -32,13 +33,16 @@ def measure(bench: Bench) -> list[Table]:
         asked = ["--kernels", kernels, "--pairs", str(PAIRS)]
         result = workers.alone(workers.PYTHON, "overhead", asked)
         each = 1e3 * result["milliseconds"] / result["instructions"]
-        rows.append([kernels, result["instructions"], result["milliseconds"], each])
-    columns = ("kernels", "instructions that run", "ms per step", "microseconds per instruction")
+        traced = 1e3 * (result["traced"] - result["milliseconds"]) / result["instructions"]
+        rows.append([kernels, result["instructions"], result["milliseconds"], each, traced])
+    columns = ("kernels", "instructions that run", "ms per step", "microseconds per instruction",
+               "more where traced, microseconds")  # fmt: skip
     title = "Python: a program of tiny instructions, one rank"
-    return [Table("overhead", title, columns, rows), _share(bench, float(rows[0][3] or 0))]
+    each, traced = (float(rows[0][k] or 0) for k in (3, 4))
+    return [Table("overhead", title, columns, rows), _share(bench, each, traced)]
 
 
-def _share(bench: Bench, microseconds: float) -> Table:
+def _share(bench: Bench, microseconds: float, traced: float) -> Table:
     """What so many microseconds per instruction are of a step of the model, on two ranks."""
     bench.say("overhead: the yardstick's instructions")
     asked = ["--start", str(bench.start()), "--mesh", "all:2", "--layout",
@@ -46,8 +50,10 @@ def _share(bench: Bench, microseconds: float) -> Table:
     result = workers.on_ranks(2, "step.meshmpi_step", asked)[0]
     step = statistics.median(result["seconds"])
     spent = 1e-6 * microseconds * result["instructions"]
-    row: list[Cell] = [result["instructions"], 1e3 * spent, 1e3 * step, 100 * spent / step]
-    columns = ("instructions", "ms for calling them", "ms per step", "% of the step")
+    row: list[Cell] = [result["instructions"], 1e3 * spent, 1e3 * step, 100 * spent / step,
+                       1e-4 * traced * result["instructions"] / step]  # fmt: skip
+    columns = ("instructions", "ms for calling them", "ms per step", "% of the step",
+               "% more where traced")  # fmt: skip
     title = "Python: the yardstick's instructions at that rate, two ranks"
     return Table("overhead share", title, columns, [row])
 
@@ -70,18 +76,22 @@ def main() -> None:
         mean = mm.reduce_mean(y)
     import numpy as np
 
-    step = mm.compile(
-        graph, mm.SimulatedMesh("all:1"), fetches=[mean], kernels=options.kernels
-    )  # fmt: skip
+    step = mm.compile(graph, mm.Mesh("all:1"), fetches=[mean], kernels=options.kernels)
     fed = np.ones((4, 4), np.float32)
-    seconds = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        step(x=fed)
-        seconds.append(time.perf_counter() - start)
-    counts = step.program.counts()
+
+    def milliseconds() -> float:
+        seconds = []
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            step(x=fed)
+            seconds.append(time.perf_counter() - start)
+        return 1e3 * statistics.median(seconds)
+
+    plain = milliseconds()
+    Tracer(step, CALLS)
+    traced, counts = milliseconds(), step.program.counts()
     emit(
-        milliseconds=1e3 * statistics.median(seconds),
+        milliseconds=plain, traced=traced,
         instructions=sum(n for kind, n in counts.items() if kind not in FREE), counts=counts,
     )  # fmt: skip
 
