@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +10,8 @@ from apps.bench import workers
 from apps.bench.bench import FULL, TINY, Bench
 from apps.bench.decoding.inputs import write_checkpoint
 from apps.bench.tables import Cell, Table
-from apps.bench.workers import BenchError, Result
+from apps.bench.turns import Rounds, System, median_seconds, peer_seconds, take_turns
+from apps.bench.workers import Result
 
 
 class Case(NamedTuple):
@@ -31,16 +31,6 @@ CASES = tuple(
     for d_model in (384, 512) for batch in (1, 8, 32)
 )  # fmt: skip
 TOY = (Case("toy", 1, 64, 100, 2, 5, 4),)
-
-
-class System(NamedTuple):
-    """One way to continue prompts; ``cores`` says with which others it is compared."""
-
-    name: str
-    cores: int
-    run: Callable[[Bench, Case, Path, int], list[Result]]
-    peer: bool = False
-    least_batch: int = 1
 
 
 def _ours(ranks: int, layout: str) -> Callable[[Bench, Case, Path, int], list[Result]]:
@@ -89,7 +79,9 @@ def measure(bench: Bench) -> list[Table]:
             positions = case.prompt + case.new
             write_checkpoint(model, case.layers, case.d_model, case.vocab, positions)
         chosen = [s for s in systems if case.batch >= s.least_batch]
-        found = _turns(bench, case, model, chosen, notes)
+        steps = max(2, bench.effort.steps // 3)  # each is a hundred programs
+        title = f"decoding, {case.name}"
+        found = take_turns(bench, title, case, model, chosen, steps, notes)
         notes += compare_texts(case.name, {n: r[0][0]["texts"] for n, r in found.items() if r})
         rows += _rows(case, chosen, found)
     columns = ("model, prompts", "system", "new tokens/s", "ms per token of the batch",
@@ -98,26 +90,6 @@ def measure(bench: Bench) -> list[Table]:
         f"Greedy decoding of prompts of 64 tokens by 128 more, {bench.effort.rounds} round(s)"
     )  # fmt: skip
     return [Table("decoding", title, columns, rows, notes)]
-
-
-def _turns(
-    bench: Bench, case: Case, model: Path, chosen: Sequence[System], notes: list[str]
-) -> dict[str, list[list[Result]]]:
-    """System -> the results of its processes, round by round."""
-    found: dict[str, list[list[Result]]] = {s.name: [] for s in chosen}
-    failed: list[str] = []
-    steps = max(2, bench.effort.steps // 3)  # each is a hundred programs
-    for number in range(bench.effort.rounds):
-        for system in chosen:
-            if system.name in failed:
-                continue
-            bench.say(f"decoding, {case.name}, round {number + 1}: {system.name}")
-            try:
-                found[system.name].append(system.run(bench, case, model, steps))
-            except BenchError as error:
-                failed.append(system.name)
-                notes.append(f"Failed: {case.name}, {system.name}: {' '.join(str(error).split())}")
-    return found
 
 
 def compare_texts(case: str, found: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
@@ -144,22 +116,15 @@ def _agreeing(a: Sequence[int], b: Sequence[int]) -> int:
     return next((k for k, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
 
 
-def _rows(
-    case: Case, chosen: Sequence[System], found: Mapping[str, list[list[Result]]]
-) -> list[list[Cell]]:
-    """A row for each system: the median over rounds of the slowest process's median."""
-    seconds: dict[str, float] = {}
-    for system in chosen:
-        if rounds := found[system.name]:
-            slowest = [max(statistics.median(r["seconds"]) for r in results) for results in rounds]
-            seconds[system.name] = statistics.median(slowest)
-    peers = {s.cores: seconds.get(s.name) for s in chosen if s.peer}
-    rows: list[list[Cell]] = []
-    for system in chosen:
-        if system.name in seconds:
-            took, peer = seconds[system.name], peers.get(system.cores)
-            rows.append([
-                case.name, system.name, case.batch * case.new / took, 1e3 * took / case.new,
-                peer / took if peer else None,
-            ])  # fmt: skip
-    return rows
+def _rows(case: Case, chosen: Sequence[System], found: Rounds) -> list[list[Cell]]:
+    """A row for each system that ran."""
+    seconds = median_seconds(found)
+    peers = peer_seconds(chosen, seconds)
+    return [
+        [
+            case.name, s.name, case.batch * case.new / seconds[s.name],
+            1e3 * seconds[s.name] / case.new,
+            peers[s.cores] / seconds[s.name] if s.cores in peers else None,
+        ]
+        for s in chosen if s.name in seconds
+    ]  # fmt: skip

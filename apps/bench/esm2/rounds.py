@@ -13,7 +13,8 @@ from apps.bench import workers
 from apps.bench.bench import FULL, TINY, Bench
 from apps.bench.esm2.inputs import write_checkpoint
 from apps.bench.tables import Cell, Table
-from apps.bench.workers import BenchError, Result
+from apps.bench.turns import Rounds, System, median_seconds, peer_seconds, take_turns
+from apps.bench.workers import Result
 
 TOLERANCE = 2e-5
 """Difference of logits, of the largest of them, that is put down to rounding."""
@@ -35,15 +36,6 @@ CASES = (
     Case("35M, 8 x 256", 12, 480, 20, 8, 256), Case("35M, 2 x 1024", 12, 480, 20, 2, 1024),
 )  # fmt: skip
 TOY = (Case("toy", 1, 32, 4, 4, 16),)
-
-
-class System(NamedTuple):
-    """One way to run a batch; ``cores`` says with which others it is compared."""
-
-    name: str
-    cores: int
-    run: Callable[[Bench, Case, Path, int], list[Result]]
-    peer: bool = False
 
 
 def _ours(layout: str, mesh: str, ranks: int) -> Callable[[Bench, Case, Path, int], list[Result]]:
@@ -89,32 +81,14 @@ def measure(bench: Bench) -> list[Table]:
         model = bench.folder / f"esm2-{case.layers}-{case.d_model}-{case.heads}"
         if not (model / "config.json").exists():
             write_checkpoint(model, case.layers, case.d_model, case.heads)
-        found = _turns(bench, case, model, chosen, notes)
+        title, steps = f"esm2 {case.name}", bench.effort.steps
+        found = take_turns(bench, title, case, model, chosen, steps, notes)
         notes += check_logits(case.name, {n: rs[0][0]["checked"] for n, rs in found.items() if rs})
         rows += _rows(case, chosen, found)
     columns = ("model, batch x length", "system", "tokens/s", "ms per batch",
                "share in collectives, %", "throughput / transformers'")  # fmt: skip
     title = f"ESM2 inference, all logits of a batch, {bench.effort.rounds} round(s)"
     return [Table("esm2", title, columns, rows, notes)]
-
-
-def _turns(
-    bench: Bench, case: Case, model: Path, chosen: Sequence[System], notes: list[str]
-) -> dict[str, list[list[Result]]]:
-    """System -> the results of its processes, round by round."""
-    found: dict[str, list[list[Result]]] = {s.name: [] for s in chosen}
-    failed: list[str] = []
-    for number in range(bench.effort.rounds):
-        for system in chosen:
-            if system.name in failed:
-                continue
-            bench.say(f"esm2 {case.name}, round {number + 1}: {system.name}")
-            try:
-                found[system.name].append(system.run(bench, case, model, bench.effort.steps))
-            except BenchError as error:
-                failed.append(system.name)
-                notes.append(f"Failed: {case.name}, {system.name}: {' '.join(str(error).split())}")
-    return found
 
 
 def check_logits(case: str, found: Mapping[str, Sequence[float]]) -> list[str]:
@@ -138,28 +112,24 @@ def check_logits(case: str, found: Mapping[str, Sequence[float]]) -> list[str]:
     ]
 
 
-def _rows(
-    case: Case, chosen: Sequence[System], found: Mapping[str, list[list[Result]]]
-) -> list[list[Cell]]:
-    """A row for each system: the median over rounds of the slowest process's median."""
-    seconds, waits = {}, {}
-    for system in chosen:
-        rounds = found[system.name]
-        if rounds:
-            slowest = [max(statistics.median(r["seconds"]) for r in results) for results in rounds]
-            seconds[system.name] = statistics.median(slowest)
-            shares = [
-                r["communicating"] / sum(r["seconds"])
-                for results in rounds for r in results if "communicating" in r
-            ]  # fmt: skip
-            waits[system.name] = 100 * statistics.median(shares) if shares else None
-    peers = {s.cores: seconds.get(s.name) for s in chosen if s.peer}
-    rows: list[list[Cell]] = []
-    for system in chosen:
-        if system.name in seconds:
-            took, peer = seconds[system.name], peers.get(system.cores)
-            rows.append([
-                case.name, system.name, case.batch * case.length / took, 1e3 * took,
-                waits[system.name], peer / took if peer else None,
-            ])  # fmt: skip
-    return rows
+def _rows(case: Case, chosen: Sequence[System], found: Rounds) -> list[list[Cell]]:
+    """A row for each system that ran."""
+    seconds = median_seconds(found)
+    peers = peer_seconds(chosen, seconds)
+    return [
+        [
+            case.name, s.name, case.batch * case.length / seconds[s.name], 1e3 * seconds[s.name],
+            _share_in_collectives(found[s.name]),
+            peers[s.cores] / seconds[s.name] if s.cores in peers else None,
+        ]
+        for s in chosen if s.name in seconds
+    ]  # fmt: skip
+
+
+def _share_in_collectives(rounds: Sequence[Sequence[Result]]) -> float | None:
+    """Percent of the time; None for systems that do not tell."""
+    shares = [
+        r["communicating"] / sum(r["seconds"])
+        for results in rounds for r in results if "communicating" in r
+    ]  # fmt: skip
+    return 100 * statistics.median(shares) if shares else None
