@@ -41,7 +41,7 @@ def form_loops(program: Program, cache_bytes: int = CACHE_BYTES) -> Program:
         program: After `fuse` and before `form_segments`.
         cache_bytes: For the intermediate values of one iteration.
     """
-    left_alone: dict[int, None] = {}  # results of contracts that no loop can be formed for
+    left_alone: dict[int, None] = {}  # values that no loop can be formed for
     while True:
         wide = WideValues(program, cache_bytes, left_alone)
         if not wide.makers:
@@ -51,7 +51,10 @@ def form_loops(program: Program, cache_bytes: int = CACHE_BYTES) -> Program:
         failed = [loop for loop in loops if not loop.blocks.over]
         if not failed:
             return _scheduled(program, wide, loops)
-        left_alone.update((v, None) for loop in failed for v in loop.group.roots)
+        for g in (loop.group for loop in failed):
+            # A group may have maps only, of products that are small themselves.
+            kept = g.roots or [v for v in g.recipes if v not in wide.masks]
+            left_alone.update((v, None) for v in kept)
 
 
 @dataclass

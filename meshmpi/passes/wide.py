@@ -25,7 +25,7 @@ class WideValues:
     Args:
         program: After `fuse`.
         least_bytes: Of the contracts' results that start it.
-        left_alone: Results of contracts that shall not.
+        left_alone: Values that shall be stored.
 
     Attributes:
         makers: Value -> the instruction that makes it, for all values that are not stored.
@@ -35,7 +35,7 @@ class WideValues:
     """
 
     def __init__(self, program: Program, least_bytes: int, left_alone: Container[int]):
-        self.program = program
+        self.program, self.left_alone = program, left_alone
         self.next_value = fresh(program)
         self.judged: dict[tuple[str, str], Any] = {}  # remembered by `causal`
         self.roots = {
@@ -92,6 +92,8 @@ class WideValues:
 
     def _is_wide(self, i: Instruction) -> bool:
         if len(i.outputs) != 1 or self.dims_of(i.outputs[0]) not in self.keys:
+            return False
+        if i.outputs[0] in self.left_alone:
             return False
         if i.kind == "contract":
             return i.outputs[0] in self.roots

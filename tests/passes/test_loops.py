@@ -376,3 +376,28 @@ def test_loops_and_recomputing_on_real_ranks():
     done = launch(2, arguments, timeout_seconds=240, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "7 programs agree"
+
+
+def test_products_too_small_for_a_loop_beside_large_ones_of_the_same_dims():
+    """Maps of a small product have the dims of wide values, but no loop can be formed for them."""
+    rng, sizes = np.random.default_rng(0), (16, 12)
+    with mm.Graph() as graph:
+        found, feeds = [], {}
+        for k, memory in enumerate(sizes):
+            q = mm.placeholder(f"q{k}", "batch:4;heads:2;length:16;d_kv:2")
+            kv = mm.placeholder(f"k{k}", f"batch:4;heads:2;memory_length:{memory};d_kv:2")
+            feeds |= {t.operation.name: rng.normal(size=t.shape.sizes) for t in (q, kv)}
+            seen = mm.less(mm.range(mm.Dimension("memory_length", memory)), 11)
+            found.append(
+                mm.dot_product_attention(q, kv, kv, "memory_length", "d_kv", "d_kv", mask=seen)
+            )
+    program = mm.plan(graph, "rows:2", "batch:rows", fetches=found, optimize=False).program
+    least = 4 * 2 * 2 * 16 * 14  # bytes, between the scores of both
+    passes = tuple(partial(form_loops, cache_bytes=least) if p is form_loops else p for p in PASSES)
+    looped = optimize(program, passes)
+    assert [i.kind for i in looped.instructions].count("loop") == 1
+    fetches = dict(zip(looped.fetches, found, strict=True))
+    mesh = mm.SimulatedMesh("rows:2")
+    results = [CompiledStep(p, mesh, fetches, None, "numpy")(feeds) for p in (program, looped)]
+    for t in found:
+        np.testing.assert_allclose(results[0][t].numpy(), results[1][t].numpy(), 1e-5, 1e-6)
