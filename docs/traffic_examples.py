@@ -13,6 +13,7 @@ TENSORS: dict[str, tuple[str, str]] = {
     "y": ("b:12", "float32"),
     "w": ("b:12;c:16", "float32"),
     "n": ("a:8", "int32"),
+    "rows": ("a:8;c:16", "float32"),
     "i": ("a:8;b:12", "int32"),
     "flag": ("a:8;b:12", "bool"),
     "scalar": ("", "int32"),
@@ -95,6 +96,7 @@ EXAMPLES: dict[str, str] = {
     # indexing, order
     "gather": "gather(w, n, b)",
     "scatter_add": "scatter_add(x, n, D('rows_of_y', 10))",
+    "put": "put(w, rows, n, b)",
     "top_k": "top_k(x, b, D('k', 2))",
     "top_1": "top_1(x, b)",
     "argmax": "argmax(x, b)",

@@ -11,7 +11,7 @@ from meshmpi.drawing.layered import place
 from meshmpi.drawing.palette import FAINT, INK, LINE, PAGE, PLAIN, Colour, soft, strong
 from meshmpi.drawing.scene import Line, Rect, Scene, Text, shortened, text_width
 from meshmpi.planner.report import amount
-from meshmpi.program import COLLECTIVES, Program
+from meshmpi.program import COLLECTIVES, Program, Source
 
 MOST_BOXES = 70
 """Boxes in one picture that can still be read."""
@@ -92,9 +92,14 @@ def _sent(key: tuple[str, str], value: tuple[int, int]) -> str:
     return f"{times}{kind} {axes}: {amount(total, 'B')}"
 
 
+def _made(s: Source) -> str:
+    """Tensor, file and line; without folders, which differ between machines."""
+    return f"{s.name} made at {s.file.rsplit('/', 1)[-1]}:{s.line}" if s.file else s.name
+
+
 def _box(g: Group, w: float, h: float, colours: AxisColours, program: Program) -> Scene:
     box = Scene(w, h)
-    lines = [str(program.instructions[n].source) for n in g.numbers]
+    lines = [_made(program.instructions[n].source) for n in g.numbers]
     note = "\n".join(list(dict.fromkeys(lines))[:12])
     room = w - 14
     if _is_one_collective(g):
