@@ -17,18 +17,35 @@ from apps.bench.step.meshmpi_step import settings
 from apps.bench.step.yardstick import Sizes, emit
 from meshmpi.layout_search import digest
 from meshmpi.measuring.calibrate import calibrate
-from meshmpi.planner.candidates import candidates
+from meshmpi.planner.candidates import Candidate, Work, candidates
 from meshmpi.train.model import build_training_graph
 from meshmpi.train.settings import transformer_config
 
 WARMING = 2
 
 
-def chosen(found: list[Any], count: int) -> list[Any]:
+def chosen(found: list[Candidate], count: int) -> list[Candidate]:
     """So many of the candidates, evenly from the best guess to the worst."""
     if len(found) <= count:
         return found
     return [found[round(k * (len(found) - 1) / (count - 1))] for k in range(count)]
+
+
+def with_storage(found: list[Candidate], work: Work) -> list[Candidate]:
+    """The candidates, and each with the variables stored in parts along a dim that stays whole."""
+    dims = list(dict.fromkeys(d for names in work.variables for d in names))
+    out = []
+    for c in found:
+        out.append(c)
+        axis = c.mesh.names[0]
+        free = [d for d in dims if d not in c.layout and work.sizes[d] >= c.mesh.size]
+        taken = [
+            names for names in work.variables if any(axis in c.layout.get(e, ()) for e in names)
+        ]
+        stored = next((d for d in free if not any(d in names for names in taken)), None)
+        if stored is not None:
+            out.append(c._replace(storage={stored: (axis,)}))
+    return out
 
 
 def measured(step: Any, sizes: Sizes, steps: int) -> float:
@@ -64,13 +81,15 @@ def main() -> None:
     built = build_training_graph(asked, transformer_config(asked.model, 1))
     work = digest(built.graph, [built.loss], built.updates)
     rows = []
-    for c in chosen(candidates(work, mesh.shape, machine), options.layouts):
+    for c in chosen(with_storage(candidates(work, mesh.shape, machine), work), options.layouts):
         step = mm.compile(
-            built.graph, mesh, c.text, fetches=[built.loss], updates=built.updates, overlap=False
-        )
+            built.graph, mesh, c.text, fetches=[built.loss], updates=built.updates, overlap=False,
+            storage=c.storage_text or None,
+        )  # fmt: skip
         predicted = mm.predict_time(step.program, machine)
         seconds = measured(step, sizes, options.steps)
-        rows.append([c.text, seconds, predicted.seconds, c.guess, predicted.bound])
+        name = c.text + (f", stored {c.storage_text}" if c.storage else "")
+        rows.append([name, seconds, predicted.seconds, c.guess, predicted.bound])
     emit(rank=mesh.rank, rows=rows if mesh.rank == 0 else [])
 
 
