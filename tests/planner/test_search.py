@@ -162,3 +162,20 @@ def test_an_illegal_layout_is_rejected_with_its_message():
     both = Candidate(MeshShape("rows:2"), {"batch": ("rows",), "io": ("rows",)}, 0.0, 0.0, {})
     found = pricing(graph, fetches, updates, machine())(both)
     assert isinstance(found, Rejected) and "batch" in found.reason and "rows" in found.reason
+
+
+def test_megatrons_layout_is_found_for_few_sequences_and_a_fast_network():
+    """Two sequences cannot be split over four ranks: heads, d_ff and vocabulary are."""
+    config = mm.transformer.TransformerConfig(
+        vocab=1024, length=8, d_model=64, d_ff=512, heads=8, d_kv=16, layers=1
+    )
+    with mm.Graph() as graph:
+        tokens, targets = (
+            mm.placeholder(n, "batch:2;length:8", "int32") for n in ("tokens", "targets")
+        )
+        loss, _ = mm.transformer.lm_loss(config, tokens, targets, training=True)
+        updates = mm.optimize.Adam(1e-3).minimize(loss)
+    fast = machine(1e11, 1e-8)
+    found = search_layouts(graph, 4, fast, fetches=[loss], updates=updates, mesh="rows:4")
+    layout = dict(rule.split(":") for rule in found.best.layout.split(";"))
+    assert {d for d, axes in layout.items() if axes == "rows"} >= {"heads", "d_ff", "vocab"}
