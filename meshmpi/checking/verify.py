@@ -102,17 +102,25 @@ def verify(
     report = Report([], precision)
     shapes = [mesh] if isinstance(mesh, (str, MeshShape)) else list(mesh)
     for shape in map(MeshShape, shapes):
-        tried: Iterable[LayoutLike] = layouts
-        if isinstance(layouts, str) and layouts == "all":
-            found = legal_layouts(graph, shape, sample, seed)
-            tried = found.legal
-            report.skipped.append(f"{found}.")
-        elif isinstance(layouts, str):
-            tried = [layouts]
+        tried = _tried(graph, layouts, shape, sample, seed, report)
         for layout in tried:
             runner = _Runner(truth, shape, Layout(layout), Layout(storage), ranks, kernels)
             report.checks.append(runner.check())
     return report
+
+
+def _tried(
+    graph: Graph, layouts: str | Sequence[LayoutLike], shape: MeshShape, sample: int | None,
+    seed: int, report: Report,
+) -> Iterable[LayoutLike]:  # fmt: skip
+    """The layouts to try on one mesh; those left out are noted in the report."""
+    if not isinstance(layouts, str):
+        return layouts
+    if layouts != "all":
+        return [layouts]
+    found = legal_layouts(graph, shape, sample, seed)
+    report.skipped.append(f"{found}.")
+    return found.legal
 
 
 def _check_memory(graph: Graph, fetches: Mapping[str, Tensor], updates: Sequence[Update]) -> None:

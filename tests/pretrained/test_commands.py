@@ -14,13 +14,10 @@ from safetensors.numpy import load_file, save_file
 import meshmpi as mm
 from meshmpi import cli
 from meshmpi.pretrained import architecture
-from meshmpi.pretrained.lines import Line, Reader
+from meshmpi.pretrained.lines import Line
 from meshmpi.pretrained.model import open_model
 from meshmpi.pretrained.scoring import SHORTEST, Scorer, total
-from meshmpi.pretrained.tokenizer import LetterTokenizer, Tokenizer, restore_tokenizer
 from meshmpi.runtime.launch import launch
-from meshmpi.train.data import prepare
-from meshmpi.train.vocabulary import TOKENIZER, build_vocabulary, restore_vocabulary
 
 GPT2 = {
     "model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 300,
@@ -436,129 +433,6 @@ def test_a_dry_run_has_the_sizes_of_the_checkpoint(tmp_path, capsys):
     out = run(capsys, "train", settings_file(tmp_path), "--init-from", folder, "--dry-run")
     count = mm.transformer.parameter_count(architecture(GPT2).config.with_options(length=12))
     assert f"{count:,}" in out
-
-
-# ---- tokenizers ------------------------------------------------------------------------------
-
-
-def test_letters(tmp_path):
-    tokenizer = LetterTokenizer(LETTERS, "letters")
-    found = tokenizer.encoded("LA J")
-    assert found.ids == [0, 4, 5, 3, 2] and found.unknown == ["J"]
-    assert found.special == [True, False, False, False, True]
-    assert tokenizer.decode([0, 4, 5, 2]) == "LA"
-    assert tokenizer.token_bytes[:6].tolist() == [0, 0, 0, 0, 1, 1]
-    assert restore_tokenizer(tokenizer.state()).state() == tokenizer.state()
-    with pytest.raises(mm.DataError, match="has no <cls>"):
-        LetterTokenizer(["a"], "x")
-    with pytest.raises(mm.DataError, match="unknown kind"):
-        restore_tokenizer({"kind": "x"})
-
-
-def test_byte_level_tokens_count_their_bytes(tmp_path):
-    byte_tokenizer(tmp_path)
-    name = f"{TOKENIZER}{tmp_path}"
-    vocabulary = build_vocabulary(name, [], [])
-    text = "grüße, Welt\n"
-    tokens = vocabulary.encode(text)
-    assert vocabulary.decode(tokens) == text
-    assert vocabulary.token_bytes[tokens].sum() == len(text.encode())
-    again = restore_vocabulary(json.loads(json.dumps(vocabulary.state())))
-    assert again.encode(text.encode()).tolist() == tokens.tolist()
-    corpus = written(tmp_path / "corpus.txt", text * 30)
-    first = prepare(str(corpus), name)
-    content = json.loads((tmp_path / "tokenizer.json").read_text())
-    vocab = content["model"]["vocab"]
-    keys = list(vocab)
-    content["model"]["vocab"] = dict(zip(keys, reversed(range(len(keys))), strict=True))
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    assert prepare(str(corpus), name).digest != first.digest  # another tokenizer, other tokens
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(mm.DataError, match="tokenizer.json is no tokenizer"):
-        build_vocabulary(name, [], [])
-
-
-def test_word_pieces_and_byte_pairs(tmp_path):
-    pytest.importorskip("tokenizers")
-    from meshmpi.pretrained.tokenizer import open_tokenizer
-
-    bert = tmp_path / "bert"
-    bert.mkdir()
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "sea", "##s", "the"]
-    (bert / "vocab.txt").write_text("\n".join(words) + "\n")
-    found = open_tokenizer(bert, "bert").encoded("The seas")
-    assert found.ids == [2, 7, 5, 6, 3] and found.special == [True, False, False, False, True]
-    unknown = open_tokenizer(bert, "bert").encoded("the sky")
-    assert unknown.unknown == ["sky"]
-    assert open_tokenizer(bert, "bert").token_bytes[5:].tolist() == [3, 1, 3]
-    pairs = tmp_path / "gpt2"
-    pairs.mkdir()
-    (pairs / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
-    with pytest.raises(mm.DataError, match="has no merges.txt beside it"):
-        open_tokenizer(pairs, "gpt2")
-    (pairs / "merges.txt").write_text("#version: 0.2\na b\n")
-    assert open_tokenizer(pairs, "gpt2").encoded("abb").ids == [2, 1]
-
-
-def test_sentence_pieces(tmp_path):
-    pytest.importorskip("sentencepiece")
-    import io
-
-    import sentencepiece
-
-    from meshmpi.pretrained.tokenizer import open_tokenizer
-
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the sea and the sky", "see the sand"] * 20), model_writer=model,
-        vocab_size=30, model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-        minloglevel=2, hard_vocab_limit=False,
-    )  # fmt: skip
-    (tmp_path / "spiece.model").write_bytes(model.getvalue())
-    tokenizer = open_tokenizer(tmp_path, "t5", {"eos": 1})
-    found = tokenizer.encoded("the sea")
-    assert found.ids[-1] == 1 and found.special[-1] and not any(found.special[:-1])
-    assert tokenizer.decode(found.ids) == "the sea"
-    assert tokenizer.encoded("the ☃").unknown == ["☃"]
-    assert restore_tokenizer(tokenizer.state()).encoded("the sea") == found
-    assert tokenizer.encode("the sea").tolist() == found.ids[:-1]
-    (tmp_path / "spiece.model").write_bytes(b"nonsense")
-    with pytest.raises(mm.DataError, match="is no SentencePiece model"):
-        open_tokenizer(tmp_path, "t5")
-
-
-def test_packages_that_are_missing(tmp_path, monkeypatch):
-    from meshmpi.pretrained.tokenizer import open_tokenizer
-
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
-    for name, extra in (("tokenizer.json", "pretrained"), ("spiece.model", "text")):
-        (tmp_path / name).write_bytes(b"{}")
-        with pytest.raises(mm.DataError, match=rf"not installed.*meshmpi\[{extra}\].*--token-ids"):
-            open_tokenizer(tmp_path / name)
-
-
-def test_cutting_keeps_special_tokens_at_both_ends():
-    class Around(Tokenizer):
-        name, size = "around", 9
-
-        def encoded(self, text, special=True):
-            from meshmpi.pretrained.tokenizer import Encoded
-
-            ids = [0, *range(2, 2 + len(text)), 1]
-            return Encoded(ids, [True, *[False] * len(text), True], [])
-
-        def decode(self, tokens):
-            return ""
-
-        def state(self):
-            return {}
-
-        def measured(self):
-            return np.zeros(9, np.int32)
-
-    line = Reader(Around(), 9, 4, truncate=True).line(b"abcde", "here")
-    assert (line.tokens, line.special, line.cut) == ([0, 2, 3, 1], [True, False, False, True], 3)
 
 
 # ---- under mpirun ----------------------------------------------------------------------------

@@ -89,11 +89,7 @@ def encoder_decoder(
     check_tokens(source, "source tokens", SOURCE_LENGTH)
     check_tokens(decoder_tokens, "decoder tokens", "length")
     check_causal(config)
-    if packing is not None and config.local_window:
-        raise ConfigError(
-            f"several pairs share a row and local_window is {config.local_window}: a local window"
-            " would look across them.", "Give one pair a row, or set local_window to 0.",
-        )  # fmt: skip
+    _check_packing(config, packing)
     tables = [token_embedding(config, stack) for stack in ("encoder", "decoder")]
     positions = position_embedding(config)
     real = source_mask
@@ -123,6 +119,15 @@ def encoder_decoder(
 
                 x = _layer(config, x, i, attend, training, mixtures, mask)
         return softmax_logits(config, final_norm(config, x, training), tables[1], training)
+
+
+def _check_packing(config: TransformerConfig, packing: PackedPairs | None) -> None:
+    """ConfigError where a local window would look across pairs."""
+    if packing is not None and config.local_window:
+        raise ConfigError(
+            f"several pairs share a row and local_window is {config.local_window}: a local window"
+            " would look across them.", "Give one pair a row, or set local_window to 0.",
+        )  # fmt: skip
 
 
 def _same(segments: Tensor, memory_segments: Tensor, memory_length: str) -> Tensor:
