@@ -50,7 +50,7 @@ def share(sizes: Sizes, split: str) -> Sizes:
     )
 
 
-def _executor(sizes: Sizes) -> Any:
+def _executor(sizes: Sizes, dtype: str) -> Any:
     """The bound program of a step, with feeds in place."""
     import numpy as np
 
@@ -59,7 +59,7 @@ def _executor(sizes: Sizes) -> Any:
     from meshmpi.train.model import build_training_graph
     from meshmpi.train.settings import transformer_config
 
-    chosen = settings(sizes)
+    chosen = settings(sizes, dtype)
     built = build_training_graph(chosen, transformer_config(chosen.model, 1))
     mesh = mm.SimulatedMesh("all:1")
     step = mm.compile(built.graph, mesh, fetches=[built.loss], updates=built.updates)
@@ -74,18 +74,19 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.thread_time() - start
 
 
-def measure(sizes: Sizes, split: str, rounds: int) -> tuple[list[Part], float]:
+def measure(sizes: Sizes, split: str, rounds: int, dtype: str = "") -> tuple[list[Part], float]:
     """The instructions of the step in their order, and seconds of its bare products.
 
     Args:
         sizes: Of the whole model.
         split: What is divided between the ranks.
         rounds: Of which the least time counts.
+        dtype: Of activations; empty: float32.
     """
     from apps.bench.step.gemm_step import calls, products
     from meshmpi.kernels import blas
 
-    executor = _executor(share(sizes, split))
+    executor = _executor(share(sizes, split), dtype)
     instructions = executor.program.instructions
     bound = [(i, call) for i in instructions for call in executor._bind(i)]
     bare = [
@@ -125,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--split", choices=("data", "model"), default="data")
+    parser.add_argument("--dtype", default="", help="of activations, as bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--longest", type=int, default=15)
     parser.add_argument("--tiny", action="store_true", help="a toy model")
@@ -134,7 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):  # NumPy's library may be loaded already
-        parts, bare = measure(TOY if options.tiny else Sizes(), options.split, options.rounds)
+        parts, bare = measure(
+            TOY if options.tiny else Sizes(), options.split, options.rounds, options.dtype
+        )
     print("\n".join(t.markdown() for t in table(parts, bare, options.longest)))
 
 
