@@ -1,0 +1,1 @@
+"""Long trials of what must survive: kills, damaged files, failing disks, faults, signals, hosts."""
