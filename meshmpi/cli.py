@@ -254,7 +254,7 @@ def _say(mesh: Any, text: str) -> None:
 
 def _newest(run: Path) -> tuple[Any, Any]:
     """The manifest of a checkpoint, or of the newest one of a run."""
-    from meshmpi.train import checkpoint
+    from meshmpi import checkpoint
 
     found = [run] if (run / "manifest.json").exists() else checkpoint.find(run / "checkpoints")
     if not found:

@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "runtime": [*_PROGRAMS, "graph", "nn", "lowering", "passes", "planner", "kernels"],
     "checking": [*_GRAPH, *_PROGRAMS, "lowering", "passes", "kernels", "runtime"],
     "drawing": [*_PROGRAMS, "graph", "passes", "planner"],
+    "checkpoint": ["errors", "dims", "program", "runtime"],
     "train": None,
     "pretrained": None,
     "measuring": None,

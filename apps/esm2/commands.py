@@ -22,8 +22,8 @@ from apps.esm2.inference import (
 from apps.esm2.rows import Window, windows
 from apps.esm2.weights import open_model
 from meshmpi.errors import ConfigError, DataError
+from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.world import world_size
-from meshmpi.train.agreement import from_first
 
 STOPPED = 75
 """As of `meshmpi train`: a signal ended the run after its state was saved."""

@@ -21,7 +21,7 @@ from apps.esm2.alphabet import (
     numbers,
 )  # fmt: skip
 from meshmpi.errors import DataError
-from meshmpi.train.agreement import from_first, gathered
+from meshmpi.runtime.agreement import from_first, gathered
 from meshmpi.train.masking import Masking
 from meshmpi.train.sequences import Sequences
 from meshmpi.train.settings import Settings

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apps.esm2.alphabet import MASK, PAD, TOKENS
+from meshmpi import checkpoint
 from meshmpi.errors import CheckpointError
 from meshmpi.nn.transformer import TransformerConfig
-from meshmpi.train import checkpoint
 from meshmpi.train.config import from_dict
 from meshmpi.train.settings import Settings, transformer_config
 

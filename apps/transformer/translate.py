@@ -18,7 +18,7 @@ from typing import Any
 
 from meshmpi import cli
 from meshmpi.errors import ConfigError, DataError, MeshmpiError
-from meshmpi.train.agreement import from_first
+from meshmpi.runtime.agreement import from_first
 from meshmpi.train.config import from_dict, load
 from meshmpi.train.settings import MeshSettings, Settings
 from meshmpi.train.setup import chosen_layout, make_mesh
@@ -152,7 +152,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _translate(options: argparse.Namespace) -> int:
-    from meshmpi.train import checkpoint
+    from meshmpi import checkpoint
     from meshmpi.train.translation.pairs import file_lines, text_lines
     from meshmpi.train.translation.translator import Translator
 

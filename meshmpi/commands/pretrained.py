@@ -129,7 +129,7 @@ def _score(options: argparse.Namespace) -> int:
     from meshmpi.pretrained.lines import Reader
     from meshmpi.pretrained.model import open_model
     from meshmpi.pretrained.scoring import Scorer, total
-    from meshmpi.train.agreement import from_first
+    from meshmpi.runtime.agreement import from_first
 
     model = open_model(options.model)
     tokenizer = _tokenizer(options, model)
@@ -177,7 +177,7 @@ def _predictable(lines: Sequence[Any], path: Path, model: Any) -> Sequence[Any]:
 def _generate(options: argparse.Namespace) -> int:
     from meshmpi.pretrained.lines import Reader
     from meshmpi.pretrained.model import open_model
-    from meshmpi.train.agreement import from_first
+    from meshmpi.runtime.agreement import from_first
     from meshmpi.train.decoding import Generator
 
     model = open_model(options.model)

@@ -16,9 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshmpi.errors import CheckpointError, suggest
-from meshmpi.runtime.arrays import numpy_dtype
-from meshmpi.train.tensor_header import (
+from meshmpi.checkpoint.tensor_header import (
     ITEM_BYTES,
     Header,
     HeaderError,
@@ -26,6 +24,8 @@ from meshmpi.train.tensor_header import (
     read_header,
     unique_pairs,
 )
+from meshmpi.errors import CheckpointError, suggest
+from meshmpi.runtime.arrays import numpy_dtype
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -17,8 +17,8 @@ from meshmpi.errors import CheckpointError, MeshmpiError
 from meshmpi.pretrained.architectures import Architecture, Entry
 from meshmpi.pretrained.blocks import part_of
 from meshmpi.pretrained.files import Checkpoint
+from meshmpi.runtime.agreement import first_error
 from meshmpi.runtime.variables import VariableStore
-from meshmpi.train.agreement import first_error
 
 WRAPPERS = ("module.",)
 """What wrappers put before every key: ``module.`` is PyTorch's data parallelism."""

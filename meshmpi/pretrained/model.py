@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshmpi.checkpoint import Manifest
+from meshmpi.checkpoint import load as load_run
 from meshmpi.errors import CheckpointError, ConfigError
 from meshmpi.nn.transformer import TransformerConfig
 from meshmpi.pretrained.architectures import Architecture, architecture
@@ -22,8 +24,6 @@ from meshmpi.pretrained.files import Checkpoint
 from meshmpi.pretrained.load import load
 from meshmpi.pretrained.tokenizer import Encoded, Tokenizer, open_tokenizer
 from meshmpi.runtime.variables import VariableStore
-from meshmpi.train.checkpoint import Manifest
-from meshmpi.train.checkpoint import load as load_run
 from meshmpi.train.translation.vocabulary import END, PADDING, EndedVocabulary
 from meshmpi.train.vocabulary import Vocabulary, restore_vocabulary
 

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshmpi.checkpoint import owns_block
+from meshmpi.checkpoint.tensor_header import ITEM_BYTES, Stored, make_header
 from meshmpi.errors import CheckpointError, MeshmpiError, suggest
 from meshmpi.pretrained.architectures import Architecture, Entry
 from meshmpi.pretrained.blocks import part_of
 from meshmpi.pretrained.files import INDEX, READ_AS, WEIGHTS, Checkpoint, contiguous_runs
 from meshmpi.pretrained.load import left_over, wanted
+from meshmpi.runtime.agreement import first_error, from_first, gathered
 from meshmpi.runtime.arrays import numpy_dtype
 from meshmpi.runtime.variables import VariableStore
-from meshmpi.train.agreement import first_error, from_first, gathered
-from meshmpi.train.checkpoint import owns_block
-from meshmpi.train.tensor_header import ITEM_BYTES, Stored, make_header
 
 KINDS = {READ_AS[k]: k for k in ("F64", "F32", "F16", "BF16")}
 """Data type -> that of the format."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshmpi import checkpoint
 from meshmpi.api import compile as compile_step
 from meshmpi.errors import CheckpointError, DataError, MeshmpiError
-from meshmpi.train import checkpoint
-from meshmpi.train.agreement import Flag, from_first
+from meshmpi.runtime.agreement import Flag, from_first
 from meshmpi.train.config import as_dict
 from meshmpi.train.evaluation import BlockFeeder, Evaluation, Evaluator
 from meshmpi.train.metrics import plot_losses, read_metrics

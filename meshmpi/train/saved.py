@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshmpi import checkpoint
 from meshmpi.api import compile as compile_step
 from meshmpi.errors import CheckpointError
 from meshmpi.nn.transformer import TransformerConfig
-from meshmpi.train import checkpoint
 from meshmpi.train.config import from_dict
 from meshmpi.train.evaluation import Evaluation, Evaluator
 from meshmpi.train.settings import Settings

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from meshmpi import checkpoint
 from meshmpi.dims import MeshShape
 from meshmpi.errors import DataError
-from meshmpi.train import checkpoint
-from meshmpi.train.agreement import from_first, gathered
+from meshmpi.runtime.agreement import from_first, gathered
 from meshmpi.train.config import as_dict
 from meshmpi.train.corpora import NAMED
 from meshmpi.train.data import Dataset, prepare

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from meshmpi.checkpoint.tensor_header import make_header
 from meshmpi.errors import CheckpointError
 from meshmpi.pretrained.files import Checkpoint, contiguous_runs
 from meshmpi.runtime.arrays import numpy_dtype
-from meshmpi.train.tensor_header import make_header
 
 NUMPY_KINDS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
 

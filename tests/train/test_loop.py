@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi import cli
+from meshmpi import checkpoint, cli
 from meshmpi.errors import CheckpointError, ConfigError, DataError, LayoutError
 from meshmpi.kernels import blas
 from meshmpi.runtime.launch import launch
-from meshmpi.train import checkpoint
 from meshmpi.train.config import load
 from meshmpi.train.evaluation import HeldOutText
 from meshmpi.train.loop import Trainer, TrainingError, train

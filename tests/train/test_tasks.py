@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi import cli
+from meshmpi import checkpoint, cli
 from meshmpi.errors import CheckpointError, ConfigError
 from meshmpi.nn.transformer import encoder_decoder_parameter_count, paper_translation_model
-from meshmpi.train import checkpoint
 from meshmpi.train.config import load
 from meshmpi.train.evaluation import BlockFeeder, Evaluation
 from meshmpi.train.loop import train

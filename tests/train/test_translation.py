@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
+from meshmpi import checkpoint
 from meshmpi.errors import CheckpointError, ConfigError, DataError
 from meshmpi.runtime.launch import launch
-from meshmpi.train import checkpoint
 from meshmpi.train.config import load
 from meshmpi.train.loop import train
 from meshmpi.train.metrics import read_metrics

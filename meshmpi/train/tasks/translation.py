@@ -23,7 +23,7 @@ from meshmpi.nn.transformer.encoder_decoder import SOURCE_LENGTH
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.reductions import reduce_mean
 from meshmpi.ops.sources import placeholder
-from meshmpi.train.agreement import gathered
+from meshmpi.runtime.agreement import gathered
 from meshmpi.train.evaluation import Evaluation, Held, HeldOut
 from meshmpi.train.model import TrainingGraph, assemble, outputs_with_experts, weighted_sum
 from meshmpi.train.settings import Settings, transformer_config

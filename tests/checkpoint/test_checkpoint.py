@@ -9,9 +9,10 @@ import pytest
 from safetensors import safe_open
 
 import meshmpi as mm
+from meshmpi import checkpoint
+from meshmpi.checkpoint.manifest import digest as manifest_digest
+from meshmpi.checkpoint.tensor_file import CHUNK_BYTES, TensorFile, write_tensors
 from meshmpi.errors import CheckpointError
-from meshmpi.train import checkpoint
-from meshmpi.train.tensor_file import CHUNK_BYTES, TensorFile, write_tensors
 
 LAYOUTS = [
     ("a:1", "", ""),
@@ -169,7 +170,7 @@ def test_damaged_manifest(tmp_path):
     _, body = text.rstrip("\n").split("\n")
     content = json.loads(body) | {"format": 99}
     body = json.dumps(content)
-    file.write_text(f"{checkpoint._digest(body)}\n{body}\n")
+    file.write_text(f"{manifest_digest(body)}\n{body}\n")
     with pytest.raises(CheckpointError, match="has format 99"):
         checkpoint.load(folder, step.variables)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from meshmpi.checkpoint.tensor_header import HeaderError, make_header, read_header
 from meshmpi.errors import CheckpointError
 from meshmpi.runtime.arrays import numpy_dtype
-from meshmpi.train.tensor_header import HeaderError, make_header, read_header
 
 CHUNK_BYTES = 1 << 20
 """Bytes under one checksum: what has to be read to trust any part of them.  Assumption."""

@@ -1,0 +1,23 @@
+"""Checkpoints: every rank writes what it holds; any mesh, layout or storage reads it back."""
+
+from meshmpi.checkpoint.loading import load, load_newest
+from meshmpi.checkpoint.manifest import (
+    ForeignCheckpointError,
+    Manifest,
+    check_same_model,
+    find,
+    read_manifest,
+)
+from meshmpi.checkpoint.saving import owns_block, save
+
+__all__ = [
+    "ForeignCheckpointError",
+    "Manifest",
+    "check_same_model",
+    "find",
+    "load",
+    "load_newest",
+    "owns_block",
+    "read_manifest",
+    "save",
+]
