@@ -49,10 +49,12 @@ class NativeKernels:
     ):
         self._names: dict[tuple, str] = {}
         self._types: dict[int, dict[int, LocalType]] = {}
+        self._counting: dict[int, list[int]] = {}
         functions: dict[str, str] = {}
         for program in [programs] if isinstance(programs, Program) else programs:
             inside = [i.inner_types() for i in program.instructions if i.kind == "loop"]
             self._types[id(program)] = dict(ChainMap(*inside, dict(program.types)))
+            self._counting[id(program)] = _counting(program)
             for where in coordinates:
                 for i, ranges in _everything(program, where):
                     body = self._body(i, program, where, ranges)
@@ -71,8 +73,8 @@ class NativeKernels:
         if i.kind not in NATIVE_KINDS:
             return None
         try:
-            types = self._types[id(program)]
-            return function_body(i, types, program.mesh, coordinates, ranges)
+            types, counting = self._types[id(program)], self._counting[id(program)]
+            return function_body(i, types, program.mesh, coordinates, ranges, counting)
         except Unsupported:
             return None
 
@@ -137,6 +139,12 @@ class _Parameters:
         """Sets the keys of the running step."""
         for a, name in zip(self.arrays, self.names, strict=True):
             a[0] = stream_key(self.seed, name, self.runtime.step)
+
+
+def _counting(program: Program) -> list[int]:
+    """Values whose elements are consecutive integers of the type's own arithmetic."""
+    made = [i.outputs[0] for i in program.instructions if i.kind == "iota"]
+    return [v for v in made if program.types[v].dtype in ("int32", "int64")]
 
 
 def _everything(

@@ -74,24 +74,24 @@ static inline uint8_t ISFINITE_f64(double x) {
 
 _FUNCTIONS = r"""
 static inline float EXP_f32(float x) {
-  /* 2^n * e^r with |r| <= ln2/2; Taylor to r^7: relative error 5e-9 before rounding. */
-  x = x > 89.0f ? 89.0f : x;                       /* e^89 overflows, e^-105 is 0, NaN stays */
-  x = x < -105.0f ? -105.0f : x;
+  /* 2^n * e^r with |r| <= ln2/2; minimax to r^6: relative error 4e-9 before rounding.  2^n goes
+     into the exponent of e^r, one addition of integers.  What lies outside of normal numbers is
+     chosen at the end: results below 2^-126 are 0 (NumPy's have fewer digits there); NaN stays. */
   float n = rintf(x * 1.44269504088896341f);
   float r = fmaf(n, -0.693145751953125f, x);
   r = fmaf(n, -1.428606765330187045e-6f, r);
-  float p = 1.9841269841e-4f;
-  p = fmaf(p, r, 1.3888888889e-3f);
-  p = fmaf(p, r, 8.3333333333e-3f);
-  p = fmaf(p, r, 4.1666666667e-2f);
-  p = fmaf(p, r, 1.6666666667e-1f);
-  p = fmaf(p, r, 0.5f);
+  float p = 1.3814539988e-3f;
+  p = fmaf(p, r, 8.3687451164e-3f);
+  p = fmaf(p, r, 4.1668390787e-2f);
+  p = fmaf(p, r, 0.16666520399f);
+  p = fmaf(p, r, 0.49999993432f);
   p = fmaf(p, r, 1.0f);
   p = fmaf(p, r, 1.0f);
-  int32_t i = (int32_t)n, h = i >> 1;    /* two factors: neither 2^128 nor 2^-150 is a float */
-  int32_t a = (h + 127) << 23, b = (i - h + 127) << 23;
-  float fa, fb; memcpy(&fa, &a, 4); memcpy(&fb, &b, 4);
-  return p * fa * fb;
+  int32_t u; memcpy(&u, &p, 4);
+  u += (int32_t)((uint32_t)(int32_t)n << 23);
+  float y; memcpy(&y, &u, 4);
+  y = x > 88.72283f ? INFINITY : y;
+  return x < -87.33654f ? 0.0f : y;
 }
 static inline float LOG_f32(float x) {
   /* 2^e * m with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh((m - 1) / (m + 1)). */
