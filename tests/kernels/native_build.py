@@ -35,7 +35,7 @@ class Task:
         in_place: Output -> the input whose memory it takes.
         native: Whether a native form is required (None: allowed).
         factor: Of TOLERANCE, where sums are smaller than what is summed.
-        flushes: Whether C may give 0 for subnormal results, which exp would need a second factor for.
+        flushes: Whether C may give 0 for subnormal results, for which exp needs a second factor.
     """
 
     label: str
