@@ -218,7 +218,8 @@ def _reduced(xs: Arrays, op: str) -> np.ndarray:
     """The reduction of ``xs`` from first to last; bfloat16 in float32, rounded once."""
     dtype = xs[0].dtype
     wide = np.float32 if dtype.name == "bfloat16" else dtype
-    total = xs[0].astype(wide)
-    for x in xs[1:]:
-        _OPS[op](total, x.astype(wide, copy=False), out=total)
-    return total.astype(dtype)
+    with np.errstate(all="ignore"):  # as MPI, which knows no warnings
+        total = xs[0].astype(wide)
+        for x in xs[1:]:
+            _OPS[op](total, x.astype(wide, copy=False), out=total)
+        return total.astype(dtype)

@@ -17,6 +17,7 @@ from meshmpi.errors import ConfigError, ShapeError, VariableError
 from meshmpi.graph import Graph, Tensor, Update, Variable
 from meshmpi.nn.functions import clip_by_global_norm, widened
 from meshmpi.nn.initializers import zeros_initializer
+from meshmpi.nn.optimize.finite import all_finite, only_if
 from meshmpi.nn.schedules import Schedule
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.placement import as_stored
@@ -96,8 +97,13 @@ class Optimizer:
         storage: Layout rules for how the slots are kept, over how their variable is kept:
             ``"d_model:rows"`` is ZeRO-1/2.  Rules for dims that a variable lacks are left out.
         name: Prefix of the optimizer's variables; ``name/step`` counts the updates done.
+
+    Attributes:
+        finite: After `apply_gradients` with ``watch``: whether the step's numbers are finite, a
+            bool without dims; else None.
     """
 
+    finite: Tensor | None = None
     slot_names: tuple[str, ...] = ()
     """Names of the slots that have the shape of their variable, in float32 or wider."""
     weight_decay: Rate = 0.0
@@ -139,11 +145,18 @@ class Optimizer:
             )  # fmt: skip
         return self.apply_gradients(pairs)
 
-    def apply_gradients(self, pairs: Sequence[tuple[Tensor | None, VariableLike]]) -> list[Update]:
+    def apply_gradients(
+        self, pairs: Sequence[tuple[Tensor | None, VariableLike]],
+        watch: Sequence[Tensor] | None = None,
+    ) -> list[Update]:  # fmt: skip
         """Updates by given gradients.
 
         Args:
             pairs: (gradient, variable or its tensor); None in place of a gradient is skipped.
+            watch: Where given, a step whose gradients, learning rates or one of these tensors
+                (mostly the loss) are not all finite leaves variables, slots and step count as they
+                were, to the last bit; the attribute ``finite`` tells.  A gradient whose sum of
+                squares overflows counts as not finite.
 
         Returns:
             Updates of variables, slots and the step count, for ``mm.compile(updates=...)``; also
@@ -157,6 +170,7 @@ class Optimizer:
         if not found:
             raise ShapeError("apply_gradients: there is no gradient.", "Give at least one.")
         graph = found[0][0].graph
+        registered = len(graph.updates)
         with graph:
             counter = self._counter(graph)
             step = self._step_values(counter)
@@ -174,6 +188,10 @@ class Optimizer:
             for v, (new, changed) in zip(variables, self.update_all(items, step), strict=True):
                 updates += [assign(v, ew.cast(new, v.dtype)), *changed]
             updates.append(assign(counter, ew.add(step.done, 1)))
+            if watch is not None:
+                del graph.updates[registered:]
+                self.finite = all_finite(grads, [*watch, *_tensors(rates)])
+                updates = only_if(self.finite, updates, dict(zip(variables, values, strict=True)))
         return updates
 
     def update_all(self, items: Sequence[Item], step: StepValues) -> list[Result]:
@@ -282,6 +300,11 @@ class Optimizer:
                 "Give a number, a schedule or a tensor without dimensions.", str(value.source),
             )  # fmt: skip
         return ew.cast(value, "float64")
+
+
+def _tensors(rates: Sequence[Tensor | float]) -> list[Tensor]:
+    """Each tensor among the rates once."""
+    return list(dict.fromkeys(r for r in rates if isinstance(r, Tensor)))
 
 
 def _pattern_of(variable: Variable, patterns: Mapping[str, Rate], optimizer: str) -> str:
