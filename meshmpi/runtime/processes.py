@@ -1,4 +1,4 @@
-"""Ends a started job with all its processes, whatever groups they have moved to.
+"""Processes: whether one runs, and the end of a started job with all its processes.
 
 Reads /proc, so it is for Linux.  Knows nothing of MPI.
 """
@@ -13,6 +13,38 @@ import time
 from pathlib import Path
 
 _GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL; assumption: mpirun cleans up within it
+
+
+def start_time(pid: int) -> int:
+    """When a process began, in ticks of the kernel; 0 where it is not known.
+
+    Numbers of processes are used again: both together name one for ever.
+    """
+    try:
+        return int(_fields(pid)[19])
+    except OSError:
+        return 0
+
+
+def state(pid: int, started: int) -> str:
+    """``running``, ``stopped`` (by SIGSTOP or a debugger) or ``gone``.
+
+    Args:
+        pid: Number of a process of this host.
+        started: Its `start_time`.
+    """
+    try:
+        fields = _fields(pid)
+    except OSError:
+        return "gone"
+    if int(fields[19]) != started or fields[0] in "ZX":
+        return "gone"
+    return "stopped" if fields[0] in "Tt" else "running"
+
+
+def _fields(pid: int) -> list[str]:
+    """What /proc says of a process, from its state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def stop_session(process: subprocess.Popen[str]) -> None:
