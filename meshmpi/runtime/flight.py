@@ -1,0 +1,327 @@
+"""What this rank does, in a file mapped into memory: its last collectives and its phase.
+
+Others read the file while the rank runs, hangs or has died: the watchdog (`watchdog`) and ``meshmpi
+status``.  A record is a few integers, written by one call; what the integers mean is appended to a
+text file beside, once for each kind of call.  Files lie in memory (/dev/shm) and go with the rank.
+
+Knows no MPI and no meshes; layout of the file: constants below, read by `rings`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshmpi.runtime.processes import start_time
+
+MAGIC, VERSION = 0x6D657368666C6974, 1
+HEADER_BYTES, RECORD_BYTES, RECORDS = 2048, 64, 512
+MAGIC_AT, VERSION_AT, RANK, SIZE, PID, START, COUNT, STATE, STATUS, PHASE, STEP = range(11)
+SINCE, HEARTBEAT, WALL = 11, 12, 13
+"""Words of 8 bytes of the header; the last three are floats: when the phase began, when the
+watchdog's thread last ran (both by the monotonic clock) and what to add to that clock for the time
+of day."""
+SLOTS_AT, SLOTS = 32, 64
+"""From this word on, for each of the first communicators: calls begun, digest of all of them."""
+RECORD = struct.Struct("<qqqqqqdd")
+"""Number of the record from 1 on, communicator, call of the communicator from 1 on, call that peers
+must have come to, entry of the table, digest of the communicator's calls so far, began, ended."""
+RUNNING, LEAVING = 0, 1
+UNKNOWN_STATUS = -1
+FOLDER_VARIABLE = "MESHMPI_FLIGHT_DIR"
+"""Where the files go, in place of a folder of the user's in /dev/shm."""
+MOST_ENTRIES = 1 << 14
+"""Of the table.  A program that makes ever other calls gets one entry for all that come later."""
+_DIGEST_PRIME = 2**31 - 1
+
+Bound = Callable[[], None]
+
+
+class Kind(NamedTuple):
+    """What a collective is: ranks whose calls differ in this do not belong together.
+
+    Attributes:
+        kind: all_reduce, ..., wait, broadcast, agree.
+        op: Reduction, root, or empty.
+        dtype: Of the elements.
+        axes: Mesh axes joined by +.
+        elements: A count that must be equal on all ranks of the group.
+        about: Digest of the program and number of the instruction, or empty.
+    """
+
+    kind: str
+    op: str = ""
+    dtype: str = ""
+    axes: str = ""
+    elements: int = 0
+    about: str = ""
+
+    @property
+    def signature(self) -> int:
+        """31 bits of it."""
+        return zlib.crc32("\t".join(map(str, self)).encode()) & 0x7FFFFFFF
+
+
+class Channel:
+    """The calls of one communicator.
+
+    Attributes:
+        number: Of the communicator on this rank.
+        count: Calls begun.
+        digest: Of all of them, in order.
+    """
+
+    __slots__ = ("count", "digest", "number")
+
+    def __init__(self, number: int):
+        self.number, self.count, self.digest = number, 0, 0
+
+
+def advanced(digest: int, signature: int) -> int:
+    """The digest of a row of calls and one more."""
+    return (digest * 31 + signature) % _DIGEST_PRIME
+
+
+class Tally:
+    """Calls of collectives that are alike, and seconds spent in them."""
+
+    __slots__ = ("calls", "seconds")
+
+    def __init__(self) -> None:
+        self.calls, self.seconds = 0, 0.0
+
+
+class Ring:
+    """The files of this rank.
+
+    Args:
+        folder: Where they are made.
+        rank: In MPI.COMM_WORLD.
+        size: Of it.
+
+    Attributes:
+        path: Of the ring; the table has the suffix ``.txt``.
+
+    Raises:
+        OSError: They cannot be made there, or there is no room.
+    """
+
+    def __init__(self, folder: Path, rank: int, size: int):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        pid, start = os.getpid(), start_time(os.getpid())
+        self.path = folder / f"{pid}-{start}.ring"
+        nbytes = HEADER_BYTES + RECORDS * RECORD_BYTES
+        with open(self.path, "w+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, nbytes)  # a store must not meet a full disk
+            except OSError:
+                self.path.unlink()
+                raise
+            self._map = mmap.mmap(file.fileno(), nbytes)
+        self._words = memoryview(self._map).cast("q")
+        self._floats = memoryview(self._map).cast("d")
+        self._table = os.open(
+            self.path.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600
+        )  # fmt: skip
+        self._entries: dict[tuple[Any, ...], int] = {}
+        self._phases: dict[str, int] = {}
+        self._channels: dict[str, Channel] = {}
+        self.count = 0
+        words = self._words
+        words[RANK], words[SIZE], words[PID], words[START] = rank, size, pid, start
+        words[STATE], words[STATUS] = RUNNING, UNKNOWN_STATUS
+        self._floats[WALL] = time.time() - time.perf_counter()
+        words[VERSION_AT], words[MAGIC_AT] = VERSION, MAGIC
+
+    def _say(self, *fields: object) -> None:
+        os.write(self._table, ("\t".join(map(str, fields)) + "\n").encode())
+
+    def channel(self, key: str, members: Sequence[int]) -> Channel:
+        """The calls of a communicator, which has the same ``key`` on all its ranks.
+
+        Args:
+            key: Unique in the job.
+            members: Its ranks in MPI.COMM_WORLD.
+        """
+        found = self._channels.get(key)
+        if found is None:
+            found = self._channels[key] = Channel(len(self._channels))
+            self._say("C", found.number, key, ",".join(map(str, members)))
+        return found
+
+    def entry(self, kind: Kind, nbytes: int, line: str) -> int:
+        """The number of a call in the table, which is made at the first time.
+
+        Args:
+            kind: What it is.
+            nbytes: Bytes that this rank sends.
+            line: ``file:line`` of the user's code, or empty.
+        """
+        key = (*kind, nbytes, line)
+        found = self._entries.get(key)
+        if found is None:
+            if len(self._entries) >= MOST_ENTRIES:
+                return self.entry(Kind("other"), 0, "") if kind.kind != "other" else -1
+            found = self._entries[key] = len(self._entries)
+            self._say("E", found, kind.signature, *kind, nbytes, line)
+        return found
+
+    def begin(self, channel: Channel, entry: int, signature: int, needs: int = 0) -> int:
+        """Records that a call begins; returns the word where its end belongs, for `end`."""
+        channel.count = call = channel.count + 1
+        channel.digest = digest = (channel.digest * 31 + signature) % _DIGEST_PRIME
+        self.count = n = self.count + 1
+        at = HEADER_BYTES + n % RECORDS * RECORD_BYTES
+        began = time.perf_counter()
+        RECORD.pack_into(
+            self._map, at, n, channel.number, call, needs or call, entry, digest, began, 0.0
+        )
+        words = self._words
+        words[COUNT] = n
+        if channel.number < SLOTS:
+            slot = SLOTS_AT + 2 * channel.number
+            words[slot + 1], words[slot] = digest, call
+        return at // 8 + 7
+
+    def end(self, word: int) -> None:
+        """Records that the call has ended."""
+        self._floats[word] = time.perf_counter()
+
+    def recorded(self, run: Bound, tally: Tally, channel: Channel, kind: Kind, entry: int) -> Bound:
+        """``run``, which records and counts itself: some tenths of a microsecond."""
+        begin, floats, clock, signature = (
+            self.begin,
+            self._floats,
+            time.perf_counter,
+            kind.signature,
+        )
+
+        def counted() -> None:
+            word = begin(channel, entry, signature)
+            began = clock()
+            try:
+                run()
+            finally:
+                floats[word] = ended = clock()
+            tally.seconds += ended - began
+            tally.calls += 1
+
+        return counted
+
+    def phase(self, name: str, step: int | None) -> None:
+        """Notes what the rank does now."""
+        number = self._phases.get(name)
+        if number is None:
+            number = self._phases[name] = len(self._phases) + 1
+            self._say("P", number, name)
+        self._words[PHASE], self._words[STEP] = number, -1 if step is None else step
+        self._floats[SINCE] = time.perf_counter()
+
+    def leaving(self, status: int | None) -> None:
+        """Notes that the program is over."""
+        self._words[STATUS] = UNKNOWN_STATUS if status is None else status
+        self._words[STATE] = LEAVING
+
+    def beat(self) -> None:
+        """Notes that this process runs."""
+        self._floats[HEARTBEAT] = time.perf_counter()
+
+    def remove(self) -> None:
+        """Removes the files; the ring can still be written to, unseen."""
+        for path in (self.path, self.path.with_suffix(".txt")):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others still have files there
+            self.path.parent.rmdir()
+
+
+_ring: Ring | None = None
+_owner = 0
+_early: tuple[str, int | None] | None = None
+_line: list[tuple[str, str]] = []
+
+
+def start(rank: int, size: int) -> Ring | None:
+    """Makes the files of this rank; further calls return them.  None where they cannot be made."""
+    global _ring, _owner
+    if _ring is not None and _owner == os.getpid():
+        return _ring
+    problems = []
+    for folder in folders():
+        try:
+            _ring = Ring(folder, rank, size)
+            break
+        except OSError as error:
+            problems.append(f"{folder}: {error.strerror}")
+    else:
+        sys.stderr.write(
+            f"meshmpi: rank {rank} keeps no record of its collectives, so hangs are not found"
+            f" ({'; '.join(problems)}).  Name a folder in {FOLDER_VARIABLE}.\n"
+        )
+        return None
+    _owner = os.getpid()
+    if _early is not None:
+        _ring.phase(*_early)
+    return _ring
+
+
+def folders() -> list[Path]:
+    """Where the files may be made, best first."""
+    if os.environ.get(FOLDER_VARIABLE):
+        return [Path(os.environ[FOLDER_VARIABLE])]
+    roots = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    return [r / f"meshmpi-{os.getuid()}" for r in roots if r.is_dir() and os.access(r, os.W_OK)]
+
+
+def ring() -> Ring | None:
+    """The files of this rank; None before `start`, and in a forked child."""
+    return _ring if _owner == os.getpid() else None
+
+
+def phase(name: str, step: int | None = None) -> None:
+    """Says what this rank does outside of collectives, for ``meshmpi status`` and reports.
+
+    Args:
+        name: Such as load, compile, step, evaluate, save.
+        step: The step it belongs to.
+    """
+    global _early
+    _early = (name, step)
+    if _ring is not None and _owner == os.getpid():
+        _ring.phase(name, step)
+
+
+@contextlib.contextmanager
+def described(line: str, about: str) -> Iterator[None]:
+    """Calls that are bound in here are those of ``line``, of an instruction of a program.
+
+    Args:
+        line: ``file:line`` of the user's code.
+        about: Digest of the program and number of the instruction.
+    """
+    _line.append((line, about))
+    try:
+        yield
+    finally:
+        _line.pop()
+
+
+def description() -> tuple[str, str]:
+    """Line and program of the call that is being bound: by `described`, or the caller's line."""
+    if _line:
+        return _line[-1]
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}", ""
+
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
