@@ -7,7 +7,7 @@ they mean, and no files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -121,6 +121,7 @@ class Generator:
             prompt is empty; default the padding id, or 0.
         kernels: As `mm.compile`.
         seed: Of first values, where ``variables`` are made.
+        between: Called before each program that advances texts; what it raises ends the work.
 
     Attributes:
         variables: The parameters.
@@ -138,13 +139,14 @@ class Generator:
         variables: VariableStore | None = None, storage: Any = None, batch: int = 1,
         max_length: int | None = None, source_length: int | None = None,
         vocabulary_size: int | None = None, start: int | None = None, kernels: str = "auto",
-        seed: int = 0,
+        seed: int = 0, between: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.config, self.model, self.batch = config, model, batch
         self.max_length = config.length if max_length is None else max_length
         self.source_length = config.length if source_length is None else source_length
         self.vocabulary_size = config.vocab if vocabulary_size is None else vocabulary_size
         self.start = max(config.padding_id, 0) if start is None else start
+        self._between = between
         self._check_sizes()
         self._programs = DecodingPrograms(
             config, mesh, layout, model, variables, storage, batch, self.max_length,
@@ -217,6 +219,7 @@ class Generator:
                     rows[place] = self._row(order, number)
             if not any(rows):
                 return
+            self._between()
             self._encode(order, rows)
             for place, token in self._advance(order, rows):
                 row = rows[place]
@@ -319,7 +322,7 @@ class Generator:
             rows = [self._row(order, n) for n in numbers]
             self._check_room(prompts, rows, max_tokens)
             search = [Beams(beams, alpha, tuple(stop), max_tokens) for _ in rows]
-            _BeamRun(self._programs, order, rows, search).run(self._encode)
+            _BeamRun(self._programs, order, rows, search).run(self._encode, self._between)
             found += [s.ended for s in search]
         return found
 
@@ -368,8 +371,8 @@ class _BeamRun:
     search: list[Beams]
     last: np.ndarray = field(init=False)
 
-    def run(self, encode: Any) -> None:
-        """Until all rows are done."""
+    def run(self, encode: Any, between: Callable[[], None]) -> None:
+        """Until all rows are done; ``between`` is called before each step."""
         batch, width = self.programs.batch.size, self.search[0].width
         encode(self.order, self.rows)
         self._fill()
@@ -377,6 +380,7 @@ class _BeamRun:
         for k, row in enumerate(self.rows):
             self.last[k] = row.text[-1]
         while not all(s.done for s in self.search):
+            between()
             self._step(batch, width)
 
     def _fill(self) -> None:

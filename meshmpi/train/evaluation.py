@@ -148,14 +148,16 @@ class Evaluator:
         names: The placeholders of an evaluation.
         held_out: The most rows -> the data.
         meaning: (Data, sum of losses, seconds) -> what these say, as `Task.evaluation`.
+        between: Called before each batch; what it raises ends the evaluation.
     """
 
     def __init__(
         self, step: Any, names: Sequence[str], held_out: Callable[[int], HeldOut],
         meaning: Callable[[HeldOut, float, float], Evaluation],
+        between: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._step, self._held_out, self._meaning = step, held_out, meaning
-        self._feeder = BlockFeeder(step, names)
+        self._feeder, self._between = BlockFeeder(step, names), between
 
     def evaluate(self, rows: int = 0) -> Evaluation:
         """The held-out loss.  Collective.
@@ -166,6 +168,7 @@ class Evaluator:
         data = self._held_out(rows)
         began, total = time.perf_counter(), 0.0
         for index in range(data.batches):
+            self._between()
             blocks = data.feeds(index, self._feeder.held)
             (loss,) = self._step(self._feeder.feeds(blocks)).values()
             total += loss

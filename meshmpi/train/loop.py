@@ -17,15 +17,17 @@ from typing import Any
 from meshmpi import checkpoint
 from meshmpi.api import compile as compile_step
 from meshmpi.errors import CheckpointError, DataError, MeshmpiError
-from meshmpi.runtime.agreement import Flag, from_first
+from meshmpi.runtime.agreement import from_first
 from meshmpi.train.config import as_dict
 from meshmpi.train.evaluation import BlockFeeder, Evaluation, Evaluator
+from meshmpi.train.limits import find_limit
 from meshmpi.train.metrics import plot_losses, read_metrics
 from meshmpi.train.observe import Observer
 from meshmpi.train.progress import Progress
 from meshmpi.train.settings import Settings
 from meshmpi.train.setup import chosen_layout, make_mesh, set_aside, write_settings
-from meshmpi.train.signals import StopSignals
+from meshmpi.train.signals import StopSignals, work_begins
+from meshmpi.train.stopping import Interrupted, Stopping
 from meshmpi.train.tasks.base import Sample, Task
 from meshmpi.train.tasks.registry import task_class
 
@@ -44,7 +46,7 @@ class Result:
         evaluation: The last one.
         checkpoint: The last one written.
         sample: What the model wrote at the end, or empty.
-        stopped_by: Name of the signal that ended it early, or empty.
+        stopped_by: What ended it early, as "SIGTERM on rank 1" or a time limit, or empty.
         measures: Numbers of the sample, such as ``bleu``.
     """
 
@@ -85,16 +87,22 @@ class Trainer:
         began = time.perf_counter()
         self.settings, self.mesh, self.folder = settings, mesh, Path(folder)
         self.say: Callable[[str], None] = say if mesh.rank == 0 else lambda line: None
+        self._stop = Stopping(mesh)
         self.task: Task = (task or task_class(settings.task))(settings, mesh, self.say)
+        self.task.between = self._stop.check
         self.config = self.task.config
         self.layout = chosen_layout(settings.mesh, mesh.shape)
+        self._stop.check()
         self._compile()
         self.done, self.reports = 0, dict[str, float]()
+        self._loss_value: float | None = None
         self._observer = Observer(self.step, settings, self.folder, self.say)
-        self._flag = Flag(mesh)
-        self._saved_at = -1
+        self._saved_at = self._evaluated_at = -1
         self.checkpoint: Path | None = None
         self._report_start(time.perf_counter() - began)
+        held = sum(a.nbytes for b in self.step.variables.blocks.values() for a in b.values())
+        self._stop.limit = from_first(mesh, lambda: find_limit(settings.train.time_limit, held))
+        self._stop.check()
 
     def _compile(self) -> None:
         s, task = self.settings, self.task
@@ -115,6 +123,7 @@ class Trainer:
         self._evaluator = Evaluator(
             evaluation, built.held_out_feeds,
             lambda rows: task.held_out(built.evaluation_batch, rows), task.evaluation,
+            self._stop.check,
         )  # fmt: skip
 
     def _report_start(self, seconds: float) -> None:
@@ -163,6 +172,7 @@ class Trainer:
             self.say(f"note: the seed was {about['seed']} and is now {s.train.seed}")
         self.done, self.step.step_number = manifest.step, about["step_number"]
         self._saved_at = manifest.step if source is None else -1
+        self._evaluated_at = about.get("evaluated_at", manifest.step)
         self.checkpoint = manifest.folder
         self.say(f"resumed from {manifest.folder}, step {manifest.step}")
 
@@ -170,7 +180,8 @@ class Trainer:
         """Writes a checkpoint.  Collective."""
         began = time.perf_counter()
         about = {
-            "step_number": self.step.step_number, "program_digest": self.step.program.digest(),
+            "step_number": self.step.step_number, "evaluated_at": self._evaluated_at,
+            "program_digest": self.step.program.digest(),
             "settings": as_dict(self.settings), "mesh": dict(self.mesh.shape.axes),
             "layout": self.layout, "seed": self.settings.train.seed,
             "data_digest": self.task.digest, "data": self.task.source(self.settings),
@@ -179,8 +190,9 @@ class Trainer:
         self.checkpoint = checkpoint.save(
             self.checkpoints, self.step.variables, self.done, about, self.settings.checkpoint.keep
         )
-        self._saved_at = self.done
-        self.say(f"wrote {self.checkpoint} in {time.perf_counter() - began:.1f} s")
+        self._saved_at, seconds = self.done, time.perf_counter() - began
+        self._stop.took(save=seconds)
+        self.say(f"wrote {self.checkpoint} in {seconds:.1f} s")
         return self.checkpoint
 
     # ---- the loop ------------------------------------------------------------------------
@@ -198,37 +210,46 @@ class Trainer:
         return found[self._loss], found[self._rate]
 
     def run(self) -> Result:
-        """Trains to ``train.steps``, or until a signal asks to stop.  Collective."""
+        """Trains to ``train.steps``, or until a signal or a time limit asks to stop.  Collective.
+
+        Asked to stop, it ends the step, or leaves an evaluation between two of its batches, and
+        saves.
+        """
         first = self.mesh.rank == 0
         progress = Progress(
             self.settings, self.folder, self.done, first, self.say, self.task.tokens_per_step
         )
-        with StopSignals() as signals, progress:
-            loss, stopped_by = self._steps(signals, progress)
-            if stopped_by:
-                self.say(f"stopping after step {self.done}, on {stopped_by}")
-            if (stopped_by or self.settings.checkpoint.at_end) and self._saved_at != self.done:
-                self.save()
-            self._observer.report()
-            sample = Sample()
-            if not stopped_by:
-                windows = self.settings.evaluate.final_windows
-                progress.evaluated(self._evaluator.evaluate(windows))
+        sample, stopped_by = Sample(), ""
+        with StopSignals(), progress:
+            work_begins()
+            try:
+                self._steps(progress)
+                if self.settings.checkpoint.at_end:
+                    self._save_once()
+                self._observer.report()
+                self._evaluate(progress, self.settings.evaluate.final_windows)
                 sample = self._sample(progress)
-            if first and self.settings.train.plot:
+            except Interrupted as stop:
+                stopped_by = stop.reason
+                self.say(f"stopping after step {self.done}, on {stopped_by}")
+                self._save_once()
+            if first and self.settings.train.plot and not stopped_by:
                 self._plot()
         return Result(
-            self.done, loss, progress.evaluation, self.checkpoint, sample.text, stopped_by,
-            sample.measures,
+            self.done, self._loss_value, progress.evaluation, self.checkpoint, sample.text,
+            stopped_by, sample.measures,
         )  # fmt: skip
 
-    def _steps(self, signals: StopSignals, progress: Progress) -> tuple[float | None, str]:
-        s, loss, first = self.settings, None, self.done
+    def _steps(self, progress: Progress) -> None:
+        s, first = self.settings, self.done
         while self.done < s.train.steps:
+            self._between_steps(progress)
             self._observer.before(self.done - first, s.train.steps - first)
             began, communicating = time.perf_counter(), self.step.comm_seconds
             loss, rate = self.one_step()
             seconds = time.perf_counter() - began
+            self._loss_value = loss
+            self._stop.took(step=seconds)
             progress.step(
                 loss, rate, seconds, self.step.comm_seconds - communicating, **self.reports
             )
@@ -239,14 +260,30 @@ class Trainer:
                     "Lower the learning rate, warm up longer or set optimizer.clip_norm; then go on"
                     " with --resume.",
                 )
-            if self._flag.agree(bool(signals.name)):
-                return loss, signals.name or "a signal to another rank"
             if self.done < s.train.steps:
-                if s.evaluate.every and self.done % s.evaluate.every == 0:
-                    progress.evaluated(self._evaluator.evaluate(s.evaluate.windows))
-                if s.checkpoint.every and self.done % s.checkpoint.every == 0:
-                    self.save()
-        return loss, ""
+                self._stop.check()
+
+    def _between_steps(self, progress: Progress) -> None:
+        """The evaluation and the checkpoint that are due, also after resuming from a stop."""
+        s = self.settings
+        if not self.done:
+            return
+        if (
+            s.evaluate.every
+            and self.done % s.evaluate.every == 0
+            and self._evaluated_at < self.done
+        ):
+            self._evaluate(progress, s.evaluate.windows)
+        if s.checkpoint.every and self.done % s.checkpoint.every == 0:
+            self._save_once()
+
+    def _evaluate(self, progress: Progress, windows: int) -> None:
+        progress.evaluated(self._evaluator.evaluate(windows))
+        self._evaluated_at = self.done
+
+    def _save_once(self) -> None:
+        if self._saved_at != self.done:
+            self.save()
 
     def _sample(self, progress: Progress) -> Sample:
         sample = self.task.sample(self.step.variables, self.layout)
@@ -284,7 +321,23 @@ def train(
         initialize: Called before the first step unless the run is resumed, to give
             ``trainer.step.variables`` other first values.
     """
-    mesh = make_mesh(settings.mesh) if mesh is None else mesh
+    with StopSignals():
+        mesh = make_mesh(settings.mesh) if mesh is None else mesh
+        try:
+            trainer = _ready(settings, mesh, folder, say, task, resume, initialize)
+        except Interrupted as stop:
+            if mesh.rank == 0:
+                say(f"stopped by {stop.reason} before the first step: there is nothing to save")
+            return Result(0, None, None, None, "", stop.reason)
+        return trainer.run()
+
+
+def _ready(
+    settings: Settings, mesh: Any, folder: str | os.PathLike[str], say: Callable[[str], None],
+    task: type[Task] | None, resume: bool | str | os.PathLike[str],
+    initialize: Callable[[Trainer], None] | None,
+) -> Trainer:  # fmt: skip
+    """A trainer whose variables and folder are as they must be before its first step."""
     trainer = Trainer(settings, mesh, folder, say, task)
     if resume is False:
         old = from_first(mesh, lambda: set_aside(folder))
@@ -295,4 +348,4 @@ def train(
     else:
         trainer.resume(None if resume is True else resume)
     from_first(mesh, lambda: write_settings(settings, folder))
-    return trainer.run()
+    return trainer

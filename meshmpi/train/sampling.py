@@ -5,7 +5,7 @@ Knows what tokens mean, and nothing of models and files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from meshmpi.nn.transformer import TransformerConfig
@@ -27,6 +27,7 @@ class Sampler:
             makes new ones, to be loaded from a checkpoint.
         sampling: How tokens are chosen.
         seed: Of the noise.
+        between: As of `Generator`.
 
     Attributes:
         variables: The model's variables.
@@ -35,12 +36,12 @@ class Sampler:
     def __init__(
         self, config: TransformerConfig, vocabulary: Vocabulary, mesh: Any, layout: Any = "",
         storage: Any = None, variables: Any = None, sampling: Sampling = Sampling(),  # noqa: B008
-        seed: int = 0,
+        seed: int = 0, between: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.vocabulary, self.sampling, self.seed = vocabulary, sampling, seed
         self._generator = Generator(
             config, mesh, layout, variables=variables, storage=storage,
-            vocabulary_size=vocabulary.size, seed=seed,
+            vocabulary_size=vocabulary.size, seed=seed, between=between,
         )  # fmt: skip
         self.variables = self._generator.variables
 

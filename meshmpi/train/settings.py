@@ -170,6 +170,10 @@ class TrainSettings:
     seed: int = setting(0, "of initial values, batches and dropout")
     log_every: int = setting(50, "between lines of progress", "steps", minimum=1)
     plot: bool = setting(True, "whether to draw loss.png at the end")
+    time_limit: str = setting(
+        "", "from the start, after which it must have saved and stopped: seconds or hours:minutes;"
+        " empty: that of the Slurm job, if it is in one",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

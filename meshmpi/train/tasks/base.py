@@ -71,6 +71,7 @@ class Task(ABC):
         digest: Checksum of all training data: a run resumes with equal data only.
         config: The Transformer.
         tokens_per_step: Tokens that a step learns from, the mean where it varies.
+        between: Called between the programs of a sample on all ranks; what it raises ends it.
     """
 
     name: ClassVar[str]
@@ -79,6 +80,7 @@ class Task(ABC):
 
     def __init__(self, settings: Settings, mesh: Any, say: Callable[[str], None]) -> None:
         self.settings, self.mesh = settings, mesh
+        self.between: Callable[[], None] = lambda: None
         self.prepare(say)
         self.config = self.transformer(settings, self.vocabulary.size)
 

@@ -93,6 +93,7 @@ class LanguageModelTask(Task):
         sampler = Sampler(
             self.config, self.vocabulary, self.mesh, layout,
             self.settings.mesh.storage or None, variables, Sampling(s.temperature), s.seed,
+            between=self.between,
         )  # fmt: skip
         text = sampler.text(s.prompt, s.tokens)
         return Sample(text, heading=f"a continuation of {s.prompt!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshmpi.errors import DataError
@@ -29,6 +29,7 @@ class Translator:
         layout: The computation layout.
         variables: ``step.variables`` of a step with the same model, mesh, layout and storage; None
             makes new ones, to be loaded from a checkpoint.
+        between: As of `Generator`.
 
     Attributes:
         variables: The model's variables.
@@ -36,7 +37,7 @@ class Translator:
 
     def __init__(
         self, settings: Settings, config: TransformerConfig, vocabulary: EndedVocabulary, mesh: Any,
-        layout: Any = "", variables: Any = None,
+        layout: Any = "", variables: Any = None, between: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._settings, self._config, self._vocabulary = settings.translation, config, vocabulary
         self.source_length = self._settings.source_length or config.length
@@ -44,6 +45,7 @@ class Translator:
             config, mesh, layout, model="encoder_decoder", variables=variables,
             storage=settings.mesh.storage or None, batch=self._settings.sentence_batch,
             source_length=self.source_length, vocabulary_size=vocabulary.size, start=PADDING,
+            between=between,
         )  # fmt: skip
         self.variables = self._generator.variables
 
