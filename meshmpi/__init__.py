@@ -6,7 +6,6 @@ Importing it neither imports mpi4py nor initialises MPI; a Mesh does.
 from typing import TYPE_CHECKING, Any
 
 from meshmpi import ops as _ops
-from meshmpi.api import Plan, compile, plan
 from meshmpi.autodiff import gradients, recompute_grad
 from meshmpi.dims import Dimension, Layout, MeshShape, Shape
 from meshmpi.errors import (
@@ -32,15 +31,23 @@ if _in_job():  # before the script looks up sys.exit, so that a failing rank end
     _note_exits()
 
 if TYPE_CHECKING:
+    from meshmpi.api import Plan, compile, plan
     from meshmpi.checking import interpret, verify
     from meshmpi.layout_search import search_layouts
+    from meshmpi.nn import optimize, transformer
     from meshmpi.planner.machine_file import load_machine
     from meshmpi.planner.timing import predict_time
     from meshmpi.runtime.arrays import ShardedArray, local
     from meshmpi.runtime.mesh import Mesh
     from meshmpi.runtime.simulated_mesh import SimulatedMesh
 
+# On a cluster thousands of processes open these files at once: what a script may not need waits.
 _LAZY = {
+    "Plan": "meshmpi.api",
+    "compile": "meshmpi.api",
+    "plan": "meshmpi.api",
+    "optimize": "meshmpi.nn",
+    "transformer": "meshmpi.nn",
     "Mesh": "meshmpi.runtime.mesh",
     "SimulatedMesh": "meshmpi.runtime.simulated_mesh",
     "ShardedArray": "meshmpi.runtime.arrays",
@@ -60,3 +67,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'meshmpi' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -6,7 +6,6 @@ says which tensor, made where.  This module knows nothing of tensors, meshes or 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -67,6 +66,8 @@ class RangeError(MeshmpiError):
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """``" Did you mean 'rows'?"`` for the nearest known name, or the list of known names."""
+    import difflib  # late: only a mistake needs it, and `import meshmpi` shall open few files
+
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:

@@ -56,7 +56,6 @@ This module knows no arrays, no kernels, no MPI and no rank.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -307,6 +306,8 @@ class Program:
 
     def digest(self) -> str:
         """SHA-256 of the text (without source lines): equal on two ranks iff they run the same."""
+        import hashlib  # late: it loads a library of ciphers, which `import meshmpi` can do without
+
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     def counts(self) -> dict[str, int]:

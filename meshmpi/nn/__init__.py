@@ -3,7 +3,9 @@
 Sees graph, ops and autodiff only: no layout, no lowering, no arrays, no MPI.
 """
 
-from meshmpi.nn import optimize, schedules, transformer
+from typing import TYPE_CHECKING, Any
+
+from meshmpi.nn import schedules
 from meshmpi.nn.activations import (
     ACTIVATIONS,
     elu,
@@ -132,6 +134,9 @@ from meshmpi.nn.residuals import (
 )
 from meshmpi.nn.routing import Gating
 
+if TYPE_CHECKING:
+    from meshmpi.nn import optimize, transformer
+
 __all__ = [
     "ACTIVATIONS", "GATED_UNITS", "AttentionInitializers", "AttentionOptions", "Distribution",
     "ExpertsOutput", "Gating", "Initializer", "RotaryScaling", "annealed_dropout", "argmax",
@@ -147,14 +152,22 @@ __all__ = [
     "local_attention_2d", "local_self_attention", "local_self_attention_2d", "log_softmax",
     "max_pool1d", "max_pool2d", "max_pool3d", "mixture_of_experts", "multihead_attention",
     "multihead_self_attention_memory_compressed", "multiplicative_jitter",
-    "nth_largest_element", "nth_smallest_element", "one_hot", "ones_initializer", "optimize",
+    "nth_largest_element", "nth_smallest_element", "one_hot", "ones_initializer",
     "random_normal_initializer", "random_uniform_initializer", "reduce_first",
     "reduce_logsumexp", "relative_position_bias", "relative_position_bucket", "relu",
     "rename_length_to_memory_length", "repeat", "residual", "rezero", "rms_norm",
     "rms_norm_subsampled", "rotary", "sample_with_temperature", "scale_norm", "schedules",
     "selu", "separable_conv1d", "separable_conv2d", "sigmoid_cross_entropy_with_logits", "silu",
     "sinusoid_positions", "softmax", "softmax_cross_entropy_with_logits", "softplus", "sort",
-    "squared_relu", "swish", "top_1", "transformer", "truncated_normal_initializer",
+    "squared_relu", "swish", "top_1", "truncated_normal_initializer",
     "variance_scaling_initializer", "weighted_mean", "weights_nonzero", "while_loop",
     "zeros_initializer",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("optimize", "transformer"):  # late, so that `import meshmpi` opens few files
+        import importlib
+
+        return importlib.import_module(f"meshmpi.nn.{name}")
+    raise AttributeError(f"module 'meshmpi.nn' has no attribute '{name}'")

