@@ -168,7 +168,9 @@ def _usable(base: Path) -> bool:
         folder.mkdir(exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
             status = folder.stat()
-            return status.st_uid == os.getuid() and not status.st_mode & 0o002
+            private = status.st_uid == os.getuid() and not status.st_mode & 0o002
+            # Where programs may not be run, libraries cannot be loaded.
+            return private and not os.statvfs(folder).f_flag & os.ST_NOEXEC
     except OSError:
         return False
 
@@ -188,12 +190,22 @@ def load_library(source: str) -> ctypes.CDLL:
     """The library built from ``source``; built now if no process has built it before.
 
     Raises:
-        CompilerError: The compiler failed; its message is included.
+        CompilerError: The compiler failed, its message is included; or the cache cannot be used.
     """
     command, version = _compiler(_wanted())
     text = "\n".join([source, *command, version, _cpu()])
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
-    library = cache_folder() / f"{key}.so"
+    folder = cache_folder()
+    try:
+        return _from_cache(source, folder / f"{key}.so", command)
+    except OSError as e:  # a full disk, a file system without memory maps, ...
+        raise CompilerError(
+            f"compiled kernels cannot be kept in {folder}: {e}.",
+            "Set MESHMPI_CACHE to a folder with space, or use kernels='numpy'.",
+        ) from e
+
+
+def _from_cache(source: str, library: Path, command: tuple[str, ...]) -> ctypes.CDLL:
     if library.exists():
         try:
             return _loaded(library)
