@@ -6,7 +6,6 @@ metrics.  Knows nothing of how a model is built or what an option means.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,10 +15,11 @@ from typing import Any
 
 from meshmpi import checkpoint
 from meshmpi.api import compile as compile_step
-from meshmpi.errors import CheckpointError, DataError, MeshmpiError
+from meshmpi.errors import CheckpointError, DataError
 from meshmpi.runtime.agreement import from_first
 from meshmpi.train.config import as_dict
 from meshmpi.train.evaluation import BlockFeeder, Evaluation, Evaluator
+from meshmpi.train.guard import Guard
 from meshmpi.train.limits import find_limit
 from meshmpi.train.metrics import plot_losses, read_metrics
 from meshmpi.train.observe import Observer
@@ -30,10 +30,6 @@ from meshmpi.train.signals import StopSignals, work_begins
 from meshmpi.train.stopping import Interrupted, Stopping
 from meshmpi.train.tasks.base import Sample, Task
 from meshmpi.train.tasks.registry import task_class
-
-
-class TrainingError(MeshmpiError):
-    """A training that cannot go on."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ class Trainer:
         shared = {"storage": s.mesh.storage or None, "seed": s.train.seed}
         self.step = compile_step(
             built.graph, self.mesh, self.layout,
-            fetches=[built.loss, built.learning_rate, *built.reports.values()],
+            fetches=built.fetches,
             updates=built.updates, overlap=OVERLAP[s.mesh.overlap],
             memory_limit=s.mesh.memory_limit or None, **shared,
         )  # fmt: skip
@@ -118,6 +114,7 @@ class Trainer:
             built.graph, self.mesh, self.layout, fetches=[built.held_out_loss],
             variables=self.step.variables, **shared,
         )  # fmt: skip
+        self._guard = Guard(s, self.step, built, self.layout, self.say)
         self._loss, self._rate, self._reports = built.loss, built.learning_rate, built.reports
         self._batches, self._feeder = task.batches(), BlockFeeder(self.step, built.feeds)
         self._evaluator = Evaluator(
@@ -178,6 +175,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Writes a checkpoint.  Collective."""
+        self._guard.check_variables()
         began = time.perf_counter()
         about = {
             "step_number": self.step.step_number, "evaluated_at": self._evaluated_at,
@@ -254,12 +252,7 @@ class Trainer:
                 loss, rate, seconds, self.step.comm_seconds - communicating, **self.reports
             )
             self._observer.after(seconds)
-            if not math.isfinite(loss):
-                raise TrainingError(
-                    f"the training loss of step {self.done} is {loss}.",
-                    "Lower the learning rate, warm up longer or set optimizer.clip_norm; then go on"
-                    " with --resume.",
-                )
+            self._guard.after(self.done, loss)
             if self.done < s.train.steps:
                 self._stop.check()
 

@@ -37,6 +37,8 @@ class TrainingGraph:
             layers.
         feeds: Names of the placeholders of a training step.
         held_out_feeds: Those of an evaluation.
+        finite: Whether loss and gradients are finite, so that the updates take effect; None where
+            ``guard.non_finite`` is off.
     """
 
     graph: Graph
@@ -49,6 +51,13 @@ class TrainingGraph:
     reports: Mapping[str, Tensor] = field(default_factory=dict)
     feeds: tuple[str, ...] = ()
     held_out_feeds: tuple[str, ...] = ()
+    finite: Tensor | None = None
+
+    @property
+    def fetches(self) -> list[Tensor]:
+        """What a training step returns."""
+        flags = [] if self.finite is None else [self.finite]
+        return [self.loss, self.learning_rate, *self.reports.values(), *flags]
 
 
 Feeds = Mapping[str, Tensor]
@@ -92,7 +101,8 @@ def assemble(
         found, pairs = optimize.serialize_training_step(
             fed, outputs, "batch", settings.optimizer.microbatches
         )
-        updates = optimizer.apply_gradients(pairs)
+        guarded = settings.guard.non_finite != "off"
+        updates = optimizer.apply_gradients(pairs, [found["loss"]] if guarded else None)
         evaluated = held_out_feeds(evaluation_batch)
         held_out = held_out_loss(evaluated)
         # One more node, so that a fetched rate has a name of its own.
@@ -100,7 +110,7 @@ def assemble(
     loss = found.pop("loss")
     return TrainingGraph(
         graph, config, loss, rate, updates, held_out, evaluation_batch, found,
-        tuple(fed), tuple(evaluated),
+        tuple(fed), tuple(evaluated), optimizer.finite,
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def plan_report(settings: Settings, program: bool = False, machine: str = "") ->
     layout = chosen_layout(settings.mesh, mesh)
     built = task.build(settings, config)
     found = plan(
-        built.graph, mesh, layout, fetches=[built.loss, built.learning_rate],
+        built.graph, mesh, layout, fetches=built.fetches,
         updates=built.updates, storage=settings.mesh.storage or None, seed=settings.train.seed,
         memory_limit=settings.mesh.memory_limit or None,
     )  # fmt: skip

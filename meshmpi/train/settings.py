@@ -201,6 +201,26 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True)
+class GuardSettings:
+    """What is done about numbers that went wrong."""
+
+    non_finite: str = setting(
+        "stop", "on NaN or infinity in loss or gradients: stop before the update, skip the update,"
+        " or off: only a loss that is not finite stops, after the update",
+        choices=("stop", "skip", "off"),
+    )  # fmt: skip
+    max_skips: int = setting(10, "skipped in a row that stop the run", "steps", minimum=1)
+    replica_every: int = setting(
+        100, "between comparisons of the variables that several ranks hold; 0: never", "steps",
+        minimum=0,
+    )  # fmt: skip
+    replicas: str = setting(
+        "stop", "on replicas that differ: stop, or repair: copy what most ranks hold",
+        choices=("stop", "repair"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class SampleSettings:
     """The continuation written at the end."""
 
@@ -260,6 +280,7 @@ class Settings:
     train: TrainSettings = section(TrainSettings)
     evaluate: EvaluateSettings = section(EvaluateSettings)
     checkpoint: CheckpointSettings = section(CheckpointSettings)
+    guard: GuardSettings = section(GuardSettings)
     sample: SampleSettings = section(SampleSettings)
     mesh: MeshSettings = section(MeshSettings)
     trace: TraceSettings = section(TraceSettings)

@@ -16,7 +16,8 @@ from meshmpi.kernels import blas
 from meshmpi.runtime.launch import launch
 from meshmpi.train.config import load
 from meshmpi.train.evaluation import HeldOutText
-from meshmpi.train.loop import Trainer, TrainingError, train
+from meshmpi.train.guard import TrainingError
+from meshmpi.train.loop import Trainer, train
 from meshmpi.train.metrics import read_metrics
 from meshmpi.train.settings import Settings
 from meshmpi.train.setup import set_aside
@@ -164,8 +165,11 @@ def test_another_checkpoint_can_be_named(tmp_path):
 
 
 def test_training_that_diverges_stops(tmp_path):
+    diverging = ["optimizer.name=sgd", "optimizer.learning_rate=1e30"]
+    with pytest.raises(TrainingError, match=r"step \d+: loss or gradients are not finite"):
+        run(tmp_path, "run", *diverging)
     with pytest.raises(TrainingError, match=r"the training loss of step \d+ is (nan|inf)"):
-        run(tmp_path, "run", "optimizer.name=sgd", "optimizer.learning_rate=1e30")
+        run(tmp_path, "off", *diverging, "guard.non_finite=off")
 
 
 @pytest.mark.parametrize(

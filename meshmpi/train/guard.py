@@ -1,0 +1,196 @@
+"""The guard against numbers that are not finite: what happened, where, and whether to go on.
+
+The training step itself leaves all variables as they were when loss or gradients are not finite
+(`Optimizer.apply_gradients` with ``watch``).  What is done about it is decided here, alike on every
+rank; where it began is looked up in `meshmpi.runtime.diagnose`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from meshmpi.dims import Layout
+from meshmpi.errors import MeshmpiError
+from meshmpi.lowering import lower
+from meshmpi.runtime.agreement import gathered
+from meshmpi.runtime.diagnose import first_wrong, needed_bytes
+from meshmpi.train.model import TrainingGraph
+from meshmpi.train.settings import Settings
+
+
+class TrainingError(MeshmpiError):
+    """A training that cannot go on."""
+
+
+class Guard:
+    """Looks at the numbers of each step.
+
+    Args:
+        settings: Of the run; ``guard``, ``mesh.storage`` and ``train.seed`` are looked at.
+        step: The compiled training step.
+        built: Its graph.
+        layout: Its layout.
+        say: Takes lines, on rank 0 only.
+
+    Attributes:
+        skipped: Steps skipped so far.
+    """
+
+    def __init__(
+        self, settings: Settings, step: Any, built: TrainingGraph, layout: str,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._settings, self._step, self._built = settings, step, built
+        self._layout, self._say = layout, say
+        self._comm = getattr(step.mesh, "comm", None)
+        self._mine, self._sum = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        self.skipped, self._in_a_row = 0, 0
+
+    def after(self, number: int, loss: float) -> bool:
+        """Judges the step that has just run.  Collective.
+
+        Args:
+            number: Of the step, as it is told to the user.
+            loss: Of the step, nats per token.
+
+        Returns:
+            Whether its update was skipped.
+
+        Raises:
+            TrainingError: The run must stop; the same on every rank.
+        """
+        if self._built.finite is None:
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"the training loss of step {number} is {loss}; its update was made, as"
+                    " guard.non_finite is off.", "Go on with --resume; " + _REMEDY,
+                )  # fmt: skip
+            return False
+        states = self._step.executor.states
+        value = self._step.program.fetches[self._built.finite.name]
+        wrong = [s.rank for s in states if not s.arrays[value].item()]
+        count = self._total(len(wrong))
+        if not count:
+            self._in_a_row = 0
+            return False
+        ranks = sorted(r for part in gathered(self._step.mesh, wrong) for r in part)
+        self._in_a_row, self.skipped = self._in_a_row + 1, self.skipped + 1
+        self._judge(number, loss, ranks)
+        return True
+
+    def _total(self, mine: int) -> int:
+        if self._comm is None:
+            return mine
+        self._mine[0] = mine
+        self._comm.Allreduce(self._mine, self._sum)
+        return int(self._sum[0])
+
+    def _judge(self, number: int, loss: float, ranks: list[int]) -> None:
+        guard, size = self._settings.guard, self._step.mesh.shape.size
+        going_on = guard.non_finite == "skip" and len(ranks) == size
+        stops = not going_on or self._in_a_row >= guard.max_skips
+        cause = self._cause() if stops or self._in_a_row == 1 else ""
+        what = f"step {number}: loss or gradients are not finite (loss {loss:g})" + (
+            f". It began here: {cause}" if cause else ""
+        )
+        if not stops:
+            self._say(
+                f"{what}\nthe update of step {number} is left out ({self._in_a_row} in a row,"
+                f" {self.skipped} in this run)"
+            )
+            return
+        if len(ranks) < size:
+            raise TrainingError(
+                f"{what}. This is so on ranks {_listed(ranks)} only, though all should hold equal"
+                " numbers: the memory of a rank is damaged, or its replica has drifted.",
+                "Go on from the last checkpoint with --resume, if it happens again without the"
+                " host of that rank.",
+            )
+        if guard.non_finite == "skip":
+            what += f"; {self._in_a_row} steps in a row were skipped (guard.max_skips)"
+        raise TrainingError(
+            f"{what}. Variables and checkpoints are as before this step.",
+            "Go on with --resume; " + _REMEDY,
+        )
+
+    def _cause(self) -> str:
+        """Where the first wrong number arose, as text; the same on every rank."""
+        s, step, number = self._settings, self._step, self._step.step_number - 1
+        fetches = {"loss": self._built.loss, "finite": self._built.finite}
+        program = lower(
+            self._built.graph, step.mesh.shape, Layout(self._layout), fetches, [],
+            Layout(s.mesh.storage or None), s.train.seed,
+        )  # fmt: skip
+        needed, free = needed_bytes(program), _free_bytes()
+        fits = needed * _ranks_here(step.mesh) < free
+        if all(gathered(step.mesh, fits)):
+            found = first_wrong(step, program, number)
+            if found is not None:
+                return str(found)
+        found = first_wrong(step, None, number)
+        if found is not None:
+            return f"{found} (looked for in the optimised program)"
+        return "it did not happen again when the step was repeated: a rank may have computed wrong"
+
+    def check_variables(self) -> None:
+        """Refuses variables that are not finite; called before they are saved.  Collective.
+
+        Raises:
+            TrainingError: The same on every rank.
+        """
+        if self._built.finite is None:
+            return
+        store, mine = self._step.variables, ""
+        for name, blocks in store.blocks.items():
+            for rank, block in blocks.items():
+                if not mine and not _finite(block):
+                    at = np.argwhere(~np.isfinite(block.astype(np.float64)))[0]
+                    t = store.types[name].type
+                    ranges = t.block(store.mesh.shape, store.mesh.shape.coordinates(rank))
+                    index = ", ".join(
+                        f"{d.name}={begin + int(k)}"
+                        for d, (begin, _), k in zip(t.shape, ranges, at, strict=True)
+                    )
+                    value = float(block[tuple(at)])
+                    mine = f"variable '{name}' {t} holds {value:g} at [{index}] on rank {rank}"
+        problem = next((p for p in gathered(store.mesh, mine) if p), "")
+        if problem:
+            raise TrainingError(
+                f"{problem}: no checkpoint is written, the last one stays.",
+                "Go on from it with --resume.",
+            )
+
+
+_REMEDY = "lower the learning rate, warm up longer or set optimizer.clip_norm."
+
+
+def _finite(block: np.ndarray) -> bool:
+    """Whether a block of floats is finite; others are."""
+    if block.dtype.kind != "f" and block.dtype.name != "bfloat16":
+        return True
+    if block.dtype.name == "bfloat16":
+        block = block.astype(np.float32)
+    return block.size == 0 or (math.isfinite(block.min()) and math.isfinite(block.max()))
+
+
+def _free_bytes() -> float:
+    """Memory that this host can still give, bytes; infinite where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = next(line for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return math.inf
+    return 1024.0 * int(found.split()[1])
+
+
+def _ranks_here(mesh: Any) -> int:
+    """Ranks on this host, about; a simulated mesh has all of them here."""
+    return -(-mesh.shape.size // getattr(mesh, "hosts", 1))
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
