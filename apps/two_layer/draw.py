@@ -1,5 +1,7 @@
 """Draws the paper's Figures 2 to 5: which rank holds which block in four layouts of the two layers.
 
+Two more show what the tutorial begins and ends with: no layout, and weights kept in blocks.
+
 python -m apps.two_layer draw                         prints them as text
 python -m apps.two_layer draw --out docs/figures      writes SVG (and PNG with --png)
 
@@ -36,6 +38,9 @@ FIGURES = (
     Figure("three", "Figure 5: all three dimensions, 2 x 2 x 2 ranks", "rows:2;cols:2;planes:2",
            "batch:rows;hidden:cols;io:planes"),
 )  # fmt: skip
+WHOLE = Figure("none", "No layout: every rank holds everything, 2 ranks", "all:2", "")
+STORAGE = "io:all"
+"""How the weights of the sixth figure are kept between steps."""
 TENSORS = {"x": "x", "w": "read", "h": "maximum", "v": "read_2", "y": "einsum_1"}
 """Name in the paper -> tensor of the graph."""
 
@@ -49,13 +54,35 @@ def figure(f: Figure, sizes: Sizes) -> Scene:
         two.graph, f.mesh, f.layout, fetches=fetches, updates=[], optimize=False
     ).program
     x, w, h, v, y = ((n, program.types[program.fetches[n]]) for n in TENSORS)
-    caption = f"{f.caption}, {f.layout}"
+    caption = f"{f.caption}, {f.layout}" if f.layout else f.caption
     return draw_blocks([x, "·", w, "→", h, "·", v, "→", y], f.mesh, caption, 1200.0)
 
 
+def storage_figure(sizes: Sizes) -> Scene:
+    """w as it is kept between steps, as it is used, and as its gradient arrives."""
+    two, data = build(sizes), FIGURES[0]
+    program = mm.plan(
+        two.graph, data.mesh, data.layout, fetches=two.fetches, updates=two.updates, storage=STORAGE
+    ).program
+    kept = program.variables["w"].type
+    (gather,) = (
+        i for i in program.instructions
+        if i.kind == "all_gather" and program.types[i.inputs[0]] == kept
+    )  # fmt: skip
+    (scatter,) = (
+        i for i in program.instructions
+        if i.kind == "reduce_scatter" and program.types[i.outputs[0]] == kept
+    )  # fmt: skip
+    used, gradient = (program.types[i.outputs[0]] for i in (gather, scatter))
+    tensors = [("w kept", kept), "→", ("w used", used), "→", ("gradient of w", gradient)]
+    caption = f"ZeRO: {data.layout}, weights stored as {STORAGE}, 2 ranks"
+    return draw_blocks(tensors, data.mesh, caption, 1200.0)
+
+
 def pictures(sizes: Sizes) -> dict[str, Scene]:
-    """Name of the file -> picture: the four figures, the program of Figure 4 and its memory."""
-    out = {f"two_layer_{f.name}": figure(f, sizes) for f in FIGURES}
+    """Name of the file -> picture: the figures, the program of Figure 4 and its memory."""
+    out = {f"two_layer_{f.name}": figure(f, sizes) for f in (WHOLE, *FIGURES)}
+    out["two_layer_stored"] = storage_figure(sizes)
     two, both = build(sizes), FIGURES[2]
     program = mm.plan(
         two.graph, both.mesh, both.layout, fetches=two.fetches, updates=two.updates
