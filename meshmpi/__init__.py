@@ -25,10 +25,12 @@ from meshmpi.graph import Graph, Tensor, Update, Variable, scope
 from meshmpi.nn import *  # noqa: F403
 from meshmpi.ops import *  # noqa: F403
 from meshmpi.runtime.exit_status import note_exits as _note_exits
+from meshmpi.runtime.uncaught import watch as _watch_uncaught
 from meshmpi.runtime.world import in_job as _in_job
 
 if _in_job():  # before the script looks up sys.exit, so that a failing rank ends the others
     _note_exits()
+_watch_uncaught()
 
 if TYPE_CHECKING:
     from meshmpi.api import Plan, compile, plan

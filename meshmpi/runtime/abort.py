@@ -19,12 +19,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from meshmpi.errors import MeshmpiError
-from meshmpi.runtime import exit_status
+from meshmpi.errors import without_library
+from meshmpi.runtime import exit_status, watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -44,10 +43,6 @@ SETTLE_SECONDS = 0.1
 REPORT_SECONDS = 3.0
 """After this time a rank that is still busy reporting or aborting is ended hard.  Seen with a heap
 that Open MPI had damaged (ranks gave unequal counts): formatting the traceback never returned."""
-TRACEBACK_VARIABLE = "MESHMPI_TRACEBACK"
-"""Set to ``full`` it shows the frames inside meshmpi for meshmpi's own errors too."""
-
-_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _lock = threading.Lock()
 _leaving: list[MPI.Comm] = []
 _keyvals: list[int] = []
@@ -149,6 +144,13 @@ def end_job(text: str, status: int) -> None:
         _end(mpi, "", text, status)
 
 
+def end_now(text: str, status: int) -> None:
+    """As `end_job`, without waiting for the turn of lower ranks: for who knows that it is alone."""
+    mpi = _running_mpi()
+    if mpi is not None:
+        _end(mpi, "", text, status)
+
+
 def _wait_for_turn(mpi: ModuleType) -> None:
     turn = stagger_seconds(mpi.COMM_WORLD.rank)
     _end_hard_after(turn + REPORT_SECONDS)
@@ -172,8 +174,10 @@ def _end(mpi: ModuleType, thread: str, text: str, status: int) -> None:
     with _lock:  # two threads that fail together make one report
         _end_hard_after(REPORT_SECONDS)
         world = mpi.COMM_WORLD
+        watchdog.claim()
         _flush()
-        sys.stderr.write(f"[rank {world.rank} of {world.size}{thread}] {text}")
+        if text:
+            sys.stderr.write(f"[rank {world.rank} of {world.size}{thread}] {text}")
         _flush()
         time.sleep(SETTLE_SECONDS)
         world.Abort(status)
@@ -192,19 +196,19 @@ def report(error: BaseException, tb: TracebackType | None) -> str:
         error: The exception.
         tb: Its traceback.
     """
-    summary = traceback.TracebackException(type(error), error, tb)
-    if isinstance(error, MeshmpiError) and os.environ.get(TRACEBACK_VARIABLE) != "full":
-        outside = [f for f in summary.stack if not f.filename.startswith(_PACKAGE)]
-        if outside:
-            summary.stack = traceback.StackSummary.from_list(outside)
-    return "".join(summary.format())
+    return "".join(traceback.format_exception(type(error), error, without_library(error, tb)))
 
 
 def _leave() -> None:
     """Runs at exit: all ranks leave together, or a failing one ends the job."""
     mpi, status = _running_mpi(), exit_status.pending()
-    if mpi is None or not _leaving:
-        return
+    watchdog.leave(status)
+    if mpi is not None and _leaving:
+        _leave_together(mpi, status)
+    watchdog.left()
+
+
+def _leave_together(mpi: ModuleType, status: int | None) -> None:
     requests = [comm.Ibarrier() for comm in _leaving]
     patience = UNSEEN_SECONDS if status is None else LEAVE_SECONDS
     limit = None if status == 0 else time.monotonic() + patience

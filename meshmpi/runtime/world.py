@@ -12,10 +12,18 @@ from collections.abc import Iterator
 JOB_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK")
 """Each MPI launcher sets at least one: Open MPI's, Hydra's (MPICH, Intel MPI), Slurm's srun."""
 
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+"""Of the same launchers: which rank this process is, known before MPI is initialised."""
+
 
 def in_job() -> bool:
     """Whether an MPI launcher started this process."""
     return any(name in os.environ for name in JOB_VARIABLES)
+
+
+def rank_by_environment() -> int:
+    """Which rank the launcher made this process, 0 outside of a job; MPI is not asked."""
+    return next((int(os.environ[v]) for v in RANK_VARIABLES if v in os.environ), 0)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from meshmpi.errors import LayoutError
+from meshmpi.errors import TRACEBACK_VARIABLE, LayoutError
 from meshmpi.runtime import abort
 from meshmpi.runtime.launch import TIMED_OUT, launch
 
@@ -153,13 +153,13 @@ def test_frames_inside_meshmpi_are_hidden_for_its_own_errors(monkeypatch: pytest
 
     text = raised(own)
     assert "test_abort.py" in text and "dims.py" not in text
-    assert text.rstrip().splitlines()[-1].startswith("meshmpi.errors.LayoutError: layout")
-    monkeypatch.setenv(abort.TRACEBACK_VARIABLE, "full")
+    assert text.rstrip().splitlines()[-2].startswith("meshmpi.errors.LayoutError: layout")
+    monkeypatch.setenv(TRACEBACK_VARIABLE, "full")
     assert "dims.py" in raised(own)
-    monkeypatch.delenv(abort.TRACEBACK_VARIABLE)
+    monkeypatch.delenv(TRACEBACK_VARIABLE)
     assert "dims.py" in raised(lambda: Shape("a:1").dim(3).nothing), "other errors are shown whole"
 
 
 def test_an_error_without_outside_frames_is_shown_whole():
-    error = LayoutError("a", "b")
-    assert abort.report(error, None).strip().endswith("LayoutError: a b")
+    error = LayoutError("a", "b", "x made at f.py:3")
+    assert abort.report(error, None).strip().endswith("LayoutError: a b\nin x made at f.py:3")

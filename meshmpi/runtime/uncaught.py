@@ -1,0 +1,35 @@
+"""What is shown of an error that nobody caught: the user's lines, and once for a whole job.
+
+`meshmpi.runtime.abort` sees to errors of a job whose ranks have met in a mesh.  Before, while
+graphs are built, every rank raises the same error and knows of no other; here the first one tells.
+Imported with meshmpi, so it imports little.  Knows nothing of meshes or programs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from meshmpi.errors import MeshmpiError, users_lines
+from meshmpi.runtime.world import in_job, rank_by_environment
+
+
+def watch() -> None:
+    """Puts itself before the hook for uncaught exceptions; what comes later goes first."""
+    sys.excepthook = users_lines(_in_turn(sys.excepthook) if in_job() else sys.excepthook)
+
+
+def _in_turn(previous: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook of a rank: one that is not the first waits; by then the launcher has ended it."""
+
+    def show(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        if isinstance(error, MeshmpiError):
+            from meshmpi.runtime import abort
+
+            time.sleep(abort.stagger_seconds(rank_by_environment()))
+        previous(kind, error, tb)
+
+    return show
