@@ -1,6 +1,18 @@
-"""``python -m meshmpi``: the command line."""
+"""``python -m meshmpi`` and the command ``meshmpi``."""
 
-from meshmpi.cli import main
+import sys
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    if sys.argv[1:2] == ["train"]:  # before the imports: a signal may come while they run
+        from meshmpi.train.signals import listen_for_life
+
+        listen_for_life()
+    from meshmpi.cli import main as command_line
+
+    return command_line()
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

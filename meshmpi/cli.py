@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -18,17 +19,16 @@ from typing import Any
 from meshmpi.commands import inspecting, planning, pretrained
 from meshmpi.errors import CheckpointError, ConfigError, MeshmpiError
 from meshmpi.runtime.mesh import size_error
+from meshmpi.runtime.world import rank_by_environment
+from meshmpi.train import signals
 from meshmpi.train.config import describe, from_dict, load
 from meshmpi.train.settings import Settings, transformer_config
 from meshmpi.train.setup import chosen_layout, make_mesh, mesh_shape
+from meshmpi.train.signals import STOPPED
 
-STOPPED = 75
-"""Exit status after a signal asked to stop and the state was saved: start again with --resume.
-EX_TEMPFAIL of sysexits.h."""
 GRACE_VARIABLE, GRACE_SECONDS = "PRTE_MCA_odls_base_sigkill_timeout", "60"
 """How long Open MPI's launcher, told to stop by SIGTERM, lets ranks save their state.
 Its own default of 1 s is less than a step of a large model takes."""
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def fail(text: str) -> None:
     from meshmpi.runtime import abort
 
     abort.end_job(text, 1)  # returns where no job of several ranks has begun
-    rank = next((int(os.environ[v]) for v in _RANK_VARIABLES if v in os.environ), 0)
+    rank = rank_by_environment()
     if rank:  # a launcher ends the other ranks as soon as the first has left
         time.sleep(abort.stagger_seconds(rank))
     sys.stderr.write(text)
@@ -82,8 +82,16 @@ def on_ranks(ranks: int, given: Sequence[str], module: str = "meshmpi") -> int:
             rest.append(given[k])
             k += 1
     grace = {GRACE_VARIABLE: os.environ.get(GRACE_VARIABLE, GRACE_SECONDS)}
-    status = launch(ranks, ["-m", module, *rest], environment=grace).returncode
-    return status if status >= 0 else 128 - status
+    argv, more = ["-m", module, *rest], dict[str, Any]()
+    if given[:1] == ["train"]:  # its ranks save when they are asked to stop
+        prefix = signals.blocked_prefix() if module == "meshmpi" else []
+        argv = ["--", *prefix, sys.executable, *argv]
+        more = {"stop_by": signal.SIGUSR1, "stopped": lambda: bool(signals.noted())}
+    status = launch(ranks, argv, environment=grace, **more).returncode
+    status = status if status >= 0 else 128 - status
+    # Launcher or rank were ended by a signal before they listened: there was nothing to save.
+    ended_early = more and status in (128 + signal.SIGUSR1, 128 + signal.SIGTERM)
+    return STOPPED if ended_early else status
 
 
 # ---- arguments -------------------------------------------------------------------------------

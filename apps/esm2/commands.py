@@ -24,9 +24,7 @@ from apps.esm2.weights import open_model
 from meshmpi.errors import ConfigError, DataError
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.world import world_size
-
-STOPPED = 75
-"""As of `meshmpi train`: a signal ended the run after its state was saved."""
+from meshmpi.train.signals import STOPPED
 
 
 class Job(NamedTuple):

@@ -68,7 +68,7 @@ def find_launcher(mpi: str | None = None) -> Launcher:
     else:
         candidates = _candidates()
     for path in candidates:
-        found = _identify(path)
+        found = launcher_at(path)
         if found is not None and (mpi not in LAUNCHERS or found.kind == mpi):
             return found
     if candidates and mpi is not None and mpi not in LAUNCHERS:
@@ -96,7 +96,7 @@ def _candidates() -> list[str]:
     return list(dict.fromkeys(p for p in paths if os.access(p, os.X_OK)))
 
 
-def _identify(path: str) -> Launcher | None:
+def launcher_at(path: str) -> Launcher | None:
     """Asks an mpirun what it is; None when it does not answer or is of an unknown kind."""
     # Intel's mpirun is a script that looks for its helpers on PATH.
     try:
@@ -366,10 +366,10 @@ class _Signals:
         self._waiting: list[int] = []
 
     def forward(self, number: int, frame: object = None) -> None:
-        if self._stop_by is not None and not self._stopping.is_set():
-            if number in (signal.SIGTERM, signal.SIGINT, self._stop_by):
-                number = self._stop_by
-                self._stopping.set()
+        first = self._stop_by is not None and not self._stopping.is_set()
+        if first and number in (signal.SIGTERM, signal.SIGINT, self._stop_by):
+            number = self._stop_by or number
+            self._stopping.set()
         if self._process is None:
             self._waiting.append(number)
         else:
