@@ -39,6 +39,8 @@ MESSAGE_BYTES: tuple[int, ...] = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 2
 """Bytes handed to collectives."""
 _CACHED = 1 << 16  # elements of loops whose arithmetic is measured: they stay in the cache
 _CHAIN = 4  # functions one after the other
+WORK_SECONDS: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
+"""Between two collectives, when it is measured how long ranks wait for one another."""
 _SECONDS = 0.004  # of one measurement, at least: longer than a clock's and a barrier's error
 Say = Callable[[str], None]
 
@@ -72,6 +74,7 @@ def calibrate(
     probe = _Probe(mesh, repeats, say if mesh.rank == 0 else lambda line: None)
     if quick:
         probe.product_sizes, probe.most_bytes = PRODUCT_SIZES[:-1], 1 << 20
+        probe.work_seconds = WORK_SECONDS[:-1]
     products = {"float32": probe.products(np.dtype(np.float32))}
     if blas.find(probe.library).bfloat16:
         products["bfloat16"] = probe.products(BFLOAT16)
@@ -82,7 +85,7 @@ def calibrate(
     return Machine(
         name or f"{os.uname().nodename} {mesh.shape}", products, memory, operations, call, 0.0,
         networks, probe.memory_bytes(),
-        f"measured by meshmpi {meshmpi.__version__} calibrate on {mesh.size} ranks",
+        f"measured by meshmpi {meshmpi.__version__} calibrate on {mesh.size} ranks", probe.waits(),
     )  # fmt: skip
 
 
@@ -92,6 +95,7 @@ class _Probe:
     def __init__(self, mesh: Any, repeats: int, say: Say):
         self.mesh, self.repeats, self.say = mesh, repeats, say
         self.product_sizes, self.most_bytes = PRODUCT_SIZES, max(MEMORY_BYTES)
+        self.work_seconds = WORK_SECONDS
         self.alone = mesh.size == 1
         names = blas.available(True)
         self.library = blas.agree([names] if self.alone else mesh.comm.allgather(names))
@@ -129,12 +133,15 @@ class _Probe:
         rates = {}
         for m, n, k in itertools.product(self.product_sizes, repeat=3):
             batch = max(1, min(64, (1 << 21) // (m * k + k * n + m * n)))
-            a = np.ones((batch, m, k), dtype)
-            b = np.ones((batch, k, n), dtype)
-            y = np.zeros((batch, m, n), np.float32 if dtype == BFLOAT16 else dtype)
-            call = blas.find(self.library).gemm(a, b, y) or _matmul(a, b, y)
+            call = self._product(dtype, batch, m, n, k)
             rates[m, n, k] = 2.0 * batch * m * n * k / self.seconds(call)
         return ProductRates(self.product_sizes, rates)
+
+    def _product(self, dtype: np.dtype, batch: int, m: int, n: int, k: int) -> Callable[[], Any]:
+        a = np.ones((batch, m, k), dtype)
+        b = np.ones((batch, k, n), dtype)
+        y = np.zeros((batch, m, n), np.float32 if dtype == BFLOAT16 else dtype)
+        return blas.find(self.library).gemm(a, b, y) or _matmul(a, b, y)
 
     # ---- loops -------------------------------------------------------------------------------
 
@@ -169,6 +176,29 @@ class _Probe:
             return whole
         names = self.mesh.comm.allgather(os.uname().nodename)
         return min(self.mesh.comm.allgather(whole // names.count(os.uname().nodename)))
+
+    def waits(self) -> Curve | None:
+        """Seconds that ranks wait for the slowest, by the seconds that each computed before.
+
+        Noise of the machine, and where ranks share cores the time slices of the others.
+        """
+        if self.alone:
+            return None
+        self.say("waiting for one another ...")
+        meet = self.mesh.bound_all_reduce(np.zeros(16, np.float32), self.mesh.shape.names)
+        product, points = self._product(np.dtype(np.float32), 1, 64, 64, 64), []
+        once, meeting = self.seconds(product), self.seconds(meet)
+        for work in self.work_seconds:
+            count = max(1, round(work / once))
+
+            def compute(count: int = count) -> None:
+                for _ in range(count):
+                    product()
+
+            apart = self.seconds(compute, within=10 * work)
+            together = self.seconds(lambda: (compute(), meet()), within=10 * work)
+            points.append((work, max(1e-9, together - apart - meeting)))
+        return Curve(tuple(points))
 
     # ---- collectives -------------------------------------------------------------------------
 

@@ -147,6 +147,8 @@ class Machine:
         networks: Mesh axes joined by + -> network; "" is for axes that are not named.
         memory_bytes: Of one rank; 0: not known.
         origin: Where the numbers come from, for reports.
+        waits: Seconds that ranks computed since they last met in a collective -> seconds that they
+            wait for the slowest in the next one; None: all are as fast.
     """
 
     name: str
@@ -158,6 +160,11 @@ class Machine:
     networks: Mapping[str, Network]
     memory_bytes: int = 0
     origin: str = "stated"
+    waits: Curve | None = None
+
+    def wait(self, computed: float) -> float:
+        """Seconds that a rank waits in a collective, ``computed`` seconds after the last one."""
+        return self.waits(computed) if self.waits and computed > 0.0 else 0.0
 
     def product_rate(self, dtype: str, m: int, n: int, k: int) -> float:
         """FLOP per second of a product; types without rates take float32's, by their width."""

@@ -50,7 +50,7 @@ bandwidth = 62e9
 """Names that `load_machine` knows."""
 _SECTIONS = {
     "products": None, "memory": ("bandwidth", "table"), "operations": tuple(RELATIVE_COSTS),
-    "calls": ("instruction", "step"), "network": None,
+    "calls": ("instruction", "step"), "waits": ("table",), "network": None,
 }  # fmt: skip
 _TOP = ("name", "origin", "memory_bytes", *_SECTIONS)
 
@@ -110,6 +110,7 @@ def parse_machine(text: str, place: str) -> Machine:
         float(calls.get("instruction", 2e-6)), float(calls.get("step", 0.0)),
         _networks(given.get("network", {}), place), int(given.get("memory_bytes", 0)),
         str(given.get("origin", "stated")),
+        _curve(given["waits"], f"{place} waits") if "waits" in given else None,
     )  # fmt: skip
 
 
@@ -145,11 +146,15 @@ def _rates(value: Any, place: str) -> ProductRates:
 
 def _memory(section: Mapping[str, Any], place: str) -> Curve:
     if "table" in section:
-        points = sorted(
-            (float(b), _number(r, f"{place} memory.table")) for b, r in section["table"]
-        )
-        return Curve(tuple(points))
+        return _curve(section, f"{place} memory")
     return Curve(((1.0, _number(section.get("bandwidth"), f"{place} memory.bandwidth")),))
+
+
+def _curve(section: Mapping[str, Any], place: str) -> Curve:
+    rows = section.get("table", ())
+    if not rows:
+        raise ConfigError(f"{place} has no table.", "Give rows of two numbers.")
+    return Curve(tuple(sorted((float(at), _number(y, f"{place}.table")) for at, y in rows)))
 
 
 def _networks(section: Mapping[str, Any], place: str) -> dict[str, Network]:
@@ -190,6 +195,9 @@ def machine_text(machine: Machine) -> str:
     lines += [f"{name} = {seconds:.4g}" for name, seconds in machine.operations.items()]
     lines += ["", "[calls]", "# seconds"]
     lines += [f"instruction = {machine.call:.4g}", f"step = {machine.step:.4g}"]
+    if machine.waits is not None:
+        lines += ["", "[waits]", "# rows of seconds computed since the last collective, waited"]
+        lines += _table("table", machine.waits.points)
     for axes, network in machine.networks.items():
         lines += ["", f'[network."{axes}"]' if axes else "[network]"]
         lines += [f"latency = {network.latency:.4g}", f"bandwidth = {network.bandwidth:.4g}"]

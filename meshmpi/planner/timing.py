@@ -2,8 +2,9 @@
 
 The time of an instruction is that of its bottleneck: products run at the measured rate of their
 shape, loops over memory at that of their bytes or of their arithmetic, collectives as the network
-was measured.  Instructions of a rank follow each other, reductions in the background but for what
-is waited for.  Sees programs and numbers only; nothing is run.
+was measured; in these, ranks also wait for one another.  Instructions of a rank follow each other,
+reductions in the background but for what is waited for.  Sees programs and numbers only; nothing
+is run.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
     Raises:
         ConfigError: The machine has no network for an axis over which the program communicates.
     """
-    clock, timings, background = 0.0, list[Timing](), _Background()
+    clock, met, timings, background = 0.0, 0.0, list[Timing](), _Background()
     timer, sharing = _Timer(program, machine), Sharing(program)
     for i in program.instructions:
         if i.kind in FREE_KINDS or _in_place(i, sharing):
@@ -149,7 +150,10 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
             found = Timing(i, machine.call, "calls")
         else:
             found = timer.timing(i)
-            if i.kind in COLLECTIVES:
+            if i.kind in COLLECTIVES and program.mesh.count(i.attrs["axes"]) > 1:
+                waited = machine.wait(clock - met)
+                found = Timing(i, found.seconds + waited, "network")
+                met = clock + found.seconds
                 background.interrupt(clock, found.seconds)
         if found.seconds > 0.0:
             timings.append(found)

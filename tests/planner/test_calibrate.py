@@ -21,7 +21,7 @@ def small(monkeypatch):
 
 def test_one_rank_has_rates_and_no_network(small):
     machine = calibrate(mm.SimulatedMesh(""), repeats=1, quick=True)
-    assert machine.peak > 1e6 and machine.networks == {}
+    assert machine.peak > 1e6 and machine.networks == {} and machine.waits is None
     assert set(machine.operations) == set(RELATIVE_COSTS)
     assert all(seconds > 0 for seconds in machine.operations.values())
     assert all(rate > 0 for _, rate in machine.memory.points)
@@ -43,6 +43,7 @@ def test_ranks_under_mpirun_measure_every_set_of_axes(tmp_path):
             "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift",
         }  # fmt: skip
         assert all(r == ranks for rows in network.measured.values() for r, _, _ in rows)
+    assert machine.waits is not None and [s for s, _ in machine.waits.points] == [1e-4, 1e-3]
     assert "4 ranks" in machine.origin and machine.memory_bytes > 0
 
 

@@ -53,6 +53,22 @@ def test_a_split_product_is_shorter_and_its_sum_is_sent():
     assert seconds(program, "all_reduce") == pytest.approx(wanted + CALL)
 
 
+def test_ranks_wait_for_one_another_by_what_they_computed_since_they_last_met():
+    def build():
+        x, w = mm.placeholder("x", "m:8;k:16"), mm.placeholder("w", "k:16;n:4")
+        y = mm.einsum([x, w], "m:8;n:4")
+        return mm.einsum([mm.square(y), w], "m:8;k:16")
+
+    program = planned(build, "all:4", "k:all")
+    waits = Curve(((1e-9, 1e-3), (1.0, 1e-3)))
+    sent = seconds(program, "all_reduce")
+    assert seconds(program, "all_reduce", waits=waits) == pytest.approx(sent + 1e-3)
+    assert machine(waits=Curve(((1.0, 0.2), (4.0, 0.8)))).wait(2.0) == pytest.approx(0.4)
+    assert machine(waits=waits).wait(0.0) == machine().wait(2.0) == 0.0
+    alone = planned(build, "all:1", "k:all")
+    assert seconds(alone, "all_reduce", waits=waits) == seconds(alone, "all_reduce")
+
+
 def test_a_matrix_times_a_vector_takes_the_time_to_read_the_matrix():
     def build():
         x, w = mm.placeholder("x", "k:64"), mm.placeholder("w", "k:64;n:32")
