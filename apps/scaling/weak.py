@@ -1,8 +1,8 @@
 """Weak scaling measured here: the work of a rank stays, ranks are added, beside its prediction.
 
-Each number of ranks is a job of its own, which calibrates, trains and calibrates again: the speed of
-a machine drifts, and what is predicted is the mean of both.  Ranks that share cores are calibrated
-so too: what is predicted is what this machine does with them.
+Each number of ranks is a job of its own, which calibrates, trains and calibrates again: the speed
+of a machine drifts, and what is predicted is the mean of both.  Ranks that share cores are
+calibrated so too: what is predicted is what this machine does with them.
 """
 
 from __future__ import annotations
