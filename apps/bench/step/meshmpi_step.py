@@ -17,6 +17,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import meshmpi as mm  # noqa: E402
+from meshmpi.runtime.trace import Tracer  # noqa: E402
 from meshmpi.train import config  # noqa: E402
 from meshmpi.train.model import build_training_graph  # noqa: E402
 from meshmpi.train.settings import Settings, transformer_config  # noqa: E402
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="", help="of activations")
     parser.add_argument("--steps", type=int, default=10, help="timed ones; -1: only set up")
     parser.add_argument("--plan", action="store_true", help="time lowering and passes again, alone")
+    parser.add_argument("--traced", action="store_true", help="time steps with a trace as well")
     options = parser.parse_args()
     clock = Clock(CAME)
     clock.part("imports")
@@ -98,6 +100,8 @@ def main() -> None:
     }
     if options.steps >= 0:
         found |= _timed(step, start, built.loss, options.steps)
+    if options.traced:
+        found["pairs"] = _pairs(step, start, 2 * options.steps)
     if options.plan:
         began = time.perf_counter()
         mm.plan(built.graph, mesh.shape, options.layout, **asked)
@@ -124,6 +128,24 @@ def _timed(step: Any, start: Start, loss: Any, steps: int) -> dict[str, Any]:
         "flops": step.cost.flops,
         "instructions": sum(n for kind, n in counts.items() if kind not in FREE),
     }
+
+
+def _pairs(step: Any, start: Start, count: int) -> list[tuple[float, float]]:
+    """Seconds of steps without and with a trace, in turn, the order changing from pair to pair."""
+    feeds, pairs = feeder(step, start), []
+    for k in range(count):
+        taken = {}
+        for traced in (False, True) if k % 2 else (True, False):
+            if traced:
+                tracer = Tracer(step, 1)
+            step.mesh.comm.Barrier()
+            began = time.perf_counter()
+            step(feeds(k))
+            taken[traced] = time.perf_counter() - began
+            if traced:
+                assert tracer.done
+        pairs.append((taken[False], taken[True]))
+    return pairs
 
 
 if __name__ == "__main__":
