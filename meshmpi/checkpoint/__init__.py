@@ -8,11 +8,13 @@ from meshmpi.checkpoint.manifest import (
     find,
     read_manifest,
 )
+from meshmpi.checkpoint.partners import Partners
 from meshmpi.checkpoint.saving import owns_block, save
 
 __all__ = [
     "ForeignCheckpointError",
     "Manifest",
+    "Partners",
     "check_same_model",
     "find",
     "load",

@@ -1,5 +1,8 @@
 """Loading: any mesh, layout and storage reads what any other wrote, each rank its own part.
 
+Everything is read into memory of its own and verified there; only when all ranks have all of it is
+it copied into variables.  Where memory is short it is read twice instead.
+
 Knows variables by name and block only.
 """
 
@@ -7,24 +10,30 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from meshmpi.checkpoint import saving
 from meshmpi.checkpoint.manifest import (
     ForeignCheckpointError,
     Manifest,
+    Ranges,
     check_same_model,
     find,
     read_manifest,
 )
-from meshmpi.checkpoint.tensor_file import TensorFile
+from meshmpi.checkpoint.partners import Partners
+from meshmpi.checkpoint.shard import DamagedShardError, ShardReader
 from meshmpi.errors import CheckpointError, MeshmpiError
-from meshmpi.runtime.agreement import first_error, from_first
+from meshmpi.runtime.agreement import from_first, gathered
 from meshmpi.runtime.variables import VariableStore
 
-Ranges = tuple[tuple[int, int], ...]
+MEMORY_SHARE = 0.5
+"""Of the memory that is free, the most that is taken to read everything once.  Assumption."""
 
 
 class _Part(NamedTuple):
@@ -32,7 +41,6 @@ class _Part(NamedTuple):
 
     name: str
     file: str
-    checksums: list[int]
     stored_sizes: tuple[int, ...]
     source: Ranges
     target: tuple[slice, ...]
@@ -40,8 +48,9 @@ class _Part(NamedTuple):
 
 
 def load(
-    checkpoint: str | os.PathLike[str] | Manifest, store: VariableStore, *, extra: bool = False
-) -> Manifest:
+    checkpoint: str | os.PathLike[str] | Manifest, store: VariableStore, *, extra: bool = False,
+    partners: Partners | None = None, say: Callable[[str], None] = warnings.warn,
+) -> Manifest:  # fmt: skip
     """Reads all variables of ``store`` from a checkpoint of any mesh, layout and storage.
 
     Each rank reads the rows that it needs and verifies them before anything is overwritten.
@@ -51,30 +60,81 @@ def load(
         checkpoint: Its folder or manifest.
         store: ``step.variables`` of a compiled step.
         extra: Whether the checkpoint may hold more than the store (sampling needs no optimizer).
+        partners: Who may have copies of damaged files.
+        say: Takes what was restored, on rank 0.
 
     Raises:
         CheckpointError: It is missing, damaged, or of another model.
     """
-    manifest: Manifest | None = None
-    error: MeshmpiError | None = None
-    try:
-        manifest = checkpoint if isinstance(checkpoint, Manifest) else read_manifest(checkpoint)
-        check_same_model(manifest, store, extra)
-        for _ in _arrays(manifest, store):  # verifies
-            pass
-    except MeshmpiError as failure:
-        error = failure
-    error = first_error(store.mesh, error)
-    if error is not None:
-        raise error
-    assert manifest is not None
-    for part, array in _arrays(manifest, store):
+    if isinstance(checkpoint, Manifest):
+        manifest = checkpoint
+    else:
+        manifest = from_first(store.mesh, lambda: read_manifest(checkpoint))
+    check_same_model(manifest, store, extra)
+    tried: set[str] = set()
+    while True:
+        staged, error = _staged(manifest, store)
+        errors = [e for e in gathered(store.mesh, error) if e is not None]
+        if not errors:
+            break
+        damaged = sorted({e.file for e in errors if isinstance(e, DamagedShardError)} - tried)
+        tried.update(damaged)
+        notes = partners.restore(manifest, damaged) if partners is not None and damaged else []
+        if not notes:
+            raise errors[0]
+        for e in errors if store.mesh.rank == 0 else []:
+            say(e.problem)
+        for note in notes if store.mesh.rank == 0 else []:
+            say(note)
+    for part, array in staged if staged is not None else _arrays(manifest, store):
         store.blocks[part.name][part.rank][part.target] = array
     return manifest
 
 
-def load_newest(folder: str | os.PathLike[str], store: VariableStore) -> tuple[Manifest, list[str]]:
-    """Loads the newest whole checkpoint of a folder.  Collective.
+def _staged(
+    manifest: Manifest, store: VariableStore
+) -> tuple[list[tuple[_Part, np.ndarray]] | None, MeshmpiError | None]:
+    """All parts, verified; None where memory is short.  Or what is wrong with them."""
+    try:
+        if _fits(store):
+            return list(_arrays(manifest, store)), None
+        for _ in _arrays(manifest, store):  # verifies
+            pass
+    except MeshmpiError as error:
+        return None, error
+    return None, None
+
+
+def _fits(store: VariableStore) -> bool:
+    """Whether a second copy of this process's blocks fits into memory beside the first.
+
+    As many processes as there are cores are taken to do the same on this host.
+    """
+    needed = sum(x.nbytes for blocks in store.blocks.values() for x in blocks.values())
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
+    except (OSError, StopIteration, ValueError):
+        return False
+    processes = 1 if getattr(store.mesh, "comm", None) is None else min(
+        store.mesh.size, os.cpu_count() or 1
+    )  # fmt: skip
+    return needed * processes <= MEMORY_SHARE * free
+
+
+def load_newest(
+    folder: str | os.PathLike[str], store: VariableStore, *, partners: Partners | None = None,
+    say: Callable[[str], None] = warnings.warn,
+) -> tuple[Manifest, list[str]]:  # fmt: skip
+    """Loads the newest whole checkpoint of a folder and removes what killed saves have left there.
+
+    Collective.
+
+    Args:
+        folder: Where checkpoints are kept.
+        store: ``step.variables`` of a compiled step.
+        partners: Who may have copies of damaged files.
+        say: Takes what was restored, on rank 0.
 
     Returns:
         Its manifest, and what was wrong with newer ones.
@@ -82,15 +142,23 @@ def load_newest(folder: str | os.PathLike[str], store: VariableStore) -> tuple[M
     Raises:
         CheckpointError: There is none, all are damaged, or the newest whole one is foreign.
     """
-    found = from_first(store.mesh, lambda: find(folder))
-    notes: list[str] = []
+    folder, notes = Path(folder), list[str]()
+
+    def look() -> tuple[list[Path], list[str]]:
+        try:
+            saving.clean(folder)
+        except OSError as error:  # a folder that cannot be written can still be read
+            return find(folder), [f"leftovers stay: {error.filename}: {error.strerror}."]
+        return find(folder), []
+
+    found, notes = from_first(store.mesh, look)
     if not found:
         raise CheckpointError(
             f"there is no checkpoint in {folder}.", "Start without --resume, or name another run."
         )
     for k, checkpoint in enumerate(found):
         try:
-            return load(checkpoint, store), notes
+            return load(checkpoint, store, partners=partners, say=say), notes
         except ForeignCheckpointError:
             raise
         except CheckpointError as error:
@@ -111,42 +179,58 @@ def _arrays(manifest: Manifest, store: VariableStore) -> Iterator[tuple[_Part, n
             for part in _parts(manifest, store, name, rank):
                 by_file.setdefault(part.file, []).append(part)
     for file, parts in by_file.items():
-        what = f"shard {file.removesuffix('.safetensors')} of step {manifest.step}"
-        with TensorFile(manifest.folder / file, what) as tensors:
+        with open_shard(manifest, file) as tensors:
             for part in parts:
                 dtype = store.types[part.name].type.dtype
-                yield (
-                    part,
-                    tensors.read(part.name, part.stored_sizes, dtype, part.source, part.checksums),
-                )
+                yield part, tensors.read(part.name, part.stored_sizes, dtype, part.source)
+
+
+def open_shard(manifest: Manifest, file: str) -> ShardReader:
+    """Opens a file of a checkpoint.
+
+    Raises:
+        DamagedShardError: It is missing or its header is not the one that was written.
+    """
+    if file not in manifest.files:
+        raise CheckpointError(
+            f"the checkpoint {manifest.folder} is damaged ({file} is not in its manifest).",
+            f"Remove {manifest.folder}.",
+        )
+    return ShardReader(manifest.folder / file, manifest.files[file], manifest.what(file))
 
 
 def _parts(manifest: Manifest, store: VariableStore, name: str, rank: int) -> list[_Part]:
     """The pieces of stored blocks that make up one rank's block of a variable."""
     shape = store.mesh.shape
     wanted = store.types[name].type.block(shape, shape.coordinates(rank))
-    here = [a for a, _ in wanted]
-    parts, covered = [], 0
-    for block in manifest.tensors[name]["blocks"]:
-        common = [
-            (max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, block["ranges"], strict=True)
-        ]
-        if any(a >= b for a, b in common):
-            continue
-        stored = [c for c, _ in block["ranges"]]
+    return [_Part(name, *piece, rank) for piece in pieces(manifest, name, wanted)]
+
+
+def pieces(
+    manifest: Manifest, name: str, wanted: Ranges
+) -> Iterator[tuple[str, tuple[int, ...], Ranges, tuple[slice, ...]]]:
+    """What makes up a part of a tensor.
+
+    Args:
+        manifest: Of the checkpoint.
+        name: Of the tensor.
+        wanted: (start, stop) along each of its dims.
+
+    Yields:
+        File; sizes of the stored block; ranges in that block; where they belong in the part.
+    """
+    covered = 0
+    for file, ranges in manifest.blocks(name, wanted):
+        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, ranges, strict=True)]
         covered += math.prod(b - a for a, b in common)
-        parts.append(
-            _Part(
-                name, block["file"], block["checksums"],
-                tuple(d - c for c, d in block["ranges"]),
-                tuple((a - c, b - c) for (a, b), c in zip(common, stored, strict=True)),
-                tuple(slice(a - c, b - c) for (a, b), c in zip(common, here, strict=True)),
-                rank,
-            )
-        )  # fmt: skip
+        yield (
+            file,
+            tuple(d - c for c, d in ranges),
+            tuple((a - c, b - c) for (a, b), (c, _) in zip(common, ranges, strict=True)),
+            tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(common, wanted, strict=True)),
+        )
     if covered != math.prod(b - a for a, b in wanted):
         raise CheckpointError(
             f"the checkpoint {manifest.folder} is damaged (it holds only part of '{name}').",
             f"Remove {manifest.folder}.",
         )
-    return parts

@@ -1,24 +1,36 @@
 """What a checkpoint says of itself, and where checkpoints are.
 
+The manifest names every file with the hash of its header, in which the hashes of all blocks are;
+it says how tensors are split, so that its length grows with tensors and files, not with blocks.
 Knows no arrays and no stores but their types: what is read here is small.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from meshmpi.checkpoint.shard import Identity, file_name
+from meshmpi.dims import MeshShape, Shape, block_range
 from meshmpi.errors import CheckpointError
+from meshmpi.program import LocalType
 from meshmpi.runtime.variables import VariableStore
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the meaning of a manifest changes."""
+MANIFEST = "manifest.json"
+REPLACED = ".old"
+"""Ends the hidden name of a checkpoint while one of the same step takes its place."""
 _NAME = re.compile(r"^step-(\d{8,})$")
+_HIDDEN = re.compile(rf"^\.step-(\d{{8,}})\{REPLACED}$")
+Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -28,14 +40,72 @@ class Manifest:
     Attributes:
         folder: Where it is.
         step: Training steps done.
-        about: What the writer told: settings, mesh, layout, data and so on.
-        tensors: Name -> global shape, data type and blocks with their files and checksums.
+        about: What the writer told: settings, layout, data and so on.
+        tensors: Name -> ``dims``, ``shape`` (global), ``dtype``, ``split`` (axes of each dim).
+        identity: The number of this checkpoint and its step, which its files name too.
+        mesh: Of the ranks that wrote it.
+        files: Name -> ``bytes`` and ``header``, the hash of its header.
+        time: When it was written, seconds since 1970.
     """
 
     folder: Path
     step: int
     about: dict[str, Any]
     tensors: dict[str, dict[str, Any]]
+    identity: Identity
+    mesh: MeshShape
+    files: dict[str, dict[str, Any]]
+    time: float
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all its files but the manifest."""
+        return sum(f["bytes"] for f in self.files.values())
+
+    def type(self, name: str) -> LocalType:
+        """How a tensor is split over the mesh that wrote it."""
+        t = self.tensors[name]
+        shape = Shape(list(zip(t["dims"], t["shape"], strict=True)))
+        return LocalType(shape, t["dtype"], tuple(tuple(axes) for axes in t["split"]))
+
+    def what(self, file: str) -> str:
+        """How messages call a file."""
+        return f"shard {file.removesuffix('.safetensors')} of step {self.step}"
+
+    def blocks(self, name: str, wanted: Ranges) -> Iterator[Block]:
+        """The stored blocks of a tensor that have a part of ``wanted`` (global ranges)."""
+        t = self.type(name)
+        along = [
+            list(_overlapping(self.mesh, d.size, axes, w))
+            for d, axes, w in zip(t.shape, t.splits, wanted, strict=True)
+        ]
+        for parts in itertools.product(*along):
+            coordinates = dict.fromkeys(self.mesh.names, 0)
+            for _, where in parts:
+                coordinates |= where
+            ranges = tuple(r for r, _ in parts)
+            yield Block(file_name(self.mesh.rank(coordinates)), ranges)
+
+
+class Block(NamedTuple):
+    """A stored block: its file, and its global ranges."""
+
+    file: str
+    ranges: Ranges
+
+
+def _overlapping(
+    mesh: MeshShape, size: int, axes: tuple[str, ...], wanted: tuple[int, int]
+) -> Iterator[tuple[tuple[int, int], dict[str, int]]]:
+    """Blocks of one dim that overlap a range, and the coordinates of those who hold them."""
+    count = mesh.count(axes) if axes else 1
+    for k in range(count):
+        start, stop = block_range(size, count, k)
+        if max(start, wanted[0]) < min(stop, wanted[1]):
+            where, rest = {}, k
+            for axis in reversed(axes):  # the first axis is the major one
+                rest, where[axis] = divmod(rest, mesh.axis_size(axis))
+            yield (start, stop), where
 
 
 def digest(text: str) -> str:
@@ -43,32 +113,68 @@ def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def manifest_text(
+    identity: Identity, mesh: MeshShape, types: Mapping[str, LocalType], about: Mapping[str, Any],
+    files: Mapping[str, Mapping[str, Any]], time: float,
+) -> str:  # fmt: skip
+    """The text of a manifest; its first line vouches for the second.
+
+    Args:
+        identity: Of the checkpoint.
+        mesh: Of the ranks that write it.
+        types: Name -> how the tensor is split.
+        about: Plain values.
+        files: Name -> what `Shard.record` says.
+        time: Now, seconds since 1970.
+    """
+    tensors = {
+        name: {
+            "dims": list(t.shape.names), "shape": list(t.shape.sizes), "dtype": t.dtype,
+            "split": [list(axes) for axes in t.splits],
+        }
+        for name, t in types.items()
+    }  # fmt: skip
+    text = json.dumps(
+        {
+            "format": FORMAT, "checkpoint": identity.checkpoint, "step": identity.step,
+            "time": time, "mesh": [[a, mesh.axis_size(a)] for a in mesh.names],
+            "about": dict(about), "tensors": tensors, "files": dict(files),
+        }
+    )  # fmt: skip
+    return f"{digest(text)}\n{text}\n"
+
 
 def find(folder: str | os.PathLike[str]) -> list[Path]:
-    """The checkpoints in a folder, newest first."""
+    """The checkpoints in a folder, newest first.
+
+    One that was being replaced by another of its step when the job was killed is among them.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         return []
-    found = [(int(m[1]), p) for p in folder.iterdir() if (m := _NAME.match(p.name))]
-    return [p for _, p in sorted(found, reverse=True)]
+    found: dict[int, Path] = {}
+    for path in sorted(folder.iterdir()):  # hidden names first: the others win
+        if match := _HIDDEN.match(path.name) or _NAME.match(path.name):
+            found[int(match[1])] = path
+    return [path for _, path in sorted(found.items(), reverse=True)]
 
 
 def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
     """Reads and verifies the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: It is missing, damaged, or of another version.
+        CheckpointError: It is missing, damaged, of another step, or of another version.
     """
     folder = Path(checkpoint)
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     try:
-        expected, text = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-        if (found := digest(text)) != expected:
+        expected, text, rest = path.read_bytes().decode("utf-8").split("\n")
+        if (found := digest(text)) != expected or rest:
             raise ValueError(f"checksum {found[:8]}.. expected {expected[:8]}..")
         content = json.loads(text)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(
-            f"there is no checkpoint in {folder}: manifest.json is missing.",
+            f"there is no checkpoint in {folder}: {MANIFEST} is missing.",
             "Give a folder such as runs/name/checkpoints/step-00001200.",
         ) from error
     except (OSError, ValueError) as error:
@@ -80,7 +186,29 @@ def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
             f"the checkpoint {folder} has format {content.get('format')}, this version of meshmpi"
             f" reads {FORMAT}.", "Use the version that wrote it.",
         )  # fmt: skip
-    return Manifest(folder, content["step"], content["about"], content["tensors"])
+    named = _NAME.match(folder.name)
+    if named and int(named[1]) != content["step"]:
+        raise CheckpointError(
+            f"the manifest of {folder} is of step {content['step']}: files of two checkpoints were"
+            " mixed.", f"Remove {folder}.",
+        )  # fmt: skip
+    return Manifest(
+        folder, content["step"], content["about"], content["tensors"],
+        Identity(content["checkpoint"], content["step"]),
+        MeshShape([(a, n) for a, n in content["mesh"]]), content["files"], content["time"],
+    )  # fmt: skip
+
+
+def size_problem(manifest: Manifest) -> str:
+    """The first file that is missing or has another length than was written, or empty."""
+    for name, record in manifest.files.items():
+        try:
+            size = (manifest.folder / name).stat().st_size
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+        if size != record["bytes"]:
+            return f"{name} has {size} bytes, {record['bytes']} were written"
+    return ""
 
 
 class ForeignCheckpointError(CheckpointError):
@@ -99,6 +227,8 @@ def check_same_model(manifest: Manifest, store: VariableStore, extra: bool = Fal
                 f"'{name}' is {there['dtype']}{there['shape']} there and"
                 f" {t.dtype}{list(t.shape.sizes)} here"
             )
+        elif there["dims"] != list(t.shape.names):
+            differences.append(f"'{name}' is {manifest.type(name).shape} there and {t.shape} here")
     if not extra:
         differences += [
             f"it has '{name}' in addition" for name in manifest.tensors if name not in store.types

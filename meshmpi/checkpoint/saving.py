@@ -9,24 +9,44 @@ Knows variables by name and block only: no model, no data, no training loop.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import shutil
-from collections.abc import Mapping
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from meshmpi.checkpoint.manifest import FORMAT, digest, find
-from meshmpi.checkpoint.tensor_file import write_tensors
+import numpy as np
+
+from meshmpi.checkpoint import disk
+from meshmpi.checkpoint.manifest import (
+    MANIFEST,
+    REPLACED,
+    find,
+    manifest_text,
+    read_manifest,
+    size_problem,
+)
+from meshmpi.checkpoint.partners import Partners
+from meshmpi.checkpoint.shard import Identity, Shard, make_shard
+from meshmpi.dims import MeshShape
 from meshmpi.errors import CheckpointError
 from meshmpi.program import LocalType
 from meshmpi.runtime.agreement import first_error, from_first, gathered
 from meshmpi.runtime.variables import VariableStore
 
+PARTIAL, GONE = ".partial", ".gone"
+"""End the hidden names of a checkpoint that is being written, and of one that is being removed."""
+Records = dict[str, dict[str, Any]]
+"""File -> what the manifest says of it."""
+
 
 def save(
     folder: str | os.PathLike[str], store: VariableStore, step: int, about: Mapping[str, Any],
-    keep: int = 0,
+    keep: int = 0, partners: Partners | None = None,
+    say: Callable[[str], None] = warnings.warn,
 ) -> Path:  # fmt: skip
     """Writes a checkpoint of all variables.  Collective.
 
@@ -36,6 +56,8 @@ def save(
         step: Training steps done; names the checkpoint.
         about: Plain values for the manifest.
         keep: Newest checkpoints to keep; 0 keeps all.
+        partners: Who else keeps a copy of each rank's file.
+        say: Takes what went wrong after the checkpoint was whole, on rank 0.
 
     Returns:
         The folder of the new checkpoint.
@@ -43,57 +65,28 @@ def save(
     Raises:
         CheckpointError: It cannot be written; what was there before is untouched.
     """
-    mesh, folder = store.mesh, Path(folder)
-    target = folder / f"step-{step:08d}"
-    beside = folder / f".{target.name}.partial"
-    from_first(mesh, lambda: _fresh(beside))
-    error, blocks = None, []
+    place = begin(store.mesh, folder, step)
+    types = {name: v.type for name, v in store.types.items()}
+    shards = [make_shard(place.identity, rank, owned(store, rank)) for rank in store.ranks]
+    shards = [s for s in shards if s.data]
+    if partners is not None:
+        partners.exchange(place.identity, shards)
+    error, records = None, {}
     try:
-        blocks = [b for rank in store.ranks for b in _write_rank(beside, store, rank)]
+        records = place.write(shards)
+        if partners is not None:
+            partners.write(place.target)
     except OSError as failure:
-        error = _unwritable(beside, failure)
-    error = first_error(mesh, error)
+        error = disk.unwritable(failure, store.mesh.rank)
+    error = first_error(store.mesh, error)
     if error is not None:
+        from_first(store.mesh, place.discard)
         raise error
-    everything = [b for part in gathered(mesh, blocks) for b in part]
-
-    def commit() -> None:
-        _check_visible(beside, everything)
-        try:
-            _write_manifest(beside / "manifest.json", store, step, about, everything)
-            _replace(beside, target)
-            _drop_old(folder, keep)
-        except OSError as failure:
-            raise _unwritable(beside, failure) from failure
-
-    from_first(mesh, commit)
-    return target
-
-
-def _unwritable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint {path} cannot be written: {error.strerror}.",
-        "Make room or choose another folder; earlier checkpoints are untouched.",
-    )
-
-
-def _check_visible(folder: Path, blocks: list[dict[str, Any]]) -> None:
-    missing = [
-        file for file in dict.fromkeys(b["file"] for b in blocks) if not (folder / file).exists()
-    ]
-    if missing:
-        raise CheckpointError(
-            f"rank 0 does not see {missing[0]}, which another rank has written to {folder}.",
-            "Keep checkpoints on a file system that all nodes share.",
-        )
-
-
-def _fresh(folder: Path) -> None:
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
+    files = {f: r for part in gathered(store.mesh, records) for f, r in part.items()}
+    from_first(store.mesh, lambda: place.commit(store.mesh.shape, types, about, files, keep, say))
+    if partners is not None:
+        partners.drop_old(place.target)
+    return place.target
 
 
 def owns_block(t: LocalType, coordinates: Mapping[str, int]) -> bool:
@@ -101,73 +94,161 @@ def owns_block(t: LocalType, coordinates: Mapping[str, int]) -> bool:
     return all(c == 0 for axis, c in coordinates.items() if axis not in t.used_axes)
 
 
-def _write_rank(folder: Path, store: VariableStore, rank: int) -> list[dict[str, Any]]:
-    """Writes the file of one rank, if it owns anything; returns its blocks for the manifest."""
-    shape = store.mesh.shape
-    coordinates = shape.coordinates(rank)
-    owned = {
+def owned(store: VariableStore, rank: int) -> dict[str, np.ndarray]:
+    """The blocks that a rank writes."""
+    coordinates = store.mesh.shape.coordinates(rank)
+    return {
         name: store.blocks[name][rank]
         for name, variable in store.types.items()
         if owns_block(variable.type, coordinates) and store.blocks[name][rank].size
     }
-    if not owned:
-        return []
-    file = f"rank-{rank:05d}.safetensors"
-    checksums = write_tensors(folder / file, owned)
-    return [
-        {
-            "name": name, "file": file, "checksums": checksums[name],
-            "ranges": [list(r) for r in store.types[name].type.block(shape, coordinates)],
-        }
-        for name in owned
-    ]  # fmt: skip
 
 
-def _write_manifest(
-    path: Path, store: VariableStore, step: int, about: Mapping[str, Any],
-    blocks: list[dict[str, Any]],
-) -> None:  # fmt: skip
-    tensors: dict[str, dict[str, Any]] = {}
-    for name, variable in store.types.items():
-        t = variable.type
-        tensors[name] = {"dims": list(t.shape.names), "shape": list(t.shape.sizes)}
-        tensors[name] |= {"dtype": t.dtype, "blocks": []}
-    for block in blocks:
-        tensors[block["name"]]["blocks"].append({k: v for k, v in block.items() if k != "name"})
-    content = {"format": FORMAT, "step": step, "about": dict(about), "tensors": tensors}
-    text = json.dumps(content)
-    with open(path, "w", encoding="utf-8") as file:
-        # The first line vouches for the second.
-        file.write(f"{digest(text)}\n{text}\n")
-        file.flush()
-        os.fsync(file.fileno())
+def begin(mesh: Any, folder: str | os.PathLike[str], step: int) -> Place:
+    """Removes what killed saves have left and makes the folder of a new one.  Collective.
+
+    Raises:
+        CheckpointError: It cannot be made.
+    """
+    folder = Path(folder)
+
+    def prepare() -> str:
+        place = Place(folder, Identity(secrets.token_hex(8), step))
+        try:
+            disk.make_folder(folder)
+            clean(folder)
+            disk.make_folder(place.beside)
+        except OSError as error:
+            place.discard()
+            raise disk.unwritable(error, 0) from error
+        return place.identity.checkpoint
+
+    return Place(folder, Identity(from_first(mesh, prepare), step))
 
 
-def _replace(beside: Path, target: Path) -> None:
-    """Gives a finished folder its name; one rename decides."""
-    _sync(beside)
-    if target.exists():
-        old = target.with_name(f".{target.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(target, old)
-        os.rename(beside, target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.rename(beside, target)
-    _sync(target.parent)
+def clean(folder: Path) -> None:
+    """Finishes what a killed job had begun: half-written and half-removed checkpoints go.
+
+    Raises:
+        OSError: Something cannot be removed.
+    """
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if not path.name.startswith(".step-"):
+            continue
+        if path.name.endswith(REPLACED):
+            name = folder / path.name[1 : -len(REPLACED)]
+            if not name.exists():
+                disk.rename(path, name)  # the one that should replace it was never renamed
+                disk.sync_folder(folder)
+            else:
+                disk.remove(path)
+        elif path.name.endswith((PARTIAL, GONE)):
+            disk.remove(path)
 
 
-def _sync(folder: Path) -> None:
-    """Waits until the names in a folder are on disk."""
-    handle = os.open(folder, os.O_RDONLY)
+class Place:
+    """Where one checkpoint is written, and what makes it valid.
+
+    Args:
+        folder: Of all checkpoints.
+        identity: Of this one.
+
+    Attributes:
+        target: Its name once it is whole.
+        beside: Where it is written.
+    """
+
+    def __init__(self, folder: Path, identity: Identity) -> None:
+        self.folder, self.identity = folder, identity
+        self.target = folder / f"step-{identity.step:08d}"
+        self.beside = folder / f".{self.target.name}{PARTIAL}"
+
+    def write(self, shards: list[Shard]) -> Records:
+        """Writes files of this process; returns what the manifest shall say of them.
+
+        Raises:
+            OSError: It cannot.
+        """
+        for shard in shards:
+            disk.write_file(self.beside / shard.file, shard.pieces)
+        return {shard.file: shard.record() for shard in shards}
+
+    def discard(self) -> None:
+        """Removes what was written, as far as that can be done: the disk may be full of it."""
+        with contextlib.suppress(OSError):
+            disk.remove(self.beside)
+
+    def commit(
+        self, mesh: MeshShape, types: Mapping[str, LocalType], about: Mapping[str, Any],
+        files: Records, keep: int, say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Writes the manifest, gives the folder its name, removes old checkpoints.  Rank 0 only.
+
+        Raises:
+            CheckpointError: The checkpoint is not whole, or not certainly on disk.
+        """
+        try:
+            self._check_visible(files)
+            text = manifest_text(self.identity, mesh, types, about, files, time.time())
+            disk.write_file(self.beside / MANIFEST, [text.encode()])
+            disk.sync_folder(self.beside)
+            self._rename()
+        except OSError as failure:
+            self.discard()
+            raise disk.unwritable(failure, 0) from failure
+        except CheckpointError:
+            self.discard()
+            raise
+        try:
+            drop_old(self.folder, keep)
+        except OSError as failure:
+            say(f"an old checkpoint stays: {failure.filename}: {failure.strerror}")
+
+    def _check_visible(self, files: Records) -> None:
+        for name in files:
+            if not (self.beside / name).exists():
+                raise CheckpointError(
+                    f"rank 0 does not see {name}, which another rank has written to {self.beside}.",
+                    "Keep checkpoints on a file system that all nodes share.",
+                )
+
+    def _rename(self) -> None:
+        if self.target.exists():  # `find` and `clean` know what to do when killed between the two
+            old = self.folder / f".{self.target.name}{REPLACED}"
+            disk.rename(self.target, old)
+            try:
+                disk.rename(self.beside, self.target)
+            except OSError:
+                disk.rename(old, self.target)
+                raise
+            disk.sync_folder(self.folder)
+            disk.remove(old)
+        else:
+            disk.rename(self.beside, self.target)
+            disk.sync_folder(self.folder)
+
+
+def drop_old(folder: Path, keep: int) -> None:
+    """Removes all but the newest ``keep`` checkpoints; what looks damaged does not count.
+
+    Raises:
+        OSError: One cannot be removed.
+    """
+    whole = 0
+    for path in find(folder) if keep else []:
+        if whole >= keep:
+            gone = folder / f".{path.name.lstrip('.')}{GONE}"
+            disk.rename(path, gone)  # never a half-deleted folder under a good name
+            disk.remove(gone)
+        elif looks_whole(path):
+            whole += 1
+
+
+def looks_whole(path: Path) -> bool:
+    """Whether the manifest is good and all files have the lengths that were written."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _drop_old(folder: Path, keep: int) -> None:
-    for old in find(folder)[keep:] if keep else []:
-        gone = old.with_name(f".{old.name}.old")
-        os.rename(old, gone)  # never a half-deleted folder under a good name
-        shutil.rmtree(gone, ignore_errors=True)
+        return not size_problem(read_manifest(path))
+    except CheckpointError:
+        return False

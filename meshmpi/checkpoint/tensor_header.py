@@ -77,9 +77,18 @@ def read_header(file: int) -> Header:
         raise HeaderError(
             f"its header cannot be read: it ends at byte {8 + length}, the file has {size}"
         )
-    tensors, metadata = _parse(os.pread(file, length, 8))
-    _check_places(tensors, size - 8 - length)
-    return Header(tensors, metadata, 8 + length)
+    return parse_header(os.pread(file, length, 8), size - 8 - length)
+
+
+def parse_header(text: bytes, data_bytes: int) -> Header:
+    """Checks the text of a header, which follows its length, against the bytes behind it.
+
+    Raises:
+        HeaderError: It is no header, or the data are not as long as it says.
+    """
+    tensors, metadata = _parse(text)
+    _check_places(tensors, data_bytes)
+    return Header(tensors, metadata, 8 + len(text))
 
 
 def _parse(text: bytes) -> tuple[dict[str, Stored], dict[str, str]]:

@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file
 
 import meshmpi as mm
 from meshmpi import checkpoint
 from meshmpi.checkpoint.manifest import digest as manifest_digest
-from meshmpi.checkpoint.tensor_file import CHUNK_BYTES, TensorFile, write_tensors
 from meshmpi.errors import CheckpointError
 
 LAYOUTS = [
@@ -64,10 +64,12 @@ def test_any_mesh_reads_what_any_mesh_wrote(tmp_path, write, read, dtype):
 def test_every_block_is_written_once(tmp_path):
     step = compiled("rows:2;cols:3", "batch:rows;hidden:cols")
     manifest = checkpoint.read_manifest(save(step, tmp_path))
-    blocks = manifest.tensors["w"]["blocks"]
-    assert [b["file"] for b in blocks] == [f"rank-{r:05d}.safetensors" for r in range(3)]
-    assert [b["ranges"][1] for b in blocks] == [[0, 3], [3, 5], [5, 7]]
-    assert len(manifest.tensors["count"]["blocks"]) == 1
+    blocks = list(manifest.blocks("w", ((0, 5), (0, 7))))
+    assert [b.file for b in blocks] == [f"rank-{r:05d}.safetensors" for r in range(3)]
+    assert [b.ranges[1] for b in blocks] == [(0, 3), (3, 5), (5, 7)]
+    assert len(list(manifest.blocks("count", ()))) == 1
+    assert sorted(manifest.files) == [b.file for b in blocks]
+    assert sum(len(load_file(manifest.folder / f)) for f in manifest.files) == 3 * 3 + 2
 
 
 def test_files_are_safetensors(tmp_path):
@@ -139,9 +141,8 @@ def test_any_damaged_byte_is_found(tmp_path):
     data = file.read_bytes()
     for offset in range(len(data)):
         damage(file, offset)
-        if data[offset : offset + 1] != b" ":  # blanks that end the header mean nothing
-            with pytest.raises(CheckpointError, match=r"shard rank-00000 .* is damaged"):
-                checkpoint.load(folder, step.variables)
+        with pytest.raises(CheckpointError, match=r"shard rank-00000 .* is damaged"):
+            checkpoint.load(folder, step.variables)
         file.write_bytes(data)
 
 
@@ -150,7 +151,7 @@ def test_shortened_and_missing_shard(tmp_path):
     folder = save(step, tmp_path)
     file = folder / "rank-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(CheckpointError, match="it ends within tensor"):
+    with pytest.raises(CheckpointError, match=r"it has \d+ bytes, \d+ were written"):
         checkpoint.load(folder, step.variables)
     file.unlink()
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
@@ -197,18 +198,5 @@ def test_foreign_checkpoint(tmp_path):
 
 def test_unwritable_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written"):
+    with pytest.raises(CheckpointError, match=r"rank 0 cannot write .*file: File exists \(EEXIST, errno 17\)"):
         save(compiled(), tmp_path / "file" / "checkpoints")
-
-
-def test_only_what_is_needed_is_read_and_verified(tmp_path):
-    rows = 4 * CHUNK_BYTES // 400
-    x = np.arange(rows * 100, dtype=np.float32).reshape(rows, 100)
-    checksums = write_tensors(tmp_path / "x", {"x": x, "none": x[:0]})
-    assert checksums["none"] == [] and len(checksums["x"]) == 4
-    damage(tmp_path / "x")  # in the last chunk
-    with TensorFile(tmp_path / "x", "file x") as file:
-        some = file.read("x", x.shape, "float32", ((0, rows // 2), (90, 100)), checksums["x"])
-        np.testing.assert_array_equal(some, x[: rows // 2, 90:])
-        with pytest.raises(CheckpointError, match="file x is damaged"):
-            file.read("x", x.shape, "float32", ((rows - 1, rows), (0, 100)), checksums["x"])

@@ -1,0 +1,209 @@
+"""A second copy of every rank's file, kept by its partner: in memory, or on the partner's own disk.
+
+The partner is a rank of the next host, or the next rank where there is one host.  A file of a
+checkpoint that is missing or damaged when it is read is written again from the copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshmpi.checkpoint import disk
+from meshmpi.checkpoint.manifest import Manifest
+from meshmpi.checkpoint.shard import Identity, Shard, file_name, is_whole
+from meshmpi.runtime.agreement import first_error, gathered
+
+MEMORY = "memory"
+_MESSAGE_BYTES = 1 << 28  # some MPI libraries count bytes in 31 bits
+
+
+class _Copy(NamedTuple):
+    identity: Identity
+    file: str
+    data: np.ndarray
+
+
+def partner_ranks(hosts: Sequence[str]) -> list[int]:
+    """For each rank the one that keeps its copy.
+
+    Args:
+        hosts: Host of each rank.
+
+    Example:
+        >>> partner_ranks(["a", "a", "b", "b", "b"])
+        [2, 3, 0, 1, 0]
+    """
+    names = list(dict.fromkeys(hosts))
+    ranks = {name: [r for r, h in enumerate(hosts) if h == name] for name in names}
+    if len(names) == 1:
+        return [(r + 1) % len(hosts) for r in range(len(hosts))]
+    found = []
+    for r, host in enumerate(hosts):
+        there = ranks[names[(names.index(host) + 1) % len(names)]]
+        found.append(there[ranks[host].index(r) % len(there)])
+    return found
+
+
+class Partners:
+    """Copies of other ranks' files.  Making it is collective.
+
+    Args:
+        mesh: Of the run.
+        where: ``"memory"``, or a folder that each host has for itself, such as on its local disk.
+    """
+
+    def __init__(self, mesh: Any, where: str) -> None:
+        self.mesh = mesh
+        self.folder = None if where == MEMORY else Path(where)
+        comm = getattr(mesh, "comm", None)
+        self._comm = comm if comm is not None and comm.size > 1 else None
+        self._partner = partner_ranks(gathered(mesh, socket.gethostname()))
+        self._copies: list[_Copy] = []
+
+    def exchange(self, identity: Identity, shards: Sequence[Shard]) -> None:
+        """Hands files to partners and takes those of others.  Collective.
+
+        Copies of the checkpoint before are kept until `drop_old` says that the new one is whole.
+        """
+        if self._comm is None:
+            new = [_Copy(identity, s.file, _joined(s)) for s in shards]
+        else:
+            new = self._sent(self._comm, identity, shards)
+        self._copies += new
+
+    def _sent(self, comm: Any, identity: Identity, shards: Sequence[Shard]) -> list[_Copy]:
+        """One file a rank goes to its partner; what others have sent to this rank comes back."""
+        sizes = comm.allgather(sum(s.record()["bytes"] for s in shards))
+        waiting: list[Any] = []
+        found = []
+        for source, partner in enumerate(self._partner):
+            if partner == comm.rank and sizes[source]:
+                data = np.empty(sizes[source], np.uint8)
+                found.append(_Copy(identity, file_name(source), data))
+                waiting += [comm.Irecv(m, source) for m in _messages(data)]
+        joined = [_joined(s) for s in shards]
+        for data in joined:
+            waiting += [comm.Isend(m, self._partner[comm.rank]) for m in _messages(data)]
+        for request in waiting:
+            request.Wait()
+        return found
+
+    def write(self, checkpoint: Path) -> None:
+        """Puts new copies into the folder, where there is one.
+
+        Args:
+            checkpoint: The name that the checkpoint will have.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        if self.folder is None:
+            return
+        while self._copies:
+            copy = self._copies[-1]
+            path = self._path(checkpoint, copy.identity, copy.file)
+            beside = path.with_suffix(".partial")
+            disk.make_folder(path.parent)
+            disk.write_file(beside, [copy.data.data])
+            disk.rename(beside, path)
+            disk.sync_folder(path.parent)
+            self._copies.pop()
+
+    def _path(self, checkpoint: Path, identity: Identity, file: str) -> Path:
+        assert self.folder is not None
+        name = f"step-{identity.step:08d}-{identity.checkpoint}"
+        return self._of_run(checkpoint) / name / file
+
+    def _of_run(self, checkpoint: Path) -> Path:
+        assert self.folder is not None
+        run = os.path.abspath(checkpoint.parent)
+        return self.folder / hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
+
+    def drop_old(self, checkpoint: Path) -> None:
+        """Forgets copies of checkpoints that are not kept; ``checkpoint`` has become whole."""
+        if self.folder is None:
+            if self._copies:
+                newest = self._copies[-1].identity
+                self._copies = [c for c in self._copies if c.identity == newest]
+            return
+        run = self._of_run(checkpoint)
+        for path in sorted(run.iterdir()) if run.is_dir() else []:
+            if not (checkpoint.parent / path.name.rpartition("-")[0]).exists():
+                with contextlib.suppress(OSError):  # another rank of this host may be faster
+                    disk.remove(path)
+
+    def restore(self, manifest: Manifest, damaged: Sequence[str]) -> list[str]:
+        """Writes damaged files again, where any rank has a good copy.  Collective.
+
+        Args:
+            manifest: Of the checkpoint.
+            damaged: Names of files; the same on all ranks.
+
+        Returns:
+            What was restored, from where, as lines; the same on all ranks.
+
+        Raises:
+            CheckpointError: A file cannot be written.
+        """
+        mine = {file: where for file in damaged if (where := self._good_copy(manifest, file))}
+        offers = gathered(self.mesh, mine)
+        notes, error = [], None
+        for file in damaged:
+            giver = next((k for k, offer in enumerate(offers) if file in offer), None)
+            if giver is None:
+                continue
+            notes.append(f"{manifest.what(file)} was restored from {offers[giver][file]}")
+            if giver == self.mesh.rank:
+                try:
+                    self._put_back(manifest, file)
+                except OSError as failure:
+                    error = disk.unwritable(failure, self.mesh.rank)
+        error = first_error(self.mesh, error)
+        if error is not None:
+            raise error
+        return notes
+
+    def _data(self, manifest: Manifest, file: str) -> np.ndarray | None:
+        if self.folder is None:
+            kept = ((manifest.identity, file) == (c.identity, c.file) for c in self._copies)
+            return next((c.data for c, same in zip(self._copies, kept, strict=True) if same), None)
+        try:
+            return np.fromfile(self._path(manifest.folder, manifest.identity, file), np.uint8)
+        except OSError:
+            return None
+
+    def _good_copy(self, manifest: Manifest, file: str) -> str:
+        """Where this rank has a verified copy of a file, or empty."""
+        data = self._data(manifest, file)
+        if data is None or not is_whole(data, manifest.files[file]):
+            return ""
+        if self.folder is None:
+            return f"the memory of rank {self.mesh.rank}"
+        path = self._path(manifest.folder, manifest.identity, file)
+        return f"rank {self.mesh.rank}'s copy, {path}"
+
+    def _put_back(self, manifest: Manifest, file: str) -> None:
+        data = self._data(manifest, file)
+        assert data is not None
+        beside = manifest.folder / f".{file}.partial"
+        disk.write_file(beside, [data.data])
+        disk.rename(beside, manifest.folder / file)
+        disk.sync_folder(manifest.folder)
+
+
+def _messages(data: np.ndarray) -> list[np.ndarray]:
+    return [data[a : a + _MESSAGE_BYTES] for a in range(0, data.size, _MESSAGE_BYTES)]
+
+
+def _joined(shard: Shard) -> np.ndarray:
+    """The bytes of a file, copied."""
+    parts = [np.frombuffer(shard.header, np.uint8), *shard.data]
+    return np.concatenate(parts)

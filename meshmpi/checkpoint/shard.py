@@ -1,0 +1,263 @@
+"""The file that one rank writes: safetensors, whose header names the checkpoint and all hashes.
+
+A file that is whole but belongs to another checkpoint, step or rank is found, since its header says
+where it belongs and the manifest has the hash of the header.  Knows no variables, meshes or MPI.
+Source of the format: https://github.com/huggingface/safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshmpi.checkpoint import hashing
+from meshmpi.checkpoint.hashing import PIECE_BYTES
+from meshmpi.checkpoint.tensor_header import (
+    Header,
+    HeaderError,
+    Stored,
+    make_header,
+    parse_header,
+)
+from meshmpi.errors import CheckpointError
+from meshmpi.runtime.arrays import numpy_dtype
+
+FORMAT_NAMES = {
+    "float64": "F64", "float32": "F32", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "bool": "BOOL",
+}  # fmt: skip
+Ranges = Sequence[tuple[int, int]]
+
+
+class DamagedShardError(CheckpointError):
+    """A file of a checkpoint that is missing or not what was written.
+
+    Attributes:
+        file: Its name.
+    """
+
+    file: str = ""
+
+
+class Identity(NamedTuple):
+    """Which checkpoint a file belongs to: a number of its own, and the step."""
+
+    checkpoint: str
+    step: int
+
+
+class Shard(NamedTuple):
+    """A file ready to be written.
+
+    Attributes:
+        rank: Whose blocks it holds.
+        header: Its first bytes.
+        data: Blocks as uint8[n], in the order of the file.
+    """
+
+    rank: int
+    header: bytes
+    data: list[np.ndarray]
+
+    @property
+    def file(self) -> str:
+        """Its name."""
+        return file_name(self.rank)
+
+    @property
+    def pieces(self) -> list[Any]:
+        """All its bytes, as buffers."""
+        return [self.header, *(x.data for x in self.data)]
+
+    def record(self) -> dict[str, Any]:
+        """What the manifest says of it."""
+        size = len(self.header) + sum(x.size for x in self.data)
+        return {"bytes": size, "header": header_hash(self.header)}
+
+
+def file_name(rank: int) -> str:
+    """Name of the file of a rank."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def header_hash(header: bytes) -> str:
+    """Of the first bytes of a file, their length and the blanks at their end included."""
+    return f"{hashing.hash_of(header):016x}"
+
+
+def make_shard(identity: Identity, rank: int, blocks: Mapping[str, np.ndarray]) -> Shard:
+    """Hashes blocks and makes the header of their file; the blocks themselves are not copied.
+
+    Args:
+        identity: Of the checkpoint.
+        rank: Whose blocks they are.
+        blocks: Name -> block, of a type in FORMAT_NAMES.
+    """
+    kinds = {name: (FORMAT_NAMES[x.dtype.name], x.shape) for name, x in blocks.items()}
+    _, places = make_header(kinds)
+    data = [np.ascontiguousarray(blocks[n]).reshape(-1).view(np.uint8) for n in places]
+    found = {n: _text(hashing.hashes(x)) for n, x in zip(places, data, strict=True)}
+    about = {"checkpoint": identity.checkpoint, "step": str(identity.step)}
+    about |= {"file": file_name(rank), hashing.NAME: json.dumps(found)}
+    return Shard(rank, make_header(kinds, about)[0], data)
+
+
+def _text(hashes: np.ndarray) -> str:
+    return "".join(f"{h:016x}" for h in hashes.tolist())
+
+
+def is_whole(data: np.ndarray, record: Mapping[str, Any]) -> bool:
+    """Whether the bytes of a file, uint8[n], are all as they were written.
+
+    Args:
+        data: All its bytes.
+        record: What the manifest says of it.
+    """
+    length = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    header = data[:length].tobytes()
+    if data.size != record["bytes"] or header_hash(header) != record["header"]:
+        return False
+    tensors, metadata, first = parse_header(header[8:], data.size - length)
+    expected = json.loads(metadata[hashing.NAME])
+    return all(
+        _text(hashing.hashes(data[first + s.start : first + s.stop])) == expected[name]
+        for name, s in tensors.items()
+    )
+
+
+class ShardReader:
+    """A file of a checkpoint, open for reading; its header is verified.
+
+    Args:
+        path: The file.
+        record: What the manifest says of it.
+        what: How messages call it, such as "shard rank-00003 of step 1200".
+
+    Attributes:
+        tensors: Name -> type, shape and place.
+
+    Raises:
+        DamagedShardError: It is missing or its header is not the one that was written.
+    """
+
+    def __init__(self, path: Path, record: Mapping[str, Any], what: str) -> None:
+        self.path, self.what = path, what
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._error(f"cannot be read: {error.strerror}", f"Restore {path}.") from error
+        try:
+            header = self._header(record)
+        except OSError as error:
+            self.close()
+            raise self.damaged(f"reading it failed: {error.strerror}") from error
+        except BaseException:
+            self.close()
+            raise
+        self.tensors, self._data = header.tensors, header.data
+        self._hashes: dict[str, str] = json.loads(header.metadata[hashing.NAME])
+
+    def _header(self, record: Mapping[str, Any]) -> Header:
+        size = os.fstat(self._file).st_size
+        if size != record["bytes"]:
+            raise self.damaged(f"it has {size} bytes, {record['bytes']} were written")
+        length = 8 + int.from_bytes(os.pread(self._file, 8, 0), "little")
+        data = os.pread(self._file, min(length, size), 0)
+        if (found := header_hash(data)) != record["header"]:
+            raise self.damaged(f"its header has checksum {found}, expected {record['header']}")
+        try:
+            return parse_header(data[8:], size - length)
+        except HeaderError as error:
+            raise self.damaged(str(error)) from error
+
+    def _error(self, problem: str, remedy: str = "") -> DamagedShardError:
+        error = DamagedShardError(f"{self.what} {problem}.", remedy)
+        error.file = self.path.name
+        return error
+
+    def damaged(self, why: str) -> DamagedShardError:
+        """The error for a file that is not what was written."""
+        return self._error(f"is damaged ({why})")
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+    def __enter__(self) -> ShardReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, name: str, shape: Sequence[int], dtype: str, ranges: Ranges) -> np.ndarray:
+        """A part of a block; every piece of the file that it touches is verified as it is read.
+
+        Only the rows ``ranges[0]`` are read, and what shares a piece with them.
+
+        Args:
+            name: Name of the tensor.
+            shape: Of the block.
+            dtype: A key of FORMAT_NAMES.
+            ranges: (start, stop) along each dim of the block.
+
+        Raises:
+            DamagedShardError: A piece is not what was written.
+        """
+        stored = self._stored(name, shape, dtype)
+        row = math.prod(shape[1:]) * numpy_dtype(dtype).itemsize
+        first, last = (ranges[0][0] * row, ranges[0][1] * row) if shape else (0, row)
+        low = first // PIECE_BYTES * PIECE_BYTES
+        high = min(-(-last // PIECE_BYTES) * PIECE_BYTES, stored.stop - stored.start)
+        data = np.empty(high - low, np.uint8)
+        for a in range(low, high, PIECE_BYTES):
+            self._read_piece(name, stored, a, data[a - low : a - low + PIECE_BYTES])
+        part = data[first - low : last - low].view(numpy_dtype(dtype))
+        if not shape:
+            return part.reshape(())
+        rows = part.reshape(ranges[0][1] - ranges[0][0], *shape[1:])
+        return rows[(slice(None), *(slice(a, b) for a, b in ranges[1:]))]
+
+    def verify(self, name: str) -> None:
+        """Reads a whole block, keeping nothing.
+
+        Raises:
+            DamagedShardError: A piece is not what was written.
+        """
+        stored = self.tensors[name]
+        size = stored.stop - stored.start
+        buffer = np.empty(min(size, PIECE_BYTES), np.uint8)
+        for a in range(0, size, PIECE_BYTES):
+            self._read_piece(name, stored, a, buffer[: size - a])
+
+    def _stored(self, name: str, shape: Sequence[int], dtype: str) -> Stored:
+        stored = self.tensors.get(name)
+        if stored is None:
+            raise self.damaged(f"tensor '{name}' is not in it")
+        if (stored.shape, stored.kind) != (tuple(shape), FORMAT_NAMES[dtype]):
+            raise self.damaged(f"tensor '{name}' is not {FORMAT_NAMES[dtype]}{list(shape)} there")
+        return stored
+
+    def _read_piece(self, name: str, stored: Stored, start: int, out: np.ndarray) -> None:
+        """Reads and verifies one piece, ``start`` bytes behind the first of its block."""
+        done, k = 0, start // PIECE_BYTES
+        try:
+            while done < out.size:
+                at = self._data + stored.start + start + done
+                count = os.preadv(self._file, [out[done:].data], at)
+                if not count:
+                    raise self.damaged(f"it ends within tensor '{name}'")
+                done += count
+        except OSError as error:
+            raise self.damaged(f"reading tensor '{name}' failed: {error.strerror}") from error
+        found, expected = f"{hashing.hashes(out)[0]:016x}", self._hashes[name][16 * k : 16 * k + 16]
+        if found != expected:
+            raise self.damaged(
+                f"tensor '{name}', bytes {start} to {start + out.size} of its block: checksum"
+                f" {found}, expected {expected}"
+            )
