@@ -9,6 +9,10 @@ def main() -> int:
         from meshmpi.train.signals import listen_for_life
 
         listen_for_life()
+    if sys.argv[1:2] == ["doctor"]:  # before the imports: they may be what is broken
+        from meshmpi.commands.doctor import main as doctor
+
+        return doctor(sys.argv[2:])
     from meshmpi.cli import main as command_line
 
     return command_line()

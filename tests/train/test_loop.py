@@ -12,7 +12,6 @@ import pytest
 import meshmpi as mm
 from meshmpi import checkpoint, cli
 from meshmpi.errors import CheckpointError, ConfigError, DataError, LayoutError
-from meshmpi.kernels import blas
 from meshmpi.runtime.launch import launch
 from meshmpi.train.config import load
 from meshmpi.train.evaluation import HeldOutText
@@ -378,13 +377,3 @@ def test_every_setting_is_in_the_help(capsys):
     text = capsys.readouterr().out
     for word in ("[model]", "d_model", "learning_rate", "[windows]", "[steps]", "--mesh"):
         assert word in text
-
-
-def test_doctor(capsys, monkeypatch):
-    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    assert cli.main(["doctor"]) == 0
-    out = capsys.readouterr().out
-    assert "numpy" in out and "cores:" in out
-    assert f"matrix products: {blas.find().name}" in out
-    assert ("unset OPENBLAS_CORETYPE" in out) == (blas.find().name == "openblas")
-    assert "C compiler of native kernels:" in out

@@ -1,0 +1,83 @@
+"""``meshmpi doctor``: what is wrong with this machine, and the lines that repair it.
+
+Imports nothing outside the standard library, so that it runs where the rest of meshmpi cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from meshmpi.doctor.checks import examine
+from meshmpi.doctor.facts import Facts, gather, heading
+from meshmpi.doctor.findings import BROKEN, Finding, summary, verdict
+
+HELP = "what is wrong with this machine, with the lines that repair it"
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command on its own; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="meshmpi doctor", description=f"{HELP[0].upper()}{HELP[1:]}."
+    )
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument(
+        "--ranks", dest="job_ranks", type=int, metavar="N",
+        help="MPI ranks to start for a trial: 2; 0 starts none.  Under mpirun or srun: those"
+        " there are",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mpi", metavar="KIND", help="openmpi, mpich, intel or the path of an mpirun"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs"), metavar="DIR",
+        help="where checkpoints are going to be (default: runs)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--limit", type=float, default=60.0, metavar="SECONDS",
+        help="of the trial job (default: 60)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="everything, for a support ticket")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Asks, examines, prints; 1 when something is broken."""
+    facts = gather(options.job_ranks, options.mpi, options.folder, options.limit)
+    rank = next((os.environ[v] for v in _RANK_VARIABLES if v in os.environ), "0")
+    if facts.inside_job and rank != "0":
+        return 0  # rank 0 has heard of all
+    findings = examine(facts)
+    if options.json:
+        print(json.dumps(as_dict(facts, findings), indent=1))
+    else:
+        print(f"{heading(facts)}\n\n{summary(findings)}")
+    return int(verdict(findings) == BROKEN)
+
+
+def as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+    """All that was found and learnt, for ``--json``."""
+    import meshmpi
+
+    told = ("OMPI_", "PMI", "PRTE_", "SLURM_", "I_MPI_", "FI_", "OMP_", "OPENBLAS_", "MKL_",
+            "MPI4PY_", "MESHMPI_", "PBS_", "LSB_", "LD_LIBRARY_PATH", "CC")  # fmt: skip
+    return {
+        "meshmpi": meshmpi.__version__,
+        "verdict": verdict(findings),
+        "findings": [finding.as_dict() for finding in findings],
+        "heading": heading(facts).splitlines(),
+        "environment": {n: v for n, v in sorted(facts.environment.items()) if n.startswith(told)},
+        "library": dict(facts.library),
+        "launcher": None if facts.launcher is None else facts.launcher._asdict(),
+        "parts": {name: dict(part) for name, part in facts.parts.items()},
+        "ranks": [dict(rank) for rank in facts.ranks],
+    }

@@ -1,0 +1,259 @@
+"""What the doctor's checks read: answers of other processes, of the kernel and the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshmpi.errors import MeshmpiError
+from meshmpi.runtime.cores import Cores, available_cores
+from meshmpi.runtime.launch import Launcher, find_launcher, launch, launcher_at
+from meshmpi.runtime.probe import MARK
+from meshmpi.runtime.processes import stop_session
+from meshmpi.runtime.world import in_job
+
+ANSWER_SECONDS = 60.0
+"""For what must be imported or compiled.  Assumption: a cold network file system takes less."""
+_INSIDE = ["-m", "meshmpi.doctor.inside"]
+_PROBE = ["-m", "meshmpi.runtime.probe"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What another process said.
+
+    Attributes:
+        lines: Of its standard output.
+        text: The end of its error output.
+        status: Exit status; negative: the number of the signal that ended it.
+        seconds: It took.
+        late: Whether it was stopped after the time limit.
+    """
+
+    lines: Sequence[str]
+    text: str = ""
+    status: int = 0
+    seconds: float = 0.0
+    late: bool = False
+
+    @property
+    def end(self) -> str:
+        """How it ended, in words."""
+        if self.late:
+            return f"it did not end within {self.seconds:.0f} s"
+        if self.status < 0:
+            return f"it was ended by {signal.Signals(-self.status).name}"
+        return f"it ended with status {self.status}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of this machine; what could not be learnt is empty.
+
+    Attributes:
+        environment: Variables of the reporting process.
+        wanted: Ranks that were asked for.
+        folder: Where checkpoints are going to be.
+        cores: Which this process may use.
+        parts: Answers of `meshmpi.doctor.inside`, by part.
+        died_in: The part in which that process ended, or empty.
+        inside: That process.
+        library: What `meshmpi.runtime.probe --alone` said, with "error" where MPI does not load.
+        library_answer: That process.
+        launcher: The mpirun that meshmpi uses.
+        launcher_error: Why there is none.
+        on_path: The mpirun that a shell would take.
+        jobs: The lists printed by the ranks; one list where they are one job.
+        job_answer: The processes of the job; None where none was started.
+        inside_job: Whether the doctor itself is a rank.
+    """
+
+    environment: Mapping[str, str]
+    wanted: int
+    folder: Path
+    cores: Cores
+    parts: Mapping[str, Mapping[str, Any]]
+    died_in: str
+    inside: Answer
+    library: Mapping[str, Any]
+    library_answer: Answer
+    launcher: Launcher | None
+    launcher_error: str
+    on_path: Launcher | None
+    jobs: Sequence[Sequence[Mapping[str, Any]]] = ()
+    job_answer: Answer | None = None
+    inside_job: bool = False
+
+    @property
+    def ranks(self) -> Sequence[Mapping[str, Any]]:
+        """What each process that was started said."""
+        return [rank for job in self.jobs for rank in job]
+
+    @property
+    def kind(self) -> str:
+        """Of the MPI library: a key of `meshmpi.runtime.launch.LAUNCHERS`, or empty."""
+        return kind_of(str(self.library.get("library", "")))
+
+
+def kind_of(library: str) -> str:
+    """The kind of an MPI library, by its version text; empty for others."""
+    marks = {"Open MPI": "openmpi", "Intel": "intel", "MPICH": "mpich"}
+    return next((kind for mark, kind in marks.items() if mark in library), "")
+
+
+def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> Facts:
+    """Asks everything.
+
+    Args:
+        ranks: How many to start; None: two, or in a job those there are.
+        mpi: As of `find_launcher`.
+        folder: Of checkpoints; need not exist.
+        seconds: Limit of the job of these ranks.
+    """
+    inside = ask([sys.executable, *_INSIDE], ANSWER_SECONDS)
+    parts, died_in = _parts(inside)
+    here = in_job()
+    # Whoever initialised MPI in a rank's place would take that rank's seat; loading it is harmless.
+    alone = ask([sys.executable, *_PROBE, "--alone"], ANSWER_SECONDS)
+    said = jobs_in(alone)
+    library = said[0][0] if said else {"error": alone.text.strip() or alone.end}
+    launcher, error = None, ""
+    try:
+        launcher = find_launcher(mpi)
+    except MeshmpiError as e:
+        error = str(e)
+    found = shutil.which("mpirun") or shutil.which("mpiexec")
+    wanted = ranks if ranks is not None else 2
+    job = None
+    if here:
+        job = ask([sys.executable, *_PROBE], seconds)
+    elif wanted > 0 and "error" not in library and (launcher is not None or wanted == 1):
+        job = _started(wanted, mpi, seconds)
+    return Facts(
+        dict(os.environ), wanted, folder, available_cores(), parts, died_in, inside, library,
+        alone, launcher, error, launcher_at(found) if found else None,
+        jobs_in(job) if job is not None else (), job, here,
+    )  # fmt: skip
+
+
+def _started(ranks: int, mpi: str | None, seconds: float) -> Answer:
+    began = time.perf_counter()
+    try:
+        done = launch(
+            ranks, _PROBE, mpi=mpi, timeout_seconds=seconds, capture_output=True,
+            environment={"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    except (MeshmpiError, OSError) as e:
+        return Answer((), str(e), 1, time.perf_counter() - began)
+    took = time.perf_counter() - began
+    late = took >= seconds and done.returncode != 0
+    return Answer(done.stdout.splitlines(), done.stderr[-4000:], done.returncode, took, late)
+
+
+def ask(command: Sequence[str], seconds: float) -> Answer:
+    """Runs a command to its end, or to the time limit, with all processes it starts."""
+    began = time.perf_counter()
+    # A rank's launcher may have left it an open file by which its child can answer.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        text=True, errors="replace", close_fds=False, start_new_session=True,
+    ) as process:  # fmt: skip
+        late = False
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            late = True
+            stop_session(process)
+            out, err = process.communicate()
+    took = time.perf_counter() - began
+    return Answer(out.splitlines(), err[-4000:], process.returncode, took, late)
+
+
+def _parts(answer: Answer) -> tuple[dict[str, dict[str, Any]], str]:
+    """The parts that were answered, and the one that was begun but not answered."""
+    parts: dict[str, dict[str, Any]] = {}
+    begun = ""
+    for line in answer.lines:
+        if not line.startswith("{"):
+            continue  # a library speaks
+        said = json.loads(line)
+        if "begins" in said:
+            begun = said["begins"]
+        else:
+            parts[said.pop("part")] = said
+    return parts, "" if begun in parts else begun
+
+
+def jobs_in(answer: Answer) -> list[list[dict[str, Any]]]:
+    """The lists that probes printed, wherever a launcher put them in its lines."""
+    out = []
+    decoder = json.JSONDecoder()
+    text = "\n".join(answer.lines)
+    at = text.find(MARK)
+    while at >= 0:
+        out.append(decoder.raw_decode(text, at + len(MARK))[0])
+        at = text.find(MARK, at + 1)
+    return [job for job in out if job]
+
+
+def heading(facts: Facts) -> str:
+    """What is there, right or wrong, as text."""
+    import meshmpi
+
+    library = facts.library
+    lines = [
+        f"meshmpi {meshmpi.__version__} in {Path(meshmpi.__file__).parent},"
+        f" Python {platform.python_version()} ({sys.executable})",
+        f"host {socket.gethostname()}: {platform.platform()}",
+        f"cores: {facts.cores.physical} physical, {facts.cores.logical} logical",
+        "packages: " + ", ".join(
+            f"{name} {part['version']}" for name, part in facts.parts.items() if "version" in part
+            and "file" in part
+        ),
+    ]  # fmt: skip
+    if "library" in library:
+        first = str(library["library"]).splitlines()[0].split(",")[0]
+        lines.append(f"MPI library: {first.strip()}, {library['library_file']} ({found_by(facts)})")
+    if facts.launcher is not None:
+        lines.append(f"MPI launcher: {facts.launcher.path} ({facts.launcher.kind}"
+                     f" {facts.launcher.major})")  # fmt: skip
+    for job in facts.jobs:
+        hosts = list(dict.fromkeys(rank["host"] for rank in job))
+        size = job[0].get("size", "?")
+        seconds = max((rank.get("init_seconds", 0.0) for rank in job), default=0.0)
+        lines.append(
+            f"job: {size} rank{'s' * (size != 1)} on {', '.join(hosts)}, MPI_Init {seconds:.2f} s"
+        )
+    blas, compiler = facts.parts.get("blas", {}), facts.parts.get("compiler", {})
+    if "library" in blas:
+        lines.append(
+            f"matrix products: {blas['library']} {blas['version']}, {blas['threads']} threads;"
+            f" bfloat16: {blas['bfloat16'] or 'converted to float32'}"
+        )
+    if "command" in compiler:
+        lines.append(f"C compiler: {compiler['command']}, kernels kept in {compiler['folder']}")
+    return "\n".join(lines)
+
+
+def found_by(facts: Facts) -> str:
+    """How mpi4py came to the MPI library it loaded."""
+    file = str(facts.library.get("library_file", ""))
+    if facts.environment.get("MPI4PY_LIBMPI"):
+        return "named by MPI4PY_LIBMPI"
+    if file.startswith(sys.prefix + os.sep):
+        return "found in this Python environment"
+    folders = facts.environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    if any(folder and os.path.realpath(folder) == os.path.dirname(file) for folder in folders):
+        return "found through LD_LIBRARY_PATH"
+    return "found by the system's loader"

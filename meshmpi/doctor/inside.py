@@ -1,0 +1,96 @@
+"""``python -m meshmpi.doctor.inside``: what must be imported or compiled to be known.
+
+A process of its own, because a broken package may end it: the name of each part is printed before
+the part is tried, so that the doctor can tell which one did.  Prints JSON, an object a line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+REQUIRED = ("numpy", "opt_einsum", "ml_dtypes", "threadpoolctl", "safetensors")
+"""What meshmpi needs besides mpi4py, in the order in which they are imported here."""
+
+
+def main() -> None:
+    """Tries every part."""
+    for name in REQUIRED:
+        _try(name, lambda name=name: _package(name))
+    _try("blas", _blas)
+    _try("compiler", _compiler)
+    _try("processes", _processes)
+
+
+def _try(part: str, function: Callable[[], dict[str, Any]]) -> None:
+    print(json.dumps({"begins": part}), flush=True)
+    try:
+        answer = function()
+    except Exception as error:  # any fault of a package is a fact about it
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps({"part": part, **answer}), flush=True)
+
+
+def _package(name: str) -> dict[str, Any]:
+    module = importlib.import_module(name)
+    return {"version": importlib.metadata.version(name), "file": module.__file__ or ""}
+
+
+def _blas() -> dict[str, Any]:
+    from meshmpi.kernels import blas
+
+    names = blas.available(bfloat16=True)
+    found = blas.find(names[0] if names else "")
+    plain = blas.find()
+    return {
+        "library": plain.name, "version": plain.version, "threads": plain.threads,
+        "bfloat16": found.name if found.bfloat16 else "",
+    }  # fmt: skip
+
+
+def _compiler() -> dict[str, Any]:
+    """Builds a library as kernels are built, through the cache, but never the same one."""
+    from meshmpi.kernels.native import compiler
+
+    wanted = os.environ.get("MESHMPI_CACHE") or ""
+    folder = compiler.cache_folder()
+    about = {"wanted": wanted, "folder": str(folder)}
+    try:
+        command = compiler.compiler()
+    except compiler.CompilerError as error:
+        return {**about, "error": str(error)}
+    about |= {"command": shlex.join(command[:1]), "openmp": "-fopenmp" in command}
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"doctor_{os.getpid()}"
+    library = None
+    try:
+        library = compiler.load_library(f"int {name}(void) {{ return 42; }}\n")
+        return {**about, "answer": int(library[name]())}
+    except (compiler.CompilerError, OSError) as error:
+        return {**about, "build_error": f"{type(error).__name__}: {error}"}
+    finally:
+        _clean(folder, name)
+
+
+def _clean(folder: Any, name: str) -> None:
+    """Takes the library of this run out of the cache: its source names it."""
+    for source in folder.glob("*.c"):
+        if source.stat().st_size < 200 and name in source.read_text():
+            for suffix in (".c", ".so", ".lock"):
+                source.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _processes() -> dict[str, Any]:
+    from meshmpi.runtime.launch import can_read_other_processes
+
+    return {"can_read": can_read_other_processes()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
