@@ -11,21 +11,9 @@ import numpy as np
 
 import meshmpi as mm
 from apps.matmul.formulas import Formulas, Sizes, Volume, formulas
+from apps.two_layer.measure import Line
 from meshmpi.flops import local_flops
 from meshmpi.scalar import ITEM_BYTES
-
-
-class Line(NamedTuple):
-    """One quantity per rank and step."""
-
-    name: str
-    formula: int
-    predicted: int
-    counted: int
-
-    @property
-    def agrees(self) -> bool:
-        return self.formula == self.predicted == self.counted
 
 
 class Measurement(NamedTuple):

@@ -39,9 +39,6 @@ ULPS = 8
 """Unit roundoffs of one elementwise function: 4 units in the last place.  Assumption, about the
 worst that NumPy and C libraries document for the transcendental functions used here."""
 
-Errors = Mapping[int, "np.ndarray | None"]
-"""Value -> error of each of its elements, float64; None where it is exact."""
-
 
 class Bounds:
     """Errors of all values of a one-rank program, kept while it runs.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from meshmpi.program import Instruction, LocalType, Program
-from meshmpi.scalar import FLOATS, Arg, Expr, Step
+from meshmpi.scalar import FLOATS, Expr, Step
 
 
 def widened(program: Program) -> Program:
@@ -74,8 +74,3 @@ def _expression(expr: Expr) -> Expr:
         s._replace(dtype="float64") if s.dtype in FLOATS else s for s in expr.steps
     ]  # fmt: skip
     return expr._replace(steps=tuple(steps))
-
-
-def literals(expr: Expr) -> list[Arg]:
-    """The numbers written in an expression."""
-    return [a for s in expr.steps for a in s.args if not isinstance(a, str)]

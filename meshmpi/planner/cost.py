@@ -22,13 +22,11 @@ class Cost:
     Attributes:
         flops: Floating-point operations of local instructions.
         bytes_by: Kind of collective -> mesh axes -> bytes this rank sends.
-        elements_by: Kind of collective -> mesh axes -> elements this rank hands to it.
         memory: Kind of memory -> bytes.
     """
 
     flops: int
     bytes_by: dict[str, AxesTable]
-    elements_by: dict[str, AxesTable]
     memory: dict[str, int]
 
     @property
@@ -87,4 +85,4 @@ def program_cost(program: Program, plan: MemoryPlan) -> Cost:
         "workspace": plan.workspace_bytes,
     }
     total = sum(local_flops(i, program, first) for i in program.instructions)
-    return Cost(total, bytes_by_collective(program), program.values(), memory)
+    return Cost(total, bytes_by_collective(program), memory)
