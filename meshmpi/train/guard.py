@@ -18,6 +18,7 @@ from meshmpi.errors import MeshmpiError
 from meshmpi.lowering import lower
 from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.diagnose import first_wrong, needed_bytes
+from meshmpi.runtime.replicas import compared
 from meshmpi.train.model import TrainingGraph
 from meshmpi.train.settings import Settings
 
@@ -63,6 +64,13 @@ class Guard:
         Raises:
             TrainingError: The run must stop; the same on every rank.
         """
+        skipped = self._judged(number, loss)
+        every = self._settings.guard.replica_every
+        if every and number % every == 0:
+            self._compare_replicas(number)
+        return skipped
+
+    def _judged(self, number: int, loss: float) -> bool:
         if self._built.finite is None:
             if not math.isfinite(loss):
                 raise TrainingError(
@@ -70,17 +78,30 @@ class Guard:
                     " guard.non_finite is off.", "Go on with --resume; " + _REMEDY,
                 )  # fmt: skip
             return False
-        states = self._step.executor.states
-        value = self._step.program.fetches[self._built.finite.name]
-        wrong = [s.rank for s in states if not s.arrays[value].item()]
+        wrong = self._wrong_here()
         count = self._total(len(wrong))
         if not count:
             self._in_a_row = 0
             return False
-        ranks = sorted(r for part in gathered(self._step.mesh, wrong) for r in part)
+        # The losses of ranks differ where only some are wrong; all ranks must tell the same.
+        told = gathered(self._step.mesh, (wrong, loss))
+        ranks = sorted(r for part, _ in told for r in part)
+        loss = next(found for part, found in told if part)
         self._in_a_row, self.skipped = self._in_a_row + 1, self.skipped + 1
         self._judge(number, loss, ranks)
         return True
+
+    @property
+    def reports(self) -> dict[str, float]:
+        """What the metrics say of the last step: ``skipped`` where it updated nothing."""
+        return {"skipped": 1.0} if self._wrong_here() else {}
+
+    def _wrong_here(self) -> list[int]:
+        """Ranks of this process on which the last step was not finite."""
+        if self._built.finite is None:
+            return []
+        value = self._step.program.fetches[self._built.finite.name]
+        return [s.rank for s in self._step.executor.states if not s.arrays[value].item()]
 
     def _total(self, mine: int) -> int:
         if self._comm is None:
@@ -136,14 +157,30 @@ class Guard:
             return f"{found} (looked for in the optimised program)"
         return "it did not happen again when the step was repeated: a rank may have computed wrong"
 
-    def check_variables(self) -> None:
-        """Refuses variables that are not finite; called before they are saved.  Collective.
+    def before_save(self, number: int) -> None:
+        """Refuses to save variables that are not finite, or whose replicas differ.  Collective.
+
+        Args:
+            number: Steps done.
 
         Raises:
             TrainingError: The same on every rank.
         """
-        if self._built.finite is None:
-            return
+        if self._settings.guard.replica_every:
+            self._compare_replicas(number)
+        if self._built.finite is not None:
+            self._check_variables()
+
+    def _compare_replicas(self, number: int) -> None:
+        found = compared(self._step.variables, self._settings.guard.replicas == "repair", self._say)
+        if found:
+            raise TrainingError(
+                f"after step {number} ranks that should hold equal numbers do not: {found}.",
+                "Go on from the last checkpoint with --resume; if it happens again on one host, its"
+                " memory is damaged. guard.replicas=repair copies what most ranks hold.",
+            )
+
+    def _check_variables(self) -> None:
         store, mine = self._step.variables, ""
         for name, blocks in store.blocks.items():
             for rank, block in blocks.items():

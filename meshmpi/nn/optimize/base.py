@@ -119,11 +119,17 @@ class Optimizer:
         self.name = name
 
     def minimize(
-        self, loss: Tensor, variables: Sequence[VariableLike] | None = None
-    ) -> list[Update]:
+        self, loss: Tensor, variables: Sequence[VariableLike] | None = None,
+        watch: Sequence[Tensor] | None = None,
+    ) -> list[Update]:  # fmt: skip
         """Updates of ``variables`` (default: all trainable ones) that lower ``loss``.
 
         Variables that the loss does not depend on are left alone.
+
+        Args:
+            loss: A number.
+            variables: To update.
+            watch: As for `apply_gradients`.
 
         Raises:
             ShapeError: The loss has dims, or depends on none of the variables.
@@ -143,7 +149,7 @@ class Optimizer:
                 f"minimize: the loss depends on none of {[v.name for v in targets]}.",
                 "Give the variables it depends on, or make them trainable.", str(loss.source),
             )  # fmt: skip
-        return self.apply_gradients(pairs)
+        return self.apply_gradients(pairs, watch)
 
     def apply_gradients(
         self, pairs: Sequence[tuple[Tensor | None, VariableLike]],
