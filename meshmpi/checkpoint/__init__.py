@@ -1,5 +1,6 @@
 """Checkpoints: every rank writes what it holds; any mesh, layout or storage reads it back."""
 
+from meshmpi.checkpoint.background import BackgroundSaver
 from meshmpi.checkpoint.loading import load, load_newest
 from meshmpi.checkpoint.manifest import (
     ForeignCheckpointError,
@@ -12,6 +13,7 @@ from meshmpi.checkpoint.partners import Partners
 from meshmpi.checkpoint.saving import owns_block, save
 
 __all__ = [
+    "BackgroundSaver",
     "ForeignCheckpointError",
     "Manifest",
     "Partners",

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshmpi import checkpoint
 from meshmpi.api import compile as compile_step
 from meshmpi.errors import CheckpointError, DataError
 from meshmpi.runtime.agreement import from_first
 from meshmpi.train.config import as_dict
 from meshmpi.train.evaluation import BlockFeeder, Evaluation, Evaluator
-from meshmpi.train.guard import Guard
+from meshmpi.train.guard import Guard, TrainingError
 from meshmpi.train.limits import find_limit
 from meshmpi.train.metrics import plot_losses, read_metrics
 from meshmpi.train.observe import Observer
 from meshmpi.train.progress import Progress
+from meshmpi.train.saves import Saves
 from meshmpi.train.settings import Settings
 from meshmpi.train.setup import chosen_layout, make_mesh, set_aside, write_settings
 from meshmpi.train.signals import StopSignals, work_begins
@@ -95,6 +95,7 @@ class Trainer:
         self._observer = Observer(self.step, settings, self.folder, self.say)
         self._saved_at = self._evaluated_at = -1
         self.checkpoint: Path | None = None
+        self._saves = Saves(settings.checkpoint, self.checkpoints, self.step.variables, self.say)
         self._report_start(time.perf_counter() - began)
         held = sum(a.nbytes for b in self.step.variables.blocks.values() for a in b.values())
         self._stop.limit = from_first(mesh, lambda: find_limit(settings.train.time_limit, held))
@@ -151,12 +152,7 @@ class Trainer:
         Raises:
             CheckpointError: There is none, it is damaged, or it is of another model.
         """
-        if source is None:
-            manifest, notes = checkpoint.load_newest(self.checkpoints, self.step.variables)
-        else:
-            manifest, notes = checkpoint.load(source, self.step.variables), []
-        for note in notes:
-            self.say(note)
+        manifest = self._saves.load(source)
         about, s = manifest.about, self.settings
         if about.get("data_digest") != self.task.digest:
             before = about.get("data") or about["settings"]["data"]["corpus"]
@@ -171,12 +167,24 @@ class Trainer:
         self._saved_at = manifest.step if source is None else -1
         self._evaluated_at = about.get("evaluated_at", manifest.step)
         self.checkpoint = manifest.folder
+        differs = [
+            what for what, before, now in (
+                ("mesh", about["mesh"], dict(self.mesh.shape.axes)),
+                ("layout", about["layout"], self.layout),
+                ("program", about["program_digest"], self.step.program.digest()),
+            ) if before != now
+        ]  # fmt: skip
+        if differs:
+            self.say(f"note: another {differs[0]} than before: losses agree but for rounding")
         self.say(f"resumed from {manifest.folder}, step {manifest.step}")
 
-    def save(self) -> Path:
-        """Writes a checkpoint.  Collective."""
-        self._guard.check_variables()
-        began = time.perf_counter()
+    def save(self, background: bool = False) -> Path | None:
+        """Writes a checkpoint.  Collective.
+
+        Args:
+            background: Whether it may be written beside the next steps; None is returned then.
+        """
+        self._guard.before_save(self.done)
         about = {
             "step_number": self.step.step_number, "evaluated_at": self._evaluated_at,
             "program_digest": self.step.program.digest(),
@@ -185,13 +193,17 @@ class Trainer:
             "data_digest": self.task.digest, "data": self.task.source(self.settings),
             "vocabulary": self.task.vocabulary.state(),
         }  # fmt: skip
-        self.checkpoint = checkpoint.save(
-            self.checkpoints, self.step.variables, self.done, about, self.settings.checkpoint.keep
-        )
-        self._saved_at, seconds = self.done, time.perf_counter() - began
-        self._stop.took(save=seconds)
-        self.say(f"wrote {self.checkpoint} in {seconds:.1f} s")
-        return self.checkpoint
+        self._saved(self._saves.wait())
+        path = self._saves.save(self.done, about, background)
+        self._saved_at = self.done
+        self._saved(path)
+        return path
+
+    def _saved(self, path: Path | None) -> None:
+        """Notes a checkpoint that has become whole, if one has."""
+        if path is not None:
+            self.checkpoint = path
+            self._stop.took(save=self._saves.seconds)
 
     # ---- the loop ------------------------------------------------------------------------
 
@@ -231,6 +243,10 @@ class Trainer:
                 stopped_by = stop.reason
                 self.say(f"stopping after step {self.done}, on {stopped_by}")
                 self._save_once()
+            except TrainingError:  # raised on all ranks
+                self._saved(self._saves.wait())
+                raise
+            self._saved(self._saves.wait())
             if first and self.settings.train.plot and not stopped_by:
                 self._plot()
         return Result(
@@ -249,7 +265,8 @@ class Trainer:
             self._loss_value = loss
             self._stop.took(step=seconds)
             progress.step(
-                loss, rate, seconds, self.step.comm_seconds - communicating, **self.reports
+                loss, rate, seconds, self.step.comm_seconds - communicating, **self.reports,
+                **self._guard.reports,
             )
             self._observer.after(seconds)
             self._guard.after(self.done, loss)
@@ -259,6 +276,7 @@ class Trainer:
     def _between_steps(self, progress: Progress) -> None:
         """The evaluation and the checkpoint that are due, also after resuming from a stop."""
         s = self.settings
+        self._saved(self._saves.poll())
         if not self.done:
             return
         if (
@@ -268,15 +286,15 @@ class Trainer:
         ):
             self._evaluate(progress, s.evaluate.windows)
         if s.checkpoint.every and self.done % s.checkpoint.every == 0:
-            self._save_once()
+            self._save_once(s.checkpoint.background)
 
     def _evaluate(self, progress: Progress, windows: int) -> None:
         progress.evaluated(self._evaluator.evaluate(windows))
         self._evaluated_at = self.done
 
-    def _save_once(self) -> None:
+    def _save_once(self, background: bool = False) -> None:
         if self._saved_at != self.done:
-            self.save()
+            self.save(background)
 
     def _sample(self, progress: Progress) -> Sample:
         sample = self.task.sample(self.step.variables, self.layout)
@@ -314,18 +332,29 @@ def train(
         initialize: Called before the first step unless the run is resumed, to give
             ``trainer.step.variables`` other first values.
     """
+    if settings.mesh.recover and mesh is None:
+        from meshmpi.train.recovery import train_on_survivors
+
+        return train_on_survivors(settings, folder, resume, say, task, initialize)
     with StopSignals():
         mesh = make_mesh(settings.mesh) if mesh is None else mesh
-        try:
-            trainer = _ready(settings, mesh, folder, say, task, resume, initialize)
-        except Interrupted as stop:
-            if mesh.rank == 0:
-                say(f"stopped by {stop.reason} before the first step: there is nothing to save")
-            return Result(0, None, None, None, "", stop.reason)
-        return trainer.run()
+        return run_trainer(
+            mesh, say, lambda: ready(settings, mesh, folder, say, task, resume, initialize)
+        )
 
 
-def _ready(
+def run_trainer(mesh: Any, say: Callable[[str], None], make: Callable[[], Trainer]) -> Result:
+    """Makes a trainer and runs it; it may be asked to stop at any time.  Collective."""
+    try:
+        trainer = make()
+    except Interrupted as stop:
+        if mesh.rank == 0:
+            say(f"stopped by {stop.reason} before the first step: there is nothing to save")
+        return Result(0, None, None, None, "", stop.reason)
+    return trainer.run()
+
+
+def ready(
     settings: Settings, mesh: Any, folder: str | os.PathLike[str], say: Callable[[str], None],
     task: type[Task] | None, resume: bool | str | os.PathLike[str],
     initialize: Callable[[Trainer], None] | None,

@@ -198,6 +198,13 @@ class CheckpointSettings:
     every: int = setting(0, "between checkpoints; 0: only at the end", "steps", minimum=0)
     keep: int = setting(2, "newest checkpoints that are kept; 0: all", minimum=0)
     at_end: bool = setting(True, "whether the end of the run is saved")
+    background: bool = setting(
+        False, "write copies while the next steps run; takes memory for what a rank writes"
+    )
+    partner: str = setting(
+        "", "second copy of each rank's file, kept by a rank of another host: memory, or a folder"
+        " on its local disk; empty: none",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -246,6 +253,9 @@ class MeshSettings:
     )  # fmt: skip
     memory_limit: str = setting(
         "", "of a training step on one rank, as 1.5 GB: recomputes until it fits; empty: none"
+    )
+    recover: bool = setting(
+        False, "whether the other ranks go on when some are lost, on a smaller mesh; also --recover"
     )
     machine: str = setting(
         "", "description to predict times with; empty: what `meshmpi calibrate` measured here"

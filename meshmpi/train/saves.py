@@ -1,0 +1,108 @@
+"""How a run saves and loads: at once or in the background, with or without partners' copies.
+
+Puts the settings ``checkpoint`` into effect; what is saved and when is the loop's affair.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from meshmpi.checkpoint import (
+    BackgroundSaver,
+    Manifest,
+    Partners,
+    load,
+    load_newest,
+    save,
+)
+from meshmpi.runtime.variables import VariableStore
+from meshmpi.train.settings import CheckpointSettings
+
+
+class Saves:
+    """Saves and loads the variables of a run.  All methods are collective.
+
+    Args:
+        settings: Of the run.
+        folder: Of its checkpoints.
+        store: ``step.variables``.
+        say: Takes lines, on rank 0 only.
+
+    Attributes:
+        seconds: That the last whole checkpoint took.
+    """
+
+    def __init__(
+        self, settings: CheckpointSettings, folder: Path, store: VariableStore,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._folder, self._store, self._keep, self._say = folder, store, settings.keep, say
+        self._partners = Partners(store.mesh, settings.partner) if settings.partner else None
+        self._saver: BackgroundSaver | None = None
+        if settings.background:
+            self._saver = BackgroundSaver(folder, store, settings.keep, self._partners, say)
+            size = self._saver.copy_bytes / 1e6
+            say(
+                f"checkpoints are written in the background, from a copy of {size:.3g} MB on rank 0"
+            )
+        self._began = self.seconds = 0.0
+
+    def save(self, step: int, about: Mapping[str, Any], background: bool) -> Path | None:
+        """Writes a checkpoint; the one before must be done.
+
+        Args:
+            step: Training steps done.
+            about: Plain values for the manifest.
+            background: Whether to return when variables are copied; needs the setting.
+
+        Returns:
+            Its folder; None if it is being written.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        self._began = time.perf_counter()
+        if not background or self._saver is None:
+            return self._whole(
+                save(self._folder, self._store, step, about, self._keep, self._partners, self._say)
+            )
+        self._saver.start(step, about)
+        seconds = time.perf_counter() - self._began
+        self._say(f"copied the state of step {step} in {seconds:.3f} s; it is being written")
+        return None
+
+    def poll(self) -> Path | None:
+        """The folder of a checkpoint that has become whole in the background, once.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        return None if self._saver is None else self._whole(self._saver.poll())
+
+    def wait(self) -> Path | None:
+        """As `poll`, when nothing is being written any more."""
+        return None if self._saver is None else self._whole(self._saver.wait())
+
+    def _whole(self, path: Path | None) -> Path | None:
+        if path is not None:
+            self.seconds = time.perf_counter() - self._began
+            self._say(f"wrote {path} in {self.seconds:.1f} s")
+        return path
+
+    def load(self, source: str | os.PathLike[str] | None) -> Manifest:
+        """Loads a checkpoint, or the newest whole one of the run.
+
+        Raises:
+            CheckpointError: There is none, it is damaged, or it is of another model.
+        """
+        how: Any = {"partners": self._partners, "say": self._say}
+        if source is not None:
+            return load(source, self._store, **how)
+        manifest, notes = load_newest(self._folder, self._store, **how)
+        for note in notes:
+            self._say(note)
+        return manifest
