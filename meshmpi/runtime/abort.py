@@ -23,7 +23,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from meshmpi.errors import without_library
-from meshmpi.runtime import exit_status, watchdog
+from meshmpi.runtime import exit_status, recovery, watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -64,7 +64,12 @@ def install(comm: MPI.Comm) -> None:
         _keyvals.append(MPI.Comm.Create_keyval())
     if comm.Get_attr(_keyvals[0]) is None:  # on all its ranks or on none: install is collective
         comm.Set_attr(_keyvals[0], True)
-        _leaving.append(comm.Dup())
+        _leaving.append(recovery.made(comm, comm.Dup))
+
+
+def forget() -> None:
+    """Ranks were lost and the others go on: those of earlier communicators leave no more."""
+    _leaving.clear()
 
 
 def install_hooks() -> None:
@@ -180,6 +185,7 @@ def _end(mpi: ModuleType, thread: str, text: str, status: int) -> None:
             sys.stderr.write(f"[rank {world.rank} of {world.size}{thread}] {text}")
         _flush()
         time.sleep(SETTLE_SECONDS)
+        watchdog.clean()
         world.Abort(status)
 
 
@@ -209,14 +215,30 @@ def _leave() -> None:
 
 
 def _leave_together(mpi: ModuleType, status: int | None) -> None:
+    _all_here(mpi, status)
+    watchdog.last_look()  # files of ranks are there until all have looked
+    _all_here(mpi, status)
+
+
+def _all_here(mpi: ModuleType, status: int | None) -> None:
+    """Waits until all ranks are here; ends the job if they do not come to one that failed."""
     requests = [comm.Ibarrier() for comm in _leaving]
     patience = UNSEEN_SECONDS if status is None else LEAVE_SECONDS
     limit = None if status == 0 else time.monotonic() + patience
     nap = 1e-4
-    while not mpi.Request.Testall(requests):
+    while not _all_left(mpi, requests):
         if limit is not None and time.monotonic() > limit:
             how = "SystemExit" if status is None else f"exit status {status}"
             text = f"left the program by {how} while other ranks still run: the job is ended.\n"
             _end(mpi, "", text, status or 1)
         time.sleep(nap)  # healthy ranks may wait long for a slow one; do not burn its core
         nap = min(2 * nap, 0.02)
+
+
+def _all_left(mpi: ModuleType, requests: list[MPI.Request]) -> bool:
+    try:
+        return mpi.Request.Testall(requests)
+    except mpi.Exception as error:
+        if not recovery.is_loss(error):
+            raise
+        return True  # in a job that outlives its ranks, who is lost has left

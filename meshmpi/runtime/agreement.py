@@ -6,6 +6,7 @@ Knows nothing of what the values mean.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,7 +20,9 @@ T = TypeVar("T")
 def gathered(mesh: Any, value: T) -> list[T]:
     """The values of all processes, on every one of them; collective."""
     comm = getattr(mesh, "comm", None)
-    return [value] if comm is None else comm.allgather(value)
+    if comm is None:
+        return [value]
+    return mesh.outside("gather", functools.partial(comm.allgather, value))()
 
 
 def from_first(mesh: Any, make: Callable[[], T]) -> T:
@@ -38,7 +41,7 @@ def from_first(mesh: Any, make: Callable[[], T]) -> T:
             result = (make(), None)
         except MeshmpiError as error:
             result = (None, error)
-    value, error = comm.bcast(result, root=0)
+    value, error = mesh.outside("broadcast", functools.partial(comm.bcast, result), "root 0")()
     if error is not None:
         raise error
     return value
@@ -59,11 +62,14 @@ class Flag:
     def __init__(self, mesh: Any) -> None:
         self._comm = getattr(mesh, "comm", None)
         self._mine, self._sum = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        if self._comm is not None and self._comm.size > 1:
+            reduce = functools.partial(self._comm.Allreduce, self._mine, self._sum)
+            self._reduce = mesh.outside("agree", reduce)
 
     def agree(self, raised: bool) -> bool:
         """Whether any rank has raised it; collective, one small all-reduce (about 1 us a node)."""
         if self._comm is None or self._comm.size == 1:
             return raised
         self._mine[0] = raised
-        self._comm.Allreduce(self._mine, self._sum)
+        self._reduce()
         return bool(self._sum[0])

@@ -22,6 +22,7 @@ from meshmpi.kernels.binding import run_all
 from meshmpi.kernels.native import NATIVE_KINDS, CompilerError, NativeKernels
 from meshmpi.passes.memory import MemoryPlan, plan_memory, round_up
 from meshmpi.program import COLLECTIVES, Instruction, Program
+from meshmpi.runtime import flight
 from meshmpi.runtime.arrays import aligned_empty, block_sizes, numpy_dtype, view_of
 from meshmpi.runtime.variables import VariableStore
 
@@ -181,9 +182,10 @@ class Executor:
         self._made_by: list[Instruction] = []
         self.tracer: Tracer | None = None
         self._running: dict[int, list] = {}
+        self._digest = program.digest()[:8]
         for i in program.instructions:
             communicates = i.kind in (*COLLECTIVES, "wait")
-            for thunk in self._bind(i):
+            for thunk in self._described(i):
                 self._add(thunk, communicates, i)
             if self._running and not communicates:
                 self._add(self._advance(), True, _ADVANCE)
@@ -224,6 +226,15 @@ class Executor:
                 call()
         self.comm_seconds += communicating
         self.runs += 1
+
+    def _described(self, i: Instruction) -> list[Thunk]:
+        """`_bind`, with collectives that others see as this instruction of this program."""
+        if i.kind not in COLLECTIVES:
+            return self._bind(i)
+        line = f"{i.source.file}:{i.source.line}" if i.source.file else ""
+        about = f"{self._digest}%{i.outputs[0]}"
+        with flight.described(line, about):
+            return self._bind(i)
 
     def _bind(self, i: Instruction) -> list[Thunk]:
         if i.kind in ("feed", "read", "view"):

@@ -10,6 +10,7 @@ Knows no MPI and no meshes; layout of the file: constants below, read by `rings`
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import struct
@@ -19,9 +20,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from meshmpi.runtime.processes import start_time
+from meshmpi.runtime import processes
 
 MAGIC, VERSION = 0x6D657368666C6974, 1
 HEADER_BYTES, RECORD_BYTES, RECORDS = 2048, 64, 512
@@ -39,11 +40,12 @@ RUNNING, LEAVING = 0, 1
 UNKNOWN_STATUS = -1
 FOLDER_VARIABLE = "MESHMPI_FLIGHT_DIR"
 """Where the files go, in place of a folder of the user's in /dev/shm."""
+SWEEP_SECONDS = 60.0
 MOST_ENTRIES = 1 << 14
 """Of the table.  A program that makes ever other calls gets one entry for all that come later."""
 _DIGEST_PRIME = 2**31 - 1
 
-Bound = Callable[[], None]
+T = TypeVar("T")
 
 
 class Kind(NamedTuple):
@@ -55,6 +57,7 @@ class Kind(NamedTuple):
         dtype: Of the elements.
         axes: Mesh axes joined by +.
         elements: A count that must be equal on all ranks of the group.
+        shape: Extents that must be equal on all ranks of the group, joined by x.
         about: Digest of the program and number of the instruction, or empty.
     """
 
@@ -63,12 +66,18 @@ class Kind(NamedTuple):
     dtype: str = ""
     axes: str = ""
     elements: int = 0
+    shape: str = ""
     about: str = ""
 
     @property
     def signature(self) -> int:
         """31 bits of it."""
-        return zlib.crc32("\t".join(map(str, self)).encode()) & 0x7FFFFFFF
+        return _signature(self)
+
+
+@functools.lru_cache(4096)
+def _signature(kind: Kind) -> int:
+    return zlib.crc32("\t".join(map(str, kind)).encode()) & 0x7FFFFFFF
 
 
 class Channel:
@@ -100,6 +109,21 @@ class Tally:
         self.calls, self.seconds = 0, 0.0
 
 
+def counted(run: Callable[[], T], tally: Tally) -> Callable[[], T]:
+    """``run``, which counts itself: two numbers, as a short message takes a microsecond."""
+    clock = time.perf_counter
+
+    def counting() -> T:
+        began = clock()
+        try:
+            return run()
+        finally:
+            tally.seconds += clock() - began
+            tally.calls += 1
+
+    return counting
+
+
 class Ring:
     """The files of this rank.
 
@@ -110,6 +134,8 @@ class Ring:
 
     Attributes:
         path: Of the ring; the table has the suffix ``.txt``.
+        count: Collectives called.
+        size: Of MPI.COMM_WORLD.
 
     Raises:
         OSError: They cannot be made there, or there is no room.
@@ -117,7 +143,7 @@ class Ring:
 
     def __init__(self, folder: Path, rank: int, size: int):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        pid, start = os.getpid(), start_time(os.getpid())
+        pid, start = os.getpid(), processes.start_time(os.getpid())
         self.path = folder / f"{pid}-{start}.ring"
         nbytes = HEADER_BYTES + RECORDS * RECORD_BYTES
         with open(self.path, "w+b") as file:
@@ -130,12 +156,12 @@ class Ring:
         self._words = memoryview(self._map).cast("q")
         self._floats = memoryview(self._map).cast("d")
         self._table = os.open(
-            self.path.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600
+            self.path.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
         )  # fmt: skip
         self._entries: dict[tuple[Any, ...], int] = {}
         self._phases: dict[str, int] = {}
         self._channels: dict[str, Channel] = {}
-        self.count = 0
+        self.count, self.size = 0, size
         words = self._words
         words[RANK], words[SIZE], words[PID], words[START] = rank, size, pid, start
         words[STATE], words[STATUS] = RUNNING, UNKNOWN_STATUS
@@ -196,26 +222,24 @@ class Ring:
         """Records that the call has ended."""
         self._floats[word] = time.perf_counter()
 
-    def recorded(self, run: Bound, tally: Tally, channel: Channel, kind: Kind, entry: int) -> Bound:
+    def recorded(
+        self, run: Callable[[], T], tally: Tally, channel: Channel, kind: Kind, entry: int
+    ) -> Callable[[], T]:
         """``run``, which records and counts itself: some tenths of a microsecond."""
-        begin, floats, clock, signature = (
-            self.begin,
-            self._floats,
-            time.perf_counter,
-            kind.signature,
-        )
+        begin, floats, clock = self.begin, self._floats, time.perf_counter
+        signature = kind.signature
 
-        def counted() -> None:
+        def recorded() -> T:
             word = begin(channel, entry, signature)
             began = clock()
             try:
-                run()
+                return run()
             finally:
                 floats[word] = ended = clock()
-            tally.seconds += ended - began
-            tally.calls += 1
+                tally.seconds += ended - began
+                tally.calls += 1
 
-        return counted
+        return recorded
 
     def phase(self, name: str, step: int | None) -> None:
         """Notes what the rank does now."""
@@ -258,6 +282,7 @@ def start(rank: int, size: int) -> Ring | None:
     for folder in folders():
         try:
             _ring = Ring(folder, rank, size)
+            sweep(folder)
             break
         except OSError as error:
             problems.append(f"{folder}: {error.strerror}")
@@ -271,6 +296,25 @@ def start(rank: int, size: int) -> Ring | None:
     if _early is not None:
         _ring.phase(*_early)
     return _ring
+
+
+def sweep(folder: Path) -> None:
+    """Removes what processes have left that were killed `SWEEP_SECONDS` ago or earlier."""
+    for path in folder.iterdir():
+        pid, _, started = path.stem.partition("-")
+        if not (pid.isdigit() and started.isdigit()):
+            continue
+        if processes.state(int(pid), int(started)) != "gone":
+            continue
+        with contextlib.suppress(OSError, struct.error):  # another rank has just removed it
+            if time.time() - path.stat().st_mtime < SWEEP_SECONDS:
+                continue
+            ring = path.with_suffix(".ring")
+            if ring.exists():
+                (beat,) = struct.unpack("<d", ring.read_bytes()[8 * HEARTBEAT : 8 * HEARTBEAT + 8])
+                if 0 <= time.perf_counter() - beat < SWEEP_SECONDS:
+                    continue  # its own job may yet look at it
+            path.unlink()
 
 
 def folders() -> list[Path]:

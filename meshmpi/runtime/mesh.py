@@ -8,14 +8,15 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from meshmpi.collective_bytes import REDUCED_IN, bytes_sent, wire_bytes
 from meshmpi.dims import Axes, MeshShape
 from meshmpi.errors import MeshError, ProgramError
+from meshmpi.runtime import crosscheck, flight, recovery, watchdog
 from meshmpi.runtime.blocks import (
     check_array,
     check_op,
@@ -24,6 +25,7 @@ from meshmpi.runtime.blocks import (
     check_sizes,
     replaced,
 )
+from meshmpi.runtime.flight import Kind, Tally, counted
 from meshmpi.runtime.world import without_networks
 from meshmpi.windows import Exchange
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from meshmpi.kernels.binding import Bound
     from meshmpi.runtime.collectives import Group
 
+T = TypeVar("T")
 MeshShapeLike = str | Mapping[str, int] | Sequence[tuple[str, int]] | MeshShape
 Counters = dict[str, dict[str, list]]
 """Kind -> axes joined by + -> [calls, elements handed, bytes sent by the formulas, seconds]."""
@@ -86,15 +89,6 @@ def size_error(shape: MeshShape, ranks: int) -> MeshError:
     )
 
 
-class _Tally:
-    """Calls of collectives that are alike, and seconds spent in them."""
-
-    __slots__ = ("calls", "seconds")
-
-    def __init__(self) -> None:
-        self.calls, self.seconds = 0, 0.0
-
-
 class Mesh:
     """An n-dimensional array of MPI ranks whose axes have names.
 
@@ -105,13 +99,15 @@ class Mesh:
     Args:
         shape: ``"rows:2;cols:2"``, a MeshShape, a mapping, or (name, size) pairs.
         comm: Any mpi4py intracommunicator; default MPI.COMM_WORLD.  It is duplicated.
+        debug: Whether ranks compare every collective before they do it, and raise where they
+            differ; default: whether the variable MESHMPI_DEBUG is ``collectives``.
 
     Attributes:
         shape: The MeshShape.
         size: Number of ranks.
         rank: This rank.
         coordinates: Axis name -> coordinate of this rank.
-        comm: The Cartesian communicator.
+        comm: The communicator, of its own: Cartesian, unless the job goes on when ranks are lost.
 
     Raises:
         MeshError: The communicator has another number of ranks, or is an intercommunicator.
@@ -121,7 +117,9 @@ class Mesh:
         {'rows': 0, 'cols': 0}
     """
 
-    def __init__(self, shape: MeshShapeLike, comm: MPI.Intracomm | None = None):
+    def __init__(
+        self, shape: MeshShapeLike, comm: MPI.Intracomm | None = None, debug: bool | None = None
+    ):
         with without_networks():
             from mpi4py import MPI
 
@@ -140,15 +138,16 @@ class Mesh:
             raise size_error(self.shape, comm.size)
         sizes = self.shape.sizes
         # Both calls below give a communicator of our own: user messages on comm cannot match ours.
-        self.comm: MPI.Intracomm = (
-            comm.Create_cart(sizes, [False] * len(sizes), reorder=False) if sizes else comm.Dup()
-        )
+        self.comm: MPI.Intracomm = recovery.made(comm, functools.partial(_own, comm, sizes))
         self.size, self.rank = self.comm.size, self.comm.rank
         self.coordinates = self.shape.coordinates(self.rank)
-        self._tallies: dict[tuple[str, str, int, int], _Tally] = {}
+        self._tallies: dict[tuple[str, str, int, int], Tally] = {}
         self._collectives = collectives
+        self.checks = crosscheck.wanted() if debug is None else debug
+        self._key, self._members = watchdog.join(self.comm) if self.size > 1 else ("", (0,))
         self._communicators: dict[Axes, MPI.Intracomm] = {}
         self._groups: dict[Axes, Group] = {}
+        self._channels: dict[str, tuple[flight.Channel | None, int]] = {}
 
     def communicator(self, axes: Iterable[str]) -> MPI.Intracomm:
         """The communicator of the ranks that differ from this one only in ``axes``.
@@ -168,7 +167,11 @@ class Mesh:
             return self.comm
         if not axes:  # not Cart_sub, which need not know meshes without an axis
             return MPI.COMM_SELF.Dup()
-        return self.comm.Sub([name in axes for name in self.shape.names])  # type: ignore
+        if self.comm.Get_topology() == MPI.CART:
+            make = functools.partial(self.comm.Sub, [n in axes for n in self.shape.names])  # type: ignore
+        else:
+            make = functools.partial(self.comm.Split, self.group(axes)[0], self.rank)
+        return recovery.made(self.comm, make)
 
     @functools.cached_property
     def hosts(self) -> int:
@@ -198,23 +201,57 @@ class Mesh:
         return group
 
     def _counted(
-        self, kind: str, group: Group, elements: int, dtype: np.dtype, run: Bound
-    ) -> Bound:
-        """``run``, which counts itself: two numbers, as a short message takes a microsecond."""
-        tally, clock = self._tally(kind, group, elements, dtype), time.perf_counter
-
-        def counted() -> None:
-            began = clock()
-            run()
-            tally.seconds += clock() - began
-            tally.calls += 1
-
-        return counted
-
-    def _tally(self, kind: str, group: Group, elements: int, dtype: np.dtype) -> _Tally:
-        """That of all collectives which hand in as much, over the same axes."""
+        self, kind: str, group: Group, elements: int, dtype: np.dtype, run: Bound,
+        shared: tuple[int, ...], op: str = "",
+    ) -> Bound:  # fmt: skip
+        """``run``, which counts and records itself; a short message takes a microsecond."""
+        # One tally for all collectives which hand in as much, over the same axes.
         sent = bytes_sent(kind, elements, _wire_bytes(kind, dtype), group.n)
-        return self._tallies.setdefault((kind, group.name, elements, sent), _Tally())
+        tally = self._tallies.setdefault((kind, group.name, elements, sent), Tally())
+        return self._recorded(_kind(kind, op, dtype, group.name, shared), sent, run, tally)
+
+    def _recorded(
+        self, kind: Kind, nbytes: int, run: Callable[[], T], tally: Tally
+    ) -> Callable[[], T]:
+        """``run`` with a record of it in the ring, where others see it; counted in ``tally``."""
+        ring = flight.ring() if self.size > 1 else None
+        if ring is None and not self.checks:
+            return counted(run, tally)
+        channel, n = self._channel(ring, kind.axes)
+        if n == 1:
+            return counted(run, tally)
+        line, about = flight.description()
+        kind = kind._replace(about=about) if about else kind
+        if self.checks:
+            axes = self.shape.in_mesh_order(kind.axes.split("+"))
+            run = crosscheck.checked(self.communicator(axes), self._world(axes), kind, line, run)
+        if ring is None or channel is None:
+            return counted(run, tally)
+        return ring.recorded(run, tally, channel, kind, ring.entry(kind, nbytes, line))
+
+    def _channel(self, ring: flight.Ring | None, name: str) -> tuple[flight.Channel | None, int]:
+        """The record of the calls over axes joined by +, in any order; the number of ranks."""
+        found = self._channels.get(name)
+        if found is None:
+            axes = self.shape.in_mesh_order(name.split("+")) if name else ()
+            members, key = self._world(axes), f"{self._key}/{'+'.join(axes)}"
+            channel = ring.channel(f"{key}/{members[0]}", members) if ring is not None else None
+            found = self._channels[name] = (channel, len(members))
+        return found
+
+    def _world(self, axes: Axes) -> tuple[int, ...]:
+        """Ranks in MPI.COMM_WORLD of the group over ``axes``, in the order of its communicator."""
+        return tuple(self._members[r] for r in self.group(axes))
+
+    def outside(self, kind: str, run: Callable[[], T], op: str = "") -> Callable[[], T]:
+        """``run``, a collective of all ranks on ``comm`` that is not a method, recorded like those.
+
+        Args:
+            kind: What to call it in reports, as ``agree``.
+            run: Calls MPI.
+            op: A detail that is the same on all ranks, as ``root 0``.
+        """
+        return self._recorded(Kind(kind, op, "", "+".join(self.shape.names)), 0, run, Tally())
 
     @property
     def counters(self) -> Counters:
@@ -261,7 +298,7 @@ class Mesh:
         check_array("all_reduce", "array", x)
         group = self._group(axes)
         run = self._collectives.bind_all_reduce(group, x, op, workspace)
-        return self._counted("all_reduce", group, x.size, x.dtype, run)
+        return self._counted("all_reduce", group, x.size, x.dtype, run, x.shape, op)
 
     def start_all_reduce(
         self, x: np.ndarray, axes: Iterable[str], op: str = "sum"
@@ -281,7 +318,8 @@ class Mesh:
             )
         group, requests = self._group(axes), list[Any]()
         start = functools.partial(self._collectives.start_all_reduce, group, x, op, requests)
-        self._counted("all_reduce", group, x.size, x.dtype, start)()
+        op = f"start {op}"
+        self._counted("all_reduce", group, x.size, x.dtype, start, x.shape, op)()
         return requests
 
     def advance(self, requests: list[MPI.Request]) -> None:
@@ -291,10 +329,13 @@ class Mesh:
 
     def wait(self, requests: list[MPI.Request], axes: Iterable[str]) -> None:
         """Waits until all ``requests`` of `start_all_reduce` over ``axes`` are complete."""
-        began = time.perf_counter()
-        self._collectives.MPI.Request.Waitall(requests)
-        key = ("all_reduce", self._group(axes).name, 0, 0)
-        self._tallies.setdefault(key, _Tally()).seconds += time.perf_counter() - began
+        group, began = self._group(axes), time.perf_counter()
+        self._recorded(
+            Kind("wait", "", "", group.name), 0,
+            functools.partial(self._collectives.MPI.Request.Waitall, requests), Tally(),
+        )()  # fmt: skip
+        key = ("all_reduce", group.name, 0, 0)
+        self._tallies.setdefault(key, Tally()).seconds += time.perf_counter() - began
 
     def all_gather(
         self,
@@ -332,7 +373,7 @@ class Mesh:
         check_sizes("all_gather", sizes, group.n, out.shape[axis], "an output")
         check_sizes("all_gather", [x.shape[axis]], 1, sizes[group.index], "a block")
         run = self._collectives.bind_all_gather(group, x, out, axis, sizes, workspace)
-        return self._counted("all_gather", group, x.size, x.dtype, run)
+        return self._counted("all_gather", group, x.size, x.dtype, run, out.shape)
 
     def reduce_scatter(
         self,
@@ -373,7 +414,7 @@ class Mesh:
         check_sizes("reduce_scatter", sizes, group.n, x.shape[axis], "an input")
         check_out("reduce_scatter", x, out, replaced(x.shape, axis, sizes[group.index]))
         run = self._collectives.bind_reduce_scatter(group, x, out, axis, sizes, op, workspace)
-        return self._counted("reduce_scatter", group, x.size, x.dtype, run)
+        return self._counted("reduce_scatter", group, x.size, x.dtype, run, x.shape, op)
 
     def all_to_all(
         self,
@@ -425,7 +466,8 @@ class Mesh:
         run = self._collectives.bind_all_to_all(
             group, x, out, split_axis, concat_axis, split_sizes, concat_sizes, workspace
         )
-        return self._counted("all_to_all", group, x.size, x.dtype, run)
+        shared = replaced(x.shape, concat_axis, sum(concat_sizes))
+        return self._counted("all_to_all", group, x.size, x.dtype, run, shared)
 
     def shift(
         self, xs: Sequence[np.ndarray], out: np.ndarray, axis: int, exchange: Exchange,
@@ -456,10 +498,48 @@ class Mesh:
         check_shift(xs, out, axis, exchange, group.index)
         run = self._collectives.BoundShift(group, xs, out, axis, exchange, value, workspace)
         elements = exchange.rows_sent(group.index) * math.prod(replaced(out.shape, axis, 1))
-        return self._counted("shift", group, elements, out.dtype, run)
+        shared = replaced(out.shape, axis, exchange.size)
+        return self._counted("shift", group, elements, out.dtype, run, shared)
+
+    def broadcast(self, x: np.ndarray, axes: Iterable[str], root: int = 0) -> None:
+        """Copies ``x`` of one rank into that of all ranks that differ from it only in ``axes``.
+
+        Not an instruction of programs, and not in `counters`.
+
+        Args:
+            x: C-contiguous array of the same shape on all ranks of the group.
+            axes: Mesh axes, major first: they number the ranks of the group.
+            root: Number of the rank that gives.
+        """
+        check_array("broadcast", "array", x)
+        group = self._group(axes)
+        if not 0 <= root < group.n:
+            raise MeshError(
+                f"broadcast from rank {root} of {group.n} over {group.name}.",
+                f"Give 0 to {group.n - 1}.",
+            )
+        kind = _kind("broadcast", f"root {root}", x.dtype, group.name, x.shape)
+        giver = group.blocks.index(root)
+        bits = x.reshape(-1).view(np.uint8)
+        run = functools.partial(group.comm.Bcast, bits, giver)
+        self._recorded(kind, x.nbytes if group.index == root else 0, run, Tally())()
 
     def __repr__(self) -> str:
         return f"<Mesh {self.shape}, rank {self.rank}>"
+
+
+@functools.lru_cache(4096)
+def _kind(kind: str, op: str, dtype: np.dtype, axes: str, shared: tuple[int, ...]) -> Kind:
+    """What a collective is; ``shared`` are extents that are equal on all ranks of the group."""
+    shape = "x".join(map(str, shared))
+    return Kind(kind, op, str(dtype), axes, math.prod(shared), shape)
+
+
+def _own(comm: MPI.Intracomm, sizes: Sequence[int]) -> MPI.Intracomm:
+    """A communicator of the same ranks in the same order; Cartesian, where that is safe."""
+    if not sizes or recovery.watching():  # Open MPI's topologies are not made for lost ranks
+        return comm.Dup()
+    return comm.Create_cart(sizes, [False] * len(sizes), reorder=False)
 
 
 def check_axes(shape: MeshShape, axes: Axes) -> None:

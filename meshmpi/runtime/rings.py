@@ -1,0 +1,193 @@
+"""Reads what other ranks write of themselves (`flight`), while they run or after their death.
+
+Knows no MPI.  A file may change while it is read: what was caught in the middle of a record is left
+out, and who draws conclusions looks twice.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from meshmpi.runtime import flight
+from meshmpi.runtime.flight import Kind
+
+_WORDS = struct.Struct("<14q")
+_FLOATS = struct.Struct("<14d")
+_SLOT = struct.Struct("<qq")
+
+
+class Call(NamedTuple):
+    """One collective that a rank called.
+
+    Attributes:
+        group: Key of the communicator.
+        number: Of the call among those of the communicator, from 1.
+        needs: Number of the call that all its ranks must have come to for this one to end.
+        kind: What it is.
+        nbytes: Bytes that the rank sends.
+        line: ``file:line`` of the user's code, or empty.
+        digest: Of the communicator's calls up to this one.
+        seconds: Since it began, while it is not ended; else how long it took.
+        waits: Whether it has not ended.
+    """
+
+    group: str
+    number: int
+    needs: int
+    kind: Kind
+    nbytes: int
+    line: str
+    digest: int
+    seconds: float
+    waits: bool
+
+    def __str__(self) -> str:
+        k = self.kind
+        size = f"{k.elements:,} elements, {self.nbytes:,} B sent" if k.dtype else ""
+        details = ", ".join(x for x in (k.op, k.dtype, size) if x)
+        over = f" over {k.axes}" if k.axes else ""
+        at = f" at {self.line}" if self.line else ""
+        return f"{k.kind}({details}){over}{at}"
+
+
+@dataclass
+class Seen:
+    """What was seen of a rank.
+
+    Attributes:
+        rank: In MPI.COMM_WORLD.
+        host: Its name.
+        pid: Number of the process.
+        life: running, stopped, gone, or left: the program is over there.
+        status: Exit status where it has left; None where it is not known.
+        phase: What it does outside of collectives, or empty.
+        step: The step that belongs to it, or None.
+        phase_seconds: Since the phase began.
+        count: Collectives called.
+        calls: The last of them, oldest first.
+        reached: Key of a communicator -> (calls begun, their digest).
+        members: Key of a communicator -> its ranks.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    life: str
+    status: int | None = None
+    phase: str = ""
+    step: int | None = None
+    phase_seconds: float = 0.0
+    count: int = 0
+    calls: list[Call] = field(default_factory=list)
+    reached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> Call | None:
+        """The collective that has not ended, or None."""
+        return next((c for c in reversed(self.calls) if c.waits), None)
+
+    @property
+    def last(self) -> Call | None:
+        """The last collective called."""
+        return self.calls[-1] if self.calls else None
+
+
+class Reader:
+    """Looks at the files of one rank again and again.
+
+    Args:
+        path: Of its ring.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._read = 0
+        self._rest = b""
+        self._kinds: dict[int, tuple[Kind, int, str]] = {}
+        self._groups: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self._phases: dict[int, str] = {}
+
+    def heartbeat(self) -> float:
+        """When the rank's watchdog last ran, by this host's monotonic clock; 0 for never."""
+        try:
+            with open(self.path, "rb") as file:
+                return _FLOATS.unpack(file.read(_FLOATS.size))[flight.HEARTBEAT]
+        except (OSError, struct.error):
+            return 0.0
+
+    def look(self, host: str, life: str, most: int = flight.RECORDS) -> Seen | None:
+        """What the rank does now; None where the files are not there, or not yet whole.
+
+        Args:
+            host: To note.
+            life: Of the process: running, stopped or gone.
+            most: Calls to bring, at the most.
+        """
+        try:
+            data = self.path.read_bytes()
+            self._read_table()
+        except OSError:
+            return None
+        if len(data) < flight.HEADER_BYTES:
+            return None
+        words, floats = _WORDS.unpack_from(data), _FLOATS.unpack_from(data)
+        if words[flight.MAGIC_AT] != flight.MAGIC or words[flight.VERSION_AT] != flight.VERSION:
+            return None
+        if words[flight.STATE] == flight.LEAVING:
+            life = "left"
+        status, step = words[flight.STATUS], words[flight.STEP]
+        phase, now = words[flight.PHASE], time.perf_counter()
+        seen = Seen(
+            words[flight.RANK], host, words[flight.PID], life,
+            None if status == flight.UNKNOWN_STATUS else status, self._phases.get(phase, ""),
+            step if phase and step >= 0 else None, now - floats[flight.SINCE] if phase else 0.0,
+            words[flight.COUNT],
+        )  # fmt: skip
+        self._note_calls(seen, data, now, most)
+        return seen
+
+    def _note_calls(self, seen: Seen, data: bytes, now: float, most: int) -> None:
+        seen.members = dict(self._groups.values())
+        for number, (group, _) in self._groups.items():
+            if number < flight.SLOTS:
+                slot = 8 * (flight.SLOTS_AT + 2 * number)
+                seen.reached[group] = _SLOT.unpack_from(data, slot)
+        first = max(1, seen.count - min(most, flight.RECORDS) + 1)
+        for n in range(first, seen.count + 1):
+            at = flight.HEADER_BYTES + n % flight.RECORDS * flight.RECORD_BYTES
+            found, channel, call, needs, entry, digest, began, ended = flight.RECORD.unpack_from(
+                data, at
+            )
+            if found != n or channel not in self._groups or entry not in self._kinds:
+                continue  # overwritten since, or the table was not yet written
+            (group, _), (kind, nbytes, line) = self._groups[channel], self._kinds[entry]
+            seconds = (ended or now) - began
+            seen.calls.append(
+                Call(group, call, needs, kind, nbytes, line, digest, seconds, not ended)
+            )
+            if seen.reached.get(group, (0, 0))[0] < call:
+                seen.reached[group] = (call, digest)
+
+    def _read_table(self) -> None:
+        """Takes in what was appended to the table since the last time."""
+        with open(self.path.with_suffix(".txt"), "rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        self._read += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            what, number, *fields = line.decode().split("\t")
+            if what == "P":
+                self._phases[int(number)] = fields[0]
+            elif what == "C":
+                members = tuple(int(r) for r in fields[1].split(","))
+                self._groups[int(number)] = (fields[0], members)
+            else:
+                _, kind, op, dtype, axes, elements, shape, about, nbytes, where = fields
+                made = Kind(kind, op, dtype, axes, int(elements), shape, about)
+                self._kinds[int(number)] = (made, int(nbytes), where)

@@ -1,0 +1,510 @@
+"""A thread of every rank that ends the job when ranks wait for each other in vain.
+
+It wakes once a second.  On each host the lowest rank whose thread runs looks at what all ranks of
+the host write of themselves (`rings`), and with several hosts at what the others tell
+(`host_link`); `deadlock` draws the conclusion.  Slow ranks are no reason: stopped processes, long
+computations, debuggers, slow disks.  Threads never call MPI, except to abort.
+
+Who finds something first claims the end of the job by a file; ranks that see it show their stacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshmpi.errors import ConfigError
+from meshmpi.runtime import deadlock, flight, processes, stacks
+from meshmpi.runtime.deadlock import Finding
+from meshmpi.runtime.rings import Reader, Seen
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from meshmpi.runtime.host_link import HostLink
+
+WAKE_SECONDS = 1.0
+BEAT_SECONDS = 3.5
+"""A thread that has not run for so long is taken for stopped; the next rank of its host looks."""
+AGAIN_SECONDS = {"lost": 0.0, "differ": 0.05, "stuck": 1.0, "stalled": 0.0}
+"""After this time a finding must be there still: files are read while they are written."""
+STACK_SECONDS = 2.5
+"""How long the reporting rank waits for the stacks of others: their threads wake once a second."""
+HARD_SECONDS = 8.0
+"""A rank that still runs so long after the end was claimed kills itself."""
+STALL_VARIABLE = "MESHMPI_STALL_SECONDS"
+OFF_VARIABLE = "MESHMPI_WATCHDOG"
+"""``0`` keeps ranks from being watched; what they do is recorded all the same."""
+
+
+class Member(NamedTuple):
+    """A rank as others can find it.
+
+    Attributes:
+        rank: In MPI.COMM_WORLD.
+        host: Name of its host, to show.
+        place: Equal for ranks that see each other's processes and files.
+        pid: Number of the process.
+        start: Its start time.
+        ring: Path of its ring, or empty.
+    """
+
+    rank: int
+    host: str
+    place: str
+    pid: int
+    start: int
+    ring: str
+
+
+class Watchdog:
+    """The thread and what it knows.
+
+    Args:
+        me: This rank.
+        ring: Its files.
+        stall_seconds: The longest that a rank may wait in a collective; None: for ever.
+    """
+
+    def __init__(self, me: Member, ring: flight.Ring, stall_seconds: float | None):
+        self.me, self._ring, self._stall = me, ring, stall_seconds
+        self._members: dict[int, Member] = {me.rank: me}
+        self._readers: dict[int, Reader] = {}
+        self._lock = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe()
+        self._stopping = False
+        self._suspect: tuple[tuple, float] | None = None
+        self._claimed_at: float | None = None
+        self.handler: Callable[[Finding], bool] | None = None
+        self.link: HostLink | None = None
+        self.every: list[tuple[float, Callable[[], None]]] = []
+        self._due: dict[int, float] = {}
+        self._pidfds: dict[int, int] = {}
+        self._thread = threading.Thread(target=self._run, name="meshmpi watchdog", daemon=True)
+        self._thread.start()
+
+    # ---- who is watched ------------------------------------------------------------------
+
+    def add(self, members: Sequence[Member]) -> None:
+        """Watches more ranks."""
+        with self._lock:
+            for m in members:
+                self._members[m.rank] = m
+                if m.ring and m.place == self.me.place:
+                    self._readers[m.rank] = Reader(Path(m.ring))
+        self._wake()
+
+    def forget(self, ranks: Sequence[int]) -> None:
+        """Watches these no more: they are known to be lost, and the others go on without."""
+        with self._lock:
+            for r in ranks:
+                self._members.pop(r, None)
+                reader = self._readers.pop(r, None)
+                if reader is not None:
+                    for suffix in (".ring", ".txt"):
+                        reader.path.with_suffix(suffix).unlink(missing_ok=True)
+        self._suspect = None
+
+    def here(self) -> list[Member]:
+        """The ranks of this host, ascending."""
+        with self._lock:
+            return [m for _, m in sorted(self._members.items()) if m.place == self.me.place]
+
+    def hosts(self) -> dict[str, list[Member]]:
+        """Place -> its ranks, that of the lowest rank first."""
+        with self._lock:
+            found: dict[str, list[Member]] = {}
+            for _, m in sorted(self._members.items()):
+                found.setdefault(m.place, []).append(m)
+            return found
+
+    # ---- the thread ----------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ends the thread; the job has come to its end."""
+        self._stopping = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(2 * WAKE_SECONDS)
+        if self.link is not None:
+            self.link.close()
+
+    def _wake(self) -> None:
+        os.write(self._wake_write, b"w")
+
+    def _run(self) -> None:
+        while not self._stopping and not _finalized():
+            self._sleep()
+            if self._stopping:
+                return
+            self._ring.beat()
+            now = time.monotonic()
+            for k, (seconds, call) in enumerate(self.every):
+                if now >= self._due.get(k, 0.0):
+                    self._due[k] = now + seconds
+                    call()
+            if self._claimed_at is not None or self.claim_path().exists():
+                self._show_stacks()
+            elif self._looks():
+                self._judge()
+
+    def _sleep(self) -> None:
+        """Up to a second; a process that ends, and `add`, wake it."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        for fd in self._watched():
+            poll.register(fd, select.POLLIN)
+        wait = WAKE_SECONDS
+        if self._suspect is not None:
+            wait = min(wait, max(0.02, self._suspect[1] - time.monotonic()))
+        for fd, _ in poll.poll(1000 * wait):
+            if fd == self._wake_read:
+                os.read(fd, 4096)
+            else:
+                self._pidfds = {r: f for r, f in self._pidfds.items() if f != fd}
+                os.close(fd)
+
+    def _watched(self) -> list[int]:
+        """Descriptors that become readable when a process ends: the lead has all of its host."""
+        if not hasattr(os, "pidfd_open"):
+            return []
+        here = self.here()
+        wanted = here[1:] if here[0].rank == self.me.rank else here[:1]
+        for m in wanted:
+            if m.rank not in self._pidfds and processes.state(m.pid, m.start) != "gone":
+                with contextlib.suppress(OSError):  # it has just ended: the next look shows it
+                    self._pidfds[m.rank] = os.pidfd_open(m.pid)
+        return list(self._pidfds.values())
+
+    def _looks(self) -> bool:
+        """Whether it is this rank's turn to look at its host."""
+        for m in self.here():
+            if m.rank >= self.me.rank:
+                return True
+            reader = self._readers.get(m.rank)
+            if reader is None or processes.state(m.pid, m.start) != "running":
+                continue
+            if time.perf_counter() - reader.heartbeat() < BEAT_SECONDS:
+                return False
+        return True
+
+    def look(self, most: int = flight.RECORDS) -> dict[int, Seen]:
+        """What is seen of the ranks of this host.
+
+        Args:
+            most: Calls of each, at the most.
+        """
+        found = {}
+        for m in self.here():
+            reader = self._readers.get(m.rank)
+            if reader is None:
+                continue
+            life = processes.state(m.pid, m.start)
+            seen = reader.look(m.host, life, most)
+            if seen is not None and seen.pid == m.pid:
+                found[m.rank] = seen
+        return found
+
+    def _judge(self) -> None:
+        seen = self.look()
+        if self.link is not None:
+            seen = self.link.exchange(seen)
+            if not seen:  # another host judges
+                return
+        finding = deadlock.find(seen, self._stall)
+        if finding is None:
+            self._suspect = None
+            return
+        key = (finding.kind, finding.ranks, *(seen[r].count for r in finding.waiting if r in seen))
+        now = time.monotonic()
+        if self._suspect is None or self._suspect[0] != key:
+            self._suspect = (key, now + AGAIN_SECONDS[finding.kind])
+        if now >= self._suspect[1]:
+            self._found(finding, seen)
+
+    def _found(self, finding: Finding, seen: dict[int, Seen]) -> None:
+        if self.handler is not None and self.handler(finding):
+            self._suspect = None
+            return
+        if self.claim():
+            self._end(finding, seen)
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def claim_path(self) -> Path:
+        """Exists when some rank of this host ends the job."""
+        lead = self.here()[0]
+        return self._ring.path.parent / f"{lead.pid}-{lead.start}.ending"
+
+    def claim(self) -> bool:
+        """Claims the end of the job; False where another rank of this host has."""
+        self._claimed_at = self._claimed_at or time.monotonic()
+        try:
+            with open(self.claim_path(), "x", encoding="utf-8") as file:
+                file.write(f"{self.me.rank}\n")
+        except FileExistsError:
+            return False
+        except OSError:  # the folder is gone or full: better two reports than none
+            return True
+        return True
+
+    def _stacks_path(self, m: Member) -> Path:
+        return Path(m.ring).with_suffix(".stacks")
+
+    def _show_stacks(self) -> None:
+        """Another rank ends the job: shows where this one is, and sees to it that it ends."""
+        if self._claimed_at is None:
+            self._claimed_at = time.monotonic()
+        path = self._stacks_path(self.me)
+        if not path.exists():
+            stacks.dump(path)
+        if time.monotonic() - self._claimed_at > HARD_SECONDS:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def gather_stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Stacks of those of ``ranks`` that run on this host, as far as they show them in time."""
+        stacks.dump(self._stacks_path(self.me))
+        wanted = [m for m in self.here() if m.rank in ranks and m.ring]
+        deadline = time.monotonic() + STACK_SECONDS
+        while time.monotonic() < deadline:
+            running = [m for m in wanted if processes.state(m.pid, m.start) == "running"]
+            if all(self._stacks_path(m).exists() for m in running):
+                break
+            time.sleep(0.05)
+        found = {}
+        for m in wanted:
+            with contextlib.suppress(FileNotFoundError):  # stopped, or busy without the interpreter
+                found[m.rank] = self._stacks_path(m).read_text(encoding="utf-8")
+        return found
+
+    def _end(self, finding: Finding, seen: dict[int, Seen]) -> None:
+        from meshmpi.runtime import abort
+
+        if finding.kind == "lost":
+            # The launcher kills the others within milliseconds: first what is known at once.
+            self._say(finding, seen)
+            text = ""
+        else:
+            text = _report(finding, seen)
+        dumps = self.gather_stacks(finding.waiting)
+        if self.link is not None:
+            dumps |= self.link.gather_stacks(finding.waiting)
+        if text:
+            text += stacks.shown(dumps)
+        else:
+            sys.stderr.write(stacks.shown(dumps))
+            sys.stderr.flush()
+        abort.end_now(text, finding.status)
+
+    def _say(self, finding: Finding, seen: dict[int, Seen]) -> None:
+        size = self._ring.size
+        sys.stderr.write(f"[rank {self.me.rank} of {size}] {_report(finding, seen)}")
+        sys.stderr.flush()
+
+    def last_look(self) -> None:
+        """All ranks have come to their end: whether they have done the same; ends the job if not.
+
+        Called by a rank's main thread while the files of all ranks are still there.
+        """
+        if self._looks():
+            seen = self.look()
+            finding = deadlock.differing(seen)
+            if finding is not None:
+                self._found(finding, seen)
+
+    def clean(self) -> None:
+        """Removes the files of all ranks of this host, but not the claim: the end is not yet."""
+        for _, call in self.every:
+            call()
+        for m in self.here():
+            if m.ring:
+                for suffix in (".ring", ".txt", ".stacks", ".part"):
+                    Path(m.ring).with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _report(finding: Finding, seen: dict[int, Seen]) -> str:
+    """The whole message: what is wrong, what to do, and what each rank does."""
+    lines = [f"HangError: {finding.problem} {finding.remedy}".rstrip()]
+    groups: dict[str, list[int]] = {}
+    for r, s in sorted(seen.items()):
+        groups.setdefault(_settled(s), []).append(r)
+    shown = list(groups.items())
+    for what, ranks in shown[:12]:
+        lines.append(f"  {deadlock.named(ranks)}: {what}")
+    if len(shown) > 12:
+        lines.append(f"  and {len(shown) - 12} more kinds of states")
+    return "\n".join(lines) + "\n"
+
+
+def _settled(seen: Seen) -> str:
+    """What a rank does, without times, so that ranks which do the same stand together."""
+    step = f", step {seen.step}" if seen.step is not None else ""
+    phase = f" ({seen.phase}{step})" if seen.phase else ""
+    call = seen.waiting
+    if seen.life == "running" and call:
+        return f"waits in {call}, call {call.number} of its group{phase}"
+    life = "runs outside of collectives" if seen.life == "running" else seen.life
+    after = f", last in {seen.last}, call {seen.last.number}" if seen.last else ""
+    return f"{life}{phase}{after}"
+
+
+def _finalized() -> bool:
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and module.Is_initialized() and module.Is_finalized()
+
+
+# ---- one for each process ------------------------------------------------------------------
+
+_watchdog: Watchdog | None = None
+_owner = 0
+_numbers = itertools.count()
+
+
+def current() -> Watchdog | None:
+    """The watchdog of this process, if it has one; None in a forked child."""
+    return _watchdog if _owner == os.getpid() else None
+
+
+def stall_seconds() -> float | None:
+    """The user's limit of a wait, or None.
+
+    Raises:
+        ConfigError: MESHMPI_STALL_SECONDS is no number of seconds.
+    """
+    text = os.environ.get(STALL_VARIABLE, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError(
+            f"{STALL_VARIABLE} is '{text}'.", "Give seconds, or 0 for no limit."
+        ) from None
+    return seconds or None
+
+
+def join(comm: MPI.Intracomm) -> tuple[str, tuple[int, ...]]:
+    """Has the ranks of a communicator watched.  Collective.
+
+    Args:
+        comm: Of several ranks.
+
+    Returns:
+        A name of the communicator, unique in the job, and its ranks in MPI.COMM_WORLD.
+    """
+    from mpi4py import MPI
+
+    world, limit = MPI.COMM_WORLD, stall_seconds()
+    ring = flight.start(world.rank, world.size)
+    me = _member(world.rank, ring)
+    rows: list[tuple[Member, int]] = comm.allgather((me, next(_numbers)))
+    members = [Member(*m) for m, _ in rows]
+    if ring is not None and os.environ.get(OFF_VARIABLE) != "0":
+        _start(me, ring, limit).add(members)
+    if os.environ.get(OFF_VARIABLE) != "0" and len({m.place for m in members}) > 1:
+        from meshmpi.runtime import host_link
+
+        host_link.connect(comm, members, current())
+    return f"{members[0].rank}.{rows[0][1]}", tuple(m.rank for m in members)
+
+
+def alone() -> Watchdog | None:
+    """The watchdog of a process that may be the only one: it keeps the status files up to date."""
+    ring = flight.start(0, 1)
+    return None if ring is None else _start(_member(0, ring), ring, None)
+
+
+def _start(me: Member, ring: flight.Ring, limit: float | None) -> Watchdog:
+    global _watchdog, _owner
+    found = current()
+    if found is None:
+        found, _owner = Watchdog(me, ring, limit), os.getpid()
+        _watchdog = found
+    return found
+
+
+def _member(rank: int, ring: flight.Ring | None) -> Member:
+    pid, host = os.getpid(), os.uname().nodename
+    where = [host, _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid")]
+    if ring is not None:
+        where.append(str(os.stat(ring.path.parent).st_dev))
+    return Member(
+        rank, host, "|".join(where), pid, processes.start_time(pid), str(ring.path) if ring else ""
+    )
+
+
+def _text(path: str) -> str:
+    return Path(path).read_text().strip() if os.path.exists(path) else ""
+
+
+def _link(path: str) -> str:
+    return os.readlink(path) if os.path.lexists(path) else ""
+
+
+def hand_over(handler: Callable[[Finding], bool] | None) -> None:
+    """Has findings decided by somebody else, as by the recovery of a job that has lost a rank.
+
+    Args:
+        handler: Called on the watchdog's thread, on the ranks that look; true: the job goes on.
+            It must not call MPI.  None: the job is ended, as it is without.
+    """
+    found = current()
+    if found is not None:
+        found.handler = handler
+
+
+def forget(ranks: Sequence[int]) -> None:
+    """These ranks of MPI.COMM_WORLD are lost and the job goes on without them."""
+    found = current()
+    if found is not None:
+        found.forget(ranks)
+
+
+def claim() -> None:
+    """This rank ends the job by itself: no other needs to report."""
+    found = current()
+    if found is not None:
+        found.claim()
+
+
+def clean() -> None:
+    """This rank ends the job now: removes what its host's ranks have written of themselves."""
+    found, ring = current(), flight.ring()
+    if found is not None:
+        found.clean()
+    elif ring is not None:
+        ring.remove()
+
+
+def leave(status: int | None) -> None:
+    """This rank's program is over, with this exit status; it may still wait for others."""
+    ring = flight.ring()
+    if ring is not None:
+        ring.leaving(status)
+
+
+def last_look() -> None:
+    """All ranks' programs are over: whether they called the same collectives."""
+    found = current()
+    if found is not None:
+        found.last_look()
+
+
+def left() -> None:
+    """All ranks' programs are over: nothing is watched or kept any more."""
+    found, ring = current(), flight.ring()
+    if found is not None:
+        for _, call in found.every:
+            call()
+        found.stop()
+    if ring is not None:
+        ring.remove()
