@@ -12,10 +12,12 @@ from meshmpi.doctor.inside import REQUIRED
 
 def required(facts: Facts) -> Iterator[Finding]:
     """Packages that do not import, or end the process that imports them."""
+    broken = ""
     for name in REQUIRED:
         error = facts.parts.get(name, {}).get("error")
-        if error:
-            missing = f"No module named '{name}'" in error
+        missing = f"No module named '{name}'" in str(error)
+        if error and (missing or not broken):  # one broken package may break those that import it
+            broken = broken or name
             what = f"{name} is not installed" if missing else f"{name} does not import: {error}"
             yield Finding(
                 BROKEN, "package-missing" if missing else "package-broken", f"{what}.",

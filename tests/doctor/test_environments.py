@@ -1,0 +1,141 @@
+"""The doctor on broken machines, each with the healthy twin: there nothing is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshmpi.runtime.launch import launch
+from tests.doctor.environments import BROKEN, ROOT, Broken
+
+_OF_JOBS = ("OMPI_", "PMI", "PRTE_", "SLURM_", "I_MPI", "PBS_", "LSB_", "OMP_", "OPENBLAS_",
+            "MKL_", "MPI4PY_", "MESHMPI_", "CC", "TMPDIR", "LD_LIBRARY_PATH")  # fmt: skip
+_DOCTOR = [sys.executable, "-m", "meshmpi", "doctor", "--json"]
+_SECONDS = 120
+
+
+def _can_mount() -> bool:
+    done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return os.geteuid() == 0 and done.returncode == 0
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """Without settings of this machine or an outer job; root is allowed, the cache is new."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(_OF_JOBS)}
+    folder.mkdir(exist_ok=True)
+    return {
+        **kept, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PYTHONPATH": str(ROOT), "MESHMPI_CACHE": str(folder / "cache"), **more,
+    }  # fmt: skip
+
+
+def diagnosed(command: list[str], env: dict[str, str], cwd: Path) -> tuple[dict, int]:
+    done = subprocess.run(
+        command, env=env, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS,
+        stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return json.loads(done.stdout), done.returncode
+
+
+@pytest.fixture(scope="session")
+def healthy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("healthy")
+    return diagnosed([*_DOCTOR, "--ranks", "2"], environment(folder), folder)
+
+
+def test_nothing_is_broken_here(healthy):
+    report, status = healthy
+    assert [f for f in report["findings"] if f["level"] == "broken"] == []
+    assert status == 0 and report["verdict"] in ("ok", "warning")
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    assert report["parts"]["compiler"]["answer"] == 42
+
+
+def _command(row: Broken, folder: Path) -> list[str]:
+    command = [*row.wrapper, *_DOCTOR, *row.options]
+    text = shlex.join([part.replace("{tmp}", str(folder)) for part in command])
+    if row.shell:
+        (folder / "full").mkdir()
+        first = row.shell.replace("{tmp}", str(folder))
+        return ["unshare", "--mount", "sh", "-c", f"{first}; exec {text}"]
+    return shlex.split(text)
+
+
+@pytest.mark.parametrize("row", BROKEN, ids=lambda row: row.id)
+def test_broken(row: Broken, tmp_path: Path, healthy):
+    if not row.when:
+        pytest.skip("this machine cannot be broken so")
+    if row.shell and not _can_mount():
+        pytest.skip("needs root, to mount a file system")
+    row.before(tmp_path)
+    known = {"{tmp}": str(tmp_path), "{root}": str(ROOT)}
+
+    def filled(text: str) -> str:
+        for name, value in known.items():
+            text = text.replace(name, value)
+        return text
+
+    env = environment(tmp_path, **{n: filled(v) for n, v in row.environment.items()})
+    report, status = diagnosed(_command(row, tmp_path), env, tmp_path)
+    findings = {f["name"]: f for f in reversed(report["findings"])}  # the first of each name
+    assert set(row.names) <= set(findings), report["findings"]
+    first = findings[row.names[0]]
+    assert first["level"] == row.level
+    assert filled(row.says) in first["what"], first
+    assert row.paste in first["paste"], first
+    assert first["why"].endswith(".") and "check-failed" not in findings
+    assert status == int(any(f["level"] == "broken" for f in report["findings"]))
+    twin = [f["name"] for f in healthy[0]["findings"]]
+    assert not set(row.names) & set(twin), "the healthy machine has it too"
+
+
+def test_there_are_enough():
+    assert len(BROKEN) >= 15 and len({row.id for row in BROKEN}) == len(BROKEN)
+
+
+def test_an_empty_environment(tmp_path: Path, healthy):
+    """Python alone: no package at all, no MPI, no launcher, no compiler."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    env = environment(tmp_path, PATH="/none")
+    python = str(tmp_path / "venv" / "bin" / "python")
+    report, status = diagnosed([python, *_DOCTOR[1:]], env, tmp_path)
+    found = {f["name"]: f for f in report["findings"]}
+    assert status == 1
+    assert "mpi4py-missing" in found and "launcher-missing" in found
+    missing = [f["what"] for f in report["findings"] if f["name"] == "package-missing"]
+    assert "numpy is not installed." in missing and len(missing) == 5
+    assert not {"mpi4py-missing", "package-missing", "launcher-missing"} & {
+        f["name"] for f in healthy[0]["findings"]
+    }
+
+
+def test_under_mpirun_rank_0_speaks_for_all(tmp_path: Path):
+    env = environment(tmp_path)
+    done = launch(
+        2, ["-m", "meshmpi", "doctor", "--json"], timeout_seconds=_SECONDS, capture_output=True,
+        environment=env, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)  # one object: one rank printed
+    assert sorted(rank["rank"] for rank in report["ranks"]) == [0, 1]
+    assert not {"singletons", "versions-differ"} & {f["name"] for f in report["findings"]}
+
+
+def test_the_text_has_everything(tmp_path: Path):
+    env = environment(tmp_path, CC="false")
+    done = subprocess.run(
+        [*_DOCTOR[:-1], "--ranks", "0"], env=env, cwd=tmp_path, capture_output=True, text=True,
+        timeout=_SECONDS, check=False,
+    )  # fmt: skip
+    for text in ("Python ", "cores: ", "numpy ", "MPI library: ", "MPI launcher: ",
+                 "matrix products: ", "WARNING compiler-broken", "    unset CC"):  # fmt: skip
+        assert text in done.stdout, done.stdout
+    assert done.returncode == 0 and done.stdout.rstrip().endswith("warning.")
+    assert not list((tmp_path / "cache").rglob("*doctor*"))
