@@ -5,8 +5,16 @@
 #   MESHMPI_LAUNCH   mpirun: the launcher of the MPI in the environment     (mpirun)
 #                    pmix, pmi2: srun with that interface
 #                    `srun --mpi=list` says what the site has; Open MPI 5 wants pmix, MPICH pmi2
+#   MESHMPI_MODULES  modules to load first, blank-separated: the site's MPI and Python     (none)
+#   MESHMPI_OUT      folder of the run, the same for all jobs of a chain    (runs/<config>-<job id>)
+#   MESHMPI_REQUEUE  1: a run that was stopped goes back into the queue     (1)
 
 set -u
+cd "${SLURM_SUBMIT_DIR:-.}" || exit 1
+if [ -n "${MESHMPI_MODULES:-}" ]; then
+    # shellcheck disable=SC2086  # several words
+    module load $MESHMPI_MODULES || exit 1
+fi
 if [ ! -e "${VENV:=.venv}/bin/meshmpi" ]; then
     echo "there is no $VENV/bin/meshmpi below $PWD: run 'make train' once or set VENV," \
         "and submit from the repository" >&2
@@ -14,48 +22,73 @@ if [ ! -e "${VENV:=.venv}/bin/meshmpi" ]; then
 fi
 PATH="$(cd "$VENV" && pwd)/bin:$PATH"
 # One BLAS thread per core of the task: anything else oversubscribes or idles.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
+threads="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
+export OMP_NUM_THREADS="$threads" OPENBLAS_NUM_THREADS="$threads" MKL_NUM_THREADS="$threads"
+export OMP_PROC_BIND="${OMP_PROC_BIND:-true}" OMP_PLACES="${OMP_PLACES:-cores}"
+export PYTHONUNBUFFERED=1 # ranks write to pipes: show lines at once
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}" # srun no longer takes it from sbatch
+
+# A signal that comes while Python still starts would kill it: it waits until there is a handler.
+early=()
+if [ "$(env --block-signal=USR1 echo yes 2>/dev/null)" = yes ]; then
+    early=(env --block-signal=TERM,USR1,INT)
+fi
 
 # Starts "meshmpi ARGUMENTS" on all tasks of the job and waits for its end.  Signals that arrive
 # meanwhile are handed on: the trainer finishes its step, saves and exits with status 75.
 run_meshmpi() {
     case "${MESHMPI_LAUNCH:=mpirun}" in
-    mpirun) set -- python -m meshmpi.runtime.launch -n "$SLURM_NTASKS" -- meshmpi "$@" ;;
-    pmix | pmi2) set -- srun --mpi="$MESHMPI_LAUNCH" --kill-on-bad-exit=0 meshmpi "$@" ;;
+    mpirun) # binds ranks to cores where it can; --ranks comes after the name of the command
+        local name=$1
+        shift
+        set -- python -m meshmpi "$name" --ranks "$SLURM_NTASKS" "$@"
+        ;;
+    pmix | pmi2)
+        [ "$1" = train ] || early=()
+        set -- srun --mpi="$MESHMPI_LAUNCH" --cpu-bind=cores --kill-on-bad-exit=0 \
+            "${early[@]+"${early[@]}"}" python -m meshmpi "$@"
+        ;;
     *) echo "MESHMPI_LAUNCH is '$MESHMPI_LAUNCH': use mpirun, pmix or pmi2" >&2 && return 2 ;;
     esac
+    trap - USR1 TERM
     "$@" &
-    local child=$! status
-    trap 'kill -USR1 '"$child"' 2>/dev/null' USR1
-    trap 'kill -TERM '"$child"' 2>/dev/null' TERM
+    wait_for $!
+}
+
+# Waits for the end of process $1, to which USR1 and TERM are handed on as USR1; returns its status.
+wait_for() {
+    local child=$1 status
+    trap 'kill -USR1 '"$child"' 2>/dev/null' USR1 TERM
     # A signal interrupts wait, so wait again until the job itself has ended.
     while wait "$child"; status=$?; kill -0 "$child" 2>/dev/null; do :; done
-    trap - USR1 TERM
     if [ "$status" -gt 128 ]; then # was that the signal or the job?
         wait "$child"
         local last=$?
         [ "$last" -eq 127 ] || status=$last
     fi
+    trap '' USR1 TERM # what is left takes a moment, and must not be lost to a second signal
     return "$status"
 }
 
 # --resume where there is a checkpoint of this run, else nothing.
 resume_if_possible() {
-    if compgen -G "$1/checkpoints/*/manifest.json" >/dev/null; then echo --resume; fi
+    if compgen -G "$1/checkpoints/step-*/manifest.json" >/dev/null; then echo --resume; fi
 }
 
-# Trains CONFIG into the folder OUT with further ARGUMENTS, from the newest checkpoint on; when a signal
-# stopped it, the job goes back into the queue.
+# Trains CONFIG into the folder OUT with further ARGUMENTS, from the newest checkpoint on; when a
+# signal or the time limit stopped it, the job goes back into the queue.
 train_and_requeue() {
-    local config=$1 out=$2 status
+    local config=$1 out=${MESHMPI_OUT:-$2} status
     shift 2
     # shellcheck disable=SC2046  # nothing or one word
     run_meshmpi train "$config" --out "$out" $(resume_if_possible "$out") "$@"
     status=$?
     if [ "$status" -eq 75 ]; then
-        echo "stopped by a signal, state saved in $out: back into the queue"
-        scontrol requeue "$SLURM_JOB_ID" # of an array, too: each task has an id of its own
+        echo "stopped before its end; what there was to save is in $out"
+        if [ "${MESHMPI_REQUEUE:-1}" = 1 ]; then
+            echo "back into the queue"
+            scontrol requeue "$SLURM_JOB_ID" # of an array, too: each task has an id of its own
+        fi
     fi
     return "$status"
 }

@@ -37,13 +37,13 @@ d_kv = 8
 layers = 1
 residual_dropout = 0.1
 [train]
-steps = 500
+steps = 250
 batch = 12
 plot = false
 [evaluate]
-every = 50
+every = 40
 [checkpoint]
-every = 120
+every = 60
 [sample]
 tokens = 100
 """
