@@ -148,15 +148,21 @@ def _says_of_traffic(function: Any) -> str:
     return _paragraph(found[1]) if found else ""
 
 
-def families(package: ModuleType) -> dict[str, list[tuple[str, Any]]]:
-    """Heading -> (name, function) of the functions that ``mm`` offers from ``package``."""
+def families_of(package: ModuleType) -> dict[str, list[tuple[str, Any]]]:
+    """Module -> (name, function) of the functions that ``mm`` offers from ``package``."""
     by_module: dict[str, list[tuple[str, Any]]] = {}
     for name in package.__all__:
         value = getattr(package, name)
         if inspect.isfunction(value):
             by_module.setdefault(_module(value), []).append((name, value))
     order = [m for m in dict.fromkeys([*TITLES, *by_module]) if m in by_module]
-    return {TITLES.get(m, m.split(".")[-1].capitalize()): sorted(by_module[m]) for m in order}
+    return {m: sorted(by_module[m]) for m in order}
+
+
+def families(package: ModuleType) -> dict[str, list[tuple[str, Any]]]:
+    """The same by heading."""
+    found = families_of(package)
+    return {TITLES.get(m, m.split(".")[-1].capitalize()): found[m] for m in found}
 
 
 def functions_tables(package: ModuleType) -> str:

@@ -1,0 +1,80 @@
+"""Sphinx extension: the reference of operations, from docstrings and from lowered examples.
+
+The directive ``{operations} ops.structure`` stands for all functions that ``mm`` offers from that
+module, so that no page has to list them.  Each function that has an example in
+`docs.traffic_examples` also says what the example makes and sends.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from docs.generate_ops import families_of
+from docs.traffic import NOTHING, Traffic, by_dims, traffic
+from docs.traffic_examples import EXAMPLES
+from meshmpi import nn, ops
+
+AFTER_NAPOLEON = 900
+"""Priority of an event handler: later than that of the extension that reads Google style."""
+PACKAGES = {"ops": ops, "nn": nn}
+
+
+class Operations(SphinxDirective):
+    """All public functions of one module, in alphabetical order."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Nodes of one ``autofunction`` for each function."""
+        module = self.arguments[0]
+        found = families_of(PACKAGES[module.split(".")[0]]).get(module)
+        if not found:
+            raise self.error(f"meshmpi.{module} offers no function to users")
+        lines = ["```{eval-rst}"]
+        for name, _ in found:
+            lines += [f".. autofunction:: meshmpi.{name}", ""]
+        return self.parse_text_to_nodes("\n".join([*lines, "```"]))
+
+
+def describe(code: str, found: Traffic) -> list[str]:
+    """What an example makes and sends, as reStructuredText.
+
+    Args:
+        code: The example.
+        found: What lowering it told.
+    """
+    inputs = ", ".join(f"{name} {shape}" for name, shape in found.inputs.items())
+    made = ", ".join(found.results)
+    where = f" for {inputs}" if inputs else ""
+    sent = by_dims(found.forward)
+    if sent == NOTHING:
+        sends = "It sends nothing, whatever is split."
+    else:
+        sends = f"It hands over, by the dim that is split in two, so many elements per rank: {sent}."
+    gradients = "" if found.backward is None else f" With gradients: {by_dims(found.backward)}."
+    return [
+        ".. rubric:: Shapes and traffic",
+        "",
+        f"``{code}`` makes {made}{where}. {sends}{gradients}",
+        "",
+    ]
+
+
+def add_traffic(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """Appends what its example sends to the docstring of a function of ``mm``."""
+    short = name.removeprefix("meshmpi.")
+    if what == "function" and short in EXAMPLES:
+        lines += ["", *describe(EXAMPLES[short], traffic(EXAMPLES[short]))]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.add_directive("operations", Operations)
+    app.connect("autodoc-process-docstring", add_traffic, priority=AFTER_NAPOLEON)
+    return {"parallel_read_safe": True}
