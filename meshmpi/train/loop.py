@@ -16,10 +16,12 @@ from typing import Any
 from meshmpi.api import compile as compile_step
 from meshmpi.errors import CheckpointError, DataError
 from meshmpi.runtime.agreement import from_first
+from meshmpi.runtime.flight import phase
 from meshmpi.train.config import as_dict
 from meshmpi.train.evaluation import BlockFeeder, Evaluation, Evaluator
 from meshmpi.train.guard import Guard, TrainingError
 from meshmpi.train.limits import find_limit
+from meshmpi.train.live import LiveLine
 from meshmpi.train.metrics import plot_losses, read_metrics
 from meshmpi.train.observe import Observer
 from meshmpi.train.progress import Progress
@@ -30,6 +32,7 @@ from meshmpi.train.signals import StopSignals, work_begins
 from meshmpi.train.stopping import Interrupted, Stopping
 from meshmpi.train.tasks.base import Sample, Task
 from meshmpi.train.tasks.registry import task_class
+from meshmpi.train.tensorboard import check_available
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,18 @@ class Trainer:
     ) -> None:  # fmt: skip
         began = time.perf_counter()
         self.settings, self.mesh, self.folder = settings, mesh, Path(folder)
-        self.say: Callable[[str], None] = say if mesh.rank == 0 else lambda line: None
+        self._live = LiveLine(settings.train.progress if mesh.rank == 0 else "off", say)
+        self.say: Callable[[str], None] = self._live.say if mesh.rank == 0 else lambda line: None
         self._stop = Stopping(mesh)
+        phase("load")
         self.task: Task = (task or task_class(settings.task))(settings, mesh, self.say)
         self.task.between = self._stop.check
         self.config = self.task.config
         self.layout = chosen_layout(settings.mesh, mesh.shape)
         self._stop.check()
+        if settings.train.tensorboard:
+            check_available()
+        phase("compile")
         self._compile()
         self.done, self.reports = 0, dict[str, float]()
         self._loss_value: float | None = None
@@ -135,6 +143,7 @@ class Trainer:
             f" {cost.flops / 1e9:.3g} GFLOP, {cost.bytes_sent / 1e6:.3g} MB sent,"
             f" {cost.peak_memory / 1e6:.3g} MB of memory"
         )
+        self._observer.introduce()
 
     # ---- checkpoints ---------------------------------------------------------------------
 
@@ -152,6 +161,7 @@ class Trainer:
         Raises:
             CheckpointError: There is none, it is damaged, or it is of another model.
         """
+        phase("load")
         manifest = self._saves.load(source)
         about, s = manifest.about, self.settings
         if about.get("data_digest") != self.task.digest:
@@ -184,6 +194,7 @@ class Trainer:
         Args:
             background: Whether it may be written beside the next steps; None is returned then.
         """
+        phase("save", self.done)
         self._guard.before_save(self.done)
         about = {
             "step_number": self.step.step_number, "evaluated_at": self._evaluated_at,
@@ -213,6 +224,7 @@ class Trainer:
         Returns:
             Loss, nats per token, and learning rate.
         """
+        phase("step", self.done + 1)
         blocks = self._batches.feeds(self.done, self._feeder.held)
         found = self.step(self._feeder.feeds(blocks))
         self.done += 1
@@ -227,8 +239,9 @@ class Trainer:
         """
         first = self.mesh.rank == 0
         progress = Progress(
-            self.settings, self.folder, self.done, first, self.say, self.task.tokens_per_step
-        )
+            self.settings, self.folder, self.done, self.mesh, self._live,
+            self.task.tokens_per_step, self._observer.fastest,
+        )  # fmt: skip
         sample, stopped_by = Sample(), ""
         with StopSignals(), progress:
             work_begins()
@@ -246,6 +259,7 @@ class Trainer:
             except TrainingError:  # raised on all ranks
                 self._saved(self._saves.wait())
                 raise
+            phase("end", self.done)
             self._saved(self._saves.wait())
             if first and self.settings.train.plot and not stopped_by:
                 self._plot()
@@ -265,7 +279,11 @@ class Trainer:
             self._loss_value = loss
             self._stop.took(step=seconds)
             progress.step(
-                loss, rate, seconds, self.step.comm_seconds - communicating, **self.reports,
+                loss,
+                rate,
+                seconds,
+                self.step.comm_seconds - communicating,
+                **self.reports,
                 **self._guard.reports,
             )
             self._observer.after(seconds)
@@ -289,6 +307,7 @@ class Trainer:
             self._save_once(s.checkpoint.background)
 
     def _evaluate(self, progress: Progress, windows: int) -> None:
+        phase("evaluate", self.done)
         progress.evaluated(self._evaluator.evaluate(windows))
         self._evaluated_at = self.done
 
@@ -297,6 +316,7 @@ class Trainer:
             self.save(background)
 
     def _sample(self, progress: Progress) -> Sample:
+        phase("sample", self.done)
         sample = self.task.sample(self.step.variables, self.layout)
         if sample.text:
             self.say(f"---- {sample.heading} ----\n{sample.text}\n----")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,15 @@ def metrics_path(folder: str | os.PathLike[str], rank: int = 0) -> Path:
 
 
 class MetricsWriter:
-    """Appends records to the metrics file of a rank; each is on disk when `write` returns.
+    """Appends records to the metrics file of a rank.
 
     Args:
         folder: Folder of the run, made when missing.
         rank: This rank.
         resume_step: Records of this step and later are dropped first, because a resumed run
             will write them again; None keeps all.
+        flush_seconds: How old a record may get before it is written to the file; 0: every one is
+            there when `write` returns.
 
     Example:
         >>> with MetricsWriter(folder) as metrics:
@@ -37,19 +40,15 @@ class MetricsWriter:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], rank: int = 0, resume_step: int | None = None
-    ) -> None:
+        self, folder: str | os.PathLike[str], rank: int = 0, resume_step: int | None = None,
+        flush_seconds: float = 0.0,
+    ) -> None:  # fmt: skip
         self.path = metrics_path(folder, rank)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if resume_step is not None and self.path.exists():
-            self._drop_from(resume_step)
+            drop_from(self.path, resume_step)
+        self._flush_seconds, self._flushed = flush_seconds, time.monotonic()
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-
-    def _drop_from(self, step: int) -> None:
-        kept = [r for r in read_metrics(self.path) if r.get("step", -1) < step]
-        beside = self.path.with_suffix(".new")
-        beside.write_text("".join(_line(r) for r in kept), encoding="utf-8")
-        os.replace(beside, self.path)
 
     def write(self, **values: Any) -> None:
         """Writes one record.
@@ -59,6 +58,11 @@ class MetricsWriter:
                 ``held_out_loss`` in nats per token, times in seconds.
         """
         self._file.write(_line(values))
+        if self._flush_seconds:
+            now = time.monotonic()
+            if now - self._flushed < self._flush_seconds:
+                return
+            self._flushed = now
         self._file.flush()
 
     def close(self) -> None:
@@ -70,6 +74,22 @@ class MetricsWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def drop_from(path: Path, step: int) -> None:
+    """Leaves out the records of this step and later."""
+    kept = [r for r in read_metrics(path) if r.get("step", -1) < step]
+    beside = path.with_suffix(".new")
+    beside.write_text("".join(_line(r) for r in kept), encoding="utf-8")
+    os.replace(beside, path)
+
+
+def drop_ranks(folder: str | os.PathLike[str], ranks: int, step: int) -> None:
+    """Leaves out the same of ranks that a run which is resumed on fewer ranks no longer has."""
+    for path in sorted(Path(folder).glob("metrics-rank-*.jsonl")):
+        number = path.stem.rsplit("-", 1)[-1]
+        if number.isdigit() and int(number) >= ranks:
+            drop_from(path, step)
 
 
 def _line(values: Mapping[str, Any]) -> str:

@@ -47,6 +47,27 @@ class Observer:
         self._seconds: list[float] = []
         self._sent: int | None = None
 
+    @property
+    def fastest(self) -> float | None:
+        """Seconds of a step if a rank did nothing but this machine's fastest matrix products.
+
+        None where the machine was not measured.
+        """
+        if self._machine is None or self._simulated:
+            return None
+        model, products = self._settings.model, self._machine.products
+        rates = products.get(model.activation_dtype or model.dtype) or products["float32"]
+        return self._step.cost.flops / max(rates.rates.values())
+
+    def introduce(self) -> None:
+        """Says how to get what needs the description of this machine, where there is none."""
+        if self._machine is None and not self._simulated:
+            self._say(
+                "this machine was not measured: after `meshmpi calibrate --ranks"
+                f" {self._step.mesh.shape.size}` lines tell the share of its peak, and times are"
+                " predicted"
+            )
+
     def before(self, number: int, last: int) -> None:
         """Called before each step of the run.  Collective where a trace begins.
 

@@ -1,13 +1,21 @@
-"""Progress lines and metrics records of a run, by rank 0 alone; the other ranks do nothing here."""
+"""Progress lines and metrics records of a run.
+
+Every rank writes its own times; rank 0 alone prints, and records what all ranks know.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from meshmpi.train.evaluation import Evaluation
-from meshmpi.train.metrics import MetricsWriter
+from meshmpi.train.live import LiveLine
+from meshmpi.train.metrics import MetricsWriter, drop_ranks
 from meshmpi.train.settings import Settings
+from meshmpi.train.tensorboard import EventWriter
+
+_FLUSH_SECONDS = 1.0  # of ranks but 0, whose files nobody watches: one write for many steps
 
 
 class Progress:
@@ -17,22 +25,31 @@ class Progress:
         settings: Of the run.
         folder: Of the run.
         done: Steps done before; records of later steps are dropped, they will come again.
-        first: Whether this is rank 0.
-        say: Takes lines.
+        mesh: Of the run; the number of this rank and of all is asked for.
+        live: Prints the lines, and draws the moving one.
         tokens: Learnt from in one step.
+        fastest: Seconds of one step if this machine did nothing but its fastest matrix products;
+            None: not known.
 
     Attributes:
         evaluation: The last one.
     """
 
     def __init__(
-        self, settings: Settings, folder: Path, done: int, first: bool, say: Callable[[str], None],
-        tokens: float,
+        self, settings: Settings, folder: Path, done: int, mesh: Any, live: LiveLine,
+        tokens: float, fastest: float | None = None,
     ) -> None:  # fmt: skip
         self.evaluation: Evaluation | None = None
-        self._say, self._done = say, done
-        self._writer = MetricsWriter(folder, 0, done + 1) if first else None
-        self._tokens = tokens
+        self._live, self._done, self._first = live, done, mesh.rank == 0
+        self._writer = MetricsWriter(
+            folder, mesh.rank, done + 1, 0.0 if self._first else _FLUSH_SECONDS
+        )
+        self._events: EventWriter | None = None
+        if self._first:
+            drop_ranks(folder, mesh.shape.size if hasattr(mesh, "comm") else 1, done + 1)
+            if settings.train.tensorboard:
+                self._events = EventWriter(folder, done + 1)
+        self._tokens, self._fastest = tokens, fastest
         self._every, self._total = settings.train.log_every, settings.train.steps
         self._since = [0, 0.0, 0.0]  # steps, seconds and seconds communicating since the last line
         self._seconds, self._steps = 0.0, 0
@@ -41,8 +58,10 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._live.clear()
+        self._writer.close()
+        if self._events is not None:
+            self._events.close()
 
     def step(
         self, loss: float, rate: float, seconds: float, comm_seconds: float, **reports: float
@@ -56,25 +75,42 @@ class Progress:
             comm_seconds: The part of it spent in collectives.
             reports: Other numbers of the step by name.
         """
-        if self._writer is None:
-            return
         self._done += 1
-        self._writer.write(
-            step=self._done, loss=loss, learning_rate=rate, seconds=seconds,
-            comm_seconds=comm_seconds, **reports,
-        )  # fmt: skip
+        times = {
+            "seconds": seconds, "comm_seconds": comm_seconds,
+            "compute_seconds": seconds - comm_seconds,
+        }  # fmt: skip
+        if not self._first:
+            self._writer.write(step=self._done, **times)
+            return
+        self._record(loss=loss, learning_rate=rate, **times, **reports)
         self._since = [a + b for a, b in zip(self._since, (1, seconds, comm_seconds), strict=True)]
         self._seconds, self._steps = self._seconds + seconds, self._steps + 1
         if self._done % self._every == 0 or self._done == self._total or self._steps == 1:
             self._tell(loss, rate, reports)
+        elif self._live.active:
+            speed = self._tokens * self._steps / self._seconds
+            self._live.show(
+                self._done, self._total,
+                f"loss {loss:.4f}  {speed:,.0f} tokens/s  {_clock(self._left())} left",
+            )  # fmt: skip
+
+    def _record(self, **values: Any) -> None:
+        self._writer.write(step=self._done, **values)
+        if self._events is not None:
+            self._events.write(self._done, values)
+
+    def _left(self) -> float:
+        """Seconds to the end of the training, without evaluations and saves."""
+        return (self._total - self._done) * self._seconds / self._steps
 
     def _tell(self, loss: float, rate: float, reports: Mapping[str, float]) -> None:
         steps, taken, communicating = self._since
-        left = (self._total - self._done) * self._seconds / self._steps
-        self._say(
+        peak = "" if self._fastest is None else f"  {steps * self._fastest / taken:.0%} of peak"
+        self._live.say(
             f"step {self._done:>{len(str(self._total))}}/{self._total}  loss {loss:.4f}"
-            f"  rate {rate:.2e}  {steps * self._tokens / taken:,.0f} tokens/s"
-            f"  {communicating / taken:.0%} communicating  {_clock(left)} left"
+            f"  rate {rate:.2e}  {steps * self._tokens / taken:,.0f} tokens/s{peak}"
+            f"  {communicating / taken:.0%} communicating  {_clock(self._left())} left"
             + "".join(f"  {name} {value:.3f}" for name, value in reports.items())
         )
         self._since = [0, 0.0, 0.0]
@@ -82,19 +118,19 @@ class Progress:
     def evaluated(self, found: Evaluation) -> None:
         """Notes an evaluation."""
         self.evaluation = found
-        if self._writer is not None:
-            self._say(f"held-out loss after step {self._done}: {found}")
+        if self._first:
+            self._live.say(f"held-out loss after step {self._done}: {found}")
             bits = {} if found.bits_per_byte is None else {"bits_per_byte": found.bits_per_byte}
-            self._writer.write(
-                step=self._done, held_out_loss=found.loss, seconds=found.seconds, **bits,
+            self._record(
+                held_out_loss=found.loss, seconds=found.seconds, **bits,
                 held_out_tokens=found.tokens, **found.measures,
             )  # fmt: skip
 
     def measured(self, measures: Mapping[str, float]) -> None:
         """Notes other numbers of the end of a run, by name."""
-        if self._writer is not None and measures:
-            self._say(", ".join(f"{name} {value:.4g}" for name, value in measures.items()))
-            self._writer.write(step=self._done, **measures)
+        if self._first and measures:
+            self._live.say(", ".join(f"{name} {value:.4g}" for name, value in measures.items()))
+            self._record(**measures)
 
 
 def _clock(seconds: float) -> str:

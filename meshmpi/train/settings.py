@@ -170,6 +170,12 @@ class TrainSettings:
     seed: int = setting(0, "of initial values, batches and dropout")
     log_every: int = setting(50, "between lines of progress", "steps", minimum=1)
     plot: bool = setting(True, "whether to draw loss.png at the end")
+    progress: str = setting(
+        "auto", "a line that moves; auto: where stderr is a terminal", choices=("auto", "on", "off")
+    )
+    tensorboard: bool = setting(
+        False, "whether to write event files into the run's folder tensorboard"
+    )
     time_limit: str = setting(
         "", "from the start, after which it must have saved and stopped: seconds or hours:minutes;"
         " empty: that of the Slurm job, if it is in one",
