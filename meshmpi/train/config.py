@@ -23,6 +23,8 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 T = TypeVar("T")
+BUILT_IN = Path(__file__).parent / "configs"
+"""Configurations that come with the package: their names may stand for paths."""
 _REQUIRED = dataclasses.MISSING
 
 
@@ -92,7 +94,8 @@ def load(
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(
-                f"{path} is not valid TOML: {error}.", "Correct the line named."
+                f"{path} is not valid TOML: {error}.",
+                "Correct the line named; lines are: [section], or key = value.",
             ) from error
         places = _Places(str(path), text)
     for item in overrides:
@@ -196,12 +199,24 @@ def _split_key(key: str) -> tuple[str, ...]:
     return tuple(part.strip().strip("\"'") for part in key.split("."))
 
 
+def _near(path: Path) -> str:
+    """The TOML file beside ``path`` that may have been meant, as a hint."""
+    files = {p.name: p for p in sorted(path.parent.glob("*.toml"))}
+    hint = suggest(path.name, files)
+    return "" if not hint or hint.startswith("Known") else f"{hint} "
+
+
 def _read(path: Path) -> str:
+    built_in = {p.stem: p for p in sorted(BUILT_IN.glob("*.toml"))}
+    if str(path) in built_in and not path.is_file():
+        path = built_in[str(path)]
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(
-            f"the configuration file {path} does not exist.", "Give the path of a TOML file."
+            f"the configuration file {path} does not exist.",
+            f"{_near(path)}Give the path of a TOML file, or {', '.join(built_in)}, which comes with"
+            " meshmpi.",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
