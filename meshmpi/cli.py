@@ -12,11 +12,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshmpi.commands import doctor, inspecting, planning, pretrained
+from meshmpi.commands import comparing, doctor, inspecting, planning, pretrained
 from meshmpi.errors import CheckpointError, ConfigError, MeshmpiError
 from meshmpi.runtime.mesh import size_error
 from meshmpi.runtime.world import rank_by_environment
@@ -29,6 +29,8 @@ from meshmpi.train.signals import STOPPED
 GRACE_VARIABLE, GRACE_SECONDS = "PRTE_MCA_odls_base_sigkill_timeout", "60"
 """How long Open MPI's launcher, told to stop by SIGTERM, lets ranks save their state.
 Its own default of 1 s is less than a step of a large model takes."""
+_FOR_THE_LAUNCHER = ("--ranks", "--restarts", "--hosts")
+"""Options that ranks do not get; each takes a value."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.ranks is not None:
             _check_early(options)
-            return on_ranks(options.ranks, given)
+            if getattr(options, "restarts", 0):
+                return _supervised(options, given)
+            hosts = getattr(options, "hosts", "")
+            return on_ranks(options.ranks, given, hosts=hosts, recover=_recovers(options))
         return options.command(options)
     except MeshmpiError as error:
         fail(f"{type(error).__name__}: {error}\n")
@@ -64,30 +69,60 @@ def _check_early(options: argparse.Namespace) -> None:
     if hasattr(options, "config"):
         settings = settings_of(options)
         shape = mesh_shape(settings.mesh, options.ranks)
-        if shape.size != options.ranks:
+        spare = options.ranks > shape.size and settings.mesh.recover  # stand in for lost ranks
+        if shape.size != options.ranks and not spare:
             raise size_error(shape, options.ranks)
+        if getattr(options, "hosts", ""):
+            from meshmpi.train.supervisor import parse_hosts
+
+            parse_hosts(options.hosts, options.ranks)
 
 
-def on_ranks(ranks: int, given: Sequence[str], module: str = "meshmpi") -> int:
+def _recovers(options: argparse.Namespace) -> bool:
+    return hasattr(options, "config") and settings_of(options).mesh.recover
+
+
+def _supervised(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Starts a training on several ranks, and again when its job dies."""
+    from meshmpi.train.supervisor import Supervisor, parse_hosts
+
+    def start(ranks: int, more: Sequence[str], hosts: str, environment: dict[str, str]) -> int:
+        return on_ranks(
+            ranks, [*given, *more], hosts=hosts, recover=_recovers(options), environment=environment
+        )
+
+    hosts = parse_hosts(options.hosts, options.ranks) if options.hosts else []
+    supervisor = Supervisor(
+        settings_of(options), _folder(options), options.ranks, hosts, options.resume, start
+    )
+    return supervisor.run(options.restarts)
+
+
+def on_ranks(
+    ranks: int, given: Sequence[str], module: str = "meshmpi", *, hosts: str = "",
+    recover: bool = False, environment: Mapping[str, str] | None = None,
+) -> int:  # fmt: skip
     """Starts the same command of ``python -m module`` again on several ranks."""
     from meshmpi.runtime.launch import launch
 
     rest, k = [], 0
     while k < len(given):
-        if given[k] == "--ranks":
+        if given[k] in _FOR_THE_LAUNCHER:
             k += 2
-        elif given[k].startswith("--ranks="):
+        elif given[k].partition("=")[0] in _FOR_THE_LAUNCHER:
             k += 1
         else:
             rest.append(given[k])
             k += 1
-    grace = {GRACE_VARIABLE: os.environ.get(GRACE_VARIABLE, GRACE_SECONDS)}
+    grace = {GRACE_VARIABLE: os.environ.get(GRACE_VARIABLE, GRACE_SECONDS), **(environment or {})}
     argv, more = ["-m", module, *rest], dict[str, Any]()
     if given[:1] == ["train"]:  # its ranks save when they are asked to stop
         prefix = signals.blocked_prefix() if module == "meshmpi" else []
         argv = ["--", *prefix, sys.executable, *argv]
         more = {"stop_by": signal.SIGUSR1, "stopped": lambda: bool(signals.noted())}
-    status = launch(ranks, argv, environment=grace, **more).returncode
+    status = launch(
+        ranks, argv, environment=grace, hosts=hosts, recover=recover and ranks > 1, **more
+    ).returncode
     status = status if status >= 0 else 128 - status
     # Launcher or rank were ended by a signal before they listened: there was nothing to save.
     ended_early = more and status in (128 + signal.SIGUSR1, 128 + signal.SIGTERM)
@@ -106,6 +141,17 @@ def _parser() -> argparse.ArgumentParser:
     train = _command(commands, "train", _train, "train a Transformer language model", True)
     train.add_argument("--out", type=Path, metavar="DIR", help="folder of the run: runs/<config>")
     train.add_argument(
+        "--recover", action="store_true",
+        help="when ranks are lost, the others go on with a smaller mesh: mesh.recover",
+    )  # fmt: skip
+    train.add_argument(
+        "--restarts", type=int, default=0, metavar="K",
+        help="with --ranks: start the job again, up to K times, when a rank or host is lost",
+    )  # fmt: skip
+    train.add_argument(
+        "--hosts", default="", metavar="LIST", help="with --ranks: where to start, as n1:2,n2:2"
+    )
+    train.add_argument(
         "--resume", nargs="?", const=True, default=False, metavar="CHECKPOINT",
         help="go on from the newest checkpoint of the run, or from this one",
     )  # fmt: skip
@@ -119,11 +165,16 @@ def _parser() -> argparse.ArgumentParser:
         " tokenizer replace those of the settings",
     )  # fmt: skip
     train.add_argument(
+        "--progress", action="store_true",
+        help="draw a line that moves, also where stderr is no terminal: train.progress",
+    )  # fmt: skip
+    train.add_argument(
         "--dry-run", action="store_true", help="print the cost of the program; train nothing"
     )
 
     planning.add(commands, _command)
     inspecting.add(commands, _command)
+    comparing.add(commands)
     pretrained.add(commands, _command)
 
     sample = _command(commands, "sample", _sample, "continue a text with a trained model", False)
@@ -189,8 +240,12 @@ def settings_of(options: argparse.Namespace) -> Settings:
     ):  # fmt: skip
         if value is not None:
             overrides.append(f"mesh.{key}={value}")
+    if getattr(options, "recover", False):
+        overrides.append("mesh.recover=true")
     if getattr(options, "trace", None) is not None:
         overrides.append(f"trace.steps={options.trace}")
+    if getattr(options, "progress", False):
+        overrides.append("train.progress=on")
     return load(Settings, options.config, overrides)
 
 
@@ -209,10 +264,15 @@ def _train(options: argparse.Namespace) -> int:
         print(plan_report(settings))
         return 0
     from meshmpi.train.loop import train
+    from meshmpi.train.outcome import note_outcome
 
-    folder = options.out or Path("runs", options.config.stem)
-    result = train(settings, folder, resume=options.resume, initialize=initialize)
+    result = train(settings, _folder(options), resume=options.resume, initialize=initialize)
+    note_outcome()
     return STOPPED if result.stopped_by else 0
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    return options.out or Path("runs", options.config.stem)
 
 
 def _sample(options: argparse.Namespace) -> int:

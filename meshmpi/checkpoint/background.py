@@ -45,7 +45,10 @@ class _Work(threading.Thread):
         except CheckpointError as error:
             self.error = error
         except Exception as error:  # said by the main thread, on all ranks
-            self.error = CheckpointError(f"rank {self._rank}: {type(error).__name__}: {error}")
+            self.error = CheckpointError(
+                f"rank {self._rank}: {type(error).__name__}: {error}",
+                "Please report it; checkpoint.background=false saves in the training loop itself.",
+            )
 
 
 class BackgroundSaver:
@@ -159,6 +162,15 @@ class BackgroundSaver:
         self._committing, self._thread = True, None
         if self._mesh.rank == 0:
             self._thread = _Work(0, lambda: place.commit(shape, types, about, files, keep, say))
+
+    def abandon(self) -> None:
+        """Leaves the checkpoint unfinished once this rank's thread is done; not collective.
+
+        For when other ranks are lost and there will be another saver.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        self._place = self._thread = None
 
     def wait(self) -> Path | None:
         """Waits until the checkpoint is done.

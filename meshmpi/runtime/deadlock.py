@@ -13,6 +13,10 @@ from typing import NamedTuple
 from meshmpi.runtime.flight import UNKNOWN_STATUS
 from meshmpi.runtime.rings import Call, Seen
 
+LOST = 69
+"""Exit status of a job that has lost a rank: not an error of the program, worth another start.
+EX_UNAVAILABLE of sysexits.h."""
+
 
 class Finding(NamedTuple):
     """Why a job cannot go on.
@@ -68,7 +72,7 @@ def lost(ranks: Mapping[int, Seen]) -> Finding | None:
     return Finding(
         "lost", f"{what} gone ({where}), without a message.", gone, _waiting(ranks),
         "Killed from outside, for want of memory (see dmesg) or by a crash; start again from the"
-        " last checkpoint.",
+        " last checkpoint.", LOST,
     )  # fmt: skip
 
 

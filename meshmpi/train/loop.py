@@ -216,6 +216,10 @@ class Trainer:
             self.checkpoint = path
             self._stop.took(save=self._saves.seconds)
 
+    def abandon(self) -> None:
+        """Ranks were lost: another trainer takes over.  Not collective."""
+        self._saves.abandon()
+
     # ---- the loop ------------------------------------------------------------------------
 
     def one_step(self) -> tuple[float, float]:

@@ -87,6 +87,11 @@ class Saves:
         """As `poll`, when nothing is being written any more."""
         return None if self._saver is None else self._whole(self._saver.wait())
 
+    def abandon(self) -> None:
+        """Nothing is written any more when this returns; not collective, see `BackgroundSaver`."""
+        if self._saver is not None:
+            self._saver.abandon()
+
     def _whole(self, path: Path | None) -> Path | None:
         if path is not None:
             self.seconds = time.perf_counter() - self._began
