@@ -246,11 +246,17 @@ class Trainer:
             self.settings, self.folder, self.done, self.mesh, self._live,
             self.task.tokens_per_step, self._observer.fastest,
         )  # fmt: skip
+        if first:
+            self._observer.write_facts(
+                parameters=self.task.parameter_count(self.config), layout=self.layout,
+                tokens_per_step=self.task.tokens_per_step,
+            )  # fmt: skip
         sample, stopped_by = Sample(), ""
         with StopSignals(), progress:
             work_begins()
             try:
                 self._steps(progress)
+                self._stop.limit.counts = True  # also where all steps were done before
                 if self.settings.checkpoint.at_end:
                     self._save_once()
                 self._observer.report()

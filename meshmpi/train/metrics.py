@@ -166,19 +166,33 @@ def plot_losses(
         DataError: The extra `plot` is not installed, or no record holds a loss.
     """
     curves = {
-        "training": _curve(records, "loss"),
-        "held out": _curve(records, "held_out_loss"),
+        "training": curve(records, "loss"),
+        "held out": curve(records, "held_out_loss"),
     }
     if not any(steps for steps, _ in curves.values()):
         raise DataError(
             "no record holds 'loss' or 'held_out_loss': there is no curve to draw.",
             "Train for at least one step.",
         )
+    figure, axes = new_figure()
+    _draw(axes, curves, baselines or {})
+    return save_figure(figure, axes, path, title)
+
+
+def new_figure() -> tuple[Any, Any]:
+    """A figure of matplotlib and its axes.
+
+    Raises:
+        DataError: The extra `plot` is not installed.
+    """
     figure_class, canvas_class = _matplotlib()
     figure = figure_class(figsize=(8, 5), layout="constrained")
     canvas_class(figure)
-    axes = figure.add_subplot()
-    _draw(axes, curves, baselines or {})
+    return figure, figure.add_subplot()
+
+
+def save_figure(figure: Any, axes: Any, path: str | os.PathLike[str], title: str) -> Path:
+    """Writes a figure of losses over steps as PNG; the file appears whole."""
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
     axes.legend()
     axes.grid(alpha=0.3)
@@ -196,7 +210,7 @@ def _draw(
     steps, losses = curves["training"]
     if steps:
         axes.plot(steps, losses, color="tab:blue", alpha=0.35, linewidth=0.8)
-        axes.plot(steps, _smooth(losses), color="tab:blue", label="training (smoothed)")
+        axes.plot(steps, smooth(losses), color="tab:blue", label="training (smoothed)")
     steps, losses = curves["held out"]
     if steps:
         axes.plot(
@@ -208,12 +222,13 @@ def _draw(
         axes.axhline(loss, color="black", linestyle=style, label=f"{label} ({loss:g})")
 
 
-def _curve(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+def curve(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of the records that have both ``step`` and ``key``."""
     points = [(int(r["step"]), float(r[key])) for r in records if "step" in r and key in r]
     return [s for s, _ in points], [v for _, v in points]
 
 
-def _smooth(losses: Sequence[float]) -> list[float]:
+def smooth(losses: Sequence[float]) -> list[float]:
     """Mean over a fiftieth of the run around each step; values that are no numbers are left out.
 
     Centred, because a mean over past steps alone lags behind a falling loss.

@@ -15,6 +15,7 @@ from meshmpi.measuring.machines import find_machine
 from meshmpi.planner.timing import predict_time
 from meshmpi.runtime.trace import Tracer
 from meshmpi.runtime.trace_report import describe_trace, write_trace
+from meshmpi.train.compare import write_facts
 from meshmpi.train.settings import Settings
 
 _WARMING = 2  # first steps, in which memory is touched for the first time, tell no speed
@@ -67,6 +68,18 @@ class Observer:
                 f" {self._step.mesh.shape.size}` lines tell the share of its peak, and times are"
                 " predicted"
             )
+
+    def write_facts(self, **facts: Any) -> None:
+        """Writes what the run is for `meshmpi compare`: these facts, mesh and predicted costs."""
+        cost, mesh = self._step.cost, self._step.mesh
+        write_facts(
+            self._folder,
+            {
+                "mesh": str(mesh.shape), "ranks": mesh.shape.size, "simulated": self._simulated,
+                "flops": cost.flops, "bytes_sent": cost.bytes_sent,
+                "memory_bytes": cost.peak_memory, **facts,
+            },
+        )  # fmt: skip
 
     def before(self, number: int, last: int) -> None:
         """Called before each step of the run.  Collective where a trace begins.
