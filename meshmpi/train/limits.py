@@ -33,11 +33,16 @@ class TimeLimit:
         seconds: From now; None: no limit.
         name: What sets it, for the message.
         save: Seconds that the first save may take, before one was measured.
+
+    Attributes:
+        counts: Whether it counts yet: not before the first step, since a job that is requeued
+            without having made one would be so for ever.
     """
 
     def __init__(self, seconds: float | None = None, name: str = "", save: float = 0.0) -> None:
         self._end = None if seconds is None else time.monotonic() + seconds
         self._name, self._save, self._step, self._measured = name, save, 0.0, False
+        self.counts = False
 
     @property
     def margin(self) -> float:
@@ -46,14 +51,14 @@ class TimeLimit:
 
     def took(self, *, step: float = 0.0, save: float = 0.0) -> None:
         """Notes how long a step or a save took, in seconds."""
-        self._step = max(self._step, step)
+        self._step, self.counts = max(self._step, step), self.counts or step > 0
         if save:
             self._save = max(self._save, save) if self._measured else save
             self._measured = True
 
     def reached(self) -> str:
         """Why the run must stop now, or empty."""
-        if self._end is None:
+        if self._end is None or not self.counts:
             return ""
         left = self._end - time.monotonic()
         if left > self.margin:

@@ -1,0 +1,237 @@
+"""Signals at every place of a training: it saves what there is to save and leaves by status 75."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import meshmpi as mm
+from apps.soak import signals as soak
+from meshmpi import checkpoint
+from meshmpi.train import loop
+from meshmpi.train.config import load
+from meshmpi.train.loop import train
+from meshmpi.train.metrics import read_metrics
+from meshmpi.train.settings import Settings
+from meshmpi.train.signals import STOPPED, StopSignals, blocked_prefix, noted
+from meshmpi.train.tasks.language_model import LanguageModelTask
+
+TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text(TEXT)
+
+
+def run(tmp_path, name, *overrides, resume=False, task=None):
+    lines = []
+    small = [
+        f"data.corpus={tmp_path / 'text.txt'}", "model.length=8", "model.d_model=16",
+        "model.d_ff=32", "model.heads=2", "model.d_kv=8", "model.layers=1", "train.steps=6",
+        "train.batch=6", "train.plot=false", "evaluate.every=2", "model.residual_dropout=0.1",
+        "sample.tokens=5", *overrides,
+    ]  # fmt: skip
+    result = train(
+        load(Settings, None, small), tmp_path / name, mesh=mm.SimulatedMesh("all:1"),
+        resume=resume, say=lines.append, task=task,
+    )  # fmt: skip
+    return result, "\n".join(lines)
+
+
+def records(folder):
+    return [
+        (r["step"], key, r[key])
+        for r in read_metrics(folder)
+        for key in ("loss", "held_out_loss")
+        if key in r
+    ]
+
+
+def raising_at(place, monkeypatch):
+    """Has a signal arrive at a place of the run."""
+    original = getattr(loop.Trainer, place)
+
+    def with_signal(self, *args, **more):
+        if place != "_evaluate" or self.done == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, *args, **more)
+
+    monkeypatch.setattr(loop.Trainer, place, with_signal)
+
+
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [("_evaluate", 2), ("save", 6), ("_sample", 6), ("one_step", 1), ("_between_steps", 1)],
+)
+def test_a_stopped_run_goes_on_as_if_never_stopped(tmp_path, monkeypatch, place, step):
+    run(tmp_path, "whole")
+    with monkeypatch.context() as patched:
+        raising_at(place, patched)
+        result, text = run(tmp_path, "parts")
+    assert (result.step, result.stopped_by) == (step, "SIGTERM")
+    assert result.checkpoint.name == f"step-{step:08d}"
+    assert f"stopping after step {step}, on SIGTERM" in text
+    run(tmp_path, "parts", resume=True)
+    found = records(tmp_path / "parts")
+    if place == "_sample":  # evaluated before it stopped and once more
+        assert found.pop() == found[-1]
+    assert found == records(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("place", ["prepare", "build", "batches"])
+def test_before_the_first_step_nothing_is_saved(tmp_path, place):
+    class Slow(LanguageModelTask):
+        pass
+
+    original = getattr(LanguageModelTask, place)
+
+    def with_signal(*args):
+        signal.raise_signal(signal.SIGUSR1)
+        return (
+            original(*args[-2 if place == "prepare" else -1 :])
+            if place != "build"
+            else original(*args)
+        )
+
+    setattr(Slow, place, with_signal if place != "build" else staticmethod(with_signal))
+    result, text = run(tmp_path, "run", task=Slow)
+    assert (result.step, result.stopped_by, result.checkpoint) == (0, "SIGUSR1", None)
+    assert "before the first step: there is nothing to save" in text
+    assert not checkpoint.find(tmp_path / "run" / "checkpoints")
+
+
+def test_a_signal_while_a_checkpoint_is_read_keeps_it(tmp_path, monkeypatch):
+    run(tmp_path, "run", "train.steps=3")
+    before = records(tmp_path / "run")
+    with monkeypatch.context() as patched:
+        raising_at("resume", patched)
+        result, _ = run(tmp_path, "run", resume=True)
+    assert result.stopped_by == "SIGTERM"
+    assert records(tmp_path / "run")[: len(before)] == before
+    run(tmp_path, "whole")
+    run(tmp_path, "run", resume=True)
+    assert records(tmp_path / "run")[-2:] == records(tmp_path / "whole")[-2:]
+
+
+def test_a_time_limit_stops_after_the_step(tmp_path):
+    result, text = run(tmp_path, "run", "train.time_limit=1")
+    assert result.step == 1 and result.stopped_by.startswith("train.time_limit of 1, which leaves")
+    assert "stopping after step 1, on train.time_limit of 1" in text
+    run(tmp_path, "run", resume=True)
+    run(tmp_path, "whole")
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+
+
+def test_a_second_interrupt_ends_at_once_others_do_not():
+    with StopSignals() as outer:
+        with StopSignals() as inner:
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+                signal.raise_signal(number)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert inner.name == outer.name == noted() == "SIGTERM"
+    assert noted() == ""
+
+
+# ---- processes -------------------------------------------------------------------------------
+
+
+def script(tmp_path, text):
+    """A program that listens from its first line on."""
+    file = tmp_path / "program.py"
+    file.write_text(f"from meshmpi.train.signals import *\nlisten_for_life()\n{text}")
+    return [sys.executable, str(file)]
+
+
+def signalled(command, number, marker="ready"):
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and marker in process.stdout.readline()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_a_program_with_nothing_to_save_ends_within_its_patience(tmp_path):
+    """The main thread is inside a call to C here, and never comes to a place to leave."""
+    slow = script(
+        tmp_path,
+        "import ctypes\nprint('ready', flush=True)\n"
+        "sleep = ctypes.CDLL(None).sleep\n"
+        "while True:\n    sleep(60)\n",
+    )
+    status, _, err = signalled(slow, signal.SIGTERM)
+    assert status == STOPPED
+    assert err.startswith("stopped by SIGTERM before the first step")
+
+
+def test_a_signal_during_the_exit_changes_nothing(tmp_path):
+    late = script(
+        tmp_path,
+        "import os, time\nwork_begins()\n"
+        "class Last:\n"  # goes while modules are cleared, long after atexit functions
+        "    def __del__(self, write=os.write, sleep=time.sleep):\n"
+        "        write(1, b'ready\\n')\n"
+        "        sleep(1.0)\n"
+        "last = Last()\n",
+    )
+    status, _, err = signalled(late, signal.SIGTERM)
+    assert (status, err) == (0, "")
+
+
+def test_blocked_signals_wait_for_the_program():
+    prefix = blocked_prefix()
+    if not prefix:
+        pytest.skip("this env cannot block signals")
+    text = (
+        "import signal, time; print('ready', flush=True); time.sleep(1)\n"
+        "from meshmpi.train.signals import listen_for_life, noted\n"
+        "listen_for_life(); print(noted())\nraise SystemExit(3)"
+    )
+    status, out, err = signalled([*prefix, sys.executable, "-c", text], signal.SIGUSR1)
+    assert (status, out.strip()) == (3, "SIGUSR1"), err
+
+
+@pytest.mark.slow
+def test_a_few_trials_of_the_soak():
+    """`python -m apps.soak signals`: one trial for each of 1 and 2 ranks, resumed and compared."""
+    options = argparse.Namespace(
+        trials=2,
+        quick=True,
+        ranks=[1, 2],
+        limit=60.0,
+        resumed=1.0,
+        seed=int(os.environ.get("SOAK_SEED", 3)),
+    )
+    for row in soak.run(options):
+        assert not row.failed, row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_launching_process_hands_the_request_on(tmp_path, number):
+    config = tmp_path / "config.toml"
+    config.write_text(soak.CONFIG.format(text=tmp_path / "text.txt"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshmpi", "train", str(config), "--ranks", "2", "--out",
+         str(tmp_path / "run"), "--set", "train.steps=1000000", "--set", "evaluate.every=0"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step "):
+            break
+    began = time.monotonic()
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == STOPPED, out
+    assert "stopping after step" in out and "Traceback" not in out
+    assert time.monotonic() - began < 30
+    assert checkpoint.find(tmp_path / "run" / "checkpoints")
