@@ -20,8 +20,8 @@ from meshmpi.typerules import Proven, verify
 Pass = Callable[[Program], Program]
 
 PASSES: tuple[Pass, ...] = (
-    dce, fold, cse, place_reductions, shard_early, form_reduce_scatter, cse, dce, fuse, combine,
-    form_loops, form_segments, recompute_cheap, combine,
+    dce, fold, cse, place_reductions, shard_early, cse, form_reduce_scatter, cse, dce, fuse,
+    combine, form_loops, form_segments, recompute_cheap, combine,
 )  # fmt: skip
 
 

@@ -155,6 +155,17 @@ def test_a_sum_that_is_then_split_is_reduce_scattered():
     assert p.values() == {"reduce_scatter": {"rows": 48}}
 
 
+def test_a_sum_whose_block_several_use_is_reduce_scattered():
+    """Taking blocks before maps makes one take_shard for each map; they are the same block."""
+    with mm.Graph() as graph:
+        x, w = mm.placeholder("x", "a:8;u:4"), mm.placeholder("w", "u:4;c:6")
+        y = x @ w
+        ys = [mm.constrain(f(y), "a:rows") for f in (mm.tanh, mm.exp, mm.square)]
+    p = mm.plan(graph, "rows:2", "u:rows", fetches=ys).program
+    assert "all_reduce" not in p.counts() and "take_shard" not in p.counts()
+    assert p.values() == {"reduce_scatter": {"rows": 48}}
+
+
 def test_zero_storage_gathers_weights_and_scatters_gradients():
     with mm.Graph() as graph:
         x, w = (
