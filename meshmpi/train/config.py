@@ -7,8 +7,10 @@ knows no setting by name: the classes stand beside the code that uses them.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,17 +131,28 @@ def as_dict(settings: Any) -> dict[str, Any]:
     return plain(settings)
 
 
-def describe(settings_class: type[Any]) -> str:
-    """All settings with type, default, unit and meaning, one a line, by section."""
+def describe(settings_class: type[Any], width: int = 80) -> str:
+    """All settings with default, unit, type and meaning, by section, as a file would spell them.
+
+    Args:
+        settings_class: A dataclass, possibly with sections.
+        width: Columns of a line.
+    """
     lines: list[str] = []
     for path, fields in _sections(settings_class, ()):
         lines += ["", f"[{'.'.join(path)}]"] if path else []
-        rows = [(f.name, _spell(t), _default(f), _meaning(f)) for f, t in fields]
-        widths = [max((len(r[k]) for r in rows), default=0) for k in range(3)]
-        lines += [
-            "  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[3]]).rstrip()
-            for r in rows
-        ]
+        rows = [(_assignment(f, t), _meaning(f, t)) for f, t in fields]
+        room = min(max((len(r[0]) for r in rows), default=0), width // 3)
+        for assignment, meaning in rows:
+            head = f"  {assignment.ljust(room)}  "
+            if len(assignment) > room:  # its meaning begins on the next line
+                lines.append(f"  {assignment}")
+                head = " " * len(f"  {''.ljust(room)}  ")
+            more = " " * (room + 4)
+            lines += textwrap.wrap(
+                meaning, width, initial_indent=head, subsequent_indent=more,
+                break_on_hyphens=False, break_long_words=False,
+            ) or [head.rstrip()]  # fmt: skip
     return "\n".join(lines).strip("\n")
 
 
@@ -155,22 +168,46 @@ def _sections(
             yield from _sections(typing.cast("type[Any]", wanted), (*path, field.name))
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
+def _assignment(field: dataclasses.Field[Any], wanted: Any) -> str:
     if field.default is not _REQUIRED:
-        shown = str(field.default) if isinstance(field.default, Path) else field.default
-        return f"= {shown!r}"
-    if field.default_factory is not _REQUIRED:
-        return f"= {field.default_factory()!r}"
-    return "(required)"
+        value = field.default
+    elif field.default_factory is not _REQUIRED:
+        value = field.default_factory()
+    else:
+        return f"{field.name} ({_spell(wanted)}, must be given)"
+    unit = field.metadata.get("unit")
+    return f"{field.name} = {_toml(value)}" + (f" {unit}" if unit else "")
 
 
-def _meaning(field: dataclasses.Field[Any]) -> str:
+def _toml(value: Any) -> str:
+    """A value as it stands in a file; none is a word there."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None or isinstance(value, (str, Path)):
+        text = "none" if value is None else str(value)
+        return json.dumps(text, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        pairs = typing.cast("Mapping[str, Any]", value)
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in pairs.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        items = typing.cast("Sequence[Any]", value)
+        return "[" + ", ".join(map(_toml, items)) + "]"
+    return str(value)
+
+
+def _meaning(field: dataclasses.Field[Any], wanted: Any) -> str:
     about = field.metadata
-    parts = [f"[{about['unit']}]"] if about.get("unit") else []
-    parts += [about["help"]] if about.get("help") else []
+    parts = [about["help"]] if about.get("help") else []
+    if get_origin(wanted) not in (None, Literal) and type(None) not in get_args(wanted):
+        parts.append(_spell(wanted))
+    elif type(None) in get_args(wanted):
+        parts.append(_spell(wanted).replace(" | ", " or "))
     if about.get("choices"):
-        parts.append(f"(one of: {', '.join(map(str, about['choices']))})")
-    return " ".join(parts)
+        parts.append(f"one of {', '.join(_toml(c) for c in about['choices'])}")
+    least, most = about.get("minimum"), about.get("maximum")
+    parts += [f"at least {least:g}"] if least else []  # that no length is below 0 is clear
+    parts += [f"at most {most:g}"] if most is not None else []
+    return "; ".join(parts)
 
 
 # Reading

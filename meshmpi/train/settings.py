@@ -142,7 +142,7 @@ class OptimizerSettings:
     """How gradients become steps."""
 
     name: str = setting(
-        "adamw", "", choices=("sgd", "momentum", "adam", "adamw", "adafactor", "lamb")
+        "adamw", "the rule", choices=("sgd", "momentum", "adam", "adamw", "adafactor", "lamb")
     )
     learning_rate: str = setting(
         "0.001",

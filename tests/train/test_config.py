@@ -1,6 +1,7 @@
 """Settings: defaults, files, overrides, and what each mistake is told."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -8,7 +9,8 @@ from typing import Literal
 import pytest
 
 from meshmpi.errors import ConfigError
-from meshmpi.train.config import as_dict, describe, from_dict, load, section, setting
+from meshmpi.train.config import _sections, as_dict, describe, from_dict, load, section, setting
+from meshmpi.train.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -144,9 +146,36 @@ def test_mutable_defaults_are_not_shared():
 
 
 def test_describe_lists_every_setting():
-    lines = describe(Config).splitlines()
-    assert lines[0].split() == ["corpus", "str", "(required)", "name", "or", "path"]
+    lines = [" ".join(line.split()) for line in describe(Config).splitlines()]
+    assert lines[0] == "corpus (str, must be given)"
+    assert lines[1] == "name or path"
     assert "[train.optimizer]" in lines
-    (steps,) = [line for line in lines if line.startswith("steps")]
-    assert " ".join(steps.split()) == "steps int = 2000 [steps] length of the training"
-    assert "(one of: float32, bfloat16)" in describe(Config)
+    assert "steps = 2000 steps length of the training" in lines
+    assert 'seed = "none" seed of all random numbers; int or none' in lines
+    assert "resume = true go on from the newest checkpoint" in lines
+    assert "tags = [] free words; list[str]" in lines
+    assert 'one of "float32", "bfloat16"' in " ".join(lines)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_describe_fits_its_width_and_tells_every_default(width):
+    text = describe(Settings, width)
+    assert max(map(len, text.splitlines())) <= width
+    sections = [""] + [line[1:-1] for line in text.splitlines() if line.startswith("[")]
+    assert sections[1:] == [k for k, v in as_dict(Settings()).items() if isinstance(v, dict) and v]
+    overrides, section_name = [], ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            section_name = line[1:-1] + "."
+        elif found := re.match(r"  (\w+) = (\"[^\"]*\"|\S+)", line):
+            overrides.append(f"{section_name}{found[1]}={found[2]}")
+    flat = [
+        k for v in as_dict(Settings()).values() for k in (v if isinstance(v, dict) and v else [v])
+    ]
+    assert len(overrides) == len(flat)
+    assert load(Settings, None, overrides) == Settings()  # what is told as default is the default
+
+
+def test_every_setting_of_a_training_says_what_it_does():
+    for _, fields in _sections(Settings, ()):
+        assert [f.name for f, _ in fields if not f.metadata["help"]] == []
