@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import shutil
 import signal
 import sys
 import time
@@ -16,10 +17,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshmpi.commands import comparing, doctor, inspecting, planning, pretrained
+from meshmpi.commands import (
+    checkpoints,
+    comparing,
+    doctor,
+    inspecting,
+    planning,
+    pretrained,
+    status,
+)
 from meshmpi.errors import CheckpointError, ConfigError, MeshmpiError
 from meshmpi.runtime.mesh import size_error
-from meshmpi.runtime.world import rank_by_environment
+from meshmpi.runtime.world import rank_by_environment, world_size
 from meshmpi.train import signals
 from meshmpi.train.config import describe, from_dict, load
 from meshmpi.train.settings import Settings, transformer_config
@@ -31,6 +40,8 @@ GRACE_VARIABLE, GRACE_SECONDS = "PRTE_MCA_odls_base_sigkill_timeout", "60"
 Its own default of 1 s is less than a step of a large model takes."""
 _FOR_THE_LAUNCHER = ("--ranks", "--restarts", "--hosts")
 """Options that ranks do not get; each takes a value."""
+AGENT_VARIABLE = "PRTE_MCA_prte_launch_agent"
+"""What Open MPI's launcher starts on other nodes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.ranks is not None:
             _check_early(options)
+            if getattr(options, "dry_run", False):  # a plan needs no ranks
+                return options.command(options)
             if getattr(options, "restarts", 0):
                 return _supervised(options, given)
             hosts = getattr(options, "hosts", "")
@@ -119,6 +132,9 @@ def on_ranks(
     if given[:1] == ["train"]:  # its ranks save when they are asked to stop
         prefix = signals.blocked_prefix() if module == "meshmpi" else []
         argv = ["--", *prefix, sys.executable, *argv]
+        if prefix and "SLURM_JOB_ID" in os.environ:
+            # Slurm signals the daemons of other nodes as well, which would take their ranks along.
+            grace.setdefault(AGENT_VARIABLE, " ".join([*prefix, "prted"]))
         more = {"stop_by": signal.SIGUSR1, "stopped": lambda: bool(signals.noted())}
     status = launch(
         ranks, argv, environment=grace, hosts=hosts, recover=recover and ranks > 1, **more
@@ -169,12 +185,14 @@ def _parser() -> argparse.ArgumentParser:
         help="draw a line that moves, also where stderr is no terminal: train.progress",
     )  # fmt: skip
     train.add_argument(
-        "--dry-run", action="store_true", help="print the cost of the program; train nothing"
+        "--dry-run", action="store_true", help="print the plan: cost, memory, times; train nothing"
     )
 
     planning.add(commands, _command)
     inspecting.add(commands, _command)
+    status.add(commands, _command)
     comparing.add(commands)
+    checkpoints.add(commands)
     pretrained.add(commands, _command)
 
     sample = _command(commands, "sample", _sample, "continue a text with a trained model", False)
@@ -214,11 +232,11 @@ def _command(
     made = commands.add_parser(
         name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"settings:\n\n{describe(Settings)}" if configured else None,
+        epilog=f"settings:\n\n{describe(Settings, _width())}" if configured else None,
     )  # fmt: skip
     made.set_defaults(command=function, ranks=None)
     if configured:
-        made.add_argument("config", type=Path, help="a TOML file with settings")
+        made.add_argument("config", type=Path, help="a TOML file with settings, or: quickstart")
         made.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE",
             help="one setting, as train.steps=100; may be repeated",
@@ -230,6 +248,11 @@ def _command(
         if name not in ("plan", "search"):
             made.add_argument("--ranks", type=int, metavar="N", help="start this on N MPI ranks")
     return made
+
+
+def _width() -> int:
+    """Columns of a line of help."""
+    return max(80, min(100, shutil.get_terminal_size().columns))
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -261,7 +284,9 @@ def _train(options: argparse.Namespace) -> int:
     if options.dry_run:
         from meshmpi.train.report import plan_report
 
-        print(plan_report(settings))
+        if rank_by_environment() == 0:
+            ranks = options.ranks or world_size()
+            print(plan_report(settings, machine=settings.mesh.machine, ranks=ranks))
         return 0
     from meshmpi.train.loop import train
     from meshmpi.train.outcome import note_outcome

@@ -68,6 +68,14 @@ class Manifest:
         shape = Shape(list(zip(t["dims"], t["shape"], strict=True)))
         return LocalType(shape, t["dtype"], tuple(tuple(axes) for axes in t["split"]))
 
+    def split(self) -> str:
+        """How its files split tensors: a layout; ``|`` where tensors differ, ``-`` is whole."""
+        found: dict[str, dict[str, None]] = {}
+        for t in self.tensors.values():
+            for dim, axes in zip(t["dims"], t["split"], strict=True):
+                found.setdefault(dim, {})["+".join(axes) or "-"] = None
+        return ";".join(f"{d}:{'|'.join(a)}" for d, a in found.items() if list(a) != ["-"])
+
     def what(self, file: str) -> str:
         """How messages call a file."""
         return f"shard {file.removesuffix('.safetensors')} of step {self.step}"

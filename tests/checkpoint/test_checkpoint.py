@@ -198,5 +198,7 @@ def test_foreign_checkpoint(tmp_path):
 
 def test_unwritable_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"rank 0 cannot write .*file: File exists \(EEXIST, errno 17\)"):
+    with pytest.raises(
+        CheckpointError, match=r"rank 0 cannot write .*file: File exists \(EEXIST, errno 17\)"
+    ):
         save(compiled(), tmp_path / "file" / "checkpoints")

@@ -1,0 +1,281 @@
+"""What is done with checkpoints besides training: verify, compare, split otherwise, export.
+
+Works in one process without MPI, one tensor in memory at a time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from meshmpi.checkpoint import disk
+from meshmpi.checkpoint.loading import open_shard, pieces
+from meshmpi.checkpoint.manifest import MANIFEST, Manifest, Ranges, find
+from meshmpi.checkpoint.saving import Place, owns_block
+from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, make_shard
+from meshmpi.checkpoint.tensor_header import make_header
+from meshmpi.dims import Layout, MeshShape
+from meshmpi.errors import CheckpointError, LayoutError
+from meshmpi.program import LocalType
+from meshmpi.runtime.arrays import numpy_dtype
+
+
+def checkpoints_of(path: Path) -> list[Path]:
+    """The checkpoints of a run or of a folder of checkpoints, newest first; or the one given.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if (path / MANIFEST).exists():
+        return [path]
+    found = find(path / "checkpoints") or find(path)
+    if not found:
+        raise CheckpointError(
+            f"there is no checkpoint in {path}.",
+            "Give the folder of a run, as runs/quickstart, or one of its checkpoints.",
+        )
+    return found
+
+
+def problems(manifest: Manifest) -> Iterator[str]:
+    """Reads every byte; yields what is wrong, naming file, tensor and bytes.
+
+    Args:
+        manifest: Of the checkpoint.
+    """
+    for file in manifest.files:
+        try:
+            with open_shard(manifest, file) as shard:
+                for name in shard.tensors:
+                    try:
+                        shard.verify(name)
+                    except CheckpointError as error:
+                        yield error.problem
+        except CheckpointError as error:
+            yield error.problem
+    for name, t in manifest.tensors.items():
+        try:
+            for file, *_ in pieces(manifest, name, tuple((0, n) for n in t["shape"])):
+                if file not in manifest.files:
+                    yield f"tensor '{name}': {file} is not in the manifest."
+        except CheckpointError as error:
+            yield error.problem
+
+
+def read_part(manifest: Manifest, name: str, wanted: Ranges) -> np.ndarray:
+    """A part of a tensor, verified.
+
+    Args:
+        manifest: Of the checkpoint.
+        name: Of the tensor.
+        wanted: (start, stop) along each of its dims.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    dtype = manifest.tensors[name]["dtype"]
+    out = np.empty([b - a for a, b in wanted], numpy_dtype(dtype))
+    for file, sizes, source, target in pieces(manifest, name, wanted):
+        with open_shard(manifest, file) as shard:
+            out[target] = shard.read(name, sizes, dtype, source)
+    return out
+
+
+def read_whole(manifest: Manifest, name: str) -> np.ndarray:
+    """A whole tensor, verified.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    return read_part(manifest, name, tuple((0, n) for n in manifest.tensors[name]["shape"]))
+
+
+# ---- compare ---------------------------------------------------------------------------------
+
+
+class Difference(NamedTuple):
+    """How a tensor differs between two checkpoints.
+
+    Attributes:
+        name: Of the tensor.
+        what: What differs besides values, or empty.
+        different: Elements whose bits differ.
+        elements: Of the tensor.
+        largest: Largest absolute difference; NaN where one side is NaN and the other is not.
+    """
+
+    name: str
+    what: str
+    different: int = 0
+    elements: int = 0
+    largest: float = 0.0
+
+
+def differences(a: Manifest, b: Manifest) -> Iterator[Difference]:
+    """Tensors that are not bit-equal in both.
+
+    Raises:
+        CheckpointError: One is damaged.
+    """
+    for name in [*a.tensors, *(n for n in b.tensors if n not in a.tensors)]:
+        if name not in b.tensors or name not in a.tensors:
+            yield Difference(name, f"only in {(b if name in b.tensors else a).folder}")
+            continue
+        ta, tb = a.tensors[name], b.tensors[name]
+        keys = ("dims", "shape", "dtype")
+        if any(ta[k] != tb[k] for k in keys):
+            here, there = (f"{t['dtype']} {m.type(name).shape}" for m, t in ((a, ta), (b, tb)))
+            yield Difference(name, f"{here} and {there}")
+            continue
+        x, y = read_whole(a, name), read_whole(b, name)
+        bits = f"u{x.itemsize}"
+        different = int(np.count_nonzero(x.reshape(-1).view(bits) != y.reshape(-1).view(bits)))
+        if different:
+            with np.errstate(invalid="ignore"):  # NaN, and inf - inf
+                p, q = (np.atleast_1d(v).astype(np.float64) for v in (x, y))
+                gap = np.abs(p - q)
+            gap[(p == q) | (np.isnan(p) & np.isnan(q))] = 0
+            yield Difference(name, "", different, x.size, float(gap.max()))
+
+
+# ---- write -----------------------------------------------------------------------------------
+
+
+def placed(t: LocalType, mesh: MeshShape, layout: Layout, storage: Layout) -> LocalType:
+    """A tensor split as the layouts say: by dims, storage rules before those of the layout.
+
+    Raises:
+        LayoutError: It would be split twice over one mesh axis.
+    """
+    splits = [layout.axes(d.name) for d in t.shape]
+    for rule in storage:
+        k = t.shape.find(rule.dim)
+        if k < 0:
+            continue
+        trial = [*splits[:k], rule.axes, *splits[k + 1 :]]
+        if not (rule.optional and _twice(trial)):
+            splits = trial
+    if axis := _twice(splits):
+        raise LayoutError(
+            f"tensor {t.shape} would be split twice over mesh axis '{axis}' (size"
+            f" {mesh.axis_size(axis)}).", "Send one of its dimensions to another axis or to none.",
+        )  # fmt: skip
+    return LocalType(t.shape, t.dtype, tuple(splits))
+
+
+def _twice(splits: Sequence[tuple[str, ...]]) -> str:
+    """An axis that is there twice, or empty."""
+    axes = [a for s in splits for a in s]
+    return next((a for a in axes if axes.count(a) > 1), "")
+
+
+def convert(
+    manifest: Manifest, folder: Path, mesh: MeshShape, layout: Layout, storage: Layout
+) -> Path:
+    """Writes a checkpoint again, split otherwise.
+
+    Args:
+        manifest: Of the checkpoint; every byte is verified as it is read.
+        folder: Where the new one is made, as ``step-...``.
+        mesh: Its mesh; of one rank: one file.
+        layout: How tensors are split over it.
+        storage: Rules that come before those of the layout.
+
+    Returns:
+        The folder of the new checkpoint.
+
+    Raises:
+        CheckpointError: The old one is damaged, there is one already, or it cannot be written.
+        LayoutError: The layout does not fit.
+    """
+    names = {d for t in manifest.tensors.values() for d in t["dims"]}
+    layout.check(mesh, names)
+    storage.check(mesh, names)
+    types = {n: placed(manifest.type(n), mesh, layout, storage) for n in manifest.tensors}
+    place = Place(folder, Identity(secrets.token_hex(8), manifest.step))
+    if place.target.exists():
+        raise CheckpointError(f"{place.target} is there already.", "Choose another folder.")
+    files = {}
+    try:
+        disk.make_folder(place.beside)
+        for rank in range(mesh.size):
+            files |= place.write(_shards(manifest, types, mesh, rank, place.identity))
+    except OSError as error:
+        place.discard()
+        raise disk.unwritable(error, 0) from error
+    except CheckpointError:
+        place.discard()
+        raise
+    about = manifest.about | {"converted_from": str(manifest.folder), "converted_at": time.time()}
+    place.commit(mesh, types, about, files, 0, print)
+    return place.target
+
+
+def _shards(manifest, types, mesh, rank, identity):
+    """The file of a rank, or none."""
+    coordinates, blocks = mesh.coordinates(rank), {}
+    for name, t in types.items():
+        wanted = t.block(mesh, coordinates)
+        if owns_block(t, coordinates) and all(a < b for a, b in wanted):
+            blocks[name] = read_part(manifest, name, wanted)
+    return [make_shard(identity, rank, blocks)] if blocks else []
+
+
+def export(manifest: Manifest, path: Path, only: Sequence[str], without: Sequence[str]) -> int:
+    """Writes whole tensors under their names into one plain safetensors file.
+
+    Args:
+        manifest: Of the checkpoint; every byte is verified as it is read.
+        path: The file.
+        only: Patterns of names, as ``layers/*``; empty takes all.
+        without: Patterns of names to leave out.
+
+    Returns:
+        Number of tensors.
+
+    Raises:
+        CheckpointError: It is damaged, no name matches, or the file cannot be written.
+    """
+    names = [
+        n for n in manifest.tensors
+        if (not only or _matches(n, only)) and not _matches(n, without)
+    ]  # fmt: skip
+    if not names:
+        raise CheckpointError(
+            f"no tensor of {manifest.folder} is left by these patterns.",
+            f"Its names are {', '.join(list(manifest.tensors)[:5])} ...",
+        )
+    kinds = {
+        n: (FORMAT_NAMES[manifest.tensors[n]["dtype"]], manifest.tensors[n]["shape"])
+        for n in names
+    }  # fmt: skip
+    header, order = make_header(kinds)
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        disk.make_folder(path.parent)
+        disk.write_file(beside, _bytes(header, manifest, list(order)))
+        disk.rename(beside, path)
+        disk.sync_folder(path.parent)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise disk.unwritable(error, 0) from error
+    except CheckpointError:
+        beside.unlink(missing_ok=True)
+        raise
+    return len(names)
+
+
+def _bytes(header: bytes, manifest: Manifest, names: Sequence[str]) -> Iterator[object]:
+    yield header
+    for name in names:
+        yield np.ascontiguousarray(read_whole(manifest, name)).reshape(-1).view(np.uint8).data
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, p) for p in patterns)

@@ -1,0 +1,154 @@
+"""`meshmpi checkpoint ls | verify | diff | convert | export`: checkpoints as files, without MPI."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from meshmpi.errors import CheckpointError
+
+_ONE = "a checkpoint, or a run: its newest one"
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    text = "list, verify, compare, split otherwise, export checkpoints"
+    made = commands.add_parser("checkpoint", help=text, description=f"{text.capitalize()}.")
+    actions = made.add_subparsers(required=True, metavar="action")
+
+    ls = _action(actions, "ls", _ls, "what checkpoints a run has, and whether all files are there")
+    ls.add_argument("run", type=Path, help="folder of a run, or of checkpoints")
+
+    verify = _action(actions, "verify", _verify, "read every byte; exit status 1 on damage")
+    verify.add_argument("checkpoint", type=Path, help="a checkpoint, or a run: all of them")
+
+    diff = _action(actions, "diff", _diff, "compare two, tensor by tensor; status 1 if they differ")
+    diff.add_argument("a", type=Path, help=_ONE)
+    diff.add_argument("b", type=Path, help=_ONE)
+    diff.add_argument("--rows", type=int, default=20, help="of the table, largest first")
+
+    convert = _action(actions, "convert", _convert, "write one again, split over another mesh")
+    convert.add_argument("source", type=Path, help=_ONE)
+    convert.add_argument("folder", type=Path, help="where its step-... is made")
+    convert.add_argument("--mesh", default="all:1", help="as rows:2;cols:2; default: one file")
+    convert.add_argument("--layout", default="", help="how tensors are split, as d_ff:cols")
+    convert.add_argument("--storage", default="", help="rules before those of the layout")
+
+    export = _action(
+        actions, "export", _export,
+        "write whole tensors into one safetensors file; for Hugging Face names see meshmpi export",
+    )  # fmt: skip
+    export.add_argument("source", type=Path, help=_ONE)
+    export.add_argument("file", type=Path, help="the file to write")
+    export.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN",
+        help="take names like this, as 'layer_*'; may be repeated",
+    )  # fmt: skip
+    export.add_argument(
+        "--without", action="append", default=[], metavar="PATTERN",
+        help="leave these out, as '*adam*'; may be repeated",
+    )  # fmt: skip
+
+
+def _action(actions: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
+    made = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    made.set_defaults(command=function, ranks=None)
+    return made
+
+
+def _newest(path: Path) -> Any:
+    from meshmpi.checkpoint.manifest import read_manifest
+    from meshmpi.checkpoint.tools import checkpoints_of
+
+    return read_manifest(checkpoints_of(path)[0])
+
+
+def _ls(options: argparse.Namespace) -> int:
+    from meshmpi.checkpoint.manifest import read_manifest, size_problem
+    from meshmpi.checkpoint.tools import checkpoints_of
+
+    status, rows = 0, [("checkpoint", "written", "MB", "files", "mesh", "split", "state")]
+    for path in checkpoints_of(options.run):
+        try:
+            m = read_manifest(path)
+        except CheckpointError as error:
+            rows.append((path.name, "", "", "", "", "", error.problem))
+            status = 1
+            continue
+        problem = size_problem(m)
+        status = 1 if problem else status
+        rows.append(
+            (
+                path.name, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(m.time)),
+                f"{m.data_bytes / 1e6:.3g}", str(len(m.files)), str(m.mesh),
+                m.split() or "-", problem or "all files there",
+            )
+        )  # fmt: skip
+    widths = [max(len(r[k]) for r in rows) for k in range(6)]
+    for r in rows:
+        print("  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[6]]))
+    return status
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from meshmpi.checkpoint.manifest import read_manifest
+    from meshmpi.checkpoint.tools import checkpoints_of, problems
+
+    damaged = 0
+    for path in checkpoints_of(options.checkpoint):
+        began = time.perf_counter()
+        try:
+            manifest = read_manifest(path)
+            found = list(problems(manifest))
+        except CheckpointError as error:
+            damaged += 1
+            print(f"{path}: DAMAGED\n  {error.problem}")
+            continue
+        if found:
+            damaged += 1
+            print("\n  ".join([f"{path}: DAMAGED", *found]))
+            continue
+        size, seconds = manifest.data_bytes / 1e6, time.perf_counter() - began
+        print(f"{path}: whole, {len(manifest.tensors)} tensors, {size:.3g} MB in {seconds:.2f} s")
+    return int(damaged > 0)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from meshmpi.checkpoint.tools import differences
+
+    a, b = _newest(options.a), _newest(options.b)
+    found = list(differences(a, b))
+    both = a.tensors.keys() & b.tensors.keys()
+    same = len(both) - sum(d.name in both for d in found)
+    print(f"{a.folder} (step {a.step}) and {b.folder} (step {b.step}): {same} tensors bit-equal")
+    found.sort(key=lambda d: (not d.what, not math.isnan(d.largest), -d.largest))
+    width = max((len(d.name) for d in found), default=0)
+    for d in found[: options.rows]:
+        what = d.what or (
+            f"{d.different} of {d.elements} elements differ, by {d.largest:.3g} at most"
+        )
+        print(f"  {d.name:{width}}  {what}")
+    if len(found) > options.rows:
+        print(f"  and {len(found) - options.rows} more (--rows)")
+    return int(bool(found))
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from meshmpi.checkpoint.tools import convert
+    from meshmpi.dims import Layout, MeshShape
+
+    manifest, mesh = _newest(options.source), MeshShape(options.mesh)
+    path = convert(manifest, options.folder, mesh, Layout(options.layout), Layout(options.storage))
+    print(f"wrote {path}: {len(manifest.tensors)} tensors for mesh {mesh}")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from meshmpi.checkpoint.tools import export
+
+    count = export(_newest(options.source), options.file, options.only, options.without)
+    print(f"wrote {options.file}: {count} tensors")
+    return 0

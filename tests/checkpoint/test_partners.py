@@ -1,0 +1,114 @@
+"""Partners' copies: damaged and missing files come back, and it is said from where."""
+
+from __future__ import annotations
+
+import pytest
+
+from apps.soak.stores import LAYOUTS, equal, store, values
+from meshmpi import checkpoint
+from meshmpi.checkpoint.partners import Partners, partner_ranks
+from meshmpi.errors import CheckpointError
+from meshmpi.runtime.launch import launch
+
+PLACED = LAYOUTS[5]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("a", [0]),
+        ("aaa", [1, 2, 0]),
+        ("aabb", [2, 3, 0, 1]),
+        ("abab", [1, 0, 3, 2]),
+        ("aabbb", [2, 3, 0, 1, 0]),
+        ("abc", [1, 2, 0]),
+        ("aaab", [3, 3, 3, 0]),
+    ],
+)
+def test_partners_are_on_the_next_host(hosts, expected):
+    assert partner_ranks(list(hosts)) == expected
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_damaged_and_missing_files_come_back(tmp_path, where):
+    given, folder = values(0, wide=True), tmp_path / "checkpoints"
+    made = store(PLACED, given, True)
+    partners = Partners(made.mesh, where if where == "memory" else str(tmp_path / "local"))
+    path = checkpoint.save(folder, made, 7, {}, partners=partners)
+    files = sorted(path.glob("*.safetensors"))
+    before = [f.read_bytes() for f in files]
+    files[0].write_bytes(before[0][:-1] + bytes([before[0][-1] ^ 1]))
+    files[1].unlink()
+    found, said = store(LAYOUTS[0], wide=True), []
+    with pytest.raises(CheckpointError, match="step 7"):
+        checkpoint.load(path, found)
+    checkpoint.load(path, found, partners=partners, say=said.append)
+    assert equal(found, given) and [f.read_bytes() for f in files] == before
+    text = "\n".join(said)
+    assert "shard rank-00000 of step 7 is damaged" in text
+    assert "shard rank-00001 of step 7 cannot be read: No such file" in text
+    assert text.count("was restored from") == 2
+    assert sorted(p.name for p in path.iterdir()) == sorted(
+        [*(f.name for f in files), "manifest.json"]
+    )
+
+
+def test_a_damaged_copy_restores_nothing(tmp_path):
+    made = store(PLACED, values(0))
+    partners = Partners(made.mesh, str(tmp_path / "local"))
+    path = checkpoint.save(tmp_path / "checkpoints", made, 7, {}, partners=partners)
+    for copy in (tmp_path / "local").rglob("rank-00000.safetensors"):
+        copy.write_bytes(copy.read_bytes()[:-1] + b"?")
+    (path / "rank-00000.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="shard rank-00000 of step 7 cannot be read"):
+        checkpoint.load(path, store(PLACED), partners=partners)
+
+
+def test_copies_of_dropped_checkpoints_go(tmp_path):
+    made = store(PLACED, values(0))
+    local = Partners(made.mesh, str(tmp_path / "local"))
+    memory = Partners(made.mesh, "memory")
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path / "a", made, step, {}, keep=2, partners=local)
+        checkpoint.save(tmp_path / "b", made, step, {}, keep=2, partners=memory)
+    kept = sorted(p.name[:13] for p in (tmp_path / "local").glob("*/*"))
+    assert kept == ["step-00000002", "step-00000003"]
+    assert {c.identity.step for c in memory._copies} == {3}
+
+
+PROGRAM = """
+import sys
+from apps.soak.stores import Placed, equal, store, values
+from meshmpi import checkpoint
+from meshmpi.runtime.mesh import Mesh
+folder, where = sys.argv[1:]
+mesh, placed = Mesh("all:3"), Placed("all:3", "vocab:all;model:all")
+given = values(0, wide=True)
+made = store(placed, given, True, mesh)
+partners = checkpoint.Partners(mesh, where)
+path = checkpoint.save(folder, made, 1, {}, partners=partners)
+if mesh.rank == 0:
+    (path / "rank-00002.safetensors").unlink()
+    (path / "rank-00001.safetensors").write_bytes(b"no such file")
+mesh.comm.Barrier()
+found = store(placed, None, True, mesh)
+checkpoint.load(path, found, partners=partners, say=print)
+assert equal(found, given)
+assert not any(checkpoint.load(path, found).folder.glob(".*"))
+"""
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_on_real_ranks_the_next_rank_has_the_copy(tmp_path, where):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    local = where if where == "memory" else str(tmp_path / "local")
+    done = launch(
+        3, [str(script), str(tmp_path / "checkpoints"), local], timeout_seconds=60,
+        capture_output=True, environment={"PYTHONPATH": "."},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for rank, keeper in ((1, 2), (2, 0)):
+        assert f"shard rank-0000{rank} of step 1 was restored from" in done.stdout
+        expected = f"the memory of rank {keeper}" if where == "memory" else f"rank {keeper}'s copy"
+        assert expected in done.stdout
