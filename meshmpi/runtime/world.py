@@ -30,14 +30,15 @@ def rank_by_environment() -> int:
 def without_networks() -> Iterator[None]:
     """A process alone that initialises MPI in here does so a second faster, by Open MPI.
 
-    It leaves out the transport named, as `meshmpi.runtime.launch` does on one host, and why is said
-    there.  In a job, or where the user chose transports, nothing is changed.
+    It leaves out the transport ofi, as `meshmpi.runtime.launch` does on one host, and why is said
+    there; and shared memory, of which a process alone makes a segment that stays in /dev/shm when
+    the process is killed.  In a job, or where the user chose transports, nothing is changed.
     """
     name = "OMPI_MCA_btl"
     if in_job() or name in os.environ:
         yield
         return
-    os.environ[name] = "^ofi"
+    os.environ[name] = "^ofi,sm"
     try:
         yield
     finally:

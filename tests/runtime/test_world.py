@@ -22,7 +22,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_a_process_alone_leaves_networks_out_while_mpi_starts(alone: pytest.MonkeyPatch):
     with without_networks():
-        assert os.environ[TRANSPORTS] == "^ofi"
+        assert os.environ[TRANSPORTS] == "^ofi,sm"
     assert TRANSPORTS not in os.environ
     assert not in_job()
     assert world_size() == 1
