@@ -28,13 +28,16 @@ class MeshmpiError(Exception):
     Args:
         problem: What is wrong, which rule it breaks and why: names and numbers; a sentence.
         remedy: What would make it right; a sentence.
-        where: ``"<tensor> made at <file>:<line>"``; default: ``"the call at <file>:<line>"``, the
-            innermost line outside of meshmpi that led here.
+        where: ``"<tensor> made at <file>:<line>"``.  The innermost line outside of meshmpi that led
+            here is added where it is another one, or stands alone: ``"the call at <file>:<line>"``.
     """
 
     def __init__(self, problem: str, remedy: str = "", where: str = ""):
-        calling = _calling_line()
-        where = where or calling
+        caller = _calling_line()
+        if not where:
+            where = f"the call at {caller}" if caller else ""
+        elif caller and caller not in where:
+            where = f"{where}, used at {caller}"
         text = f"{problem} {remedy}".strip()
         super().__init__(f"{text}\nin {where}" if where else text)
         self.problem, self.remedy, self.where = problem, remedy, where
@@ -98,6 +101,10 @@ class RangeError(MeshmpiError):
     """An index outside the dimension it addresses, found by ``mm.compile(..., debug=True)``."""
 
 
+class HangError(MeshmpiError):
+    """Ranks that wait for each other in vain, or a rank that is lost: a report, never raised."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """``" Did you mean 'rows'?"`` for the nearest known name, or the list of known names."""
     import difflib  # late: only a mistake needs it, and `import meshmpi` shall open few files
@@ -110,18 +117,24 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _calling_line() -> str:
-    """``"the call at <file>:<line>"`` of the innermost frame that is the user's, or nothing."""
+    """``"<file>:<line>"`` of the innermost frame that is the user's, or nothing."""
     frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_PACKAGE):
+        if _is_ours(file, frame):
             # pytest reads this name in the globals of each frame, and then leaves the frame out
             frame.f_globals.setdefault("__tracebackhide__", _hides)
         elif not _is_pythons(file):
             started_by_us = os.path.basename(file) in ("meshmpi", "meshmpi.exe")
-            return "" if started_by_us else f"the call at {file}:{frame.f_lineno}"
+            return "" if started_by_us else f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def _is_ours(file: str, frame: FrameType) -> bool:
+    """Whether a frame is of meshmpi; the module tells of code that dataclasses write, say."""
+    module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return file.startswith(_PACKAGE) or module == "meshmpi"
 
 
 def _is_pythons(file: str) -> bool:
@@ -162,9 +175,9 @@ def _users(tb: TracebackType | None) -> TracebackType | None:
     """The entries of a traceback that are the user's; None where there is none."""
     entries: list[TracebackType] = []
     while tb is not None:
-        module = str(tb.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         file = tb.tb_frame.f_code.co_filename
-        if not file.startswith(_PACKAGE) and not _is_pythons(file) and module != "IPython":
+        shell = str(tb.tb_frame.f_globals.get("__name__", "")).startswith("IPython.")
+        if not _is_ours(file, tb.tb_frame) and not _is_pythons(file) and not shell:
             entries.append(tb)
         tb = tb.tb_next
     users: TracebackType | None = None

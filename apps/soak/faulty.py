@@ -16,7 +16,7 @@ import numpy as np
 import meshmpi as mm
 from meshmpi.runtime.world import world_size
 
-ROUNDS = 40
+ROUNDS = int(os.environ.get("FAULTY_ROUNDS", "40"))
 
 
 class Wrong(Exception):

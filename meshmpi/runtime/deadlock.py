@@ -62,18 +62,20 @@ def lost(ranks: Mapping[int, Seen]) -> Finding | None:
     gone = tuple(r for r, s in sorted(ranks.items()) if s.life == "gone")
     if not gone:
         return None
-    what = f"the process of {named(gone)} is" if len(gone) == 1 else f"{named(gone)} are"
-    where = ", ".join(
-        dict.fromkeys(
-            f"host {ranks[r].host}" + (f", pid {ranks[r].pid}" if len(gone) <= 4 else "")
-            for r in gone
-        )
-    )
-    return Finding(
-        "lost", f"{what} gone ({where}), without a message.", gone, _waiting(ranks),
-        "Killed from outside, for want of memory (see dmesg) or by a crash; start again from the"
-        " last checkpoint.", LOST,
+    what = f"the process of {named(gone)} is" if len(gone) == 1 else f"those of {named(gone)} are"
+    places = dict.fromkeys(
+        f"host {s.host}" + (f", pid {s.pid}" if len(gone) <= 4 else "")
+        + (f": {s.why}" if s.why else "")
+        for s in (ranks[r] for r in gone)
     )  # fmt: skip
+    remedy = (
+        "Look at that host and its network; start again from the last checkpoint."
+        if all(ranks[r].why for r in gone)
+        else "It was killed from outside, for want of memory (see dmesg) or by a crash; start again"
+        " from the last checkpoint."
+    )
+    problem = f"{what} gone without a message ({'; '.join(places)})."
+    return Finding("lost", problem, gone, _waiting(ranks), remedy)
 
 
 def differing(ranks: Mapping[int, Seen]) -> Finding | None:

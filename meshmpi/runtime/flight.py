@@ -13,6 +13,7 @@ import contextlib
 import functools
 import mmap
 import os
+import shutil
 import struct
 import sys
 import tempfile
@@ -40,7 +41,10 @@ RUNNING, LEAVING = 0, 1
 UNKNOWN_STATUS = -1
 FOLDER_VARIABLE = "MESHMPI_FLIGHT_DIR"
 """Where the files go, in place of a folder of the user's in /dev/shm."""
+LAUNCHED = "job-"
+"""A launcher's folder begins so; it removes it with all that killed ranks have left."""
 SWEEP_SECONDS = 60.0
+"""What has been dead for so long, no watchdog looks at any more."""
 MOST_ENTRIES = 1 << 14
 """Of the table.  A program that makes ever other calls gets one entry for all that come later."""
 _DIGEST_PRIME = 2**31 - 1
@@ -282,7 +286,8 @@ def start(rank: int, size: int) -> Ring | None:
     for folder in folders():
         try:
             _ring = Ring(folder, rank, size)
-            sweep(folder)
+            for one in (folder, *folder.parent.glob(f"{LAUNCHED}*"), *folder.glob(f"{LAUNCHED}*")):
+                sweep(one)
             break
         except OSError as error:
             problems.append(f"{folder}: {error.strerror}")
@@ -315,14 +320,17 @@ def sweep(folder: Path) -> None:
                 if 0 <= time.perf_counter() - beat < SWEEP_SECONDS:
                     continue  # its own job may yet look at it
             path.unlink()
+    if folder.name.startswith(LAUNCHED):
+        with contextlib.suppress(OSError):  # not empty, or it has just been removed
+            folder.rmdir()
 
 
 def folders() -> list[Path]:
     """Where the files may be made, best first."""
-    if os.environ.get(FOLDER_VARIABLE):
-        return [Path(os.environ[FOLDER_VARIABLE])]
+    named = os.environ.get(FOLDER_VARIABLE)
     roots = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    return [r / f"meshmpi-{os.getuid()}" for r in roots if r.is_dir() and os.access(r, os.W_OK)]
+    found = [r / f"meshmpi-{os.getuid()}" for r in roots if r.is_dir() and os.access(r, os.W_OK)]
+    return [Path(named), *found] if named else found
 
 
 def ring() -> Ring | None:
@@ -341,6 +349,27 @@ def phase(name: str, step: int | None = None) -> None:
     _early = (name, step)
     if _ring is not None and _owner == os.getpid():
         _ring.phase(name, step)
+
+
+@contextlib.contextmanager
+def folder_of_job(variables: dict[str, str]) -> Iterator[None]:
+    """A folder for the files of a job's ranks on this host, which goes with the job.
+
+    Args:
+        variables: Environment of the ranks; takes the folder's name.
+    """
+    roots = folders()
+    if FOLDER_VARIABLE in variables or not roots:
+        yield
+        return
+    folder = roots[0] / f"{LAUNCHED}{os.getpid()}-{time.perf_counter_ns()}"
+    variables[FOLDER_VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others' files are there, or nobody's ever were
+            folder.parent.rmdir()
 
 
 @contextlib.contextmanager
@@ -363,9 +392,14 @@ def description() -> tuple[str, str]:
     if _line:
         return _line[-1]
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_RUNTIME):
+        frame = frame.f_back
+    inner = frame  # where meshmpi itself is the program, as in `meshmpi train`
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}", ""
+    found = inner if frame.f_code.co_filename.startswith(("<", _PACKAGE)) else frame
+    return f"{found.f_code.co_filename}:{found.f_lineno}", ""
 
 
+_RUNTIME = str(Path(__file__).resolve().parent) + os.sep
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep

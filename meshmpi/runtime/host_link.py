@@ -2,8 +2,8 @@
 
 The lowest rank of every host holds a TCP connection to the lowest rank of the first host.  The
 kernels answer for processes that are stopped, so a slow rank closes nothing; a process that dies
-closes its end at once; a host or a link that is lost closes it after `SILENT_SECONDS`.  What is told
-is asked for, one answer to a question, so that nothing piles up for a process that does not read.
+closes its end at once; a lost host or link closes it after `SILENT_SECONDS`.  What is told is asked
+for, one answer to a question, so that nothing piles up for a process that does not read.
 
 Used by the watchdog's threads only; `connect` alone, which exchanges addresses, calls MPI.
 """
@@ -19,8 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshmpi.runtime.flight import Kind
-from meshmpi.runtime.rings import Call, Seen
+from meshmpi.runtime.rings import Seen, from_json, to_json
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,6 +34,7 @@ CALLS_TOLD = 64
 ANSWER_SECONDS = 5.0
 """A host whose watchdog does not answer in this time is not waited for: it may be stopped."""
 CONNECT_SECONDS = 20.0
+_BYE = "bye"
 _LINEAR_RETRIES = 16  # TCP_THIN_LINEAR_TIMEOUTS, which the module socket does not name
 
 
@@ -52,11 +52,16 @@ def _tuned(connection: socket.socket) -> None:
 
 
 class Line:
-    """One connection: JSON documents, one a line."""
+    """One connection: JSON documents, one a line.
+
+    Attributes:
+        closed: Why nothing more comes, or empty.
+        left: Whether the other end said good-bye.
+    """
 
     def __init__(self, connection: socket.socket):
         self._socket, self._rest = connection, b""
-        self.closed = ""
+        self.closed, self.left = "", False
         _tuned(connection)
 
     def fileno(self) -> int:
@@ -89,9 +94,16 @@ class Line:
         if not newline:
             return None
         self._rest = rest
-        return json.loads(line)
+        document = json.loads(line)
+        if document == _BYE:
+            self.left, self.closed = True, "the job is over"
+            return None
+        return document
 
     def close(self) -> None:
+        """Says good-bye, so that the other end does not take this one for lost."""
+        if not self.closed:
+            self.say(_BYE)
         self._socket.close()
 
 
@@ -114,10 +126,10 @@ class HostLink:
         return [line.fileno() for line in self._lines.values() if not line.closed]
 
     def exchange(self, own: dict[int, Seen]) -> dict[int, Seen]:
-        """What is seen of the ranks of all hosts, for the rank that judges; empty on others."""
+        """What is seen of the ranks of all hosts, on the first; of those of its own on others."""
         if not self.asks:
             self._answer(own)
-            return self._survivors(own)
+            return own | self._lost()
         if _quiet(own) and not any(line.closed for line in self._lines.values()):
             self._drain()
             return own | self._lost()
@@ -142,7 +154,7 @@ class HostLink:
         answer = line.heard(seconds)
         if answer is not None:
             self._asked.pop(place, None)
-            self._last[place] = {int(r): _seen(s) for r, s in answer["seen"].items()}
+            self._last[place] = {int(r): from_json(s) for r, s in answer["seen"].items()}
         elif line.closed:
             self._asked.pop(place, None)
         elif time.monotonic() - self._asked.get(place, 0.0) > ANSWER_SECONDS:
@@ -153,11 +165,11 @@ class HostLink:
         found = {}
         hosts = self._watchdog.hosts()
         for place, line in self._lines.items():
-            if line.closed:
+            if line.closed and not line.left:
                 last = self._last.get(place, {})
                 for m in hosts.get(place, []):
                     seen = last.get(m.rank, Seen(m.rank, m.host, m.pid, "gone"))
-                    seen.life = "gone"
+                    seen.life, seen.why = "gone", f"its host does not answer: {line.closed}"
                     found[m.rank] = seen
         return found
 
@@ -166,20 +178,10 @@ class HostLink:
             while not line.closed and select.select([line], [], [], 0)[0]:
                 question = line.heard(0.0)
                 if question == "look":
-                    line.say({"seen": {r: _told(s) for r, s in own.items()}})
+                    line.say({"seen": {r: to_json(s, CALLS_TOLD) for r, s in own.items()}})
                 elif isinstance(question, list):  # ranks whose stacks are wanted
                     self._watchdog.claim()
                     line.say({str(r): t for r, t in self._watchdog.gather_stacks(question).items()})
-
-    def _survivors(self, own: dict[int, Seen]) -> dict[int, Seen]:
-        """Where the first host is lost, this one judges its own ranks and those."""
-        lost = self._lost()
-        if not lost:
-            return own if any(s.life == "gone" for s in own.values()) and not self._lines else {}
-        # Hosts cannot agree who tells: they wait in turn, and the first ends the job for all.
-        places = list(self._watchdog.hosts())
-        time.sleep(min(3.0, 0.5 * (places.index(self._watchdog.me.place) - 1)))
-        return own | lost
 
     def gather_stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """Stacks of ranks of other hosts."""
@@ -207,17 +209,6 @@ def _quiet(own: dict[int, Seen]) -> bool:
     return all(
         s.life == "running" and (s.waiting is None or s.waiting.seconds < 2.0) for s in own.values()
     )
-
-
-def _told(seen: Seen) -> dict[str, Any]:
-    return {**vars(seen), "calls": [list(c) for c in seen.calls[-CALLS_TOLD:]]}
-
-
-def _seen(told: dict[str, Any]) -> Seen:
-    calls = [Call(c[0], c[1], c[2], Kind(*c[3]), *c[4:]) for c in told["calls"]]
-    reached = {k: tuple(v) for k, v in told["reached"].items()}
-    members = {k: tuple(v) for k, v in told["members"].items()}
-    return Seen(**{**told, "calls": calls, "reached": reached, "members": members})
 
 
 def connect(comm: MPI.Intracomm, members: Sequence[Member], watchdog: Watchdog | None) -> None:

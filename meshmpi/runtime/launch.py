@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshmpi.errors import MeshError
+from meshmpi.runtime import flight
 from meshmpi.runtime.cores import Cores, available_cores
 from meshmpi.runtime.processes import stop_session
 
@@ -352,7 +353,7 @@ def launch(
     pipe = subprocess.PIPE if capture_output else None
     # A terminal belongs to this session only; a file or a pipe may be read by the job.
     own_input = sys.__stdin__ is not None and not sys.__stdin__.closed and not os.isatty(0)
-    with _forwarding(stop_by) as signals, subprocess.Popen(
+    with flight.folder_of_job(variables), _forwarding(stop_by) as signals, subprocess.Popen(
         command, env=variables, cwd=cwd, text=True, stdout=pipe, stderr=pipe,
         stdin=None if own_input and not capture_output else subprocess.DEVNULL,
         start_new_session=True,

@@ -10,7 +10,7 @@ import struct
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshmpi.runtime import flight
 from meshmpi.runtime.flight import Kind
@@ -71,6 +71,7 @@ class Seen:
         calls: The last of them, oldest first.
         reached: Key of a communicator -> (calls begun, their digest).
         members: Key of a communicator -> its ranks.
+        why: How it is known to be gone, or empty.
     """
 
     rank: int
@@ -85,6 +86,7 @@ class Seen:
     calls: list[Call] = field(default_factory=list)
     reached: dict[str, tuple[int, int]] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    why: str = ""
 
     @property
     def waiting(self) -> Call | None:
@@ -95,6 +97,19 @@ class Seen:
     def last(self) -> Call | None:
         """The last collective called."""
         return self.calls[-1] if self.calls else None
+
+
+def to_json(seen: Seen, most: int = flight.RECORDS) -> dict[str, Any]:
+    """What `from_json` takes; of the calls the last ``most``."""
+    return {**vars(seen), "calls": [list(c) for c in seen.calls[-most:]]}
+
+
+def from_json(told: dict[str, Any]) -> Seen:
+    """What `to_json` was given, after a way through JSON."""
+    calls = [Call(c[0], c[1], c[2], Kind(*c[3]), *c[4:]) for c in told["calls"]]
+    reached = {k: tuple(v) for k, v in told["reached"].items()}
+    members = {k: tuple(v) for k, v in told["members"].items()}
+    return Seen(**{**told, "calls": calls, "reached": reached, "members": members})
 
 
 class Reader:

@@ -18,11 +18,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshmpi.errors import ConfigError
+from meshmpi.errors import ConfigError, HangError
 from meshmpi.runtime import deadlock, flight, processes, stacks
 from meshmpi.runtime.deadlock import Finding
 from meshmpi.runtime.rings import Reader, Seen
@@ -41,6 +42,11 @@ STACK_SECONDS = 2.5
 """How long the reporting rank waits for the stacks of others: their threads wake once a second."""
 HARD_SECONDS = 8.0
 """A rank that still runs so long after the end was claimed kills itself."""
+PUBLISH_SECONDS = 5.0
+"""Between two states of a rank in the folder of its run.  Assumption: 2 KB a rank in this time
+is no burden for a file system."""
+TURN_SECONDS = 3.0
+"""How long other hosts leave it to the first one to report: it knows more."""
 STALL_VARIABLE = "MESHMPI_STALL_SECONDS"
 OFF_VARIABLE = "MESHMPI_WATCHDOG"
 """``0`` keeps ranks from being watched; what they do is recorded all the same."""
@@ -86,8 +92,8 @@ class Watchdog:
         self._claimed_at: float | None = None
         self.handler: Callable[[Finding], bool] | None = None
         self.link: HostLink | None = None
-        self.every: list[tuple[float, Callable[[], None]]] = []
-        self._due: dict[int, float] = {}
+        self.publish: Callable[[Member, Seen], None] | None = None
+        self._published = 0.0
         self._pidfds: dict[int, int] = {}
         self._thread = threading.Thread(target=self._run, name="meshmpi watchdog", daemon=True)
         self._thread.start()
@@ -142,26 +148,42 @@ class Watchdog:
         os.write(self._wake_write, b"w")
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception:  # a fault of the watchdog's own must not end a healthy job
+            traceback.print_exc()
+            sys.stderr.write(
+                f"meshmpi: rank {self.me.rank} is watched no more, because of the error above.\n"
+            )
+
+    def _watch(self) -> None:
         while not self._stopping and not _finalized():
             self._sleep()
             if self._stopping:
                 return
             self._ring.beat()
             now = time.monotonic()
-            for k, (seconds, call) in enumerate(self.every):
-                if now >= self._due.get(k, 0.0):
-                    self._due[k] = now + seconds
-                    call()
+            if self.publish is not None and now - self._published >= PUBLISH_SECONDS:
+                self._published = now
+                self.show()
             if self._claimed_at is not None or self.claim_path().exists():
                 self._show_stacks()
             elif self._looks():
                 self._judge()
 
+    def show(self) -> None:
+        """Has what this rank does published."""
+        reader = self._readers.setdefault(self.me.rank, Reader(self._ring.path))
+        seen = reader.look(self.me.host, "running", most=16)
+        if self.publish is not None and seen is not None:
+            self.publish(self.me, seen)
+
     def _sleep(self) -> None:
         """Up to a second; a process that ends, and `add`, wake it."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
-        for fd in self._watched():
+        linked = [] if self.link is None or self._claimed_at else self.link.fds()
+        for fd in [*self._watched(), *linked]:
             poll.register(fd, select.POLLIN)
         wait = WAKE_SECONDS
         if self._suspect is not None:
@@ -169,7 +191,7 @@ class Watchdog:
         for fd, _ in poll.poll(1000 * wait):
             if fd == self._wake_read:
                 os.read(fd, 4096)
-            else:
+            elif fd not in linked:
                 self._pidfds = {r: f for r, f in self._pidfds.items() if f != fd}
                 os.close(fd)
 
@@ -218,8 +240,6 @@ class Watchdog:
         seen = self.look()
         if self.link is not None:
             seen = self.link.exchange(seen)
-            if not seen:  # another host judges
-                return
         finding = deadlock.find(seen, self._stall)
         if finding is None:
             self._suspect = None
@@ -227,9 +247,16 @@ class Watchdog:
         key = (finding.kind, finding.ranks, *(seen[r].count for r in finding.waiting if r in seen))
         now = time.monotonic()
         if self._suspect is None or self._suspect[0] != key:
-            self._suspect = (key, now + AGAIN_SECONDS[finding.kind])
+            self._suspect = (key, now + AGAIN_SECONDS[finding.kind] + self._turn())
         if now >= self._suspect[1]:
             self._found(finding, seen)
+
+    def _turn(self) -> float:
+        """Seconds that this host waits for the first one, and those before it, to report."""
+        if self.link is None or self.link.asks:
+            return 0.0
+        place = list(self.hosts()).index(self.me.place)
+        return TURN_SECONDS + min(TURN_SECONDS, 0.25 * place)
 
     def _found(self, finding: Finding, seen: dict[int, Seen]) -> None:
         if self.handler is not None and self.handler(finding):
@@ -323,9 +350,10 @@ class Watchdog:
 
     def clean(self) -> None:
         """Removes the files of all ranks of this host, but not the claim: the end is not yet."""
-        for _, call in self.every:
-            call()
+        seen = self.look() if self.publish is not None else {}
         for m in self.here():
+            if self.publish is not None and m.rank in seen:
+                self.publish(m, seen[m.rank])
             if m.ring:
                 for suffix in (".ring", ".txt", ".stacks", ".part"):
                     Path(m.ring).with_suffix(suffix).unlink(missing_ok=True)
@@ -333,7 +361,7 @@ class Watchdog:
 
 def _report(finding: Finding, seen: dict[int, Seen]) -> str:
     """The whole message: what is wrong, what to do, and what each rank does."""
-    lines = [f"HangError: {finding.problem} {finding.remedy}".rstrip()]
+    lines = [f"{HangError.__name__}: {finding.problem} {finding.remedy}".rstrip()]
     groups: dict[str, list[int]] = {}
     for r, s in sorted(seen.items()):
         groups.setdefault(_settled(s), []).append(r)
@@ -405,7 +433,7 @@ def join(comm: MPI.Intracomm) -> tuple[str, tuple[int, ...]]:
 
     world, limit = MPI.COMM_WORLD, stall_seconds()
     ring = flight.start(world.rank, world.size)
-    me = _member(world.rank, ring)
+    me = member(world.rank, ring)
     rows: list[tuple[Member, int]] = comm.allgather((me, next(_numbers)))
     members = [Member(*m) for m, _ in rows]
     if ring is not None and os.environ.get(OFF_VARIABLE) != "0":
@@ -420,7 +448,7 @@ def join(comm: MPI.Intracomm) -> tuple[str, tuple[int, ...]]:
 def alone() -> Watchdog | None:
     """The watchdog of a process that may be the only one: it keeps the status files up to date."""
     ring = flight.start(0, 1)
-    return None if ring is None else _start(_member(0, ring), ring, None)
+    return None if ring is None else _start(member(0, ring), ring, None)
 
 
 def _start(me: Member, ring: flight.Ring, limit: float | None) -> Watchdog:
@@ -432,7 +460,8 @@ def _start(me: Member, ring: flight.Ring, limit: float | None) -> Watchdog:
     return found
 
 
-def _member(rank: int, ring: flight.Ring | None) -> Member:
+def member(rank: int, ring: flight.Ring | None) -> Member:
+    """This process as a rank that others can find."""
     pid, host = os.getpid(), os.uname().nodename
     where = [host, _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid")]
     if ring is not None:
@@ -503,8 +532,7 @@ def left() -> None:
     """All ranks' programs are over: nothing is watched or kept any more."""
     found, ring = current(), flight.ring()
     if found is not None:
-        for _, call in found.every:
-            call()
+        found.show()
         found.stop()
     if ring is not None:
         ring.remove()

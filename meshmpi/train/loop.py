@@ -17,6 +17,7 @@ from meshmpi.api import compile as compile_step
 from meshmpi.errors import CheckpointError, DataError
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.flight import phase
+from meshmpi.runtime.status import publish
 from meshmpi.train.config import as_dict
 from meshmpi.train.evaluation import BlockFeeder, Evaluation, Evaluator
 from meshmpi.train.guard import Guard, TrainingError
@@ -400,4 +401,5 @@ def ready(
     else:
         trainer.resume(None if resume is True else resume)
     from_first(mesh, lambda: write_settings(settings, folder))
+    publish(folder)
     return trainer
