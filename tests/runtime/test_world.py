@@ -49,4 +49,4 @@ def test_a_mesh_of_one_rank_starts_like_this(alone: pytest.MonkeyPatch):
         "print(mm.Mesh('all:1').size, os.environ.get('OMPI_MCA_btl'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split("\n")[:2] == ["sees ^ofi", "1 None"], done.stderr
+    assert done.stdout.split("\n")[:2] == ["sees ^ofi,sm", "1 None"], done.stderr
