@@ -35,7 +35,8 @@ def _named_fetches(
             raise ShapeError(f"fetch {t!r} is not a tensor.", "Give tensors of the graph.")
         if t.graph is not graph:
             raise ShapeError(
-                f"fetch '{name}' belongs to another graph.", "Fetch tensors of this graph.",
+                f"fetch '{name}' {t.dtype}{t.shape} belongs to another graph than the one that is"
+                " compiled.", "Compile its own: mm.compile(tensor.graph, ...).",
                 str(t.source),
             )  # fmt: skip
     return dict(pairs)
@@ -189,6 +190,7 @@ _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 
 def bytes_of(size: int | str) -> int:
     """Bytes as a number: ``"1.5 GB"`` (of 2**30) or the number itself."""
+    given = size
     if isinstance(size, str):
         text = size.strip().upper()
         unit = next((u for u in sorted(_UNITS, key=len, reverse=True) if text.endswith(u)), "")
@@ -197,7 +199,9 @@ def bytes_of(size: int | str) -> int:
         except ValueError:
             size = 0
     if size <= 0:
-        raise ConfigError("memory_limit is no number of bytes.", "Write 2e9, '800 MB' or '1.5 GB'.")
+        raise ConfigError(
+            f"memory_limit {given!r} is no number of bytes.", "Write 2e9, '800 MB' or '1.5 GB'."
+        )
     return int(size)
 
 

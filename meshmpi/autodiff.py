@@ -114,13 +114,14 @@ def _seeds(ys: Sequence[Tensor], grad_ys: Sequence[Tensor] | None) -> list[Tenso
         return [constant(1.0, y.shape, y.dtype) for y in ys]
     if len(grad_ys) != len(ys):
         raise ShapeError(
-            f"gradients: there are {len(ys)} ys and {len(grad_ys)} grad_ys.", "Give one for each."
+            f"gradients: there are {len(ys)} ys and {len(grad_ys)} grad_ys.",
+            "Give one of grad_ys for each of ys.", str(ys[0].source),
         )
     for y, dy in zip(ys, grad_ys, strict=True):
         if sorted(y.shape) != sorted(dy.shape):
             raise ShapeError(
                 f"gradients: grad_ys has {dy.shape} for {y.name} {y.shape}.",
-                "Give one tensor of the same dimensions for each y.", str(y.source),
+                f"Give a tensor of shape {y.shape} for it.", str(y.source),
             )  # fmt: skip
     return list(grad_ys)
 

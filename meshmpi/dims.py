@@ -295,9 +295,10 @@ class Layout:
         names = [r.dim for r in self.rules]
         for name in names:
             if names.count(name) > 1:
+                axes = dict.fromkeys(a for r in self.rules if r.dim == name for a in r.axes)
                 raise LayoutError(
                     f"layout '{self}' has dimension '{name}' {names.count(name)} times.",
-                    f"Write one rule for it; several axes as {name}:axis1+axis2.",
+                    f"Write one rule for it; several axes as {name}:{'+'.join(axes)}.",
                 )
 
     @staticmethod
@@ -319,7 +320,7 @@ class Layout:
             if axes.count(a) > 1:
                 raise LayoutError(
                     f"layout sends dimension '{dim}' to mesh axis '{a}' twice.",
-                    "Name each axis once.",
+                    f"Name each axis once: {dim}:{'+'.join(dict.fromkeys(axes))}.",
                 )
         return Rule(dim.rstrip("?"), axes, dim.endswith("?"))
 

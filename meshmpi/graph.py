@@ -11,14 +11,16 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from meshmpi.dims import Layout, Shape
-from meshmpi.errors import ShapeError, VariableError
+from meshmpi.dims import Dimension, Layout, Shape
+from meshmpi.errors import ShapeError, VariableError, suggest
 from meshmpi.program import NOWHERE, Source
 from meshmpi.scalar import DTYPES
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+MOST_NAMED = 4
+"""Inputs of an operation that a message lists."""
 _LIBRARY = tuple(
     _PACKAGE + part for part in ("graph.py", "autodiff.py", "ops" + os.sep, "nn" + os.sep)
 )
@@ -30,6 +32,26 @@ def user_source(name: str) -> Source:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame = frame.f_back
     return Source(name, frame.f_code.co_filename, frame.f_lineno)
+
+
+_COMPUTE = "Fetch it: step = mm.compile(graph, mesh, fetches=[x]), then step(...)[x]"
+
+
+def call_of(what: str, *inputs: Tensor) -> str:
+    """``"<what> of <tensors> made at <file>:<line>"``: the user's line that is running, for errors.
+
+    Args:
+        what: Name of an operation.
+        inputs: Its tensors.
+    """
+    return str(user_source(what + _listed(inputs)))
+
+
+def _listed(inputs: Sequence[Tensor]) -> str:
+    """`` of x float32[batch=8] and w ...``: tensors by the user's names."""
+    named = [f"{x.name} {x.dtype}{x.shape}" for x in inputs[:MOST_NAMED]]
+    more = len(inputs) - len(named)
+    return f" of {' and '.join(named)}{f' and {more} more' if more else ''}" if named else ""
 
 
 class Tensor:
@@ -65,10 +87,59 @@ class Tensor:
     def __repr__(self) -> str:
         return f"<Tensor {self.name} {self.dtype}{self.shape}>"
 
+    def dim(self, name: str, what: str) -> Dimension:
+        """The dimension called ``name``.
+
+        Args:
+            name: Of a dimension.
+            what: The operation that asks, for the message.
+
+        Raises:
+            ShapeError: There is none.
+        """
+        if self.shape.find(name) < 0:
+            raise ShapeError(
+                f"{what}: {self.name} {self.dtype}{self.shape} has no dimension '{name}'.",
+                suggest(name, self.shape.names), call_of(what, self),
+            )  # fmt: skip
+        return self.shape.dim(name)
+
     def __bool__(self) -> bool:
+        self._has_no_value("it cannot steer an if or while", "Use mm.where(condition, a, b)")
+
+    def __float__(self) -> float:
+        self._has_no_value("float() and int() have nothing to give", _COMPUTE)
+
+    __int__ = __index__ = __float__  # type: ignore[assignment]
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
+        self._has_no_value("it cannot become an array", _COMPUTE)
+
+    def __len__(self) -> int:
+        self._has_no_value(
+            "len() would ask for one of its dimensions",
+            "Use x.shape.size, or x.shape.dim(name).size of one dimension",
+        )
+
+    def __iter__(self) -> NoReturn:
+        self._has_no_value("one cannot iterate over it", "Use mm.unstack(x, dim)")
+
+    def __getitem__(self, index: object) -> NoReturn:
+        self._has_no_value(
+            "and its dimensions have no order, one cannot index it by position",
+            "Use mm.slice(x, begin, size, dim), or mm.gather(x, indices, dim)",
+        )
+
+    def __setitem__(self, index: object, value: object) -> NoReturn:
+        self._has_no_value(
+            "it cannot be written into",
+            "Use mm.where(condition, new, x), or mm.put(x, updates, indices, dim)",
+        )
+
+    def _has_no_value(self, therefore: str, remedy: str) -> NoReturn:
         raise TypeError(
-            f"{self!r} has no value while the graph is built, so it cannot steer an if or while."
-            " Use mm.where(condition, a, b)."
+            f"{self!r} has no value while the graph is built, so {therefore}. {remedy}."
+            f"\nin {call_of('use', self)}"
         )
 
     if TYPE_CHECKING:  # installed by meshmpi.ops.operators
@@ -131,7 +202,8 @@ class Operation:
 
     def fail(self, problem: str, remedy: str = "") -> ShapeError:
         """A ShapeError about this node."""
-        return ShapeError(f"{self.base_name}: {problem}", remedy, str(self.source))
+        source = self.source._replace(name=self.source.name + _listed(self.inputs))
+        return ShapeError(f"{self.base_name}: {problem}", remedy, str(source))
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
         """Shape and data type of every output; raises ShapeError where the inputs do not fit."""

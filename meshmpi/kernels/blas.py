@@ -284,7 +284,10 @@ def find(name: str = "") -> Blas:
     names = (name,) if name else available()
     found = _load(names[0]) if names and names[0] in (*NAMES, *EXTENDED) else None
     if found is None:
-        raise _not_found("") if not name else ConfigError(f"BLAS library '{name}' was not found.")
+        if not name:
+            raise _not_found("")
+        here = ", ".join(available()) or "none"
+        raise ConfigError(f"BLAS library '{name}' was not found.", f"Libraries found: {here}.")
     return found
 
 

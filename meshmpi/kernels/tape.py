@@ -109,7 +109,10 @@ class Tape:
 
     def _step(self, step: Step, values: dict[str, int]) -> int:
         if step.function not in SCALAR_FUNCTIONS:
-            raise ProgramError(f"map: there is no scalar function '{step.function}'.")
+            raise ProgramError(
+                f"map: there is no scalar function '{step.function}'.",
+                "This is a bug in lowering or in a pass.",
+            )
         refs = [values[a] if isinstance(a, str) else None for a in step.args]
         common = self._literal_dtype(step, refs)
         args = [

@@ -350,10 +350,12 @@ class Lowering:
         ready: list[tuple[Update, int]] = []
         for update in updates:
             self.source = update.value.source
-            if any(update.variable is earlier.variable for earlier, _ in ready):
+            twice = [e.value.name for e, _ in ready if e.variable is update.variable]
+            if twice:
                 raise VariableError(
-                    f"variable '{update.variable.name}' is updated twice in one step.",
-                    "Combine the updates into one value.", str(self.source),
+                    f"variable '{update.variable.name}' is updated twice in one step: to"
+                    f" '{twice[0]}' and to '{update.value.name}'.",
+                    "Give one mm.assign() of it, of a value that combines both.", str(self.source),
                 )  # fmt: skip
             t = self._declare(update.variable)
             value = self.redistribute(self.transpose(self.value(update.value), t.shape), t.splits)

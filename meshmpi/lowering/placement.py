@@ -97,7 +97,9 @@ class Placement:
                     if explicit or _repeated(trial.values()) is None:
                         splits = trial
             self.splits[t] = tuple(splits.values())
-            self._check(t.shape, self.splits[t], str(t.source))
+            variable = t.variable
+            name = t.source.name if variable is None else f"variable '{variable.name}'"
+            self._check(t.shape, self.splits[t], str(t.source._replace(name=name)))
             self._own[t] = {d: a for d, a in splits.items() if a != self.layout.axes(d)}
 
     def _wanted(self, operation: Operation, index: int) -> dict[str, Axes]:
@@ -121,11 +123,14 @@ class Placement:
         if axis is None:
             return
         dims = [d.name for d, s in zip(shape, splits, strict=True) for a in s if a == axis]
+        used = [a for s in splits for a in s]
+        free = next((a for a in self.mesh.names if a not in used), None)
+        other = f", as in '{dims[0]}:{axis};{dims[1]}:{free}'," if free else ""
         raise LayoutError(
             f"tensor {shape} would be split twice over mesh axis '{axis}' (size"
             f" {self.mesh.axis_size(axis)}): by dimensions '{dims[0]}' and '{dims[1]}'.",
-            "Send one of them to another axis or to none, or rename it with mm.rename() so that it"
-            " is whole in this tensor.", where,
+            f"Send one of them to another axis{other} or to none, or rename it with mm.rename() so"
+            " that it is whole in this tensor.", where,
         )  # fmt: skip
 
 

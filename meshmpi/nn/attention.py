@@ -151,8 +151,10 @@ class AttentionOptions:
         if n == 0 or n == heads.size:
             return [heads], [heads]
         if n < 0 or heads.size % n:
+            divisors = [k for k in range(1, heads.size + 1) if heads.size % k == 0]
             raise ShapeError(
-                f"attention: {n} memory heads do not divide {heads}.", "Give a divisor, or 0."
+                f"attention: {n} memory heads do not divide {heads}.",
+                f"Give one of {divisors}, or 0.",
             )
         if n == 1:
             return [heads], []

@@ -64,7 +64,7 @@ def sliding_dims(
             f"{what}: {x!r} has {len(x.shape)} dimensions; {count} that slide and one of channels"
             " are needed.", "Add one with mm.reshape().", str(x.source),
         )  # fmt: skip
-    channel = x.shape[-1] if channels is None else x.shape.dim(dim_name(channels))
+    channel = x.shape[-1] if channels is None else x.dim(dim_name(channels), what)
     if spatial_dims is None:
         return list(x.shape.without([channel.name])[-count:]), channel
     names = [dim_name(d) for d in spatial_dims]
@@ -73,7 +73,7 @@ def sliding_dims(
             f"{what}: {names} and channels '{channel.name}' are not {count} dimensions that slide"
             " and another of channels.", "Name each once.", str(x.source),
         )  # fmt: skip
-    return [x.shape.dim(n) for n in names], channel
+    return [x.dim(n, what) for n in names], channel
 
 
 def each(value: Sizes | None, count: int, what: str) -> list[int]:
@@ -118,7 +118,8 @@ def geometry(
         if size < 1:
             raise ShapeError(
                 f"{what}: a filter that reaches over {reach} elements does not fit into {dim} with"
-                f" padding {padding}.", "Pad more, or take a smaller filter.",
+                f" padding {padding}.",
+                f"Use padding='SAME', or a filter that reaches over {dim.size} at most.",
             )  # fmt: skip
         out.append(Geometry(dim, taps[k], steps[k], spread[k], before, size))
     return out

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshmpi.dims import Shape, ShapeLike
 from meshmpi.errors import ShapeError, suggest
-from meshmpi.graph import Operation, Tensor
+from meshmpi.graph import Operation, Tensor, call_of
 from meshmpi.ops.elementwise import broadcast
 from meshmpi.ops.reductions import reduce_sum
 
@@ -34,14 +34,15 @@ class Einsum(Operation):
                 if known.setdefault(d.name, d.size) != d.size:
                     raise self.fail(
                         f"dimension '{d.name}' has sizes {known[d.name]} and {d.size} in {shapes}.",
-                        "Rename one with mm.rename_dimension(), or make the sizes equal.",
+                        "Rename one with mm.rename_dimension(), or make the sizes equal, here to"
+                        f" {d.name}={known[d.name]}.",
                     )
         for d in self.output_shape:
             if d.name in known and known[d.name] != d.size:
                 raise self.fail(
                     f"output dimension '{d.name}' has size {d.size}, and {known[d.name]} in"
                     f" {shapes}.",
-                    "Use the Dimension of the inputs.",
+                    f"Give {d.name}={known[d.name]}, the Dimension of the inputs.",
                 )
             if d.name not in known:
                 raise self.fail(
@@ -51,7 +52,8 @@ class Einsum(Operation):
         dtypes = list(dict.fromkeys(x.dtype for x in self.inputs))
         if len(dtypes) > 1 or dtypes[0] == "bool":
             raise self.fail(
-                f"inputs have data types {' and '.join(dtypes)}.", "Convert with mm.cast(x, dtype)."
+                f"inputs have data types {' and '.join(dtypes)}.",
+                f"Convert one, as in mm.cast(x, '{dtypes[0]}').",
             )
         return [(self.output_shape, dtypes[0])]
 
@@ -113,13 +115,14 @@ def _einsum_shape(xs: Sequence[Tensor], output_shape: ShapeLike | None, reduced_
             if n not in [d.name for d in unique]:
                 raise ShapeError(
                     f"einsum: reduced dimension '{n}' is in no input.",
-                    suggest(n, [d.name for d in unique]),
-                )
+                    suggest(n, [d.name for d in unique]), call_of("einsum", *xs),
+                )  # fmt: skip
         rest = [d for d in unique if d.name not in names]
         if output_shape is not None and sorted(Shape(output_shape)) != sorted(rest):
             raise ShapeError(
                 f"einsum: output_shape {Shape(output_shape)} and reduced_dims {names} contradict"
                 f" each other; without these dims there is {Shape(rest)}.", "Give one of them.",
+                call_of("einsum", *xs),
             )  # fmt: skip
         return Shape(output_shape) if output_shape is not None else Shape(rest)
     if output_shape is not None:

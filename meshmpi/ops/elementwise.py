@@ -13,7 +13,7 @@ from typing import Any, Union
 
 from meshmpi.dims import Shape, ShapeLike
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Operation, Tensor, check_dtype
+from meshmpi.graph import Operation, Tensor, call_of, check_dtype
 from meshmpi.ops.reductions import sum_to
 from meshmpi.scalar import FLOATS, SCALAR_FUNCTIONS, Expr, Step, fits
 
@@ -88,7 +88,7 @@ class Elementwise(Operation):
         if len(dtypes) > 1:
             raise self.fail(
                 f"inputs have data types {' and '.join(dtypes)}.",
-                "Convert one with mm.cast(x, dtype).",
+                f"Convert one, as in mm.cast(x, '{dtypes[0]}').",
             )
         dtype = dtypes[0] if dtypes else "float32"
         self._check_dtype(dtype)
@@ -111,7 +111,9 @@ class Elementwise(Operation):
             if not isinstance(a, Tensor) and not fits(a, dtype):
                 raise self.fail(
                     f"the number {a} does not fit data type {dtype}.",
-                    "Convert the tensor with mm.cast().",
+                    "Convert the tensor, as in mm.cast(x, 'float32')."
+                    if isinstance(a, float)
+                    else f"Give a number of data type {dtype}.",
                 )
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
@@ -137,8 +139,9 @@ class Elementwise(Operation):
 def _apply(function: str, *args: TensorLike, **options: Any) -> Tensor:
     if not any(isinstance(a, Tensor) for a in args):
         raise ShapeError(
-            f"{function}: none of {args} is a tensor.", "Use mm.constant() or Python's math."
-        )
+            f"{function}: none of {args} is a tensor.", "Use mm.constant() or Python's math.",
+            call_of(function),
+        )  # fmt: skip
     args = tuple(a if isinstance(a, Tensor) else _number(function, a) for a in args)
     return Elementwise(function, args, **options).output
 
@@ -148,9 +151,11 @@ def _number(function: str, a: object) -> Number:
         return a
     if hasattr(a, "item") and getattr(a, "ndim", 1) == 0:  # NumPy scalars
         return a.item()  # type: ignore[attr-defined]
+    size = f" of shape {a.shape}" if hasattr(a, "shape") else ""  # type: ignore[attr-defined]
     raise ShapeError(
-        f"{function}: {type(a).__name__} is neither a tensor nor a number.",
+        f"{function}: {type(a).__name__}{size} is neither a tensor nor a number.",
         "Feed arrays through mm.placeholder(), or keep them in mm.get_variable(initializer=array).",
+        call_of(function),
     )
 
 
@@ -268,7 +273,7 @@ def where(
     if condition.dtype != "bool":
         raise ShapeError(
             f"where: the condition {condition!r} is not bool.",
-            "Compare it, as in mm.greater(x, 0).", str(condition.source),
+            "Compare it, as in x > 0.", call_of("where", condition),
         )  # fmt: skip
     return _apply("where", condition, if_true, if_false, output_shape=output_shape)
 

@@ -29,9 +29,11 @@ class Gather(Operation):
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
         table, index = self.inputs
-        table.shape.position(self.dim)
+        table.dim(self.dim, "gather")
         if index.dtype not in INTEGERS:
-            raise self.fail(f"the index {index!r} is not an integer.", "Convert it with mm.cast().")
+            raise self.fail(
+                f"the index {index!r} is not an integer.", "Convert it with mm.cast(x, 'int32')."
+            )
         rest = table.shape.without([self.dim])
         _check_batch(self, index.shape, rest)
         return [(index.shape + rest.without(index.shape.names), table.dtype)]
@@ -177,7 +179,7 @@ class Put(Operation):
     def infer(self) -> Sequence[tuple[Shape, str]]:
         x, updates, index = self.inputs
         rest = x.shape.without([self.dim])
-        x.shape.position(self.dim)
+        x.dim(self.dim, "put")
         if index.dtype not in INTEGERS or updates.dtype != x.dtype:
             raise self.fail(
                 f"the index {index!r} is not an integer, or the updates {updates!r} are no"
@@ -249,7 +251,7 @@ class TopK(Operation):
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
         (x,) = self.inputs
-        n = x.shape.dim(self.dim).size
+        n = x.dim(self.dim, "top_k").size
         if not 1 <= self.k_dim.size <= n:
             raise self.fail(
                 f"{self.k_dim} of the {n} elements of '{self.dim}' are asked for.",

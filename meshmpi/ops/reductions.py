@@ -7,7 +7,7 @@ from typing import Any
 
 from meshmpi.dims import Dimension, Shape, ShapeLike
 from meshmpi.errors import ShapeError, suggest
-from meshmpi.graph import Operation, Tensor, only
+from meshmpi.graph import Operation, Tensor, call_of, only
 from meshmpi.scalar import FLOATS
 
 
@@ -69,23 +69,27 @@ def _output_shape(x: Tensor, output_shape: ShapeLike | None, reduced_dim: Any, w
     if (output_shape is None) == (reduced_dim is None):
         if output_shape is not None:
             raise ShapeError(
-                f"{what}: both output_shape and reduced_dim are given.", "Give one of them."
-            )
+                f"{what}: both output_shape {output_shape} and reduced_dim {reduced_dim} are"
+                " given.",
+                "Give one of them.", call_of(what, x),
+            )  # fmt: skip
         return Shape()
     if output_shape is not None:
         out = Shape(output_shape)
         for d in out:
             if d not in x.shape:
                 raise ShapeError(
-                    f"{what}: output dimension {d} is not in the input {x.shape}.",
-                    suggest(d.name, x.shape.names), str(x.source),
+                    f"{what}: output dimension {d} is not in the input {x.name} {x.shape}.",
+                    f"Its dimension is {x.shape.dim(d.name)}." if x.shape.find(d.name) >= 0
+                    else suggest(d.name, x.shape.names),
+                    call_of(what, x),
                 )  # fmt: skip
         return out
     one = isinstance(reduced_dim, (str, Dimension))
     dims: list[Any] = [reduced_dim] if one else list(reduced_dim)
     names = [d if isinstance(d, str) else d.name for d in dims]
     for n in names:
-        x.shape.position(n)
+        x.dim(n, what)
     return x.shape.without(names)
 
 
@@ -138,8 +142,8 @@ def reduce_mean(
     if x.dtype not in FLOATS:
         raise ShapeError(
             f"reduce_mean: {x!r} is not floating-point.",
-            "Convert it with mm.cast().",
-            str(x.source),
+            "Convert it with mm.cast(x, 'float32').",
+            call_of("reduce_mean", x),
         )
     y = reduce_sum(x, output_shape=output_shape, reduced_dim=reduced_dim)
     return y if y is x else multiply(y, y.shape.size / x.shape.size)
@@ -180,7 +184,9 @@ def reduce_all(
 
 def _bool(x: Tensor, what: str) -> Tensor:
     if x.dtype != "bool":
-        raise ShapeError(f"{what}: {x!r} is not bool.", "Compare it first.", str(x.source))
+        raise ShapeError(
+            f"{what}: {x!r} is not bool.", "Compare it first, as in x > 0.", call_of(what, x)
+        )
     return x
 
 

@@ -27,7 +27,7 @@ class Cumsum(Operation):
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
         (x,) = self.inputs
-        x.shape.position(self.dim)
+        x.dim(self.dim, "cumsum")
         if x.dtype == "bool":
             raise self.fail("the input is bool.", "Count with mm.cumsum(mm.cast(x, 'int32'), dim).")
         return [(x.shape, x.dtype)]

@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 
 from meshmpi.dims import Dimension, Layout, LayoutLike, Shape, ShapeLike
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Operation, Tensor, Update, Variable, check_dtype, current_graph
+from meshmpi.graph import (
+    Operation,
+    Tensor,
+    Update,
+    Variable,
+    call_of,
+    check_dtype,
+    current_graph,
+)
 from meshmpi.scalar import FLOATS, fill, fits
 
 
@@ -20,13 +28,15 @@ class Placeholder(Operation):
         if graph.scoped(name) in graph.placeholders:
             old = graph.placeholders[graph.scoped(name)]
             raise ShapeError(
-                f"placeholder '{name}' exists already.", "Give each its own name.", str(old.source)
+                f"placeholder '{name}' exists already, as {old.dtype}{old.shape}.",
+                "Take another name, or use the tensor that mm.placeholder() returned first.",
+                str(old.source),
             )
         super().__init__([], name)
         graph.placeholders[self.name] = self.output
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
-        return [(self.shape, check_dtype(self.dtype, "placeholder"))]
+        return [(self.shape, check_dtype(self.dtype, f"placeholder '{self.name}'"))]
 
     def lower(self, lowering: Any) -> None:
         t = lowering.type_of(self.output)
@@ -136,12 +146,15 @@ def assign(variable: Tensor | Variable, value: Tensor) -> Update:
     target = variable if isinstance(variable, Variable) else variable.variable
     if target is None:
         raise ShapeError(
-            f"assign: {variable!r} is not the value of a variable.", "Use mm.get_variable()."
-        )
+            f"assign: {variable!r} is not the value of a variable.",
+            "Give what mm.get_variable() returned.", call_of("assign"),
+        )  # fmt: skip
     if sorted(value.shape) != sorted(target.shape) or value.dtype != target.dtype:
         raise ShapeError(
             f"assign: variable '{target.name}' is {target.dtype}{target.shape}, the value is"
-            f" {value.dtype}{value.shape}.", "Reduce or cast the value.", str(value.source),
+            f" {value.dtype}{value.shape}.",
+            f"Give a value that is {target.dtype}{target.shape}: reduce or cast it.",
+            call_of("assign", value),
         )  # fmt: skip
     update = Update(target, value)
     value.graph.updates.append(update)

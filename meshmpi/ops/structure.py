@@ -6,9 +6,9 @@ import builtins
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
-from meshmpi.dims import Dimension, Shape, ShapeLike
+from meshmpi.dims import Dimension, Shape, ShapeLike, block_range
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Operation, Tensor, only
+from meshmpi.graph import Operation, Tensor, call_of, only
 from meshmpi.slides import Slide
 
 DimLike = Union[Dimension, str]
@@ -33,7 +33,8 @@ class Transpose(Operation):
         if sorted(x.shape) != sorted(self.new_shape):
             raise self.fail(
                 f"{self.new_shape} is no reordering of the dimensions of {x.shape}.",
-                "Use mm.reshape() or mm.rename_dimension() to change dimensions.",
+                f"Give the dimensions of {x.shape} in any order; mm.reshape() and"
+                " mm.rename_dimension() change them.",
             )
         return [(self.new_shape, x.dtype)]
 
@@ -70,7 +71,7 @@ class Reshape(Operation):
             raise self.fail(
                 f"{x.shape} has {x.shape.size} elements, {self.new_shape} has"
                 f" {self.new_shape.size}.",
-                "Make the products of sizes equal.",
+                f"Give sizes whose product is {x.shape.size}.",
             )
         return [(self.new_shape, x.dtype)]
 
@@ -98,7 +99,7 @@ def rename(x: Tensor, names: Mapping[str, str]) -> Tensor:
         >>> memory = mm.rename(x, {"length": "memory_length"})
     """
     for old in names:
-        x.shape.position(old)
+        x.dim(old, "rename")
     shape = Shape([Dimension(names.get(d.name, d.name), d.size) for d in x.shape])
     return x if shape == x.shape else Reshape(x, shape, "rename").output
 
@@ -114,11 +115,11 @@ def replace_dimensions(
     """x with adjacent ``old_dims`` replaced by ``new_dims`` of the same number of elements."""
     old = [old_dims] if isinstance(old_dims, (str, Dimension)) else list(old_dims)
     new = [new_dims] if isinstance(new_dims, Dimension) else list(new_dims)
-    start = x.shape.position(dim_name(old[0]))
+    start = x.shape.position(x.dim(dim_name(old[0]), "replace_dimensions").name)
     if list(x.shape.names[start : start + len(old)]) != [dim_name(d) for d in old]:
         raise ShapeError(
             f"replace_dimensions: {[dim_name(d) for d in old]} are not adjacent in this order in"
-            f" {x.shape}.", "Use mm.transpose() first.", str(x.source),
+            f" {x.shape}.", "Use mm.transpose() first.", call_of("replace_dimensions", x),
         )  # fmt: skip
     return reshape(x, Shape([*x.shape[:start], *new, *x.shape[start + len(old) :]]))
 
@@ -141,7 +142,9 @@ class Slice(Operation):
             raise self.fail(
                 f"[{self.start}:{self.stop}:{self.stride}] is not inside dimension '{self.dim}'"
                 f" ({n}).",
-                "Take at least one element, 0 <= start < stop <= size.",
+                f"Take 1 to {n - self.start} elements from {self.start} on."
+                if 0 <= self.start < n and self.stride == 1
+                else f"Take at least one element, 0 <= start < stop <= {n}.",
             )
         size = -(-(self.stop - self.start) // self.stride)
         return [(_resized(x.shape, self.dim, size), x.dtype)]
@@ -182,7 +185,7 @@ def _spread(x: Tensor, shape: Shape, dim: str, start: int, stride: int) -> Tenso
 def slice(x: Tensor, begin: int, size: int, slice_dim_name: DimLike, stride: int = 1) -> Tensor:
     """``size`` elements of one dim from ``begin``; with ``stride``, every stride-th of them."""
     name = dim_name(slice_dim_name)
-    n = x.shape.dim(name).size
+    n = x.dim(name, "slice").size
     return (
         x
         if (begin, size, stride) == (0, n, 1)
@@ -204,7 +207,10 @@ class Pad(Operation):
     def infer(self) -> Sequence[tuple[Shape, str]]:
         (x,) = self.inputs
         if self.before < 0 or self.after < 0:
-            raise self.fail(f"widths are {self.before} and {self.after}.", "Crop with mm.slice().")
+            raise self.fail(
+                f"widths of dimension '{self.dim}' are {self.before} and {self.after}.",
+                "Give widths of at least 0; crop with mm.slice().",
+            )
         n = x.shape.dim(self.dim).size + self.before + self.after
         return [(_resized(x.shape, self.dim, n), x.dtype)]
 
@@ -253,7 +259,8 @@ class Concat(Operation):
                 raise self.fail(
                     f"{x.dtype}{x.shape} and {first.dtype}{first.shape} differ outside"
                     f" '{self.dim}'.",
-                    "Make all other dimensions, their order and the data type equal.",
+                    f"Make all dimensions but '{self.dim}', and the data types, equal, here to"
+                    f" {first.dtype}{first.shape.without([self.dim])}.",
                 )
         return [
             (
@@ -290,7 +297,7 @@ def concat(xs: Sequence[Tensor], concat_dim_name: DimLike) -> Tensor:
         raise ShapeError("concat: there are no tensors.", "Give at least one.")
     name = dim_name(concat_dim_name)
     for x in xs:
-        x.shape.position(name)
+        x.dim(name, "concat")
     return (
         xs[0]
         if len(xs) == 1
@@ -308,13 +315,14 @@ def _order_like(x: Tensor, first: Tensor) -> Shape:
 def split(x: Tensor, split_dim: DimLike, num_or_size_splits: int | Sequence[int]) -> list[Tensor]:
     """x cut along one dim into equal parts (a number) or parts of the given sizes."""
     name = dim_name(split_dim)
-    n = x.shape.dim(name).size
+    n = x.dim(name, "split").size
     if isinstance(num_or_size_splits, int):
         parts = num_or_size_splits
         if parts < 1 or n % parts:
             raise ShapeError(
                 f"split: dimension '{name}' ({n}) cannot be cut into {parts} equal parts.",
-                "Give a list of sizes.", str(x.source),
+                f"Give a divisor of {n}, or a list of sizes such as {_even_sizes(n, parts)}.",
+                call_of("split", x),
             )  # fmt: skip
         sizes = [n // parts] * parts
     else:
@@ -322,13 +330,19 @@ def split(x: Tensor, split_dim: DimLike, num_or_size_splits: int | Sequence[int]
     if sum(sizes) != n:
         raise ShapeError(
             f"split: sizes {sizes} sum to {sum(sizes)}, dimension '{name}' has {n}.",
-            "Make them equal.", str(x.source),
+            f"Give sizes that sum to {n}.", call_of("split", x),
         )  # fmt: skip
     out, start = [], 0
     for size in sizes:
         out.append(slice(x, start, size, name))
         start += size
     return out
+
+
+def _even_sizes(n: int, parts: int) -> list[int]:
+    """``parts`` sizes that differ by one at most; as many parts as there are elements at most."""
+    parts = min(max(parts, 1), n)
+    return [b - a for a, b in (block_range(n, parts, k) for k in builtins.range(parts))]
 
 
 def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0) -> Tensor:
@@ -342,7 +356,7 @@ def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0) -> Tensor:
 def unstack(x: Tensor, dim: DimLike) -> list[Tensor]:
     """The tensors along one dim, without it."""
     name = dim_name(dim)
-    parts = split(x, name, x.shape.dim(name).size)
+    parts = split(x, name, x.dim(name, "unstack").size)
     return [reshape(p, p.shape.without([name])) for p in parts]
 
 
@@ -395,7 +409,7 @@ def shift(x: Tensor, offset: int, dim: DimLike, wrap: bool) -> Tensor:
     Along a split dim neighbours exchange ``offset`` elements: the halo of a stencil.
     """
     name = dim_name(dim)
-    n = x.shape.dim(name).size
+    n = x.dim(name, "shift").size
     if wrap:
         offset %= n
     elif builtins.abs(offset) >= n:

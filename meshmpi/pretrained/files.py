@@ -136,7 +136,7 @@ class Checkpoint:
         except HeaderError as error:
             raise CheckpointError(f"{file} is damaged: {error}.", AGAIN) from error
         except OSError as error:
-            raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from error
+            raise CheckpointError(f"{file} cannot be read: {error.strerror}.", AGAIN) from error
         self._headers[file] = header
         for key, stored in header.tensors.items():
             other = self.places.setdefault(key, Place(file, stored))

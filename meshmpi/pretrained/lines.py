@@ -64,7 +64,9 @@ class Reader:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+            raise DataError(
+                f"{path} cannot be read: {error.strerror}.", "Give the path of a readable file."
+            ) from error
         rows = data.split(b"\n")
         if not rows[-1]:
             rows.pop()

@@ -304,7 +304,9 @@ def open_tokenizer(
     try:
         return _opened(path, model, special or {})
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the tokenizer {path} cannot be read: {error}.") from error
+        raise DataError(
+            f"the tokenizer {path} cannot be read: {error}.", "Download it again."
+        ) from error
 
 
 def _opened(path: Path, model: str, special: Mapping[str, int]) -> Tokenizer:
@@ -359,4 +361,7 @@ def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
         return SentencePieceTokenizer(model, state["name"], state["before"], state["after"])
     if kind == "letters":
         return LetterTokenizer(state["tokens"], state["name"])
-    raise DataError(f"a saved tokenizer is of unknown kind '{kind}'.")
+    raise DataError(
+        f"a saved tokenizer is of unknown kind '{kind}'.",
+        "Use the version of meshmpi that saved it.",
+    )

@@ -168,20 +168,31 @@ class CompiledStep:
 
     def _checked(self, name: str, t: LocalType, value: Any) -> tuple[np.ndarray, bool]:
         """The array of a feed, and whether it is the global one."""
-        whole = not isinstance(value, LocalBlock)
+        whole, states = not isinstance(value, LocalBlock), self._executor.states
+        remedy = (
+            f"Give the whole array of shape {t.shape.sizes} on every rank, or under MPI the block"
+            " of step.feed_block(name) as mm.local(block)."
+        )
+        if isinstance(value, Tensor):
+            raise FeedError(
+                f"feed '{name}' is a tensor of the graph, {value!r}, which has no value.",
+                "Feed a NumPy array; what depends on other tensors is built into the graph.",
+            )
         try:
             array = np.asarray(value if whole else value.block)
         except ValueError as e:  # rows of different lengths
-            raise FeedError(f"feed '{name}' is no array: {e}", "Give a NumPy array.") from None
-        states = self._executor.states
+            raise FeedError(f"feed '{name}' is no array: {e}", remedy) from None
+        if not whole and len(states) > 1:
+            raise FeedError(
+                f"feed '{name}' is one rank's block, of shape {array.shape}, but this process plays"
+                f" all {len(states)} ranks: {t}.", remedy,
+            )  # fmt: skip
         expected = t.shape.sizes if whole else states[0].feeds[name].shape
-        if array.shape != expected or (not whole and len(states) > 1):
+        if array.shape != expected:
             raise FeedError(
                 f"feed '{name}' has shape {array.shape}, but"
-                f" {'the placeholder' if whole else 'this block'} has {expected}: {t}.",
-                "Give the array of the global shape on every rank, or under MPI the block of"
-                " step.feed_block(name) as mm.local(block).",
-            )
+                f" {'the placeholder' if whole else 'this block'} has {expected}: {t}.", remedy,
+            )  # fmt: skip
         if _family(array.dtype) != _family(numpy_dtype(t.dtype)):
             raise FeedError(
                 f"feed '{name}' has data type {array.dtype}, the placeholder has {t.dtype}.",

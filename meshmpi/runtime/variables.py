@@ -110,7 +110,8 @@ class VariableStore(Mapping[str, np.ndarray]):
         if array.shape != variable.type.shape.sizes:
             raise VariableError(
                 f"the initializer of variable '{variable.name}' has shape {array.shape}, the"
-                f" variable {variable.type.shape}.", "Give an array of the global shape.",
+                f" variable {variable.type.shape}.",
+                f"Give an array of shape {variable.type.shape.sizes}, or one of mm's initializers.",
             )  # fmt: skip
         return block_of(array, variable.type, self.mesh.shape, coordinates)
 
@@ -134,7 +135,8 @@ class VariableStore(Mapping[str, np.ndarray]):
                 if part.shape != block.shape:
                     raise VariableError(
                         f"variable '{name}' is {t.shape} (block {block.shape} on rank {rank}), the"
-                        f" value has shape {part.shape}.", "Give an array of the global shape.",
+                        f" value has shape {part.shape}.",
+                        f"Give an array of shape {t.shape.sizes}, or the block as mm.local(block).",
                     )  # fmt: skip
                 parts.append((block, part))
         for block, part in parts:

@@ -162,4 +162,5 @@ def test_frames_inside_meshmpi_are_hidden_for_its_own_errors(monkeypatch: pytest
 
 def test_an_error_without_outside_frames_is_shown_whole():
     error = LayoutError("a", "b", "x made at f.py:3")
-    assert abort.report(error, None).strip().endswith("LayoutError: a b\nin x made at f.py:3")
+    assert error.where.startswith("x made at f.py:3, used at ")
+    assert abort.report(error, None).strip().endswith(f"LayoutError: a b\nin {error.where}")

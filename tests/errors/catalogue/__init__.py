@@ -1,0 +1,15 @@
+"""The catalogue of mistakes: programs that fail, what is said then, and what cures them."""
+
+from tests.errors.catalogue.layouts import LAYOUTS
+from tests.errors.catalogue.names import NAMES
+from tests.errors.catalogue.outside import OUTSIDE
+from tests.errors.catalogue.running import RUNNING
+from tests.errors.catalogue.shapes import SHAPES
+
+CATALOGUE = {
+    "Names": NAMES,
+    "Shapes and data types": SHAPES,
+    "Layouts and meshes": LAYOUTS,
+    "Running a step": RUNNING,
+    "Settings, data, checkpoints": OUTSIDE,
+}
