@@ -37,17 +37,17 @@ d_kv = 8
 layers = 1
 residual_dropout = 0.1
 [train]
-steps = 250
+steps = {steps}
 batch = 12
 plot = false
 [evaluate]
-every = 40
+every = {evaluate}
 [checkpoint]
-every = 60
+every = {save}
 [sample]
 tokens = 100
 """
-RANKS = (1, 2, 4)
+RANKS, STEPS = (1, 2, 4), 1200
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _MARK = "MESHMPI_SOAK_TRIAL"
 
@@ -86,8 +86,8 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
         folder = Path(name)
         text = folder / "text.txt"
         text.write_text("".join(f"the {k % 7} foxes jump over {k % 5} dogs\n" for k in range(120)))
-        (folder / "config.toml").write_text(CONFIG.format(text=text))
         for ranks in options.ranks:
+            (folder / "config.toml").write_text(config(text, STEPS // ranks))
             _job(folder, "warm", ranks).communicate()  # compiles kernels: no part of a life
             began = time.monotonic()
             out, _ = _job(folder, "whole", ranks).communicate()
@@ -106,9 +106,17 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
                 slowest = max(slowest, seconds)
                 if failure:
                     failures.append(f"{trial}: {failure}")
+                    sys.stderr.write(f"{failures[-1]}\n")
+                if k % 10 == 9:
+                    sys.stderr.write(f"{ranks} ranks: {k + 1} of {trials}, {len(failures)} wrong\n")
             where = ", ".join(f"{n} {place}" for place, n in places.items())
             note = f"{where}; at most {slowest:.1f} s" + "".join(f"; {f}" for f in failures[:3])
             yield Row(f"signals, {ranks} ranks", trials, trials - len(failures), note)
+
+
+def config(text: Path, steps: int) -> str:
+    """Settings of a training that evaluates and saves a few times."""
+    return CONFIG.format(text=text, steps=steps, evaluate=steps // 6, save=steps // 4)
 
 
 def one_trial(folder: Path, name: str, trial: Trial, limit: float) -> tuple[str, str, float]:
@@ -190,10 +198,8 @@ def _job(folder: Path, name: str, ranks: int, *more: str) -> subprocess.Popen[st
 def _signal(folder: Path, name: str, process: subprocess.Popen[str], trial: Trial) -> None:
     """Signals the target as soon as it exists."""
     while process.poll() is None:
-        if trial.target < 0:
-            # Python itself starts up: no program can catch a signal yet.
-            time.sleep(max(0.0, 0.3 - trial.seconds))
-            process.send_signal(trial.number)
+        if trial.target < 0 and _catches(process.pid, trial.number):
+            process.send_signal(trial.number)  # earlier, Python itself starts up
             return
         for pid, rank in _members(folder / name):
             if rank == trial.target:
@@ -203,6 +209,16 @@ def _signal(folder: Path, name: str, process: subprocess.Popen[str], trial: Tria
                     break
                 return
         time.sleep(0.002)
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def _members(mark: Path) -> Sequence[tuple[int, int]]:

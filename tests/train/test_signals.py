@@ -218,7 +218,7 @@ def test_a_few_trials_of_the_soak():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_launching_process_hands_the_request_on(tmp_path, number):
     config = tmp_path / "config.toml"
-    config.write_text(soak.CONFIG.format(text=tmp_path / "text.txt"))
+    config.write_text(soak.config(tmp_path / "text.txt", 600))
     process = subprocess.Popen(
         [sys.executable, "-m", "meshmpi", "train", str(config), "--ranks", "2", "--out",
          str(tmp_path / "run"), "--set", "train.steps=1000000", "--set", "evaluate.every=0"],
