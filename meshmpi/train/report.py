@@ -20,20 +20,25 @@ from meshmpi.train.settings import Settings
 from meshmpi.train.setup import chosen_layout, mesh_shape
 from meshmpi.train.tasks.registry import task_class
 
+NO_MACHINE = "no time is predicted: this machine was not measured; `meshmpi calibrate` does it"
 
-def plan_report(settings: Settings, program: bool = False, machine: str = "") -> str:
+
+def plan_report(
+    settings: Settings, program: bool = False, machine: str = "", ranks: int = 1
+) -> str:
     """Cost of one training step for the mesh of the settings, which need not exist.
 
     Args:
-        settings: Of the run; without a mesh, one rank is assumed.
+        settings: Of the run.
         program: Whether to include the text of the program.
         machine: Name or file of a machine, to predict times; empty: this host's for that mesh, if
             it was measured.
+        ranks: Of the job, where the settings give no mesh.
     """
     began = time.perf_counter()
     task = task_class(settings.task)
     config = task.transformer(settings, task.vocabulary_size(settings))
-    mesh = mesh_shape(settings.mesh, 1)
+    mesh = mesh_shape(settings.mesh, ranks)
     layout = chosen_layout(settings.mesh, mesh)
     built = task.build(settings, config)
     found = plan(
@@ -42,7 +47,7 @@ def plan_report(settings: Settings, program: bool = False, machine: str = "") ->
         memory_limit=settings.mesh.memory_limit or None,
     )  # fmt: skip
     known = find_machine(machine, mesh)
-    times = [] if known is None else time_lines(predict_time(found.program, known))
+    times = [NO_MACHINE] if known is None else time_lines(predict_time(found.program, known))
     times += [] if known is None else [fit_line(found.cost, known)]
     seconds = time.perf_counter() - began
     counts, values = found.program.counts(), found.program.values()

@@ -74,6 +74,12 @@ def test_dry_run(tmp_path, capsys):
     words = ["train", str(CONFIGS / "yardstick.toml"), "--dry-run", "--out", str(tmp_path / "run")]
     assert cli.main([*words, "--mesh", "a:2"]) == 0
     assert "bytes sent" in capsys.readouterr().out and not (tmp_path / "run").exists()
+    assert cli.main([*words, "--ranks", "3", "--set", "model.layers=1"]) == 0  # starts no ranks
+    out = capsys.readouterr().out
+    assert out.count("mesh {all: 3} (3 ranks)") == 1 and not (tmp_path / "run").exists()
+    assert "this machine was not measured" in out or "predicted on" in out
+    tpu = ["--set", "model.layers=1", "--set", "mesh.machine=tpuv2"]
+    assert cli.main([*words, *tpu]) == 0 and "predicted on TPUv2" in capsys.readouterr().out
 
 
 def test_report_can_show_the_program():
