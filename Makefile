@@ -19,7 +19,7 @@ COMMA := ,
 MORE := $(addprefix $(COMMA),$(WITH))
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-mpi lint format types docs bench clean
+.PHONY: help train test test-mpi lint format types docs dist bench clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' \
@@ -49,6 +49,11 @@ types: $(DEV_READY) ## Check the type hints
 
 docs: $(DEV_READY) ## Run the code of README.md and docs/
 	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
+
+dist: $(DEV_READY) ## Build the wheel and the source archive into dist/
+	$(PIP_INSTALL) build
+	$(BIN)/python -m build --quiet --outdir dist .
+	rm -rf build
 
 bench: $(RUN_READY) ## Measure beside PyTorch and JAX, half an hour (ARGS=--quick: 5 minutes)
 	$(BIN)/python -m apps.bench $(ARGS)

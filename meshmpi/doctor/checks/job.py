@@ -115,7 +115,7 @@ def _size(facts: Facts) -> str:
 
 def _hangs(facts: Facts, answer: Answer) -> Finding:
     variable = {
-        "openmpi": "export OMPI_MCA_btl=self,sm OMPI_MCA_pml=ob1   # one host: no network at all",
+        "openmpi": "export OMPI_MCA_pml=ob1 OMPI_MCA_btl=^tcp,ofi   # one host: no network at all",
         "mpich": "export FI_PROVIDER=tcp   # the network that is always there",
         "intel": "export I_MPI_FABRICS=shm   # one host: no network at all",
     }
