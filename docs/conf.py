@@ -28,7 +28,7 @@ extensions = [
     "docs.site_notebooks",
     "docs.site_reference",
 ]
-exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_build", "packaging", "**/.ipynb_checkpoints"]
 myst_heading_anchors = 3  # links such as cluster.md#which-mpi
 suppress_warnings = ["misc.highlighting_failure"]  # output blocks need not be a language
 

@@ -65,10 +65,11 @@ def run_cell(code: str, names: dict[str, Any], place: str) -> list[dict[str, Any
             {"name": "stdout", "output_type": "stream", "text": lines(printed.getvalue())}
         )
     if value is not None:
-        data: dict[str, Any] = {}
         if hasattr(value, "_repr_svg_"):
-            data["image/svg+xml"] = lines(value._repr_svg_())
-        data["text/plain"] = lines(repr(value))
+            svg = lines(value._repr_svg_())
+            data = {"image/svg+xml": svg, "text/plain": lines(str(value))}
+        else:
+            data = {"text/plain": lines(repr(value))}
         outputs.append({"data": data, "metadata": {}, "output_type": "display_data"})
     return outputs
 

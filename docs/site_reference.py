@@ -54,7 +54,9 @@ def describe(code: str, found: Traffic) -> list[str]:
     if sent == NOTHING:
         sends = "It sends nothing, whatever is split."
     else:
-        sends = f"It hands over, by the dim that is split in two, so many elements per rank: {sent}."
+        sends = (
+            f"It hands over, by the dim that is split in two, so many elements per rank: {sent}."
+        )
     gradients = "" if found.backward is None else f" With gradients: {by_dims(found.backward)}."
     return [
         ".. rubric:: Shapes and traffic",
