@@ -76,7 +76,11 @@ def _tensors(wide: bool) -> dict[str, tuple[list[tuple[str, int]], str]]:
 
 
 def store(
-    placed: Placed, given: dict[str, np.ndarray] | None = None, wide: bool = False, mesh=None
+    placed: Placed,
+    given: dict[str, np.ndarray] | None = None,
+    wide: bool = False,
+    mesh=None,
+    tensors: dict[str, tuple[list[tuple[str, int]], str]] | None = None,
 ) -> VariableStore:
     """Variables on a mesh, simulated unless one is given.
 
@@ -85,12 +89,13 @@ def store(
         given: Name -> whole array; default: zeros.
         wide: Whether the tensor of several pieces is among them.
         mesh: A mesh of that shape.
+        tensors: Name -> dims, data type, in the place of those of all trials.
     """
     mesh = SimulatedMesh(placed.mesh) if mesh is None else mesh
     ranks = list(range(mesh.size)) if getattr(mesh, "comm", None) is None else [mesh.rank]
     made = VariableStore(mesh, ranks)
     layout, storage = Layout(placed.layout), Layout(placed.storage)
-    for name, (dims, dtype) in _tensors(wide).items():
+    for name, (dims, dtype) in (tensors or _tensors(wide)).items():
         used: list[str] = []
         splits = []
         for dim, _ in dims:

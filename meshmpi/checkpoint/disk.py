@@ -80,8 +80,16 @@ def sync_folder(folder: Path) -> None:
                 raise
 
 
-def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it, as far as they are missing; each is on disk."""
+def make_folder(folder: Path, sync: bool = True) -> None:
+    """Makes a folder and those above it, as far as they are missing.
+
+    Args:
+        folder: The folder.
+        sync: Whether to wait until their names are on disk.
+
+    Raises:
+        OSError: One cannot be made.
+    """
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -92,7 +100,8 @@ def make_folder(folder: Path) -> None:
         except FileExistsError:
             if not new.is_dir():  # else another process was faster
                 raise
-        sync_folder(new.parent)
+        if sync:
+            sync_folder(new.parent)
 
 
 def rename(old: Path, new: Path) -> None:

@@ -117,7 +117,7 @@ def begin(mesh: Any, folder: str | os.PathLike[str], step: int) -> Place:
         try:
             disk.make_folder(folder)
             clean(folder)
-            disk.make_folder(place.beside)
+            disk.make_folder(place.beside, sync=False)  # its last name is waited for
         except OSError as error:
             place.discard()
             raise disk.unwritable(error, 0) from error

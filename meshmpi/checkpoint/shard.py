@@ -124,11 +124,20 @@ def is_whole(data: np.ndarray, record: Mapping[str, Any]) -> bool:
     if data.size != record["bytes"] or header_hash(header) != record["header"]:
         return False
     tensors, metadata, first = parse_header(header[8:], data.size - length)
-    expected = json.loads(metadata[hashing.NAME])
+    expected = _hashes_in(Header(tensors, metadata, first))
     return all(
-        _text(hashing.hashes(data[first + s.start : first + s.stop])) == expected[name]
+        _text(hashing.hashes(data[first + s.start : first + s.stop])) == expected.get(name)
         for name, s in tensors.items()
     )
+
+
+def _hashes_in(header: Header) -> dict[str, str]:
+    """Name -> hashes of the pieces of its block, 16 hexadecimal digits each; empty if damaged."""
+    try:
+        found = json.loads(header.metadata[hashing.NAME])
+    except (KeyError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class ShardReader:
@@ -161,7 +170,7 @@ class ShardReader:
             self.close()
             raise
         self.tensors, self._data = header.tensors, header.data
-        self._hashes: dict[str, str] = json.loads(header.metadata[hashing.NAME])
+        self._hashes = _hashes_in(header)
 
     def _header(self, record: Mapping[str, Any]) -> Header:
         size = os.fstat(self._file).st_size
@@ -255,7 +264,7 @@ class ShardReader:
                 done += count
         except OSError as error:
             raise self.damaged(f"reading tensor '{name}' failed: {error.strerror}") from error
-        found, expected = f"{hashing.hashes(out)[0]:016x}", self._hashes[name][16 * k : 16 * k + 16]
+        found, expected = f"{hashing.hashes(out)[0]:016x}", self._hashes.get(name, "")[16 * k : 16 * k + 16]
         if found != expected:
             raise self.damaged(
                 f"tensor '{name}', bytes {start} to {start + out.size} of its block: checksum"

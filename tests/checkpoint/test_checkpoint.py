@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +12,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import meshmpi as mm
+from apps.soak.stores import Placed, equal, store
 from meshmpi import checkpoint
+from meshmpi.checkpoint import loading
+from meshmpi.checkpoint.hashing import PIECE_BYTES
 from meshmpi.checkpoint.manifest import digest as manifest_digest
 from meshmpi.errors import CheckpointError
 
@@ -202,3 +207,125 @@ def test_unwritable_folder(tmp_path):
         CheckpointError, match=r"rank 0 cannot write .*file: File exists \(EEXIST, errno 17\)"
     ):
         save(compiled(), tmp_path / "file" / "checkpoints")
+
+
+# ---- what killed jobs leave ------------------------------------------------------------------
+
+
+def test_leftovers_go_with_the_next_save_or_resume(tmp_path):
+    step = compiled()
+    good = save(step, tmp_path, 5)
+    for act in (
+        lambda: save(step, tmp_path, 6),
+        lambda: checkpoint.load_newest(tmp_path, step.variables),
+    ):
+        for name in (".step-00000007.partial", ".step-00000004.gone", ".step-00000005.old"):
+            shutil.copytree(good, tmp_path / name)
+        act()
+        assert not list(tmp_path.glob(".*"))
+
+
+def test_killed_between_two_renames(tmp_path):
+    step = compiled()
+    good = save(step, tmp_path, 5)
+    save(step, tmp_path, 4)
+    good.rename(tmp_path / ".step-00000005.old")  # the new one was never renamed
+    (tmp_path / ".step-00000005.partial").mkdir()
+    assert checkpoint.find(tmp_path)[0].name == ".step-00000005.old"
+    manifest, notes = checkpoint.load_newest(tmp_path, step.variables)
+    assert (manifest.step, manifest.folder, notes) == (5, good, [])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
+
+
+def test_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
+    step = compiled()
+    for number in (1, 2, 3):
+        save(step, tmp_path, number)
+    (tmp_path / "step-00000003" / "rank-00000.safetensors").unlink()
+    (tmp_path / "step-00000002" / "manifest.json").write_text("")
+    save(step, tmp_path, 0, keep=1)  # older than all: the newest whole one is the one before
+    assert (tmp_path / "step-00000001").exists()
+    assert checkpoint.load_newest(tmp_path, step.variables)[0].step == 1
+
+
+def test_a_folder_that_cannot_be_cleaned_can_be_read(tmp_path, monkeypatch):
+    step = compiled()
+    save(step, tmp_path, 5)
+    (tmp_path / ".step-00000006.partial").mkdir()
+    monkeypatch.setattr(os, "rmdir", lambda path: (_ for _ in ()).throw(OSError(30, "read-only")))
+    manifest, notes = checkpoint.load_newest(tmp_path, step.variables)
+    assert manifest.step == 5 and "leftovers stay" in notes[0]
+
+
+# ---- reading ---------------------------------------------------------------------------------
+
+
+class Counted:
+    """Counts bytes read from files of tensors."""
+
+    def __init__(self, monkeypatch):
+        self.bytes, preadv = 0, os.preadv
+
+        def counting(file, buffers, at):
+            count = preadv(file, buffers, at)
+            self.bytes += count
+            return count
+
+        monkeypatch.setattr(os, "preadv", counting)
+
+
+ROWS = 4 * PIECE_BYTES // 512
+"""Of a tensor of four pieces."""
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "rank", "expected"),
+    [
+        (Placed("all:1"), Placed("all:1"), 0, 4),
+        (Placed("all:1"), Placed("all:4", "x:all"), 2, 1),
+        (Placed("all:1"), Placed("all:8", "x:all"), 3, 1),  # half a piece: all of it is verified
+        (Placed("all:1"), Placed("all:3", "x:all"), 1, 2),
+        (Placed("all:2", "x:all"), Placed("all:4", "x:all"), 3, 1),
+        (Placed("all:2", "x:all"), Placed("all:2", "y:all"), 1, 4),  # all rows
+        (Placed("all:2", "y:all"), Placed("all:2", "y:all"), 1, 2),
+    ],
+)
+def test_only_what_a_rank_needs_is_read_once(tmp_path, monkeypatch, write, read, rank, expected):
+    tensors = {"w": ([("x", ROWS), ("y", 128)], "float32")}
+    given = {"w": np.arange(ROWS * 128, dtype=np.float32).reshape(ROWS, 128)}
+    path = checkpoint.save(tmp_path, store(write, given, tensors=tensors), 1, {})
+    there = store(read, tensors=tensors)
+    there.ranks = [rank]
+    there.blocks["w"] = {rank: there.blocks["w"][rank]}
+    counted = Counted(monkeypatch)
+    checkpoint.load(path, there)
+    assert counted.bytes == expected * PIECE_BYTES
+    assert equal(there, given)
+
+
+def test_read_twice_where_memory_is_short(tmp_path, monkeypatch):
+    step, other = compiled("rows:2;cols:3", "batch:rows;hidden:cols"), compiled()
+    run(step, 1)
+    path = save(step, tmp_path)
+    counted = Counted(monkeypatch)
+    checkpoint.load(path, other.variables)
+    once = counted.bytes
+    monkeypatch.setattr(loading, "_fits", lambda store: False)
+    checkpoint.load(path, other.variables)
+    assert counted.bytes == 3 * once
+    np.testing.assert_array_equal(step.variables["w"], other.variables["w"])
+    before = other.variables["w"].copy()
+    run(step, 1)
+    newer = save(step, tmp_path, 4)
+    damage(newer / "rank-00002.safetensors")
+    with pytest.raises(CheckpointError, match="shard rank-00002 of step 4"):
+        checkpoint.load(newer, other.variables)
+    np.testing.assert_array_equal(other.variables["w"], before)
+
+
+def test_dims_of_the_same_size_are_told_apart(tmp_path):
+    shapes = [[("a", 4), ("b", 4)], [("b", 4), ("a", 4)]]
+    first, second = (store(Placed("all:1"), tensors={"w": (dims, "float32")}) for dims in shapes)
+    path = checkpoint.save(tmp_path, first, 1, {})
+    with pytest.raises(checkpoint.ForeignCheckpointError, match=r"'w' is \[a=4, b=4\] there and"):
+        checkpoint.load(path, second)
