@@ -375,5 +375,5 @@ def test_every_setting_is_in_the_help(capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])
     text = capsys.readouterr().out
-    for word in ("[model]", "d_model", "learning_rate", "[windows]", "[steps]", "--mesh"):
+    for word in ("[model]", "d_model", "learning_rate", "16 windows", "2000 steps", "--mesh"):
         assert word in text

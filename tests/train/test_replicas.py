@@ -7,6 +7,7 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.nn.optimize import AdamW
+from meshmpi.runtime.launch import launch
 from meshmpi.runtime.replicas import CHUNK_WORDS, Replicas, chunk_sums, compared, digest
 
 LAYOUTS = [
@@ -128,3 +129,13 @@ def test_elements_behind_the_first_chunk_are_found():
     (found,) = Replicas(step.variables).differences()
     assert found.damaged == (2,)
     assert found.index == (3, CHUNK_WORDS * 2 - 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_real_ranks_stay_equal_in_every_layout_and_every_flip_is_found(ranks):
+    done = launch(
+        ranks, ["-m", "tests.runtime.mpi_programs.replicas"], timeout_seconds=120,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) >= 30
