@@ -40,12 +40,12 @@ d_kv = 8
 layers = 1
 residual_dropout = 0.1
 [train]
-steps = 900
-batch = 12
+steps = 400
+batch = 64
 log_every = 5
 plot = false
 [evaluate]
-every = 300
+every = 150
 [sample]
 tokens = 5
 """
@@ -212,7 +212,7 @@ def test_an_array_of_runs(site: Site):
     for task in (1, 2):
         site.wait(f"{job}_{task}", "COMPLETED")
     first, second = (read_metrics(site.folder / f"runs/sweep-{job}/{k}") for k in (1, 2))
-    assert first[-1]["step"] == second[-1]["step"] == 900
+    assert first[-1]["step"] == second[-1]["step"] == 400
     assert first[0]["loss"] != second[0]["loss"]
 
 
