@@ -47,7 +47,7 @@ every = {save}
 [sample]
 tokens = 100
 """
-RANKS, STEPS = (1, 2, 4), 1200
+RANKS, STEPS = (1, 2, 4), 600
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _MARK = "MESHMPI_SOAK_TRIAL"
 
