@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.doctor.checks import examine
-from meshmpi.doctor.facts import Facts, gather, heading
+from meshmpi.doctor.facts import Facts, gather, heading, in_bare_step, take_part
 from meshmpi.doctor.findings import BROKEN, Finding, summary, verdict
+from meshmpi.runtime.world import in_job
 
 HELP = "what is wrong with this machine, with the lines that repair it"
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -52,10 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Asks, examines, prints; 1 when something is broken."""
-    facts = gather(options.job_ranks, options.mpi, options.folder, options.limit)
     rank = next((os.environ[v] for v in _RANK_VARIABLES if v in os.environ), "0")
-    if facts.inside_job and rank != "0":
-        return 0  # rank 0 has heard of all
+    if rank != "0" and (in_job() or in_bare_step()):  # rank 0 speaks for all
+        if in_job():
+            take_part(options.limit)
+        return 0
+    facts = gather(options.job_ranks, options.mpi, options.folder, options.limit)
     findings = examine(facts)
     if options.json:
         print(json.dumps(as_dict(facts, findings), indent=1))

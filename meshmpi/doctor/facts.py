@@ -121,9 +121,11 @@ def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> 
         folder: Of checkpoints; need not exist.
         seconds: Limit of the job of these ranks.
     """
+    here = in_job()
+    # First, since the other ranks have begun theirs, see `take_part`.
+    job = ask([sys.executable, *_PROBE], seconds) if here else None
     inside = ask([sys.executable, *_INSIDE], ANSWER_SECONDS)
     parts, died_in = _parts(inside)
-    here = in_job()
     # Whoever initialised MPI in a rank's place would take that rank's seat; loading it is harmless.
     alone = ask([sys.executable, *_PROBE, "--alone"], ANSWER_SECONDS)
     said = jobs_in(alone)
@@ -135,16 +137,28 @@ def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> 
         error = str(e)
     found = shutil.which("mpirun") or shutil.which("mpiexec")
     wanted = ranks if ranks is not None else 2
-    job = None
-    if here:
-        job = ask([sys.executable, *_PROBE], seconds)
-    elif wanted > 0 and "error" not in library and (launcher is not None or wanted == 1):
+    possible = "error" not in library and (launcher is not None or wanted == 1)
+    if not here and not in_bare_step() and wanted > 0 and possible:
         job = _started(wanted, mpi, seconds)
+    jobs = jobs_in(job) if job is not None else []
+    if here and jobs:
+        wanted = sum(map(len, jobs))
     return Facts(
         dict(os.environ), wanted, folder, available_cores(), parts, died_in, inside, library,
         alone, launcher, error, launcher_at(found) if found else None,
-        jobs_in(job) if job is not None else (), job, here,
+        jobs, job, here,
     )  # fmt: skip
+
+
+def take_part(seconds: float) -> None:
+    """What a rank but the first does where the doctor itself was started as a job."""
+    ask([sys.executable, *_PROBE], seconds)
+
+
+def in_bare_step() -> bool:
+    """Whether srun started several of this process without telling them of each other."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    return tasks.isdigit() and int(tasks) > 1 and not in_job()
 
 
 def _started(ranks: int, mpi: str | None, seconds: float) -> Answer:

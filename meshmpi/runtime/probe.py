@@ -32,10 +32,12 @@ def main() -> int:
         rc.initialize = False
         from mpi4py import MPI
     except Exception as error:  # a loader's fault may be of any kind
-        return _say([{**about, "error": f"{type(error).__name__}: {error}"}])
+        _say([{**about, "error": f"{type(error).__name__}: {error}"}])
+        return 1  # so that a launcher ends the others, which wait for this one
     about |= {"library_file": _loaded_library(), "library": MPI.Get_library_version().strip("\0")}
     if "--alone" in sys.argv[1:]:
-        return _say([about])
+        _say([about])
+        return 0
     began = time.perf_counter()
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
     world = MPI.COMM_WORLD
@@ -53,10 +55,9 @@ def main() -> int:
     return 0
 
 
-def _say(ranks: list[dict[str, Any]]) -> int:
+def _say(ranks: list[dict[str, Any]]) -> None:
     # One write, so that lines of several processes do not mix.
     os.write(1, f"{MARK}{json.dumps(ranks)}\n".encode())
-    return 0
 
 
 def _before_mpi() -> dict[str, Any]:

@@ -104,6 +104,10 @@ def _other_sources(folder: Path) -> None:
     _two_programs(folder, f"PYTHONPATH={folder}/other")
 
 
+def _no_mpi_on_one_rank(folder: Path) -> None:
+    _two_programs(folder, f"PYTHONPATH={ROOT} MPI4PY_LIBMPI=/none/libmpi.so")
+
+
 def _two_programs(folder: Path, variables: str) -> None:
     """A launcher that starts the second rank in another environment."""
     script(
@@ -188,6 +192,16 @@ BROKEN = [
     Broken(
         "other-sources-on-one-rank", ["versions-differ"], "broken", "the sources of meshmpi",
         "PYTHONPATH", options=FAKE, before=_other_sources, when=_OPEN_MPI,
+    ),
+    Broken(
+        "no-mpi-on-one-rank",
+        ["rank-without-mpi"],
+        "broken",
+        "/none/libmpi.so",
+        "LD_LIBRARY_PATH",
+        options=FAKE,
+        before=_no_mpi_on_one_rank,
+        when=_OPEN_MPI,
     ),
     Broken(
         "numpy-that-does-not-import", ["package-broken"], "broken", "libopenblas is gone",

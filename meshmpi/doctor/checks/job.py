@@ -87,15 +87,22 @@ def one_job(facts: Facts) -> Iterator[Finding]:
 def ends(facts: Facts) -> Iterator[Finding]:
     """A job that hangs, fails, or says nothing."""
     answer = facts.job_answer
-    if answer is None or (facts.ranks and answer.status == 0 and not answer.late):
+    errors = [f"{r['python']} on {r['host']}: {r['error']}" for r in facts.ranks if "error" in r]
+    if answer is None or (answer.status == 0 and not answer.late and facts.ranks and not errors):
         return
-    errors = [str(r["error"]) for r in facts.ranks if "error" in r]
     text = "\n".join([*answer.lines, answer.text, *errors])
     known = next((row for row in _CAUSES if row[0] in text), None)
     if known is not None:
         _, name, meaning, paste = known
         yield Finding(BROKEN, name, f"a job of {_size(facts)} did not start: {meaning}",
                       "Programs of several ranks end in the same way.", paste)  # fmt: skip
+    elif errors:
+        yield Finding(
+            BROKEN, "rank-without-mpi",
+            f"of {_size(facts)}, {len(errors)} could not load MPI: {errors[0]}",
+            "The others wait for it, or the launcher ends them.",
+            "env | grep -E '^(PATH|PYTHONPATH|LD_LIBRARY_PATH|MPI4PY)'   # on that host",
+        )  # fmt: skip
     elif answer.late:
         yield _hangs(facts, answer)
     else:
