@@ -71,5 +71,9 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'meshmpi' has no attribute '{name}'")
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+def __dir__() -> list[str]:  # what a shell completes: functions and classes, not our modules
+    from types import ModuleType
+
+    names = (n for n, value in globals().items() if not isinstance(value, ModuleType))
+    public = (n for n in names if not n.startswith("_") and n not in ("Any", "TYPE_CHECKING"))
+    return sorted({*public, *_LAZY, "nn", "__version__"})

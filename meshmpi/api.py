@@ -103,7 +103,7 @@ def compile(
         debug: Check every index of `mm.gather` and `mm.scatter_add` at every step: one outside its
             dimension raises `RangeError` on the rank that holds it, with tensor, value and
             position, and the job ends.  Without it such an index reads zeros, or its update is
-            dropped.
+            dropped.  Ranks also compare every collective before they do it (`mm.Mesh`).
         overlap: Whether reductions travel while later instructions compute.  Default: where the
             mesh spans several hosts; inside one, copying takes the cores that compute.
         memory_limit: Bytes per rank, or as ``"1.5 GB"``, for variables, feeds, arena and workspace.
@@ -119,6 +119,7 @@ def compile(
         ConfigError: The step does not fit ``memory_limit``, whatever is recomputed.
     """
     from meshmpi.runtime.compiled import CompiledStep
+    from meshmpi.runtime.crosscheck import during
 
     if kernels not in KERNELS:
         raise ConfigError(f"there are no kernels '{kernels}'.", suggest(kernels, KERNELS))
@@ -136,7 +137,8 @@ def compile(
         from meshmpi.passes.debug import check_indices
 
         program = check_indices(program)
-    return CompiledStep(program, mesh, named, variables, kernels)
+    with during(mesh, debug):
+        return CompiledStep(program, mesh, named, variables, kernels)
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,13 @@ class Plan:
 
     def __str__(self) -> str:
         return f"{self.program}\n{self.cost}"
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan of {len(self.program.instructions)} instructions on mesh {self.program.mesh};"
+            f" per rank {self.cost.flops} FLOP, {self.cost.bytes_sent} bytes sent,"
+            f" {self.cost.peak_memory} bytes held>"
+        )
 
 
 def plan(

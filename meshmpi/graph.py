@@ -262,12 +262,18 @@ class Variable:
     source: Source = NOWHERE
     _reads: dict[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
 
+    def __repr__(self) -> str:
+        return f"<Variable {self.name} {self.dtype}{self.shape}>"
+
 
 class Update(NamedTuple):
     """At the end of a step ``variable`` takes the value of ``value``."""
 
     variable: Variable
     value: Tensor
+
+    def __repr__(self) -> str:
+        return f"<Update of {self.variable.name} to {self.value!r}>"
 
 
 class Graph:
@@ -282,6 +288,14 @@ class Graph:
         self._names: dict[str, int] = {}
         self._scopes: list[str] = []
         self._source: Source | None = None
+
+    def __repr__(self) -> str:
+        n, dims = len(self.operations), ", ".join(self.dim_names)
+        feeds, variables = ", ".join(self.placeholders), ", ".join(self.variables)
+        return (
+            f"<Graph of {n} operations; placeholders: {feeds or 'none'}; variables:"
+            f" {variables or 'none'}; dimensions: {dims or 'none'}>"
+        )
 
     def __enter__(self) -> Graph:
         _stack.append(self)

@@ -259,6 +259,9 @@ class Program:
     fetches: Mapping[str, int]
     seed: int = 0
 
+    def __repr__(self) -> str:
+        return f"<Program of {len(self.instructions)} instructions on mesh {self.mesh}; print it>"
+
     def with_instructions(
         self, instructions: Iterable[Instruction], types: Mapping[int, LocalType] | None = None,
         fetches: Mapping[str, int] | None = None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshmpi.dims import MeshShape, block_range
+from meshmpi.dims import MeshShape, Shape, block_range
+from meshmpi.errors import MeshError
 from meshmpi.lowering.redistribute import moves
 from meshmpi.program import LocalType
 from meshmpi.scalar import ITEM_BYTES
@@ -45,6 +46,10 @@ def block_of(array: np.ndarray, t: LocalType, mesh: MeshShape, coordinates: dict
 class ShardedArray:
     """A result split over the ranks of a mesh.
 
+    Only `numpy` communicates.  Printing, `local`, sizes and names tell what this process knows, so
+    that one rank may ask alone.  ``np.asarray(x)`` and ``x[index]`` work where this process holds
+    the whole array: on one rank, on a simulated mesh, and of what is not split.
+
     Attributes:
         type: Global shape, data type and splits.
         local: This rank's block (on a simulated mesh: that of rank 0).
@@ -59,30 +64,76 @@ class ShardedArray:
         return next(iter(self.blocks.values()))
 
     @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """(start, stop) along each dimension of the block `local` in the whole array."""
+        rank = next(iter(self.blocks))
+        return self.type.block(self.mesh.shape, self.mesh.shape.coordinates(rank))
+
+    @property
+    def dims(self) -> Shape:
+        """Names and global sizes."""
+        return self.type.shape
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Global sizes."""
         return self.type.shape.sizes
+
+    @property
+    def ndim(self) -> int:
+        return len(self.type.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the whole array."""
+        return self.type.shape.size
 
     @property
     def dtype(self) -> str:
         return self.type.dtype
 
     def numpy(self) -> np.ndarray:
-        """The whole array, on every rank.  Collective: every rank of the mesh must call it."""
+        """The whole array, on every rank.  Collective: every rank of the mesh must call it.
+
+        A rank that calls it alone waits for the others, as in any collective of MPI; a job whose
+        ranks all wait so is ended with a report of who waits where.
+        """
         return gather_whole(self.mesh, self.type, self.blocks)
 
+    def _here(self, what: str) -> np.ndarray:
+        """The whole array where no other rank is needed for it."""
+        if hasattr(self.mesh, "comm") and self.local.shape != self.shape:
+            raise MeshError(
+                f"{what} needs the whole array {self.type}, and rank {self.mesh.rank} of mesh"
+                f" {self.mesh.shape} holds the block {self.local.shape} of {self.shape}.",
+                "Call x.numpy() first, on every rank of the mesh, or use x.local, the block.",
+            )
+        return self.numpy()
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        whole = self.numpy()
+        whole = self._here("a conversion to a NumPy array")
         return whole if dtype is None else whole.astype(dtype)
 
+    def __getitem__(self, index: Any) -> Any:
+        return self._here("an index")[index]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._here("a loop over its rows"))
+
     def __repr__(self) -> str:
-        # Prints what this rank knows, so that printing on one rank cannot hang.
-        held = (
-            ""
-            if len(self.blocks) > 1
-            else f", block {self.local.shape} of rank {next(iter(self.blocks))}"
-        )
+        # Tells what this rank knows, so that printing on one rank cannot hang.
+        held = ""
+        if len(self.blocks) == 1 and self.local.shape != self.shape:
+            where = ", ".join(f"{a}:{b}" for a, b in self.ranges)
+            held = f", block [{where}] of rank {next(iter(self.blocks))}"
         return f"<ShardedArray {self.type} on mesh {self.mesh.shape}{held}>"
+
+    def __str__(self) -> str:
+        simulated = not hasattr(self.mesh, "comm")
+        return f"{self!r}\n{self._here('print') if simulated else self.local}"
 
 
 def gather_whole(mesh: Any, t: LocalType, blocks: dict[int, np.ndarray]) -> np.ndarray:

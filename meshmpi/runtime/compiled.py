@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshmpi.errors import FeedError, ProgramError, suggest
+from meshmpi.errors import FeedError, MeshError, ProgramError, suggest
 from meshmpi.graph import Tensor
 from meshmpi.passes.memory import MemoryPlan, plan_memory
 from meshmpi.planner.cost import Cost, program_cost
@@ -72,6 +72,15 @@ class CompiledStep:
         self._tensors = dict(fetches)
         self.cost = program_cost(program, self._executor.plan)
 
+    def __repr__(self) -> str:
+        feeds = ", ".join(f"{n} {t}" for n, t in self.program.feeds.items())
+        return (
+            f"<CompiledStep of {len(self.program.instructions)} instructions on mesh"
+            f" {self.mesh.shape}; feeds: {feeds or 'none'}; fetches:"
+            f" {', '.join(self._tensors) or 'none'}; variables:"
+            f" {', '.join(self.program.variables) or 'none'}>"
+        )
+
     @property
     def step_number(self) -> int:
         return self._executor.runtime.step
@@ -120,6 +129,11 @@ class CompiledStep:
         Raises:
             FeedError: A feed is missing, unknown, misshapen or of the wrong data type.
         """
+        if self.mesh.freed:
+            raise MeshError(
+                f"this step was compiled for mesh {self.mesh.shape}, which was freed.",
+                "Make a new mm.Mesh() and compile for it.",
+            )
         self._feed({**(feeds or {}), **named})
         self._executor.run()
         results = {t: self._result(name) for name, t in self._tensors.items()}

@@ -149,6 +149,33 @@ class Mesh:
         self._groups: dict[Axes, Group] = {}
         self._channels: dict[str, tuple[flight.Channel | None, int]] = {}
 
+    @property
+    def freed(self) -> bool:
+        """Whether `free` was called."""
+        return not self.comm  # a freed communicator is MPI_COMM_NULL, which counts as false
+
+    def free(self) -> None:
+        """Gives its communicators back to MPI, which has not many.  Collective.
+
+        For programs that make meshes again and again; a mesh that lives as long as the program
+        needs none.  Steps compiled for it can no longer be called; their results can be read,
+        gathered they cannot.  ``with mm.Mesh(...) as mesh:`` calls it at the end.
+        """
+        for comm in self._communicators.values():
+            if comm and comm is not self.comm:
+                comm.Free()
+        self._communicators.clear()
+        self._groups.clear()
+        if self.comm:
+            self.comm.Free()
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if kind is None:  # after an error other ranks may be elsewhere, and never come here
+            self.free()
+
     def communicator(self, axes: Iterable[str]) -> MPI.Intracomm:
         """The communicator of the ranks that differ from this one only in ``axes``.
 
@@ -156,6 +183,8 @@ class Mesh:
         ranks are numbered in the order of the mesh, whatever the order of ``axes``.
         """
         axes = self.shape.in_mesh_order((axes,) if isinstance(axes, str) else axes)
+        if self.freed:
+            raise MeshError(f"mesh {self.shape} was freed.", "Make a new mm.Mesh().")
         if axes not in self._communicators:
             self._communicators[axes] = self._sub(axes)
         return self._communicators[axes]

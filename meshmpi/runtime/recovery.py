@@ -196,7 +196,8 @@ class Survivors:
     def turn_back(self) -> None:
         """Wakes every rank that waits for this one, which will not come any more."""
         for comm in _noted():
-            comm.Revoke()
+            if comm:  # not MPI_COMM_NULL, as one of a mesh that was freed
+                comm.Revoke()
 
     def agree(self, bits: int) -> int:
         """The bits that all survivors give, equal on all of them.  Collective; outlives losses."""

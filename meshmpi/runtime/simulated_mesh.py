@@ -72,6 +72,17 @@ class SimulatedMesh:
         self.coordinates = [self.shape.coordinates(r) for r in range(self.size)]
         self.counters: list[Counters] = [{} for _ in range(self.size)]
 
+    freed = False
+
+    def free(self) -> None:
+        """Does nothing; `Mesh.free` gives communicators back."""
+
+    def __enter__(self) -> SimulatedMesh:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.free()
+
     def communicator(self, axes: Iterable[str]) -> None:
         """Raises MeshError: there is none."""
         raise MeshError(

@@ -45,6 +45,10 @@ class VariableStore(Mapping[str, np.ndarray]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.types)
 
+    def __repr__(self) -> str:  # without the values: they would have to be gathered
+        held = "; ".join(f"{name} {v.type}" for name, v in self.types.items())
+        return f"<VariableStore on mesh {self.mesh.shape}: {held or 'empty'}>"
+
     def __len__(self) -> int:
         return len(self.types)
 
