@@ -21,7 +21,11 @@ from apps.soak.rows import Row
 from apps.soak.stores import LAYOUTS, equal, fingerprint, store, values
 from meshmpi import checkpoint
 from meshmpi.checkpoint import hashing
+from meshmpi.dims import Shape
 from meshmpi.errors import CheckpointError
+from meshmpi.program import LocalType, VariableType
+from meshmpi.runtime.simulated_mesh import SimulatedMesh
+from meshmpi.runtime.variables import VariableStore
 
 Change = Callable[[], object]
 
@@ -31,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flips", type=int, default=10_000, help="single bits flipped")
     parser.add_argument("--truncations", type=int, default=1_000, help="files cut anywhere")
     parser.add_argument(
-        "--time", type=int, metavar="MB", help="only measure what verifying costs, with so much"
+        "--time",
+        type=int,
+        metavar="MB",
+        help="only measure what verifying and saving cost, with so much",
     )
 
 
@@ -221,6 +228,27 @@ def _times(folder: Path, megabytes: int) -> Iterator[Row]:
             yield Row(f"load of {megabytes} MB from {'disk' if cold else 'page cache'}", 1, 1, note)
     finally:
         hashing.hashes = real
+    yield from _stalls(folder, made, megabytes)
+
+
+def _stalls(folder: Path, made: VariableStore, megabytes: int) -> Iterator[Row]:
+    """How long a step waits for a save: until it is on disk, or until it is copied."""
+    at_once, copying = [], []
+    saver = checkpoint.BackgroundSaver(folder, made, keep=1)
+    for k in range(2 * TURNS):
+        began = time.perf_counter()
+        if k % 2:
+            checkpoint.save(folder, made, k, {}, keep=1)
+            at_once.append(time.perf_counter() - began)
+        else:
+            saver.start(k, {})
+            copying.append(time.perf_counter() - began)
+            saver.wait()
+    note = (
+        f"at once {sorted(at_once)[TURNS // 2]:.3f} s, in the background"
+        f" {sorted(copying[1:])[TURNS // 2]:.3f} s, the first time {copying[0]:.3f} s"
+    )
+    yield Row(f"stall of a save of {megabytes} MB", 1, 1, note)
 
 
 def _forget(folder: Path) -> None:
@@ -230,13 +258,8 @@ def _forget(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def store_of(given: dict[str, np.ndarray]):
+def store_of(given: dict[str, np.ndarray]) -> VariableStore:
     """Variables of one rank with these values."""
-    from meshmpi.dims import Shape
-    from meshmpi.program import LocalType, VariableType
-    from meshmpi.runtime.simulated_mesh import SimulatedMesh
-    from meshmpi.runtime.variables import VariableStore
-
     made = VariableStore(SimulatedMesh("all:1"), [0])
     for name, x in given.items():
         shape = Shape([(f"dim{k}", n) for k, n in enumerate(x.shape)])

@@ -103,7 +103,7 @@ class BackgroundSaver:
         shards = None
         if self._partners is not None:  # whose MPI calls must be made here
             shards = self._shards(place, copies)
-            self._partners.exchange(place.identity, shards)
+            self._partners.exchange(place.target, place.identity, shards)
         self._thread = _Work(self._mesh.rank, lambda: self._write(place, copies, shards))
 
     def _copied(self, rank: int) -> dict[str, np.ndarray]:

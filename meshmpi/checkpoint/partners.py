@@ -31,6 +31,11 @@ class _Copy(NamedTuple):
     data: np.ndarray
 
 
+_IN_MEMORY: dict[str, list[_Copy]] = {}
+"""Run -> copies that this process keeps.  They outlive a mesh: survivors of a lost rank, who make a
+smaller one, still have them."""
+
+
 def partner_ranks(hosts: Sequence[str]) -> list[int]:
     """For each rank the one that keeps its copy.
 
@@ -66,18 +71,26 @@ class Partners:
         comm = getattr(mesh, "comm", None)
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._partner = partner_ranks(gathered(mesh, socket.gethostname()))
-        self._copies: list[_Copy] = []
+        self._unwritten: list[_Copy] = []
 
-    def exchange(self, identity: Identity, shards: Sequence[Shard]) -> None:
+    def exchange(self, checkpoint: Path, identity: Identity, shards: Sequence[Shard]) -> None:
         """Hands files to partners and takes those of others.  Collective.
 
         Copies of the checkpoint before are kept until `drop_old` says that the new one is whole.
+
+        Args:
+            checkpoint: The name that the checkpoint will have.
+            identity: Of the checkpoint.
+            shards: Files of this process.
         """
         if self._comm is None:
             new = [_Copy(identity, s.file, _joined(s)) for s in shards]
         else:
             new = self._sent(self._comm, identity, shards)
-        self._copies += new
+        if self.folder is None:
+            _IN_MEMORY.setdefault(_run(checkpoint), []).extend(new)
+        else:
+            self._unwritten = new
 
     def _sent(self, comm: Any, identity: Identity, shards: Sequence[Shard]) -> list[_Copy]:
         """One file a rank goes to its partner; what others have sent to this rank comes back."""
@@ -105,17 +118,15 @@ class Partners:
         Raises:
             OSError: They cannot be written.
         """
-        if self.folder is None:
-            return
-        while self._copies:
-            copy = self._copies[-1]
+        while self._unwritten:
+            copy = self._unwritten[-1]
             path = self._path(checkpoint, copy.identity, copy.file)
             beside = path.with_suffix(".partial")
             disk.make_folder(path.parent)
             disk.write_file(beside, [copy.data.data])
             disk.rename(beside, path)
             disk.sync_folder(path.parent)
-            self._copies.pop()
+            self._unwritten.pop()
 
     def _path(self, checkpoint: Path, identity: Identity, file: str) -> Path:
         assert self.folder is not None
@@ -124,15 +135,14 @@ class Partners:
 
     def _of_run(self, checkpoint: Path) -> Path:
         assert self.folder is not None
-        run = os.path.abspath(checkpoint.parent)
-        return self.folder / hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(_run(checkpoint).encode(), digest_size=8)
+        return self.folder / digest.hexdigest()
 
     def drop_old(self, checkpoint: Path) -> None:
         """Forgets copies of checkpoints that are not kept; ``checkpoint`` has become whole."""
         if self.folder is None:
-            if self._copies:
-                newest = self._copies[-1].identity
-                self._copies = [c for c in self._copies if c.identity == newest]
+            kept = _IN_MEMORY.get(_run(checkpoint), [])
+            kept[:] = [c for c in kept if c.identity == kept[-1].identity]
             return
         run = self._of_run(checkpoint)
         for path in sorted(run.iterdir()) if run.is_dir() else []:
@@ -173,8 +183,9 @@ class Partners:
 
     def _data(self, manifest: Manifest, file: str) -> np.ndarray | None:
         if self.folder is None:
-            kept = ((manifest.identity, file) == (c.identity, c.file) for c in self._copies)
-            return next((c.data for c, same in zip(self._copies, kept, strict=True) if same), None)
+            kept = _IN_MEMORY.get(_run(manifest.folder), [])
+            wanted = (manifest.identity, file)
+            return next((c.data for c in kept if (c.identity, c.file) == wanted), None)
         try:
             return np.fromfile(self._path(manifest.folder, manifest.identity, file), np.uint8)
         except OSError:
@@ -197,6 +208,11 @@ class Partners:
         disk.write_file(beside, [data.data])
         disk.rename(beside, manifest.folder / file)
         disk.sync_folder(manifest.folder)
+
+
+def _run(checkpoint: Path) -> str:
+    """What distinguishes a run: where its checkpoints are."""
+    return os.path.abspath(checkpoint.parent)
 
 
 def _messages(data: np.ndarray) -> list[np.ndarray]:

@@ -70,7 +70,7 @@ def save(
     shards = [make_shard(place.identity, rank, owned(store, rank)) for rank in store.ranks]
     shards = [s for s in shards if s.data]
     if partners is not None:
-        partners.exchange(place.identity, shards)
+        partners.exchange(place.target, place.identity, shards)
     error, records = None, {}
     try:
         records = place.write(shards)

@@ -264,7 +264,10 @@ class ShardReader:
                 done += count
         except OSError as error:
             raise self.damaged(f"reading tensor '{name}' failed: {error.strerror}") from error
-        found, expected = f"{hashing.hashes(out)[0]:016x}", self._hashes.get(name, "")[16 * k : 16 * k + 16]
+        found, expected = (
+            f"{hashing.hashes(out)[0]:016x}",
+            self._hashes.get(name, "")[16 * k : 16 * k + 16],
+        )
         if found != expected:
             raise self.damaged(
                 f"tensor '{name}', bytes {start} to {start + out.size} of its block: checksum"

@@ -6,7 +6,7 @@ import pytest
 
 from apps.soak.stores import LAYOUTS, equal, store, values
 from meshmpi import checkpoint
-from meshmpi.checkpoint.partners import Partners, partner_ranks
+from meshmpi.checkpoint.partners import _IN_MEMORY, Partners, partner_ranks
 from meshmpi.errors import CheckpointError
 from meshmpi.runtime.launch import launch
 
@@ -73,7 +73,18 @@ def test_copies_of_dropped_checkpoints_go(tmp_path):
         checkpoint.save(tmp_path / "b", made, step, {}, keep=2, partners=memory)
     kept = sorted(p.name[:13] for p in (tmp_path / "local").glob("*/*"))
     assert kept == ["step-00000002", "step-00000003"]
-    assert {c.identity.step for c in memory._copies} == {3}
+    assert {c.identity.step for c in _IN_MEMORY[str(tmp_path / "b")]} == {3}
+
+
+def test_copies_in_memory_outlive_the_mesh(tmp_path):
+    given = values(0)
+    made = store(PLACED, given)
+    path = checkpoint.save(tmp_path, made, 7, {}, partners=Partners(made.mesh, "memory"))
+    (path / "rank-00001.safetensors").unlink()
+    smaller = store(LAYOUTS[1])
+    partners = Partners(smaller.mesh, "memory")
+    checkpoint.load(path, smaller, partners=partners, say=lambda line: None)
+    assert equal(smaller, given)
 
 
 PROGRAM = """
