@@ -1,7 +1,8 @@
 """Several hosts on one Linux machine, for trials of what happens when one is lost.
 
 Each has a network, process numbers, a host name, /tmp and /dev/shm of its own and a link to a
-common bridge; all other folders are shared, as on a cluster.  Needs root, iproute2 and util-linux.
+common bridge; all other folders are shared, as on a cluster.  Needs root, iproute2, util-linux, and
+nftables for lost packets.
 Links can be cut, made to lose packets, and hosts killed as by a power failure.
 """
 
@@ -22,7 +23,7 @@ from pathlib import Path
 
 READY_SECONDS = 20.0
 """Most time that a host takes to come up."""
-TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
+TOOLS = ("ip", "unshare", "nsenter", "mount")
 
 _HOST = """
 set -e
@@ -38,6 +39,11 @@ hostname "$name"; ip link set lo up
 : > "$ready"
 exec sleep infinity
 """
+
+
+def cannot_lose_packets() -> str:
+    """Why `Hosts.lose` cannot work here, or empty."""
+    return "" if shutil.which("nft") else "needs nft (Debian: nftables)"
 
 
 def unavailable() -> str:
@@ -165,14 +171,17 @@ class Hosts:
 
     def lose(self, name: str, percent: float) -> None:
         """Lets so many percent of the packets of a host vanish, each way; 0 ends it."""
-        inside = ["nsenter", "-t", str(self._pids[name]), "-n"]
-        for prefix, device in (([], self._device(name)), (inside, "eth0")):
-            subprocess.run(
-                [*prefix, "tc", "qdisc", "del", "dev", device, "root"], capture_output=True
-            )
+        address = f"{self._net}.{self.names.index(name) + 1}"
+        for other, pid in self._pids.items():  # as they arrive: at this host, and from it
+            whose = "" if other == name else f"ip saddr {address} "
+            inside = ["nsenter", "-t", str(pid), "-n", "nft"]
+            subprocess.run([*inside, "delete", "table", "ip", "lossy"], capture_output=True)
             if percent:
-                _run(*prefix, "tc", "qdisc", "add", "dev", device, "root", "netem", "loss",
-                     f"{percent:g}%")  # fmt: skip
+                _run(*inside, "add", "table", "ip", "lossy")
+                _run(*inside, "add", "chain", "ip", "lossy", "in",
+                     "{ type filter hook input priority 0; }")  # fmt: skip
+                drop = f"{whose}numgen random mod 1000 < {round(10 * percent)} drop"
+                _run(*inside, "add", "rule", "ip", "lossy", "in", drop)
 
     def kill(self, name: str, silent: bool = True) -> None:
         """Ends all processes of a host.

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshmpi.errors import MeshError
-from meshmpi.runtime import flight
+from meshmpi.runtime import flight, launcher_links
 from meshmpi.runtime.cores import Cores, available_cores
 from meshmpi.runtime.processes import stop_session
 
@@ -230,8 +230,10 @@ def _prepare(
         for prefix in ("OMPI", "PRTE"):
             needed[f"{prefix}_ALLOW_RUN_AS_ROOT"] = "1"
             needed[f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
-    if not one_host:  # a host that has lost its power is missed after 8 s, not after 8 minutes
-        for name, value in (("time", "3"), ("intvl", "1"), ("probes", "5")):
+    if not one_host:
+        # The launcher misses a host that has lost its power after 25 s, not after 8 minutes; ten
+        # questions, as one in five packets may get lost.  Ranks' watchdogs miss it earlier.
+        for name, value in (("time", "5"), ("intvl", "2"), ("probes", "10")):
             needed[f"PRTE_MCA_oob_tcp_keepalive_{name}"] = value
     if one_host:
         # Where it finds no network of its own, this transport sleeps for a second while it closes:
@@ -361,6 +363,8 @@ def launch(
         if stopped():
             signals.forward(signal.SIGTERM)
         signals.begin(process)
+        if hosts or launcher_options or _nodes(variables) > 1:
+            launcher_links.watch(process)
         try:
             out, err = process.communicate(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
