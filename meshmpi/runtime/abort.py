@@ -153,7 +153,7 @@ def end_now(text: str, status: int) -> None:
     """As `end_job`, without waiting for the turn of lower ranks: for who knows that it is alone."""
     mpi = _running_mpi()
     if mpi is not None:
-        _end(mpi, "", text, status)
+        _end(mpi, "", text, status, claimed=True)
 
 
 def _wait_for_turn(mpi: ModuleType) -> None:
@@ -175,11 +175,13 @@ def _end_hard_after(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
 
-def _end(mpi: ModuleType, thread: str, text: str, status: int) -> None:
+def _end(mpi: ModuleType, thread: str, text: str, status: int, claimed: bool = False) -> None:
+    if not claimed and not watchdog.claim():  # another rank of this host reports and ends the job
+        _end_hard_after(watchdog.HARD_SECONDS)
+        time.sleep(2 * watchdog.HARD_SECONDS)
     with _lock:  # two threads that fail together make one report
         _end_hard_after(REPORT_SECONDS)
         world = mpi.COMM_WORLD
-        watchdog.claim()
         _flush()
         if text:
             sys.stderr.write(f"[rank {world.rank} of {world.size}{thread}] {text}")

@@ -498,11 +498,10 @@ def forget(ranks: Sequence[int]) -> None:
         found.forget(ranks)
 
 
-def claim() -> None:
-    """This rank ends the job by itself: no other needs to report."""
+def claim() -> bool:
+    """This rank ends the job by itself; false where another rank of its host does already."""
     found = current()
-    if found is not None:
-        found.claim()
+    return found is None or found.claim()
 
 
 def clean() -> None:

@@ -1,0 +1,77 @@
+"""Jobs that cannot hang: each fault ends its job with one report, a slow rank does not."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from apps.soak import faults
+from meshmpi.errors import ConfigError
+from meshmpi.runtime import watchdog
+from meshmpi.runtime.launch import TIMED_OUT, launch
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS)
+def test_a_fault_ends_the_job(fault: str):
+    done = faults.trial(fault, 2, 1)
+    assert not done.problem, f"{done.problem}\n{done.text}"
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("skip", r"ranks 0-1 wait in all_reduce\(sum, float32, 1,000 elements"),
+        ("op", r"ranks of one group call different collectives, as their call \d+: "),
+    ],
+)
+def test_what_the_report_says(fault: str, text: str):
+    done = faults.trial(fault, 3, 2)
+    assert not done.problem, f"{done.problem}\n{done.text}"
+    assert re.search(text, done.text), done.text
+    assert done.text.count("HangError") == 1
+    if fault != "op":
+        assert "---- stacks of rank" in done.text and 'faulty.py", line' in done.text
+
+
+@pytest.mark.parametrize(("fault", "what"), [("dtype", "data type"), ("root", "operation")])
+def test_debug_mode_raises_at_the_collective_itself(fault: str, what: str):
+    done = faults.trial(fault, 2, 1, debug=True)
+    assert not done.problem, f"{done.problem}\n{done.text}"
+    assert f"ProgramError: ranks of one group call collectives of different {what}: " in done.text
+    assert done.seconds < 5.0, "without waiting for a hang"
+
+
+def test_debug_mode_lets_right_programs_run():
+    done = launch(
+        2, ["-m", faults.PROGRAM, "none", "1"], timeout_seconds=60, capture_output=True,
+        environment={"MESHMPI_DEBUG": "collectives"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("is done") == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_for_a_while_is_waited_for(rank: int):
+    assert faults.stopped(2, rank, 8.0) == ""
+
+
+def test_a_limit_that_the_user_sets():
+    began = time.monotonic()
+    done = launch(
+        2, ["-m", faults.PROGRAM, "slow", "1", "30"], timeout_seconds=60, capture_output=True,
+        environment={"MESHMPI_STALL_SECONDS": "3"},
+    )  # fmt: skip
+    assert done.returncode not in (0, TIMED_OUT)
+    assert time.monotonic() - began < 25, "not the 30 s of the slow rank"
+    assert "ranks have waited longer than 3 s: rank 0 in all_reduce" in done.stderr
+    assert "rank 1, which is running outside of collectives" in done.stderr
+
+
+def test_limits_that_are_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MESHMPI_STALL_SECONDS", "soon")
+    with pytest.raises(ConfigError, match="MESHMPI_STALL_SECONDS is 'soon'"):
+        watchdog.stall_seconds()
+    monkeypatch.setenv("MESHMPI_STALL_SECONDS", "0")
+    assert watchdog.stall_seconds() is None
