@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from meshmpi.api import Plan, bytes_of, plan
 from meshmpi.dims import MeshShape
@@ -65,22 +65,32 @@ def _sum(operation: Operation) -> Sum | None:
     return None
 
 
-def pricing(
-    graph: Graph, fetches: Sequence[Tensor], updates: Sequence[Update], machine: Machine,
-    memory_limit: int = 0,
-) -> Price:  # fmt: skip
-    """The function that prices layouts of a graph, as `planner.search.search` takes it.
+Step = tuple[Graph, Sequence[Tensor], Sequence[Update]]
+"""What is computed, fetched and updated."""
+
+
+def pricing(step: Step | Callable[[str], Step], machine: Machine, memory_limit: int = 0) -> Price:
+    """The function that prices layouts of a step, as `planner.search.search` takes it.
 
     Args:
-        graph: What is computed.
-        fetches, updates: Of the step.
+        step: The step; or a function that makes it with another storage of the optimizer's slots,
+            for a search of that too.
         machine: That runs it.
         memory_limit: Bytes per rank; 0: none.
     """
+    made: dict[str, Step] = {}
+
+    def step_with(slots: str) -> Step:
+        if not callable(step):
+            return step
+        if slots not in made:
+            made[slots] = step(slots)
+        return made[slots]
 
     def price(c: Candidate) -> Priced | Rejected:
-        key = (str(c.mesh), c.text, c.storage_text)
+        key = (str(c.mesh), c.text, c.storage_text, c.slots_text)
         try:
+            graph, fetches, updates = step_with(c.slots_text)
             found: Plan = plan(
                 graph, c.mesh, c.text, fetches=fetches, updates=updates,
                 storage=c.storage_text or None,
@@ -136,7 +146,7 @@ def search_layouts(
     known = load_machine(machine) if isinstance(machine, str) else machine
     limit = known.memory_bytes if memory_limit is None else bytes_of(memory_limit)
     chosen = updates or graph.updates
-    price = pricing(graph, fetches, chosen, known, limit)
+    price = pricing((graph, fetches, chosen), known, limit)
     meshes = [] if mesh is None else [MeshShape(mesh)]
     work = digest(graph, fetches, chosen)
     return search(work, ranks, known, price, seconds=seconds, most_axes=most_axes, meshes=meshes)

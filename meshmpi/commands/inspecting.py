@@ -50,6 +50,11 @@ def add(commands: Any, command: Any) -> None:
     show.add_argument(
         "--out", type=Path, metavar="FILE", help="write an .html page; default: print text"
     )
+    show.add_argument(
+        "--machine", metavar="FILE", default="",
+        help="tell the time of a step too: a file that `meshmpi calibrate` wrote, or tpuv2;"
+        " default: this host's, where it was calibrated",
+    )  # fmt: skip
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +155,9 @@ def _show(options: argparse.Namespace) -> int:
     from meshmpi.api import plan
     from meshmpi.drawing import report_page
     from meshmpi.drawing.report import report_text
+    from meshmpi.measuring.machines import find_machine
+    from meshmpi.planner.report import time_lines
+    from meshmpi.planner.timing import predict_time
     from meshmpi.runtime.compiled import memory_plan
 
     if options.out is not None and options.out.suffix != ".html":
@@ -160,10 +168,14 @@ def _show(options: argparse.Namespace) -> int:
         storage=model.storage or None,
     )  # fmt: skip
     memory = memory_plan(found.program)
+    machine = find_machine(options.machine, found.program.mesh)
+    times = [] if machine is None else time_lines(predict_time(found.program, machine))
     if options.out is None:
         print(report_text(found.program, found.cost, memory))
+        if times:
+            print("\n" + "\n".join(times))
         return 0
-    page = report_page(found.program, found.cost, memory, model.name, model.layout)
+    page = report_page(found.program, found.cost, memory, model.name, model.layout, times)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(page, encoding="utf-8")
     print(f"wrote {options.out} ({len(page):,} bytes)")

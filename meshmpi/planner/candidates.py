@@ -94,6 +94,7 @@ class Candidate(NamedTuple):
         bound: Seconds that no program of this layout can beat.
         guess: Seconds, guessed.
         storage: Dim -> mesh axes of stored variables that differ.
+        slots: The same of optimizer slots that differ from their variables.
     """
 
     mesh: MeshShape
@@ -101,6 +102,7 @@ class Candidate(NamedTuple):
     bound: float
     guess: float
     storage: Mapping[str, Names]
+    slots: Mapping[str, Names] = {}
 
     @property
     def text(self) -> str:
@@ -110,6 +112,10 @@ class Candidate(NamedTuple):
     @property
     def storage_text(self) -> str:
         return rules_text(self.storage)
+
+    @property
+    def slots_text(self) -> str:
+        return rules_text(self.slots)
 
 
 def rules_text(rules: Mapping[str, Names]) -> str:

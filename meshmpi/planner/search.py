@@ -26,6 +26,7 @@ class Priced:
 
     Attributes:
         mesh, layout, storage: Texts, as `mm.compile` takes them.
+        slots: Text, as optimizers take their ``storage``.
         seconds: Predicted for a step.
         memory: Predicted peak, bytes per rank.
         bytes_sent: Per rank and step.
@@ -34,14 +35,14 @@ class Priced:
     mesh: str
     layout: str
     storage: str
+    slots: str
     seconds: float
     memory: int
     bytes_sent: int
 
     def __str__(self) -> str:
-        stored = f", storage '{self.storage}'" if self.storage else ""
         return (
-            f"mesh {self.mesh}, layout '{self.layout}'{stored}: {1e3 * self.seconds:.4g} ms,"
+            f"mesh {self.mesh}, layout '{self.layout}'{_stored(self)}: {1e3 * self.seconds:.4g} ms,"
             f" {self.memory / 1e9:.3g} GB, {self.bytes_sent / 1e6:.4g} MB sent"
         )
 
@@ -51,7 +52,7 @@ class Rejected:
     """A candidate that cannot be used, and why.
 
     Attributes:
-        mesh, layout, storage: Texts.
+        mesh, layout, storage, slots: Texts.
         reason: For people.
         memory: Bytes per rank, where that was the reason, else 0.
     """
@@ -59,12 +60,17 @@ class Rejected:
     mesh: str
     layout: str
     storage: str
+    slots: str
     reason: str
     memory: int = 0
 
     def __str__(self) -> str:
-        stored = f", storage '{self.storage}'" if self.storage else ""
-        return f"rejected mesh {self.mesh}, layout '{self.layout}'{stored}: {self.reason}"
+        return f"rejected mesh {self.mesh}, layout '{self.layout}'{_stored(self)}: {self.reason}"
+
+
+def _stored(found: Priced | Rejected) -> str:
+    text = f", storage '{found.storage}'" if found.storage else ""
+    return text + (f", optimizer storage '{found.slots}'" if found.slots else "")
 
 
 Price = Callable[[Candidate], "Priced | Rejected"]
@@ -112,7 +118,7 @@ class SearchResult:
 def search(
     work: Work, ranks: int, machine: Machine, price: Price, *, seconds: float = 30.0,
     most_axes: int = 2, axis_names: Sequence[str] = ("rows", "cols", "planes"),
-    meshes: Sequence[MeshShape] = (), screen: Price | None = None,
+    meshes: Sequence[MeshShape] = (), screen: Price | None = None, slots: bool = False,
 ) -> SearchResult:  # fmt: skip
     """Searches meshes, computation layouts and storage layouts.
 
@@ -127,8 +133,9 @@ def search(
         meshes: To try these only.
         screen: A cheaper `price` that orders layouts alike, such as that of a model with fewer
             layers; what it finds best is then priced in full.
+        slots: Whether prices heed where optimizer slots are kept, so that this is searched too.
     """
-    hunt = _Hunt(work, machine, screen or price, time.perf_counter() + seconds * 0.8)
+    hunt = _Hunt(work, machine, screen or price, time.perf_counter() + seconds * 0.8, slots)
     shapes = list(meshes) or mesh_shapes(ranks, most_axes, axis_names)
     found = [c for shape in shapes for c in candidates(work, shape, machine)]
     found.sort(key=lambda c: c.guess)
@@ -161,14 +168,16 @@ def _in_full(
 class _Hunt:
     """A search under way."""
 
-    def __init__(self, work: Work, machine: Machine, price: Price, deadline: float):
-        self.work, self.price, self.deadline = work, price, deadline
+    def __init__(
+        self, work: Work, machine: Machine, price: Price, deadline: float, slots: bool = False
+    ):
+        self.work, self.price, self.deadline, self.slots = work, price, deadline, slots
         self.guesser = Guesser(work, machine)
         self.began = time.perf_counter()
         self.priced: list[tuple[Candidate, Priced]] = []
         self.rejected: list[Rejected] = []
         self._smallest: tuple[int, Candidate] | None = None  # of those that need too much memory
-        self._seen: set[tuple[str, str, str]] = set()
+        self._seen: set[tuple[str, str, str, str]] = set()
 
     @property
     def best(self) -> float:
@@ -193,7 +202,7 @@ class _Hunt:
 
     def try_one(self, c: Candidate) -> None:
         """Prices a candidate that was not seen before."""
-        key = (str(c.mesh), c.text, c.storage_text)
+        key = (str(c.mesh), c.text, c.storage_text, c.slots_text)
         if key in self._seen:
             return
         self._seen.add(key)
@@ -241,10 +250,10 @@ class _Hunt:
                         continue
                     layout[d] = (axis,)
                 if layout != c.layout:
-                    yield self._made(c.mesh, layout, c.storage)
+                    yield self._made(c.mesh, layout, c.storage, c.slots)
 
     def _stored(self, c: Candidate) -> Iterator[Candidate]:
-        """The same with variables stored in parts over an axis that does not split them."""
+        """The same with variables, or their slots, stored in parts over a free axis."""
         for axis in c.mesh.names:
             for d in self.work.splittable():
                 if not any(d in dims for dims in self.work.variables) or d in c.layout:
@@ -252,10 +261,13 @@ class _Hunt:
                 together = [e for dims in self.work.variables if d in dims for e in dims]
                 if any(axis in c.layout.get(e, ()) for e in together):
                     continue
-                yield self._made(c.mesh, c.layout, {**c.storage, d: (axis,)})
+                yield self._made(c.mesh, c.layout, {**c.storage, d: (axis,)}, c.slots)
+                if self.slots and c.storage.get(d) != (axis,):
+                    yield self._made(c.mesh, c.layout, c.storage, {**c.slots, d: (axis,)})
 
     def _made(
-        self, mesh: MeshShape, layout: Mapping[str, Names], storage: Mapping[str, Names]
-    ) -> Candidate:
+        self, mesh: MeshShape, layout: Mapping[str, Names], storage: Mapping[str, Names],
+        slots: Mapping[str, Names],
+    ) -> Candidate:  # fmt: skip
         bound, guess = self.guesser.bound(mesh, layout), self.guesser.guess(mesh, layout)
-        return Candidate(mesh, layout, bound, guess, storage)
+        return Candidate(mesh, layout, bound, guess, storage, slots)

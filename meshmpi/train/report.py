@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import time
 
 from meshmpi.api import bytes_of, plan
 from meshmpi.errors import ConfigError
-from meshmpi.layout_search import digest, pricing
+from meshmpi.layout_search import Step, digest, pricing
 from meshmpi.measuring.machines import find_machine
 from meshmpi.nn.transformer import TransformerConfig
 from meshmpi.planner.candidates import Work
@@ -101,9 +102,12 @@ def search_report(
     limit = known.memory_bytes if memory_limit is None else bytes_of(memory_limit)
 
     def price_with(chosen: TransformerConfig) -> tuple[Work, Price]:
-        built = task.build(settings, chosen)
-        step = built.graph, [built.loss, built.learning_rate], built.updates
-        return digest(*step), pricing(*step, known, limit)
+        def step(slots: str) -> Step:
+            mesh = dataclasses.replace(settings.mesh, optimizer_storage=slots)
+            built = task.build(dataclasses.replace(settings, mesh=mesh), chosen)
+            return built.graph, built.fetches, built.updates
+
+        return digest(*step("")), pricing(step, known, limit)
 
     work, price = price_with(config)
     screen = None
@@ -111,6 +115,6 @@ def search_report(
         screen = price_with(config.with_options(layers=2))[1]
     found = search(
         work, ranks, known, price, seconds=seconds, most_axes=most_axes, meshes=shapes,
-        screen=screen,
+        screen=screen, slots=True,
     )  # fmt: skip
     return f"{ranks} ranks, times predicted on {known.name}\n{found.report()}"

@@ -228,6 +228,12 @@ def test_command_show(tmp_path, capsys, monkeypatch):
     assert "peak" in out
     assert command(["show", config, *options, "--out", str(tmp_path / "a.html")]) == 0
     _Parser().feed((tmp_path / "a.html").read_text())
+    timed = [*options, "--machine", "tpuv2"]
+    assert command(["show", config, *timed, "--out", str(tmp_path / "b.html")]) == 0
+    page = (tmp_path / "b.html").read_text()
+    assert "predicted on TPUv2 core" in page and "most of the step waits for" in page
+    assert command(["show", config, *timed]) == 0
+    assert "predicted on TPUv2 core" in capsys.readouterr().out
     assert command(["show", config, "--out", str(tmp_path / "a.pdf")]) == 1
     assert "End it in .html" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from meshmpi.errors import ConfigError
 from meshmpi.layout_search import digest, pricing, search_layouts
 from meshmpi.planner.candidates import Candidate, candidates, independent_sets, mesh_shapes
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from
-from meshmpi.planner.search import Priced, Rejected
+from meshmpi.planner.search import Priced, Rejected, search
 from tests.planner.build import small_lm
 
 
@@ -54,7 +54,7 @@ def test_the_best_layout_is_that_of_trying_everything(shape, sizes, bandwidth):
     graph, fetches, updates = two_layers(*sizes)
     chosen, mesh = machine(bandwidth), MeshShape(shape)
     found = search_layouts(graph, 4, chosen, fetches=fetches, updates=updates, mesh=mesh)
-    price = pricing(graph, fetches, updates, chosen)
+    price = pricing((graph, fetches, updates), chosen)
     best = min(everything(digest(graph, fetches, updates), mesh, price), key=lambda p: p.seconds)
     assert found.complete
     assert found.best.seconds <= best.seconds * (1 + 1e-12)
@@ -64,7 +64,7 @@ def test_a_transformer_against_everything():
     graph, fetches, updates = small_lm(layers=1)
     chosen, mesh = machine(1e8), MeshShape("rows:2")
     found = search_layouts(graph, 2, chosen, fetches=fetches, updates=updates, mesh=mesh)
-    price = pricing(graph, fetches, updates, chosen)
+    price = pricing((graph, fetches, updates), chosen)
     others = everything(digest(graph, fetches, updates), mesh, price, ("d_kv", "memory_length"))
     best = min(others, key=lambda p: p.seconds)
     assert found.best.seconds <= best.seconds * (1 + 1e-12)
@@ -87,7 +87,7 @@ def test_memory_limits_reject_with_bytes_and_find_storage_in_parts():
     free = search_layouts(graph, 4, machine(), fetches=fetches, updates=updates, mesh="rows:4")
     assert free.best.layout == "batch:rows"
     wide, fetches, updates = two_layers(64, 256, 256)
-    price = pricing(wide, fetches, updates, machine())
+    price = pricing((wide, fetches, updates), machine())
     whole = price(Candidate(MeshShape("rows:4"), {"batch": ("rows",)}, 0.0, 0.0, {}))
     tight = search_layouts(
         wide, 4, machine(1e12, 1e-12), fetches=fetches, updates=updates, mesh="rows:4",
@@ -110,7 +110,7 @@ def test_nothing_fits_is_said():
 def test_candidates_are_legal_and_bounded_by_their_price():
     graph, fetches, updates = small_lm(layers=1)
     chosen = machine()
-    price = pricing(graph, fetches, updates, chosen)
+    price = pricing((graph, fetches, updates), chosen)
     found = candidates(digest(graph, fetches, updates), MeshShape("rows:2;cols:2"), chosen)
     assert len({c.text for c in found}) == len(found) > 50
     for c in found[::29]:
@@ -160,7 +160,7 @@ def test_an_unknown_machine_is_refused():
 def test_an_illegal_layout_is_rejected_with_its_message():
     graph, fetches, updates = two_layers(8, 8, 8)
     both = Candidate(MeshShape("rows:2"), {"batch": ("rows",), "io": ("rows",)}, 0.0, 0.0, {})
-    found = pricing(graph, fetches, updates, machine())(both)
+    found = pricing((graph, fetches, updates), machine())(both)
     assert isinstance(found, Rejected) and "batch" in found.reason and "rows" in found.reason
 
 
@@ -179,3 +179,41 @@ def test_megatrons_layout_is_found_for_few_sequences_and_a_fast_network():
     found = search_layouts(graph, 4, fast, fetches=[loss], updates=updates, mesh="rows:4")
     layout = dict(rule.split(":") for rule in found.best.layout.split(";"))
     assert {d for d, axes in layout.items() if axes == "rows"} >= {"heads", "d_ff", "vocab"}
+
+
+def test_optimizer_slots_are_stored_apart_where_only_they_do_not_fit():
+    """Adam's two slots are two thirds of the variables: split, the step fits; nothing is gathered
+    but what the update wrote."""
+    made = []
+
+    def step(slots):
+        made.append(slots)
+        with mm.Graph() as graph:
+            x = mm.placeholder("x", [("batch", 4096), ("io", 8)])
+            w = mm.get_variable("w", [("io", 8), ("hidden", 64)])
+            v = mm.get_variable("v", [("hidden", 64), ("io", 8)])
+            h = mm.relu(mm.einsum([x, w], [("batch", 4096), ("hidden", 64)]))
+            y = mm.einsum([h, v], [("batch", 4096), ("io", 8)])
+            loss = mm.reduce_mean(mm.square(y - x))
+            optimizer = mm.optimize.Adam(0.1, storage=slots or None)
+            updates = optimizer.minimize(loss)
+        return graph, [loss], updates
+
+    known, mesh = machine(bandwidth=1e12, latency=0.0), MeshShape("rows:4")
+    work = digest(*step(""))
+    options = {"seconds": 20.0, "meshes": [mesh]}
+    whole = pricing(step, known)(Candidate(mesh, {"batch": ("rows",)}, 0.0, 0.0, {}))
+    limit = whole.memory - 1
+    without = search(work, 4, known, pricing(step(""), known, limit), **options)
+    found = search(work, 4, known, pricing(step, known, limit), slots=True, **options)
+    assert found.best is not None and found.best.memory <= limit
+    assert without.best is None or found.best.seconds <= without.best.seconds
+    tried = {p.slots for p in found.ranking} | {r.slots for r in found.rejected}
+    assert tried == {"", "hidden:rows", "io:rows"} == set(made)
+    apart = next(p for p in found.ranking if p.slots)
+    assert f"optimizer storage '{apart.slots}'" in str(apart)
+    graph, fetches, updates = step(apart.slots)  # what is told can be compiled as told
+    plan = mm.plan(
+        graph, mesh, apart.layout, fetches=fetches, updates=updates, storage=apart.storage or None
+    )  # fmt: skip
+    assert plan.cost.peak_memory == apart.memory and plan.cost.bytes_sent == apart.bytes_sent
