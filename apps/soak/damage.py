@@ -183,8 +183,9 @@ class _Trials:
             for path in files:
                 shutil.copyfile(there / path.name, path)
 
-        one = [lambda p=path: take([p]) for path in self.files]
-        return one + [lambda p=path: take([f for f in self.files if f != p]) for path in self.files]
+        one: list[Change] = [lambda p=path: take([p]) for path in self.files]
+        rest = [[f for f in self.files if f != path] for path in self.files]
+        return one + [lambda files=files: take(files) for files in rest]
 
     def renamed(self) -> list[Change]:
         """All of another step's checkpoint under the good one's name."""

@@ -40,6 +40,7 @@ _SOURCE = r"""
 #include <stdint.h>
 #include <string.h>
 typedef uint64_t u64;
+#define PRIME %(p32)dULL
 static const unsigned char secret[192] = {%(secret)s};
 static inline u64 word(const unsigned char *p) { u64 x; memcpy(&x, p, 8); return x; }
 #if defined(__AVX512F__)
@@ -51,6 +52,12 @@ static inline lanes added(lanes sum, const unsigned char *p, const unsigned char
   sum = _mm512_add_epi64(sum, _mm512_shuffle_epi32(x, _MM_PERM_BADC));
   return _mm512_add_epi64(sum, _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32)));
 }
+static inline lanes mixed(lanes sum, const unsigned char *s) {
+  lanes x = _mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47)), p = _mm512_set1_epi64(PRIME);
+  x = _mm512_xor_si512(x, _mm512_loadu_si512(s));
+  lanes high = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), p);
+  return _mm512_add_epi64(_mm512_mul_epu32(x, p), _mm512_slli_epi64(high, 32));
+}
 #elif defined(__AVX2__)
 #include <immintrin.h>
 typedef __m256i lanes;
@@ -60,6 +67,12 @@ static inline lanes added(lanes sum, const unsigned char *p, const unsigned char
   lanes key = _mm256_xor_si256(x, _mm256_loadu_si256((const lanes *)s));
   sum = _mm256_add_epi64(sum, _mm256_shuffle_epi32(x, _MM_SHUFFLE(1, 0, 3, 2)));
   return _mm256_add_epi64(sum, _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32)));
+}
+static inline lanes mixed(lanes sum, const unsigned char *s) {
+  lanes x = _mm256_xor_si256(sum, _mm256_srli_epi64(sum, 47)), p = _mm256_set1_epi64x(PRIME);
+  x = _mm256_xor_si256(x, _mm256_loadu_si256((const lanes *)s));
+  lanes high = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), p);
+  return _mm256_add_epi64(_mm256_mul_epu32(x, p), _mm256_slli_epi64(high, 32));
 }
 #else
 typedef struct { u64 x[8]; } lanes;
@@ -71,15 +84,16 @@ static inline lanes added(lanes sum, const unsigned char *p, const unsigned char
   }
   return sum;
 }
-#endif
-static inline void stripes(u64 *sum, const unsigned char *p, const unsigned char *s, int64_t n) {
-  lanes l[PARTS];
-  memcpy(l, sum, 64);
-  for (int64_t k = 0; k < n; k++)
-    for (int h = 0; h < PARTS; h++)
-      l[h] = added(l[h], p + 64 * k + h * sizeof(lanes), s + 8 * k + h * sizeof(lanes));
-  memcpy(sum, l, 64);
+static inline lanes mixed(lanes sum, const unsigned char *s) {
+  for (int i = 0; i < 8; i++)
+    sum.x[i] = (sum.x[i] ^ sum.x[i] >> 47 ^ word(s + 8 * i)) * PRIME;
+  return sum;
 }
+#endif
+#define STRIPES(n)                                                                       \
+  for (int64_t k = 0; k < (n); k++)                                                      \
+    for (int h = 0; h < PARTS; h++)                                                      \
+      l[h] = added(l[h], p + 64 * k + h * sizeof(lanes), s + 8 * k + h * sizeof(lanes));
 static inline u64 folded(u64 a, u64 b) {
   unsigned __int128 product = (unsigned __int128)a * b;
   return (u64)product ^ (u64)(product >> 64);
@@ -87,15 +101,18 @@ static inline u64 folded(u64 a, u64 b) {
 static u64 piece_hash(const unsigned char *p, int64_t n) {
   u64 sum[8] = {%(start)s};
   int64_t blocks = (n - 1) / 1024, rest = (n - 1 - blocks * 1024) / 64;
+  const unsigned char *s = secret;
+  lanes l[PARTS];
+  memcpy(l, sum, 64);
   for (int64_t b = 0; b < blocks; b++, p += 1024) {
-    stripes(sum, p, secret, 16);
-    for (int i = 0; i < 8; i++) {
-      sum[i] ^= sum[i] >> 47;
-      sum[i] = (sum[i] ^ word(secret + 128 + 8 * i)) * %(p32)dULL;
-    }
+    #pragma GCC unroll 16
+    STRIPES(16)
+    for (int h = 0; h < PARTS; h++) l[h] = mixed(l[h], secret + 128 + h * sizeof(lanes));
   }
-  stripes(sum, p, secret, rest);
-  stripes(sum, p + (n - blocks * 1024) - 64, secret + 121, 1);
+  STRIPES(rest)
+  p += n - blocks * 1024 - 64, s += 121;
+  STRIPES(1)
+  memcpy(sum, l, 64);
   u64 h = (u64)n * %(p64)dULL;
   for (int i = 0; i < 4; i++)
     h += folded(sum[2 * i] ^ word(secret + 11 + 16 * i),
