@@ -47,13 +47,13 @@ format: $(DEV_READY) ## Repair style and formatting where that is mechanical
 types: $(DEV_READY) ## Check the type hints
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-docs: $(DEV_READY) ## Run the code of README.md and docs/
-	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
+docs: $(DEV_READY) ## Run the code of README.md and docs/; build the site into build/site
+	$(BIN)/python -m pytest tests/test_docs.py tests/docs $(ARGS)
+	$(BIN)/python -m sphinx -q -W --keep-going -n docs build/site
 
-dist: $(DEV_READY) ## Build the wheel and the source archive into dist/
+dist: $(VENV)/.made ## Build the wheel and the source archive into dist/
 	$(PIP_INSTALL) build
-	$(BIN)/python -m build --quiet --outdir dist .
-	rm -rf build
+	$(BIN)/python -m build --outdir dist .
 
 bench: $(RUN_READY) ## Measure beside PyTorch and JAX, half an hour (ARGS=--quick: 5 minutes)
 	$(BIN)/python -m apps.bench $(ARGS)
@@ -76,5 +76,5 @@ $(RUN_READY): $(VENV)/.made pyproject.toml
 	@touch $@
 
 $(DEV_READY): $(VENV)/.made pyproject.toml
-	$(PIP_INSTALL) --editable '.[$(MPI),plot,text,translate,pretrained,dev$(MORE)]'
+	$(PIP_INSTALL) --editable '.[$(MPI),plot,text,translate,pretrained,docs,dev$(MORE)]'
 	@touch $@ $(RUN_READY)
