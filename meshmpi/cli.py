@@ -136,9 +136,12 @@ def on_ranks(
             # Slurm signals the daemons of other nodes as well, which would take their ranks along.
             grace.setdefault(AGENT_VARIABLE, " ".join([*prefix, "prted"]))
         more = {"stop_by": signal.SIGUSR1, "stopped": lambda: bool(signals.noted())}
-    status = launch(
-        ranks, argv, environment=grace, hosts=hosts, recover=recover and ranks > 1, **more
-    ).returncode
+    try:
+        status = launch(
+            ranks, argv, environment=grace, hosts=hosts, recover=recover and ranks > 1, **more
+        ).returncode
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     status = status if status >= 0 else 128 - status
     # Launcher or rank were ended by a signal before they listened: there was nothing to save.
     ended_early = more and status in (128 + signal.SIGUSR1, 128 + signal.SIGTERM)

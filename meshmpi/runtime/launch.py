@@ -334,8 +334,9 @@ def launch(
             SIGKILL) and the exit status is 124.
         capture_output: Return what the ranks print instead of passing it through.
         cwd: The folder to run in.
-        stop_by: A signal that ranks take as the request to save and leave: the first SIGTERM or
-            SIGINT is handed on as this one, since a launcher told so would soon kill them.
+        stop_by: A signal that ranks take as the request to save and leave: SIGTERM and SIGINT are
+            handed on as this one, since a launcher told so would soon kill them.  A second SIGINT
+            ends the job.
         stopped: Asked once before the start: whether a signal came already, which is handed on.
 
     Returns:
@@ -394,11 +395,14 @@ class _Signals:
         self._stop_by, self._stopping = stop_by, threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._waiting: list[int] = []
+        self._interrupted = False
 
     def forward(self, number: int, frame: object = None) -> None:
-        first = self._stop_by is not None and not self._stopping.is_set()
-        if first and number in (signal.SIGTERM, signal.SIGINT, self._stop_by):
-            number = self._stop_by or number
+        if self._stop_by is not None and number in (signal.SIGTERM, signal.SIGINT, self._stop_by):
+            if number == signal.SIGINT and self._interrupted:
+                raise KeyboardInterrupt  # `launch` then ends the whole job
+            self._interrupted |= number == signal.SIGINT
+            number = self._stop_by
             self._stopping.set()
         if self._process is None:
             self._waiting.append(number)

@@ -235,3 +235,26 @@ def test_the_launching_process_hands_the_request_on(tmp_path, number):
     assert "stopping after step" in out and "Traceback" not in out
     assert time.monotonic() - began < 30
     assert checkpoint.find(tmp_path / "run" / "checkpoints")
+
+
+def test_a_second_interrupt_of_the_launching_process_ends_its_job(tmp_path):
+    (tmp_path / "deaf.py").write_text(
+        "import signal, sys, time\n"
+        "for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):\n"
+        "    signal.signal(number, lambda number, frame: print('asked', number, flush=True))\n"
+        "print('ready', flush=True)\n"
+        "while True:\n    time.sleep(60)\n"
+    )
+    text = (
+        "import sys; from meshmpi import cli; sys.exit(cli.on_ranks(1, ['train'], module='deaf'))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == f"asked {int(signal.SIGUSR1)}\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err
