@@ -17,44 +17,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from meshmpi.runtime.launch import launch
+from tests.docs.pages import PAGES, ROOT, Block, blocks_of, name_of
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
 LONGEST_ARCHITECTURE_WORDS = 1500
-
-
-class Block(NamedTuple):
-    """A fenced block: where its first line stands, its info string, its text, what it prints."""
-
-    line: int
-    info: list[str]
-    text: str
-    output: str | None
-
-
-def blocks_of(page: Path) -> list[Block]:
-    found: list[Block] = []
-    lines = page.read_text().splitlines()
-    n, text_since = 0, True
-    while n < len(lines):
-        fence = re.match(r"(`{3,})(\S.*)$", lines[n])
-        if not fence:
-            text_since = text_since or bool(lines[n].strip())
-            n += 1
-            continue
-        end = next(k for k in range(n + 1, len(lines)) if lines[k].startswith(fence[1]))
-        info, body = fence[2].split(), "\n".join(lines[n + 1 : end])
-        if info[0] == "text" and found and not text_since and found[-1].info[0] == "python":
-            found[-1] = found[-1]._replace(output=body)
-        else:
-            found.append(Block(n + 2, info, body, None))
-        n, text_since = end + 1, False
-    return found
 
 
 def agrees(printed: str, expected: str) -> bool:
@@ -72,7 +41,7 @@ def check_output(block: Block, printed: str, page: Path) -> None:
 def run_here(block: Block, names: dict, page: Path) -> None:
     # Line numbers in error messages shall be those of the page.
     source = "\n" * (block.line - 1) + block.text
-    code = compile(source, f"docs/{page.name}", "exec")
+    code = compile(source, f"docs/{name_of(page)}", "exec")
     if "no-run" in block.info:
         return
     printed = io.StringIO()
@@ -92,7 +61,7 @@ def run_on_ranks(block: Block, ranks: int, page: Path, folder: Path) -> None:
     check_output(block, done.stdout, page)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
@@ -106,28 +75,11 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch):
             run_on_ranks(block, ranks, page, tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_commands_exist(page: Path):
-    """Make targets, modules and repository files that shell blocks name."""
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for block in blocks_of(page):
-        if block.info[0] not in ("sh", "bash"):
-            continue
-        place = f"{page.name}:{block.line}"
-        for target in re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE):
-            assert target in targets, f"{place}: make {target}"
-        for module in re.findall(r"-m ((?:meshmpi|apps|docs|tests)[\w.]*)", block.text):
-            path = ROOT / module.replace(".", "/")
-            assert path.is_dir() or path.with_suffix(".py").exists(), f"{place}: {module}"
-        for file in re.findall(r"(?:apps|slurm|docs)/[\w./-]+\.(?:toml|sbatch|py)", block.text):
-            assert (ROOT / file).exists(), f"{place}: {file}"
 
 
 def test_architecture_is_short():
