@@ -49,7 +49,7 @@ def call_of(what: str, *inputs: Tensor) -> str:
 
 def _listed(inputs: Sequence[Tensor]) -> str:
     """`` of x float32[batch=8] and w ...``: tensors by the user's names."""
-    named = [f"{x.name} {x.dtype}{x.shape}" for x in inputs[:MOST_NAMED]]
+    named = [f"{x.users_name} {x.dtype}{x.shape}" for x in inputs[:MOST_NAMED]]
     more = len(inputs) - len(named)
     return f" of {' and '.join(named)}{f' and {more} more' if more else ''}" if named else ""
 
@@ -84,8 +84,13 @@ class Tensor:
         """The variable that this tensor is the value of, if it is one."""
         return getattr(self.operation, "variable", None)
 
+    @property
+    def users_name(self) -> str:
+        """The name of the variable that it is the value of, else its own."""
+        return self.name if self.variable is None else self.variable.name
+
     def __repr__(self) -> str:
-        return f"<Tensor {self.name} {self.dtype}{self.shape}>"
+        return f"<Tensor {self.users_name} {self.dtype}{self.shape}>"
 
     def dim(self, name: str, what: str) -> Dimension:
         """The dimension called ``name``.
@@ -99,7 +104,7 @@ class Tensor:
         """
         if self.shape.find(name) < 0:
             raise ShapeError(
-                f"{what}: {self.name} {self.dtype}{self.shape} has no dimension '{name}'.",
+                f"{what}: {self.users_name} {self.dtype}{self.shape} has no dimension '{name}'.",
                 suggest(name, self.shape.names), call_of(what, self),
             )  # fmt: skip
         return self.shape.dim(name)

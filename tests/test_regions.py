@@ -106,7 +106,7 @@ def test_custom_gradient_refuses_what_would_lose_a_gradient():
         mm.custom_gradient(lambda t: t * ones, lambda xs, ys, dys: dys, [x])  # a constant: fine
         with pytest.raises(ShapeError, match=r"uses <Tensor other .* not among its inputs"):
             mm.custom_gradient(lambda t: t * other, lambda xs, ys, dys: dys, [x])
-        with pytest.raises(ShapeError, match=r"uses <Tensor read .* not among its inputs"):
+        with pytest.raises(ShapeError, match=r"uses <Tensor w .* not among its inputs"):
             mm.custom_gradient(
                 lambda t: t * mm.get_variable("w", [B]), lambda xs, ys, dys: dys, [x]
             )

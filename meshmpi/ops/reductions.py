@@ -79,7 +79,7 @@ def _output_shape(x: Tensor, output_shape: ShapeLike | None, reduced_dim: Any, w
         for d in out:
             if d not in x.shape:
                 raise ShapeError(
-                    f"{what}: output dimension {d} is not in the input {x.name} {x.shape}.",
+                    f"{what}: output dimension {d} is not in the input {x.users_name} {x.shape}.",
                     f"Its dimension is {x.shape.dim(d.name)}." if x.shape.find(d.name) >= 0
                     else suggest(d.name, x.shape.names),
                     call_of(what, x),

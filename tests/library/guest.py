@@ -120,7 +120,7 @@ def several_meshes():
 
 
 def many_meshes_in_turn():
-    """Freed meshes leave nothing behind: more of them than MPI has communicators."""
+    """Many meshes, freed in turn; a freed one says so, and tells what needs no other rank."""
     for k in range(60):
         with mm.Mesh("rows:2;cols:2") as mesh:
             ones = np.ones(3)
