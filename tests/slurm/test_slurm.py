@@ -26,8 +26,8 @@ from tests.slurm.cluster import Cluster, missing
 
 ROOT = Path(__file__).parents[2]
 VENV = Path(sys.prefix)
-SECONDS = 120.0
-"""For one job to come to a state; they take a tenth of it."""
+SECONDS = 300.0
+"""For one job to come to a state; on an idle machine they take seconds."""
 CONFIG = """
 [data]
 corpus = "{text}"
