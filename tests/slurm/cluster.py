@@ -23,7 +23,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-PACKAGES = "slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins libpmi2-0 libpmix-dev libmpich12"
+PACKAGES = (
+    "slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins libpmi2-0 libpmix-dev libmpich12"
+)
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "sinfo")
 _READY_SECONDS, _STOP_SECONDS = 60.0, 15.0
 

@@ -123,22 +123,29 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site():
+def own_cluster():
+    """One for each process of pytest: their daemons cost nothing while there is no job."""
     why = missing()
     if not why and not (VENV / "bin" / "meshmpi").exists():
         why = f"meshmpi is not installed in {VENV}"
     if why:
         pytest.skip(why)
     with contextlib.ExitStack() as stack:
-        # Several processes of pytest may come here: one cluster at a time is enough for two cores.
-        lock = stack.enter_context(open(f"{tempfile.gettempdir()}/meshmpi-slurm.lock", "w"))
-        fcntl.flock(lock, fcntl.LOCK_EX)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="msl-")))
         cluster = Cluster(folder / "c")
         stack.callback(cluster.stop)
         cluster.start()
         (folder / "jobs").mkdir()
         yield Site(cluster, folder / "jobs")
+
+
+@pytest.fixture
+def site(own_cluster: Site):
+    """The cluster, while no other process of pytest runs jobs: two cores are few."""
+    with open(f"{tempfile.gettempdir()}/meshmpi-slurm.lock", "w") as lock:
+        # Held during one test only: a process that waits for its next test must not keep it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield own_cluster
 
 
 def same(found: Path, expected: Path) -> None:
