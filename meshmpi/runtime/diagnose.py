@@ -124,8 +124,9 @@ def first_wrong(step: Any, program: Program | None, number: int) -> Culprit | No
         The culprit, the same on every rank; None where no fetch is wrong.
     """
     old = step.executor
-    executor = old if program is None else Executor(program, step.mesh, step.variables, "numpy")
-    program = executor.program
+    executor = old
+    if program is not None:
+        executor = Executor(program, step.mesh, step.variables, "numpy")
     for mine, theirs in zip(executor.states, old.states, strict=True):
         for name, block in mine.feeds.items():
             if block is not theirs.feeds[name]:
@@ -135,7 +136,7 @@ def first_wrong(step: Any, program: Program | None, number: int) -> Culprit | No
     executor.runtime.step = before
     ranks = {s.rank: {v: f for v, f in r.items() if not f.finite} for s, r in records}
     wrong = _everywhere(step.mesh, ranks)
-    search = _Search(program, wrong)
+    search = _Search(executor.program, wrong)
     culprit = search.culprit()
     if culprit is None:
         return None
@@ -201,8 +202,8 @@ def _look(x: np.ndarray, t: LocalType, program: Program, coordinates: Mapping[st
     local = np.unravel_index(int(np.argmax(first)), x.shape)
     begins = [start for start, _ in t.block(program.mesh, coordinates)]
     index = tuple(int(k) + b for k, b in zip(local, begins, strict=True))
-    counts = (int(np.count_nonzero(m)) for m in (nan, inf, minus))
-    return Found(low, high, *counts, x.size, index)
+    counts = [int(np.count_nonzero(m)) for m in (nan, inf, minus)]
+    return Found(low, high, counts[0], counts[1], counts[2], x.size, index)
 
 
 class _Search:
