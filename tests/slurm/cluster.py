@@ -201,23 +201,32 @@ class Cluster:
         with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
             self.command("scancel", "--signal=KILL", "--user", str(os.geteuid()))
             self.command("scancel", "--user", str(os.geteuid()))
-        files = [*self.folder.glob("slurmd.*.pid"), self.folder / "slurmctld.pid"]
-        for file in [*files, self.folder / "munged.pid"]:
-            _end(file)
+        _end([*self.folder.glob("*.pid")])
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _end(pid_file: Path) -> None:
-    try:
-        pid = int(pid_file.read_text())
-        os.kill(pid, signal.SIGTERM)
-    except (OSError, ValueError):
-        return
+def _end(pid_files: Sequence[Path]) -> None:
+    """Ends daemons: SIGTERM to all, SIGKILL to those that are still there later."""
+    running = []
+    for file in pid_files:
+        with contextlib.suppress(OSError, ValueError):
+            running.append(int(file.read_text()))
     limit = time.monotonic() + _STOP_SECONDS
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < limit:
-        time.sleep(0.05)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        while running and time.monotonic() < limit:
+            running = [pid for pid in running if _runs(pid)]
+            time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"  # nobody may be there to bury it
 
 
 def _free_ports(count: int) -> list[int]:
