@@ -157,6 +157,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="command")
 
+    _add_train(commands)
+    planning.add(commands, _command)
+    inspecting.add(commands, _command)
+    status.add(commands, _command)
+    comparing.add(commands)
+    checkpoints.add(commands)
+    pretrained.add(commands, _command)
+    _add_sample(commands)
+    doctor.add_arguments(_command(commands, "doctor", doctor.run, doctor.HELP, False))
+    return parser
+
+
+def _add_train(commands: Any) -> None:
     train = _command(commands, "train", _train, "train a Transformer language model", True)
     train.add_argument("--out", type=Path, metavar="DIR", help="folder of the run: runs/<config>")
     train.add_argument(
@@ -191,13 +204,8 @@ def _parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="print the plan: cost, memory, times; train nothing"
     )
 
-    planning.add(commands, _command)
-    inspecting.add(commands, _command)
-    status.add(commands, _command)
-    comparing.add(commands)
-    checkpoints.add(commands)
-    pretrained.add(commands, _command)
 
+def _add_sample(commands: Any) -> None:
     sample = _command(commands, "sample", _sample, "continue a text with a trained model", False)
     sample.add_argument("run", type=Path, help="folder of a run, or a checkpoint")
     sample.add_argument("--prompt", help="text to continue (default: the run's setting)")
@@ -223,9 +231,6 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument(
         "--alpha", type=float, default=0.6, help="of the length penalty of beams; 0: none"
     )
-
-    doctor.add_arguments(_command(commands, "doctor", doctor.run, doctor.HELP, False))
-    return parser
 
 
 def _command(
