@@ -7,6 +7,7 @@ and configuration in tests/train.
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -306,3 +307,36 @@ def test_all_errors_are_of_one_family():
     assert all(issubclass(k, MeshmpiError) for k in kinds)
     e = MeshmpiError("a is 1.", "Make it 2.", "x made at f.py:3")
     assert str(e) == f"a is 1. Make it 2.\nin x made at f.py:3, used at {__file__}:{line() - 1}"
+
+
+def test_an_error_travels_between_ranks_as_it_is():
+    """Errors of one rank are sent to the others, by pickle, and raised there."""
+    for error in (LayoutError("a.", "b.", "x made at f.py:3"), ShapeError("a.", "b.")):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == str(error)
+        assert (again.problem, again.remedy, again.where) == ("a.", "b.", error.where)
+
+
+def test_both_lines_are_told_where_a_tensor_was_made_elsewhere(graph):
+    x = mm.placeholder("x", "a:4;b:2")
+    made = line() - 1
+    e = refused(LayoutError, lambda: _compile(graph, x, "a:rows;b:rows"), "'rows'")
+    assert e.where == f"x made at {__file__}:{made}, used at {_compile_line()}"
+
+
+def _compile_line() -> str:
+    return f"{__file__}:{_compile.__code__.co_firstlineno + 1}"
+
+
+def test_code_that_dataclasses_write_is_not_the_users():
+    from meshmpi.train.decoding import Sampling
+
+    e = refused(mm.ConfigError, lambda: Sampling(temperature=-1.0), "-1.0")
+    assert e.where == f"the call at {__file__}:{line() - 1}"
+
+
+def test_a_message_lists_a_few_inputs_only(graph):
+    xs = [mm.placeholder(f"x{k}", f"a:4;b{k}:2") for k in range(6)]
+    e = refused(ShapeError, lambda: mm.einsum([*xs, mm.placeholder("y", "a:5")], []), "'a'")
+    assert "x0 float32[a=4, b0=2]" in e.where and "x3" in e.where and "x4" not in e.where
+    assert "and 3 more" in e.where

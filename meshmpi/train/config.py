@@ -316,7 +316,7 @@ def _build(
     for key in values:
         if key not in fields:
             near = suggest(key, fields)
-            near = "" if near.startswith("Known") else f"{near} "
+            near = _in_a_section(hints, key) if near.startswith("Known") else f"{near} "
             raise ConfigError(
                 f"there is no key '{key}' in {named}{places.of((*path, key))}.",
                 f"{near}Its keys are: {', '.join(fields)}.",
@@ -340,6 +340,15 @@ def _build(
                 f"Add it to {named} ({_spell(wanted)}).",
             )
     return settings_class(**made)
+
+
+def _in_a_section(hints: Mapping[str, Any], key: str) -> str:
+    """The section that does have a key, as a hint."""
+    sections = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    for name, section_class in sections.items():
+        if key in {f.name for f in dataclasses.fields(section_class)}:
+            return f"Did you mean '{name}.{key}'? "
+    return ""
 
 
 def _value(
