@@ -214,11 +214,14 @@ def _leave() -> None:
     if mpi is not None and _leaving:
         _leave_together(mpi, status)
     watchdog.left()
+    if mpi is not None and status is not None and recovery.lost_some():
+        _flush()
+        os._exit(status)  # MPI_Finalize of Open MPI 5.0.11 may wait for lost ranks for ever
 
 
 def _leave_together(mpi: ModuleType, status: int | None) -> None:
     _all_here(mpi, status)
-    watchdog.last_look()  # files of ranks are there until all have looked
+    watchdog.last_look(_leaving)  # files of ranks are there until all have looked
     _all_here(mpi, status)
 
 

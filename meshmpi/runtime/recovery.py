@@ -60,11 +60,17 @@ class LostRank(NamedTuple):
 # ---- communicators that can be revoked -------------------------------------------------------
 
 _made: list[MPI.Intracomm] | None = None
+_lost_some = False
 
 
 def watching() -> bool:
     """Whether communicators must be made by `made`: this job goes on when ranks are lost."""
     return _made is not None
+
+
+def lost_some() -> bool:
+    """Whether ranks were left behind in this job."""
+    return _lost_some
 
 
 def made(parent: MPI.Intracomm, make: Callable[[], T]) -> T:
@@ -216,6 +222,7 @@ class Survivors:
         """Leaves the lost ranks behind; returns them.  Collective."""
         from meshmpi.runtime import abort
 
+        global _lost_some
         before = self._comm.Get_group()
         self._comm = self._comm.Shrink()
         places = before.Translate_ranks(list(range(before.size)), self._comm.Get_group())
@@ -225,6 +232,7 @@ class Survivors:
             if place == self._mpi.UNDEFINED
         ]
         self._ranks = [member for member in self._ranks if member not in lost]
+        _lost_some = _lost_some or bool(lost)
         _noted()[:] = [self._comm]  # the others are revoked
         abort.forget()
         watchdog.forget([member.rank for member in lost])
