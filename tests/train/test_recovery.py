@@ -1,0 +1,289 @@
+"""Lost ranks: survivors go on with a smaller mesh, or the job is started again; real mpirun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from meshmpi.dims import MeshShape
+from meshmpi.errors import ConfigError, MeshError
+from meshmpi.runtime.launch import Launcher, launch, launch_command
+from meshmpi.runtime.recovery import LostRank, named, smaller_mesh
+from meshmpi.train.config import load
+from meshmpi.train.metrics import read_metrics
+from meshmpi.train.recovery import next_mesh
+from meshmpi.train.settings import Settings
+from meshmpi.train.supervisor import Host, Supervisor, parse_hosts
+
+TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
+MIXED = ("--mesh", "rows:2;cols:2", "--layout", "batch:rows;heads:cols;d_ff:cols;vocab:cols")
+SMALL = (
+    "model.length=8", "model.d_model=16", "model.d_ff=32", "model.heads=2", "model.d_kv=8",
+    "model.layers=1", "train.batch=12", "train.log_every=4", "train.plot=false",
+    "evaluate.every=0", "evaluate.final_windows=2", "model.residual_dropout=0.1",
+    "sample.tokens=3", "optimizer.learning_rate=0.01", "checkpoint.every=2", "checkpoint.keep=0",
+)  # fmt: skip
+
+
+def arguments(folder: Path, name: str, *more: str) -> list[str]:
+    """Of ``meshmpi train`` on a small model, into ``folder/name``."""
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "config.toml").write_text("")
+    sets = [word for s in (f"data.corpus={folder / 'text.txt'}", *SMALL) for word in ("--set", s)]
+    return ["train", str(folder / "config.toml"), *sets, "--out", str(folder / name), *more]
+
+
+def dying(folder: Path, ranks: int, faults: str, name: str, *more: str, recover: bool = True):
+    script = Path(__file__).parent / "mpi_programs" / "dying.py"
+    return launch(
+        ranks, [str(script), faults, *arguments(folder, name, *more)], timeout_seconds=120,
+        capture_output=True, recover=recover, environment={"PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {r["step"]: r["loss"] for r in read_metrics(folder) if "loss" in r}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "faults", "said", "resumed", "last"),
+    [
+        # A rank to spare stands in for the second one that is lost.
+        (
+            MIXED, "3@5 0@9",
+            ["rank 3 (host", "rank 0 (host",
+             "after step 5: 2 ranks go on with mesh {rows: 1, cols: 2}, 1 to spare from step 4;"
+             " 1 step to repeat",
+             "after step 9: 2 ranks go on with mesh {rows: 1, cols: 2} from step 8"],
+            4, ("--mesh", "rows:1;cols:2", "--layout", MIXED[3], 2),
+        ),
+        (
+            (), "1@3 3@5 0@8",
+            ["after step 3: 3 ranks go on with mesh {all: 3} from step 2; 1 step to repeat",
+             "after step 5: 2 ranks go on with mesh {all: 2} from step 4",
+             "after step 8: 1 rank goes on with mesh {all: 1} from step 8; 0 steps to repeat"],
+            8, (1,),
+        ),
+        # Nothing was saved yet.
+        ((), "2@1", ["after step 1: 3 ranks go on with mesh {all: 3} from step 0"], 0, (3,)),
+    ],
+)  # fmt: skip
+def test_survivors_go_on_as_a_fresh_run_would(tmp_path, mesh, faults, said, resumed, last):
+    steps = ("--set", "train.steps=12", "--recover")
+    done = dying(tmp_path, 4, faults, "run", *mesh, *steps)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for text in said:
+        assert text in done.stdout
+    assert done.stdout.count("were lost") + done.stdout.count("was lost") == faults.count("@")
+    assert "Traceback" not in done.stderr
+    *where, ranks = last
+    source = tmp_path / "run" / "checkpoints" / f"step-{resumed:08d}"
+    more = [*where, *steps, *(["--resume", str(source)] if resumed else [])]
+    fresh = dying(tmp_path, ranks, "", "fresh", *more, recover=ranks > 1)
+    assert fresh.returncode == 0, fresh.stdout + fresh.stderr
+    found, expected = losses(tmp_path / "run"), losses(tmp_path / "fresh")
+    assert sorted(found) == list(range(1, 13))
+    assert sorted(expected) == list(range(resumed + 1, 13))
+    assert {k: found[k] for k in expected} == expected
+
+
+@pytest.mark.slow
+def test_an_error_of_one_rank_still_ends_the_job(tmp_path):
+    began = time.monotonic()
+    done = dying(tmp_path, 2, "1!3", "run", "--recover", "--set", "train.steps=100000")
+    assert done.returncode == 1
+    assert done.stderr.count("RuntimeError: by order") == 1
+    assert "go on with mesh" not in done.stdout
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.slow
+def test_an_mpi_that_cannot_is_refused_before_the_first_step(tmp_path):
+    done = dying(tmp_path, 2, "", "run", "--recover", recover=False)
+    assert done.returncode == 1
+    assert done.stderr.count("ConfigError: mesh.recover is on, but this job of 2 ranks") == 1
+    assert "--restarts K" in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_a_launcher_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch):
+    for kind, major in (("mpich", 5), ("intel", 2021), ("openmpi", 4)):
+        monkeypatch.setattr(
+            "meshmpi.runtime.launch.find_launcher",
+            lambda mpi, k=kind, m=major: Launcher("/opt/mpirun", k, m),
+        )
+        with pytest.raises(MeshError, match="--restarts"):
+            launch_command(2, ["a.py"], recover=True)
+    monkeypatch.setattr(
+        "meshmpi.runtime.launch.find_launcher", lambda mpi: Launcher("/opt/mpirun", "openmpi", 5)
+    )
+    assert "--with-ft ulfm" in " ".join(launch_command(2, ["a.py"], recover=True)[0])
+    assert "--with-ft" not in launch_command(2, ["a.py"])[0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ranks", "spared", "found"),
+    [
+        ("all:4", 3, "", "all:3"),
+        ("all:4", 4, "", "all:4"),
+        ("rows:2;cols:2", 3, "cols", "rows:1;cols:2"),
+        ("rows:2;cols:2", 3, "rows", "rows:2;cols:1"),
+        ("rows:2;cols:2", 3, "", "rows:2;cols:1"),
+        ("rows:4;cols:2", 7, "cols", "rows:3;cols:2"),
+        ("rows:2;cols:3", 5, "cols", "rows:2;cols:2"),
+        ("a:3;b:2;c:2", 11, "c", "a:2;b:2;c:2"),
+        ("rows:2;cols:2", 1, "cols", "rows:1;cols:1"),
+        ("rows:2;cols:2", 9, "", "rows:2;cols:2"),
+    ],
+)
+def test_the_largest_mesh_of_fewer_ranks(wanted: str, ranks: int, spared: str, found: str):
+    axes = tuple(a for a in spared.split(",") if a)
+    assert smaller_mesh(MeshShape(wanted), ranks, axes) == MeshShape(found)
+
+
+def test_axes_that_split_no_batch_are_spared():
+    mesh = load(Settings, None, ["mesh.shape=rows:2;cols:2", "mesh.layout=batch:cols;d_ff:rows"])
+    assert next_mesh(mesh.mesh, MeshShape("rows:2;cols:2"), 3) == MeshShape("rows:2;cols:1")
+
+
+def test_lost_ranks_are_named():
+    ranks = [LostRank(r, "n2", 100 + r) for r in range(5)]
+    assert named(ranks[:1]) == "rank 0 (host n2, pid 100)"
+    assert named(ranks) == "ranks 0, 1, 2, 3, 4 (host n2)"
+
+
+# ---- starting again --------------------------------------------------------------------------
+
+
+class Jobs:
+    """Stands in for real jobs: each start has an exit status and leaves a checkpoint, or not."""
+
+    def __init__(self, folder: Path, *ends: tuple[int, int]) -> None:
+        self.folder, self.ends, self.calls = folder, list(ends), []
+
+    def start(self, ranks, more, hosts, environment) -> int:
+        self.calls.append((ranks, list(more), hosts))
+        status, step = self.ends.pop(0)
+        if step:
+            (self.folder / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+        if status == 0:
+            Path(environment["MESHMPI_OUTCOME"]).touch()
+        return -status if status < 0 else status
+
+
+def supervised(tmp_path, *ends, restarts=3, ranks=4, hosts=(), resume=False, sets=()):
+    jobs, lines = Jobs(tmp_path / "run", *ends), []
+    settings = load(Settings, None, list(sets))
+    supervisor = Supervisor(
+        settings, tmp_path / "run", ranks, list(hosts), resume, jobs.start, lines.append
+    )
+    return supervisor.run(restarts), jobs, lines
+
+
+def test_a_job_that_dies_is_started_again_from_its_newest_checkpoint(tmp_path):
+    status, jobs, lines = supervised(tmp_path, (137, 2), (139, 4), (0, 6))
+    assert status == 0
+    assert jobs.calls == [(4, [], ""), (4, ["--resume"], ""), (4, ["--resume"], "")]
+    assert "exit status 137" in lines[0] and "step-00000002; 2 restarts left" in lines[0]
+
+
+@pytest.mark.parametrize("status", [1, 2, 75, 130])
+def test_a_job_that_ends_by_itself_is_not_started_again(tmp_path, status):
+    assert supervised(tmp_path, (status, 2))[0] == status
+
+
+def test_an_exit_status_of_0_is_not_believed(tmp_path):
+    """mpirun of Open MPI returns it when it has lost a host."""
+    jobs = Jobs(tmp_path / "run", (-0, 0))
+    jobs.ends = [(-256, 2), (0, 4)]  # 256: no real status; the outcome is not noted
+    lines: list[str] = []
+    supervisor = Supervisor(
+        load(Settings, None, []), tmp_path / "run", 2, [], False,
+        lambda *a: jobs.start(*a) % 256, lines.append,
+    )  # fmt: skip
+    assert supervisor.run(2) == 0
+    assert len(jobs.calls) == 2 and "exit status 0" in lines[0]
+
+
+def test_restarts_are_counted(tmp_path):
+    status, jobs, lines = supervised(tmp_path, (137, 2), (137, 4), (137, 6), restarts=2)
+    assert (status, len(jobs.calls)) == (137, 3)
+    assert "no restart is left (--restarts 2)" in lines[-1]
+
+
+def test_deaths_without_progress_end_it(tmp_path):
+    status, jobs, lines = supervised(tmp_path, (137, 2), (137, 0), (137, 0), restarts=9)
+    assert (status, len(jobs.calls)) == (137, 3)
+    assert "2 times without a new checkpoint" in lines[-1]
+
+
+def test_a_lost_host_is_left_out_and_the_mesh_shrinks(tmp_path, monkeypatch):
+    monkeypatch.setattr("meshmpi.train.supervisor.answering", lambda name: name != "n2")
+    sets = ["mesh.shape=rows:2;cols:2", "mesh.layout=batch:rows;d_ff:cols"]
+    hosts = [Host("n1", 1), Host("n2", 1), Host("n3", 2)]
+    _, jobs, lines = supervised(tmp_path, (137, 2), (0, 4), hosts=hosts, sets=sets)
+    assert jobs.calls[0] == (4, [], "n1:1,n2:1,n3:2")
+    assert jobs.calls[1] == (2, ["--mesh", "rows:1;cols:2", "--resume"], "n1:1,n3:1")
+    assert "gone: host n2" in lines[0]
+
+
+def test_a_given_checkpoint_is_not_confused_with_later_ones_of_the_folder(tmp_path):
+    (tmp_path / "run" / "checkpoints" / "step-00000099").mkdir(parents=True)
+    source = str(tmp_path / "run" / "checkpoints" / "step-00000010")
+    _, jobs, _ = supervised(tmp_path, (137, 0), (137, 12), (0, 14), resume=source)
+    new = str(tmp_path / "run" / "checkpoints" / "step-00000012")
+    assert [more for _, more, _ in jobs.calls] == [[], [], ["--resume", new]]
+
+
+def test_hosts_are_read():
+    assert parse_hosts("n1,n2", 3) == [Host("n1", 2), Host("n2", 1)]
+    assert parse_hosts("n1:1,n2:3", 4) == [Host("n1", 1), Host("n2", 3)]
+    for text in ("n1:x", "n1:1,n2:1", "n1:0"):
+        with pytest.raises(ConfigError, match="--hosts"):
+            parse_hosts(text, 4)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_and_a_new_start_end_as_if_nothing_had_been(tmp_path):
+    steps = ("--set", "train.steps=160", "--set", "checkpoint.every=20")
+    more = (*steps, "--ranks", "2", "--restarts", "2")
+    command = [sys.executable, "-m", "meshmpi", *arguments(tmp_path, "run", *more)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run" / "checkpoints" / "step-00000020").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        os.kill(ranks_of(tmp_path / "run")[-1], signal.SIGKILL)
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert out.count("the job died (exit status") == 1 and "1 restart left" in out
+    whole = launch(
+        2, ["-m", "meshmpi", *arguments(tmp_path, "whole", *steps)], capture_output=True,
+        timeout_seconds=120,
+    )  # fmt: skip
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert len(losses(tmp_path / "run")) == 160
+    assert not list(tmp_path.glob(".run.*")), "the note of the outcome is removed"
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Processes that train into this folder, launchers not counted."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            environment = (path / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in words and b"OMPI_COMM_WORLD_RANK=" in environment:
+            found.append(int(path.name))
+    return sorted(found)
