@@ -26,7 +26,7 @@ from meshmpi.runtime.blocks import (
     replaced,
 )
 from meshmpi.runtime.flight import Kind, Tally, counted
-from meshmpi.runtime.world import without_networks
+from meshmpi.runtime.world import size_by_environment, without_networks
 from meshmpi.windows import Exchange
 
 if TYPE_CHECKING:
@@ -89,6 +89,17 @@ def size_error(shape: MeshShape, ranks: int) -> MeshError:
     )
 
 
+def _refuse_singletons(ranks: int) -> None:
+    """N processes that are each rank 0 of 1 would all do the same work, over each other's files."""
+    started = size_by_environment()
+    if ranks == 1 < started:
+        raise MeshError(
+            f"the launcher started {started} processes, but each of them is rank 0 of 1: launcher"
+            " and MPI library do not fit together.",
+            "Run meshmpi doctor: it names both and says what to do.",
+        )
+
+
 class Mesh:
     """An n-dimensional array of MPI ranks whose axes have names.
 
@@ -126,7 +137,9 @@ class Mesh:
         from meshmpi.runtime import abort, collectives
 
         self.shape = MeshShape(shape)
-        comm = MPI.COMM_WORLD if comm is None else comm
+        if comm is None:
+            comm = MPI.COMM_WORLD
+            _refuse_singletons(comm.size)
         if comm.Is_inter():
             raise MeshError(
                 f"mesh {self.shape} was given an intercommunicator.",

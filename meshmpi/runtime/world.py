@@ -21,6 +21,12 @@ def in_job() -> bool:
     return any(name in os.environ for name in JOB_VARIABLES)
 
 
+def size_by_environment() -> int:
+    """How many processes the MPI launcher says it started, 1 outside of a job; MPI is not asked."""
+    told = [os.environ.get(name, "") for name in JOB_VARIABLES if name.endswith("SIZE")]
+    return next((int(text) for text in told if text.isdigit()), 1)
+
+
 def rank_by_environment() -> int:
     """Which rank the launcher made this process, 0 outside of a job; MPI is not asked."""
     return next((int(os.environ[v]) for v in RANK_VARIABLES if v in os.environ), 0)

@@ -50,3 +50,21 @@ def test_a_mesh_of_one_rank_starts_like_this(alone: pytest.MonkeyPatch):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split("\n")[:2] == ["sees ^ofi,sm", "1 None"], done.stderr
+
+
+def test_processes_that_are_not_a_job_are_refused(alone: pytest.MonkeyPatch):
+    """As a launcher of another MPI starts them; on their own, or as one rank by name, they may."""
+    code = "import meshmpi as mm; print(mm.Mesh('all:1').size)"
+
+    def run(code: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+            env={**os.environ, **more}, check=False,
+        )  # fmt: skip
+
+    assert run(code).stdout == "1\n"
+    refused = run(code, PMI_SIZE="2", PMI_RANK="0")
+    assert "started 2 processes, but each of them is rank 0 of 1" in refused.stderr
+    assert "meshmpi doctor" in refused.stderr and refused.stdout == ""
+    own = code.replace("mm.Mesh('all:1')", "mm.Mesh('all:1', MPI.COMM_SELF)")
+    assert run(f"from mpi4py import MPI; {own}", PMI_SIZE="2", PMI_RANK="0").stdout == "1\n"
