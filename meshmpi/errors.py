@@ -126,9 +126,21 @@ def _calling_line() -> str:
             frame.f_globals.setdefault("__tracebackhide__", _hides)
         elif not _is_pythons(file):
             started_by_us = os.path.basename(file) in ("meshmpi", "meshmpi.exe")
-            return "" if started_by_us else f"{file}:{frame.f_lineno}"
+            return "" if started_by_us else place(file, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def place(file: str, line: int) -> str:
+    """``"<file>:<line>"``, and for a cell of a notebook ``"In[3]:<line>"``."""
+    ipython = sys.modules.get("IPython")
+    if ipython is not None:
+        compiler = getattr(ipython.get_ipython(), "compile", None)
+        name_of = getattr(compiler, "format_code_name", None)
+        cell = name_of(file) if name_of is not None else None
+        if cell is not None:  # ("Cell", "In[3]")
+            return f"{cell[1]}:{line}"
+    return f"{file}:{line}"
 
 
 def _is_ours(file: str, frame: FrameType) -> bool:

@@ -63,6 +63,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 from meshmpi.dims import Axes, MeshShape, Shape, block_range
+from meshmpi.errors import place
 from meshmpi.scalar import ITEM_BYTES
 from meshmpi.windows import Exchange, Window
 
@@ -85,7 +86,7 @@ class Source(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        return f"{self.name} made at {self.file}:{self.line}"
+        return f"{self.name} made at {place(self.file, self.line)}"
 
 
 NOWHERE = Source("", "", 0)

@@ -126,6 +126,48 @@ def test_a_notebook_shows_the_users_lines():
     assert lines[0].startswith("Traceback") and lines[-2].startswith("meshmpi.errors.LayoutError")
 
 
+class Shell:
+    """As much of IPython as is asked for the names of cells."""
+
+    compile = property(lambda self: self)
+
+    def get_ipython(self) -> Shell:
+        return self
+
+    def format_code_name(self, file: str) -> tuple[str, str] | None:
+        return ("Cell", "In[3]") if file == "/tmp/ipykernel_7/1.py" else None
+
+
+def test_a_cell_is_named_as_the_notebook_does(monkeypatch: pytest.MonkeyPatch):
+    program = "import meshmpi as mm\nmm.Layout('a:rows;a:cols')"
+    code = compile(program, "/tmp/ipykernel_7/1.py", "exec")
+    monkeypatch.setitem(sys.modules, "IPython", Shell())
+    with pytest.raises(mm.LayoutError) as caught:
+        exec(code, {"__name__": "__main__"})
+    assert caught.value.where == "the call at In[3]:2"
+    with pytest.raises(mm.LayoutError) as caught:
+        mm.Layout("a:rows;a:cols")
+    assert f"{__file__}:" in caught.value.where
+
+
+def test_ipython_itself_shows_the_users_lines(tmp_path: Path):
+    pytest.importorskip("IPython")
+    (tmp_path / "shell.py").write_text(
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance(colors='NoColor', history_length=0)\n"
+        "cell = 'import meshmpi as mm\\nmm.Layout(\"a:rows;a:cols\")'\n"
+        "shell.run_cell(cell, store_history=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "shell.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython")},
+    )  # fmt: skip
+    shown = done.stdout + done.stderr
+    assert "meshmpi.errors.LayoutError: layout 'a:rows;a:cols'" in shown
+    assert "in the call at In[1]:2" in shown and "dims.py" not in shown
+    assert shown.count("File ") == 1, "the cell's line alone"
+
+
 def test_pytest_shows_the_users_lines(tmp_path: Path):
     (tmp_path / "test_model.py").write_text(
         "import meshmpi as mm\n\n\ndef test_model():\n    mm.Layout('a:rows;a:cols')\n"

@@ -118,6 +118,9 @@ class Optimizer:
         self.storage = Layout(storage)
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} '{self.name}'>"
+
     def minimize(
         self, loss: Tensor, variables: Sequence[VariableLike] | None = None,
         watch: Sequence[Tensor] | None = None,
