@@ -201,3 +201,21 @@ def test_native_and_numpy_agree_and_small_programs_build_nothing(cache: Path):
     first.unlink()
     assert squares_step("auto") == EXPECTED
     assert not list(cache.glob("*.so"))
+
+
+@needs_compiler
+def test_a_cache_without_space_is_an_error_of_the_compiler(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not an OSError in the middle of compile(): ranks agree on NumPy instead."""
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiler, "_build", full)
+    with pytest.raises(compiler.CompilerError, match=r"cannot be kept in .*: .*No space left"):
+        compiler.load_library(SOURCE % 43)
+    monkeypatch.setattr(executor, "NATIVE_POINTS", 0)
+    assert squares_step("auto") == EXPECTED
+    with pytest.raises(ConfigError, match="No space left"):
+        squares_step("native")

@@ -304,3 +304,19 @@ def test_command_line_options(capfd, monkeypatch):
     assert capfd.readouterr().out == "hello\n"
     assert main(["-n", "-1", "t.py"]) == 1
     assert "MeshError: cannot start -1 ranks" in capfd.readouterr().err
+
+
+def test_what_a_launcher_calls_itself(tmp_path):
+    """Debian's mpirun.openmpi is the Open MPI that /usr/bin/mpirun is, and says something else."""
+    for answer, expected in (
+        ("mpirun.openmpi (OpenRTE) 4.1.4", ("openmpi", 4)),
+        ("mpirun (Open MPI) 5.0.11", ("openmpi", 5)),
+        ("HYDRA build details:\n    Version:           4.0.2", ("mpich", 4)),
+    ):
+        program = tmp_path / "mpirun"
+        program.write_text(f'#!/bin/sh\necho "{answer}"\n')
+        program.chmod(0o755)
+        assert find_launcher(str(program))[1:] == expected
+    program.write_text("#!/bin/sh\necho ls 9.1\n")
+    with pytest.raises(MeshError, match="does not answer as Open MPI, MPICH or Intel MPI do"):
+        find_launcher(str(program))
