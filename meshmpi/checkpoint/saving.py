@@ -157,13 +157,14 @@ class Place:
 
     Attributes:
         target: Its name once it is whole.
-        beside: Where it is written.
+        beside: Where it is written; the name is of this save alone, so that nobody who still writes
+            for one that was given up, a lost rank or a thread, writes into another.
     """
 
     def __init__(self, folder: Path, identity: Identity) -> None:
         self.folder, self.identity = folder, identity
         self.target = folder / f"step-{identity.step:08d}"
-        self.beside = folder / f".{self.target.name}{PARTIAL}"
+        self.beside = folder / f".{self.target.name}-{identity.checkpoint}{PARTIAL}"
 
     def write(self, shards: list[Shard]) -> Records:
         """Writes files of this process; returns what the manifest shall say of them.

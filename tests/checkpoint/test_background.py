@@ -10,6 +10,7 @@ import pytest
 from apps.soak.stores import Placed, equal, store, values
 from meshmpi import checkpoint
 from meshmpi.checkpoint import disk
+from meshmpi.checkpoint.saving import begin
 from meshmpi.errors import CheckpointError
 
 PLACED = Placed("all:2", "model:all;vocab:all")
@@ -106,3 +107,20 @@ def test_an_unknown_error_of_the_thread_is_not_lost(tmp_path, monkeypatch):
     saver.start(1, {})
     with pytest.raises(CheckpointError, match="rank 0: MemoryError"):
         saver.wait()
+
+
+def test_a_save_that_was_given_up_does_not_write_into_the_next(tmp_path, held, monkeypatch):
+    """As after the loss of a rank: the survivors' new run saves the same step again."""
+    old, new = values(0), values(1)
+    lost = checkpoint.BackgroundSaver(tmp_path, store(PLACED, old))
+    lost.start(3, {})
+    monkeypatch.setattr(disk, "system", os)
+    begun = begin(store(PLACED).mesh, tmp_path, 3)
+    held.go.set()
+    lost._thread.join()
+    assert list(begun.beside.iterdir()) == []
+    assert lost._thread.error is not None or not any(tmp_path.rglob("rank-*"))
+    path = checkpoint.save(tmp_path, store(PLACED, new), 3, {})
+    found = store(PLACED)
+    checkpoint.load(path, found)
+    assert equal(found, new) and [p.name for p in tmp_path.iterdir()] == [path.name]
