@@ -306,7 +306,8 @@ def start(rank: int, size: int) -> Ring | None:
 def sweep(folder: Path) -> None:
     """Removes what processes have left that were killed `SWEEP_SECONDS` ago or earlier."""
     for path in folder.iterdir():
-        pid, _, started = path.stem.partition("-")
+        stem = path.name.split(".")[0]
+        pid, _, started = stem.partition("-")
         if not (pid.isdigit() and started.isdigit()):
             continue
         if processes.state(int(pid), int(started)) != "gone":
@@ -314,7 +315,7 @@ def sweep(folder: Path) -> None:
         with contextlib.suppress(OSError, struct.error):  # another rank has just removed it
             if time.time() - path.stat().st_mtime < SWEEP_SECONDS:
                 continue
-            ring = path.with_suffix(".ring")
+            ring = path.with_name(f"{stem}.ring")
             if ring.exists():
                 (beat,) = struct.unpack("<d", ring.read_bytes()[8 * HEARTBEAT : 8 * HEARTBEAT + 8])
                 if 0 <= time.perf_counter() - beat < SWEEP_SECONDS:

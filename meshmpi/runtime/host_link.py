@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 SILENT_SECONDS = 12.0
 """A host that has not answered for so long is lost.  Assumption: no switch takes longer to find
 another way, and one in five packets may be lost."""
-CALLS_TOLD = 64
-"""Calls of each rank that one host tells another: enough to find the first that differs."""
+LOOK, GLANCE = "look", "glance"
+CALLS_TOLD = {LOOK: 64, GLANCE: 8}
+"""Question -> calls of each rank that one host tells another."""
+GLANCE_SECONDS = 5.0
+"""While nobody waits, hosts are asked so often: only for calls that differ and yet complete."""
 ANSWER_SECONDS = 5.0
 """A host whose watchdog does not answer in this time is not waited for: it may be stopped."""
 CONNECT_SECONDS = 20.0
@@ -120,26 +123,34 @@ class HostLink:
         self._watchdog, self._lines, self.asks = watchdog, lines, asks
         self._last: dict[str, dict[int, Seen]] = {}
         self._asked: dict[str, float] = {}
+        self._glanced = time.monotonic()
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when another host asks, answers or is lost."""
         return [line.fileno() for line in self._lines.values() if not line.closed]
 
-    def exchange(self, own: dict[int, Seen]) -> dict[int, Seen]:
-        """What is seen of the ranks of all hosts, on the first; of those of its own on others."""
+    def exchange(self, own: dict[int, Seen], again: bool = False) -> dict[int, Seen]:
+        """What is seen of the ranks of all hosts, on the first; of those of its own on others.
+
+        Args:
+            own: What is seen of the ranks of this host.
+            again: Whether something is to be confirmed: then all are asked in any case.
+        """
         if not self.asks:
             self._answer(own)
             return own | self._lost()
-        if _quiet(own) and not any(line.closed for line in self._lines.values()):
+        quiet, now = _quiet(own), time.monotonic()
+        if quiet and not again and now - self._glanced < GLANCE_SECONDS:
             self._drain()
             return own | self._lost()
+        self._glanced = now
         for place, line in self._lines.items():
             if not line.closed and place not in self._asked:
-                line.say("look")
-                self._asked[place] = time.monotonic()
+                line.say(GLANCE if quiet else LOOK)
+                self._asked[place] = now
         for place in list(self._asked):
             self._take(place, 0.5)
-        found = dict(own)
+        found = self._watchdog.look()  # anew: others have answered since, and calls must overlap
         for seen in self._last.values():
             found |= seen
         return found | self._lost()
@@ -177,8 +188,9 @@ class HostLink:
         for line in self._lines.values():
             while not line.closed and select.select([line], [], [], 0)[0]:
                 question = line.heard(0.0)
-                if question == "look":
-                    line.say({"seen": {r: to_json(s, CALLS_TOLD) for r, s in own.items()}})
+                if question in (LOOK, GLANCE):
+                    most = CALLS_TOLD[question]
+                    line.say({"seen": {r: to_json(s, most) for r, s in own.items()}})
                 elif isinstance(question, list):  # ranks whose stacks are wanted
                     self._watchdog.claim()
                     line.say({str(r): t for r, t in self._watchdog.gather_stacks(question).items()})

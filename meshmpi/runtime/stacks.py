@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +24,7 @@ _OWN = ("meshmpi/runtime/watchdog.py", "meshmpi/runtime/stacks.py")
 
 def dump(path: Path) -> None:
     """Writes the stacks of all threads; the file appears when it is whole."""
-    beside = path.with_suffix(".part")
+    beside = path.with_suffix(f".{threading.get_ident()}.part")  # two threads may do it at once
     with open(beside, "w", encoding="utf-8") as file:
         faulthandler.dump_traceback(file, all_threads=True)
     os.replace(beside, path)

@@ -107,8 +107,11 @@ def read(folder: str | os.PathLike[str]) -> list[Row]:
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        found["seen"]["rank"], found["time"], found["size"], found["place"], found["ring"]
-    except (ValueError, KeyError, TypeError) as error:
+        from_json(found["seen"])
+        missing = [k for k in ("time", "size", "place", "start", "ring") if k not in found]
+        if missing:
+            raise KeyError(missing[0])
+    except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(
             f"{path} is no status file: {error}", "Remove it; the run is not affected."
         ) from None
@@ -147,7 +150,9 @@ def _summary(rows: Sequence[Row]) -> str:
         count[row.seen.life] = count.get(row.seen.life, 0) + 1
     oldest = max(row.age for row in rows)
     states = ", ".join(f"{n} {life}" for life, n in count.items())
-    return f"{len(rows)} ranks: {states}" + (f"; last seen {_span(oldest)} ago" if oldest else "")
+    return f"{len(rows)} rank{'s' if len(rows) > 1 else ''}: {states}" + (
+        f"; last seen {_span(oldest)} ago" if oldest else ""
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:

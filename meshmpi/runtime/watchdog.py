@@ -47,6 +47,7 @@ PUBLISH_SECONDS = 5.0
 is no burden for a file system."""
 TURN_SECONDS = 3.0
 """How long other hosts leave it to the first one to report: it knows more."""
+_AT_THE_END = 1 << 15  # calls, of all ranks together, that ranks of several hosts compare
 STALL_VARIABLE = "MESHMPI_STALL_SECONDS"
 OFF_VARIABLE = "MESHMPI_WATCHDOG"
 """``0`` keeps ranks from being watched; what they do is recorded all the same."""
@@ -239,12 +240,14 @@ class Watchdog:
     def _judge(self) -> None:
         seen = self.look()
         if self.link is not None:
-            seen = self.link.exchange(seen)
+            seen = self.link.exchange(seen, again=self._suspect is not None)
         finding = deadlock.find(seen, self._stall)
         if finding is None:
             self._suspect = None
             return
-        key = (finding.kind, finding.ranks, *(seen[r].count for r in finding.waiting if r in seen))
+        key: tuple = (finding.kind, finding.ranks)
+        if finding.kind == "stuck":  # who calls something new is not
+            key += tuple(seen[r].count for r in finding.waiting if r in seen)
         now = time.monotonic()
         if self._suspect is None or self._suspect[0] != key:
             self._suspect = (key, now + AGAIN_SECONDS[finding.kind] + self._turn())
@@ -337,16 +340,26 @@ class Watchdog:
         sys.stderr.write(f"[rank {self.me.rank} of {size}] {_report(finding, seen)}")
         sys.stderr.flush()
 
-    def last_look(self) -> None:
+    def last_look(self, comms: Sequence[MPI.Comm]) -> None:
         """All ranks have come to their end: whether they have done the same; ends the job if not.
 
-        Called by a rank's main thread while the files of all ranks are still there.
+        Collective, called by main threads while the files of all ranks are still there.
         """
-        if self._looks():
-            seen = self.look()
-            finding = deadlock.differing(seen)
-            if finding is not None:
-                self._found(finding, seen)
+        if len(self.hosts()) == 1:
+            if self._looks():
+                self._compare(self.look())
+            return
+        most = max(8, _AT_THE_END // self._ring.size)
+        mine = self._readers[self.me.rank].look(self.me.host, "running", most)
+        for comm in comms:
+            rows = comm.gather(mine)
+            if rows is not None:
+                self._compare({s.rank: s for s in rows if s is not None})
+
+    def _compare(self, seen: dict[int, Seen]) -> None:
+        finding = deadlock.differing(seen)
+        if finding is not None:
+            self._found(finding, seen)
 
     def clean(self) -> None:
         """Removes the files of all ranks of this host, but not the claim: the end is not yet."""
@@ -435,7 +448,7 @@ def join(comm: MPI.Intracomm) -> tuple[str, tuple[int, ...]]:
     ring = flight.start(world.rank, world.size)
     me = member(world.rank, ring)
     rows: list[tuple[Member, int]] = comm.allgather((me, next(_numbers)))
-    members = [Member(*m) for m, _ in rows]
+    members = [m for m, _ in rows]
     if ring is not None and os.environ.get(OFF_VARIABLE) != "0":
         _start(me, ring, limit).add(members)
     if os.environ.get(OFF_VARIABLE) != "0" and len({m.place for m in members}) > 1:
@@ -447,8 +460,13 @@ def join(comm: MPI.Intracomm) -> tuple[str, tuple[int, ...]]:
 
 def alone() -> Watchdog | None:
     """The watchdog of a process that may be the only one: it keeps the status files up to date."""
+    from meshmpi.runtime import abort
+
     ring = flight.start(0, 1)
-    return None if ring is None else _start(member(0, ring), ring, None)
+    if ring is None:
+        return None
+    abort.install_hooks()  # they remove the files at the end
+    return _start(member(0, ring), ring, None)
 
 
 def _start(me: Member, ring: flight.Ring, limit: float | None) -> Watchdog:
@@ -520,11 +538,11 @@ def leave(status: int | None) -> None:
         ring.leaving(status)
 
 
-def last_look() -> None:
-    """All ranks' programs are over: whether they called the same collectives."""
+def last_look(comms: Sequence[MPI.Comm]) -> None:
+    """All ranks' programs are over: whether they called the same collectives.  Collective."""
     found = current()
     if found is not None:
-        found.last_look()
+        found.last_look(comms)
 
 
 def left() -> None:
