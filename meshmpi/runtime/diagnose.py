@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshmpi.errors import place
 from meshmpi.passes.memory import plan_memory
 from meshmpi.program import COLLECTIVES, Instruction, LocalType, Program, Source
 from meshmpi.runtime.executor import Executor, RankState, instruction_workspace
@@ -96,7 +97,7 @@ class Culprit(NamedTuple):
 
 
 def _place(source: Source) -> str:
-    return f" at {source.file}:{source.line}" if source.file else ""
+    return f" at {place(source.file, source.line)}" if source.file else ""
 
 
 def _operation(i: Instruction) -> str:
