@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGED = ("meshmpi", "pyproject.toml", "README.md", "LICENSE")
 _SECONDS = 300
 
 
@@ -49,6 +49,7 @@ def once(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
         with open(shared / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a process that failed in the middle
                 folder.mkdir()
                 make(folder)
                 done.touch()
@@ -62,12 +63,12 @@ def built(once) -> tuple[Path, Path]:
     """The source archive, and the wheel that was built from it alone."""
 
     def make(folder: Path) -> None:
-        listed = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--")
         source = folder / "source"
-        for name in run(*listed, *PACKAGED, cwd=ROOT).rstrip("\0").split("\0"):
-            if (ROOT / name).is_file():
-                (source / name).parent.mkdir(parents=True, exist_ok=True)
-                (source / name).write_bytes((ROOT / name).read_bytes())
+        shutil.copytree(
+            ROOT / "meshmpi", source / "meshmpi", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, source)
         backend = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
         run(sys.executable, "-W", "error", "-c", backend, cwd=source)
         (archive,) = folder.glob("*.tar.gz")
