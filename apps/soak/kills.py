@@ -110,8 +110,8 @@ class Chain:
         self.shared = Path(tempfile.mkdtemp(prefix="meshmpi-kills-", dir="/dev/shm"))
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
-        self._expected = counting.Expected()
-        self._store = counting.build(mm.SimulatedMesh("all:1")).variables
+        self.expected = counting.Expected()
+        self.store = counting.build(mm.SimulatedMesh("all:1")).variables
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -175,7 +175,7 @@ class Chain:
                 os.kill(self._states()[rank][0], signal.SIGKILL)
             problem = self._await_end(process)
             _, begun, ended = self._states()[rank]
-        (self.inside if begun > ended else self.anywhere).append(self._look(problem))
+        (self.inside if begun > ended else self.anywhere).append(self.look(problem))
 
     def kill_at_any_time(self) -> None:
         """Kills a rank at a random time from its start on."""
@@ -191,7 +191,7 @@ class Chain:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.draw.choice(members), signal.SIGKILL)
             problem = self._await_end(process)
-        self.anywhere.append(self._look(problem))
+        self.anywhere.append(self.look(problem))
 
     def _ranks_of(self, process: subprocess.Popen[bytes]) -> list[int]:
         if self.ranks == 1:
@@ -216,7 +216,7 @@ class Chain:
                 status = process.wait(START_SECONDS)
             except subprocess.TimeoutExpired:
                 status = "none, it hangs"
-        trial = self._look("" if status == 0 else f"exit status {status}: {self._output()}")
+        trial = self.look("" if status == 0 else f"exit status {status}: {self._output()}")
         self.left = trial.problem
         if trial.found != self.newest or not self.newest:
             self.left = self.left or f"the newest step is {trial.found}, not {self.newest}"
@@ -226,12 +226,13 @@ class Chain:
 
     # ---- what must be true afterwards ----------------------------------------------------
 
-    def _look(self, problem: str) -> Trial:
+    def look(self, problem: str) -> Trial:
+        """What a kill has left; ``problem`` is what went wrong before."""
         found, committed = 0, self._committed()
         try:
             newest = checkpoint.find(self.folder / "checkpoints")
             if newest:
-                found = checkpoint.load(newest[0], self._store).step
+                found = checkpoint.load(newest[0], self.store).step
         except MeshmpiError as error:
             problem = problem or f"unreadable: {error}"
         else:
@@ -242,9 +243,9 @@ class Chain:
     def _wrong(self, found: int, committed: int) -> str:
         if found < committed:
             return f"step {committed} was committed, the newest is {found}"
-        for name, value in self._expected.after(found).items():
-            if found and self._store[name].tobytes() != value.tobytes():
-                where = np.argwhere(self._store[name] != value)
+        for name, value in self.expected.after(found).items():
+            if found and self.store[name].tobytes() != value.tobytes():
+                where = np.argwhere(self.store[name] != value)
                 return f"'{name}' of step {found} differs in {len(where)} elements"
         return ""
 
