@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from meshmpi.runtime import flight
 from meshmpi.runtime.rings import Seen, from_json, to_json
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 SILENT_SECONDS = 12.0
 """A host that has not answered for so long is lost.  Assumption: no switch takes longer to find
 another way, and one in five packets may be lost."""
-LOOK, GLANCE = "look", "glance"
-CALLS_TOLD = {LOOK: 64, GLANCE: 8}
+LOOK, GLANCE, STUDY = "look", "glance", "study"
+CALLS_TOLD = {LOOK: 64, GLANCE: 8, STUDY: flight.RECORDS}
 """Question -> calls of each rank that one host tells another."""
 GLANCE_SECONDS = 5.0
 """While nobody waits, hosts are asked so often: only for calls that differ and yet complete."""
@@ -146,7 +147,7 @@ class HostLink:
         self._glanced = now
         for place, line in self._lines.items():
             if not line.closed and place not in self._asked:
-                line.say(GLANCE if quiet else LOOK)
+                line.say(STUDY if again else GLANCE if quiet else LOOK)
                 self._asked[place] = now
         for place in list(self._asked):
             self._take(place, 0.5)
@@ -188,7 +189,7 @@ class HostLink:
         for line in self._lines.values():
             while not line.closed and select.select([line], [], [], 0)[0]:
                 question = line.heard(0.0)
-                if question in (LOOK, GLANCE):
+                if isinstance(question, str):
                     most = CALLS_TOLD[question]
                     line.say({"seen": {r: to_json(s, most) for r, s in own.items()}})
                 elif isinstance(question, list):  # ranks whose stacks are wanted

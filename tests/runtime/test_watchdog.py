@@ -75,3 +75,25 @@ def test_limits_that_are_none(monkeypatch: pytest.MonkeyPatch):
         watchdog.stall_seconds()
     monkeypatch.setenv("MESHMPI_STALL_SECONDS", "0")
     assert watchdog.stall_seconds() is None
+
+
+COMPILED = """
+import numpy as np
+import meshmpi as mm
+with mm.Graph() as graph:
+    x = mm.placeholder("x", "batch:4")
+    mean, most = mm.reduce_mean(x), mm.reduce_max(x)
+mesh = mm.Mesh("rows:2")
+one = mm.compile(graph, mesh, "batch:rows", fetches=[mean], debug=True)
+two = mm.compile(graph, mesh, "batch:rows", fetches=[most], debug=True)
+x = np.arange(4, dtype=np.float32)
+assert one(x=x)[mean] == 1.5 and two(x=x)[most] == 3.0
+(one if mesh.rank else two)(x=x)
+"""
+
+
+def test_ranks_that_run_different_steps():
+    done = launch(2, ["-c", COMPILED], timeout_seconds=60, capture_output=True)
+    assert done.returncode == 1, done.stderr
+    assert "ProgramError: ranks of one group call collectives of different operation" in done.stderr
+    assert done.stderr.count("ProgramError") == 1 and "HangError" not in done.stderr
