@@ -10,12 +10,15 @@ Knows nothing of what the ranks compute; mpi4py is imported when a `Survivors` i
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import itertools
 import os
+import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,6 +39,9 @@ ENABLED_VARIABLE = "OMPI_MCA_mpi_ft_enable"
 NOTICE_SECONDS = 8.0
 """How long MPI may take to notice a process that the watchdog knows to be gone.  Measured with Open
 MPI 5.0.11 on one machine: less than 0.1 s; a host that MPI never hears of again takes for ever."""
+START_SECONDS = 300.0
+"""Most time until MPI has started on all ranks.  One that is killed before is waited for by the
+others for ever: only what has started can be revoked."""
 FINISHED, TO_THE_END = 1, 2
 """Bits on which survivors agree: nobody lost anybody; nobody was asked to stop."""
 
@@ -97,7 +103,7 @@ def is_loss(error: BaseException) -> bool:
     if mpi is None or not isinstance(error, mpi.Exception):
         return False
     classes = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
-    return error.Get_error_class() in classes
+    return error.Get_error_class() in classes  # type: ignore[attr-defined]
 
 
 # ---- the next mesh ---------------------------------------------------------------------------
@@ -132,6 +138,21 @@ def smaller_mesh(wanted: MeshShape, ranks: int, spared: Axes = ()) -> MeshShape:
     return MeshShape(list(zip(wanted.names, best, strict=True)))
 
 
+@contextlib.contextmanager
+def _limited_start() -> Iterator[None]:
+    """Ends this process by SIGALRM, with its stacks shown, when MPI does not start in time.
+
+    Both work while MPI_Init holds the interpreter.
+    """
+    faulthandler.dump_traceback_later(START_SECONDS, exit=False)
+    signal.setitimer(signal.ITIMER_REAL, START_SECONDS + 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        faulthandler.cancel_dump_traceback_later()
+
+
 # ---- the survivors ---------------------------------------------------------------------------
 
 
@@ -164,7 +185,8 @@ class Survivors:
     """
 
     def __init__(self) -> None:
-        from mpi4py import MPI
+        with _limited_start():
+            from mpi4py import MPI
 
         global _made
         check_possible()

@@ -149,7 +149,7 @@ class Supervisor:
         given: list[str] = []
         if self._settings.mesh.shape:  # without one, the mesh is of all ranks there are
             mesh = next_mesh(self._settings.mesh, self._wanted, self._ranks)
-            given = ["--mesh", ";".join(f"{axis}:{n}" for axis, n in mesh.axes.items())]
+            given = ["--mesh", ";".join(f"{axis}:{n}" for axis, n in mesh.axes)]
         if newest is None:
             return given
         return [*given, "--resume"] + ([] if isinstance(self._resume, bool) else [str(newest)])
