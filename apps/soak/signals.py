@@ -47,7 +47,7 @@ every = {save}
 [sample]
 tokens = 100
 """
-RANKS, STEPS = (1, 2, 4), 600
+RANKS = (1, 2, 4)
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _MARK = "MESHMPI_SOAK_TRIAL"
 
@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this part."""
     parser.add_argument("--trials", type=int, default=0, help="(default 210; --quick: 6)")
     parser.add_argument("--ranks", type=int, nargs="*", default=RANKS, help="sizes of jobs")
+    parser.add_argument("--steps", type=int, default=600, help="of a training, divided by ranks")
     parser.add_argument("--limit", type=float, default=40.0, help="seconds from signal to end")
     parser.add_argument("--resumed", type=float, default=1.0, help="share of trials resumed")
 
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
         text = folder / "text.txt"
         text.write_text("".join(f"the {k % 7} foxes jump over {k % 5} dogs\n" for k in range(120)))
         for ranks in options.ranks:
-            (folder / "config.toml").write_text(config(text, STEPS // ranks))
+            (folder / "config.toml").write_text(config(text, options.steps // ranks))
             _job(folder, "warm", ranks).communicate()  # compiles kernels: no part of a life
             began = time.monotonic()
             out, _ = _job(folder, "whole", ranks).communicate()

@@ -176,7 +176,7 @@ def tensors(path: Path) -> bytes:
 def test_a_warning_saves_requeues_and_goes_on_bit_equal(site: Site):
     job = site.submit("--ntasks-per-node=2", "slurm/train.sbatch", "config.toml")
     out = f"meshmpi-{job}.out"
-    site.wait_for_text(out, "step ")
+    site.wait_for_text(out, "\nstep ")
     site.cluster.command("scancel", "--batch", "--signal=USR1", job)
     site.wait_for_text(out, "back into the queue")
     site.wait_for_text(out, "resumed from")
@@ -190,7 +190,7 @@ def test_a_warning_saves_requeues_and_goes_on_bit_equal(site: Site):
 def test_preempted_jobs_save_and_come_back(site: Site):
     job = site.submit("--ntasks-per-node=2", "slurm/preemptible.sbatch", "config.toml")
     out = f"meshmpi-spare-{job}.out"
-    site.wait_for_text(out, "step ")
+    site.wait_for_text(out, "\nstep ")
     urgent = site.submit("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", "-o", "u")
     site.wait(urgent, "COMPLETED")
     assert site.wait(job, "COMPLETED") == "0:0"
@@ -226,7 +226,7 @@ def test_an_array_of_runs(site: Site):
 def test_a_chain_goes_on_where_the_job_before_stopped(site: Site):
     options = ("--ntasks-per-node=2", "slurm/train.sbatch", "config.toml")
     first, second, third = site.chain("3", "runs/chain", *options)
-    site.wait_for_text(f"meshmpi-{first}.out", "step ")
+    site.wait_for_text(f"meshmpi-{first}.out", "\nstep ")
     site.cluster.command("scancel", "--batch", "--signal=USR1", first)
     assert site.wait(first, "FAILED") == "75:0", site.all_output()
     site.wait(second, "COMPLETED")
@@ -257,7 +257,7 @@ def test_two_nodes_stop_and_go_on(site: Site, interface: str):
         MESHMPI_LAUNCH=interface,
     )  # fmt: skip
     out = f"meshmpi-nodes-{job}.out"
-    site.wait_for_text(out, "step ")
+    site.wait_for_text(out, "\nstep ")
     site.cluster.command("scancel", "--batch", "--signal=USR1", job)
     assert site.wait(job, "COMPLETED") == "0:0"
     assert site.field(job, "NumNodes") == "2" and site.field(job, "Restarts") == "1"
@@ -278,7 +278,7 @@ def test_pmi2_with_mpich(site: Site):
         MESHMPI_LAUNCH="pmi2", MPI4PY_MPIABI="mpich", LD_LIBRARY_PATH=str(site.folder / "lib"),
     )  # fmt: skip
     out = f"meshmpi-nodes-{job}.out"
-    site.wait_for_text(out, "step ")
+    site.wait_for_text(out, "\nstep ")
     site.cluster.command("scancel", "--signal=TERM", job)  # to the ranks themselves
     assert site.wait(job, "COMPLETED") == "0:0"
     text = site.output(out)

@@ -195,12 +195,13 @@ def test_blocked_signals_wait_for_the_program():
 
 @pytest.mark.slow
 def test_a_few_trials_of_the_soak():
-    """`python -m apps.soak signals`: one trial for each of 1 and 2 ranks, resumed and compared."""
+    """`python -m apps.soak signals`: two trials on 2 ranks, resumed and compared."""
     options = argparse.Namespace(
         trials=2,
         quick=True,
-        ranks=[1, 2],
-        limit=60.0,
+        ranks=[2],
+        limit=120.0,
+        steps=120,
         resumed=1.0,
         seed=3,
     )
