@@ -47,6 +47,7 @@ PUBLISH_SECONDS = 5.0
 is no burden for a file system."""
 TURN_SECONDS = 3.0
 """How long other hosts leave it to the first one to report: it knows more."""
+_GLANCE = 64  # calls of each rank that are looked at while nothing is wrong
 _AT_THE_END = 1 << 15  # calls, of all ranks together, that ranks of several hosts compare
 STALL_VARIABLE = "MESHMPI_STALL_SECONDS"
 OFF_VARIABLE = "MESHMPI_WATCHDOG"
@@ -238,7 +239,7 @@ class Watchdog:
         return found
 
     def _judge(self) -> None:
-        seen = self.look()
+        seen = self.look(_GLANCE if self._suspect is None else flight.RECORDS)
         if self.link is not None:
             seen = self.link.exchange(seen, again=self._suspect is not None)
         finding = deadlock.find(seen, self._stall)
