@@ -48,8 +48,8 @@ def test_the_trials_notice_a_load_that_does_not_verify(monkeypatch):
 
     monkeypatch.setattr(shard, "header_hash", lambda header: "0" * 16)
     monkeypatch.setattr(shard.hashing, "hashes", lambda data: 0 * real(data))
-    rows = list(damage.run(Namespace(quick=True, seed=1, time=None)))
-    assert {r.what.split(", ")[1] for r in rows if r.failed} >= {"one bit flipped"}
+    flips = next(iter(damage.run(Namespace(quick=True, seed=1, time=None))))
+    assert flips.failed and flips.passed < flips.tried / 2
 
 
 def test_the_trials_notice_a_save_that_hides_its_errors(tmp_path, monkeypatch):
