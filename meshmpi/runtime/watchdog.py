@@ -142,7 +142,7 @@ class Watchdog:
         self._stopping = True
         self._wake()
         if threading.current_thread() is not self._thread:
-            self._thread.join(2 * WAKE_SECONDS)
+            self._thread.join(2 * WAKE_SECONDS if self._claimed_at is None else HARD_SECONDS)
         if self.link is not None:
             self.link.close()
 
@@ -361,6 +361,8 @@ class Watchdog:
         finding = deadlock.differing(seen)
         if finding is not None:
             self._found(finding, seen)
+        if self._claimed_at is not None:  # our own thread or another rank is about to end the job
+            time.sleep(HARD_SECONDS)
 
     def clean(self) -> None:
         """Removes the files of all ranks of this host, but not the claim: the end is not yet."""
