@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _check_early(options)
             if getattr(options, "dry_run", False):  # a plan needs no ranks
                 return options.command(options)
-            if getattr(options, "restarts", 0):
+            if hasattr(options, "restarts") and (options.restarts or _recovers(options)):
                 return _supervised(options, given)
             hosts = getattr(options, "hosts", "")
             return on_ranks(options.ranks, given, hosts=hosts, recover=_recovers(options))

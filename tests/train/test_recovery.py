@@ -287,3 +287,18 @@ def ranks_of(folder: Path) -> list[int]:
         if str(folder).encode() in words and b"OMPI_COMM_WORLD_RANK=" in environment:
             found.append(int(path.name))
     return sorted(found)
+
+
+@pytest.mark.slow
+def test_a_rank_lost_before_mpi_has_started_is_not_waited_for():
+    program = (
+        "import os, signal\n"
+        "from meshmpi.runtime import recovery\n"
+        "recovery.START_SECONDS = 8.0\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "recovery.Survivors()\n"
+    )
+    done = launch(3, ["-c", program], recover=True, capture_output=True, timeout_seconds=90)
+    assert done.returncode != 124, done.stderr  # it may be 0: see `Supervisor`
+    assert "Timeout" in done.stderr and "recovery.py" in done.stderr, "the stacks are shown"
