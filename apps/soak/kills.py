@@ -110,6 +110,8 @@ class Chain:
         self.shared = Path(tempfile.mkdtemp(prefix="meshmpi-kills-", dir="/dev/shm"))
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
+        self._started = self._mesh_made = 0.0
+        self._start_seconds = 1.0  # until it is measured
         self.expected = counting.Expected()
         self.store = counting.build(mm.SimulatedMesh("all:1")).variables
         return self
@@ -165,7 +167,9 @@ class Chain:
         delay = self.draw.uniform(0, SAVE_SECONDS)
         with self._job() as process:
             deadline = time.monotonic() + START_SECONDS
-            while self._states().get(rank, (0, 0, 0))[1] < wanted:
+            while (begun := self._states().get(rank, (0, 0, 0))[1]) < wanted:
+                if not begun:
+                    self._start_seconds = time.time() - self._started
                 if process.poll() is not None or time.monotonic() > deadline:
                     self.inside.append(Trial(0, 0, f"no save was begun: {self._output()}"))
                     return
@@ -187,7 +191,7 @@ class Chain:
                     self.anywhere.append(Trial(0, 0, f"not started: {self._output()}"))
                     return
                 time.sleep(0.001)
-            time.sleep(self.draw.uniform(0, 3.0))
+            time.sleep(self.draw.uniform(0, 2 * self._start_seconds + 1.0))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.draw.choice(members), signal.SIGKILL)
             problem = self._await_end(process)
@@ -229,6 +233,8 @@ class Chain:
     def look(self, problem: str) -> Trial:
         """What a kill has left; ``problem`` is what went wrong before."""
         found, committed = 0, self._committed()
+        if len(self._states()) == self.ranks:  # the killed job had come as far as to a mesh
+            self._mesh_made = self._started
         try:
             newest = checkpoint.find(self.folder / "checkpoints")
             if newest:
@@ -272,11 +278,11 @@ class Chain:
         return f"processes {alive} still run" if alive else ""
 
     def _swept(self, path: Path) -> bool:
-        """Whether a file tells what a killed rank did, and the next start is to remove it."""
+        """Whether a file tells what a killed rank did, and the next mesh is to remove it."""
         if not re.fullmatch(r"\d+-\d+", path.stem):
             return False
         with contextlib.suppress(FileNotFoundError):
-            return path.stat().st_mtime > self._started - flight.SWEEP_SECONDS
+            return path.stat().st_mtime > self._mesh_made - flight.SWEEP_SECONDS
         return True
 
     def _output(self) -> str:
