@@ -115,7 +115,8 @@ def _seeds(ys: Sequence[Tensor], grad_ys: Sequence[Tensor] | None) -> list[Tenso
     if len(grad_ys) != len(ys):
         raise ShapeError(
             f"gradients: there are {len(ys)} ys and {len(grad_ys)} grad_ys.",
-            "Give one of grad_ys for each of ys.", str(ys[0].source),
+            "Give one of grad_ys for each of ys.",
+            str(ys[0].source),
         )
     for y, dy in zip(ys, grad_ys, strict=True):
         if sorted(y.shape) != sorted(dy.shape):

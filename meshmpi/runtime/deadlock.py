@@ -199,7 +199,7 @@ def missing(ranks: Mapping[int, Seen], rank: int) -> list[int]:
         return []
     return [
         p for p in ranks[rank].members.get(call.group, ())
-        if p in ranks and ranks[p].reached.get(call.group, (0, 0))[0] < call.needs
+        if p in ranks and ranks[p].reached.get(call.group, (0, 0))[0] < call.number
     ]  # fmt: skip
 
 

@@ -34,9 +34,10 @@ watchdog's thread last ran (both by the monotonic clock) and what to add to that
 of day."""
 SLOTS_AT, SLOTS = 32, 64
 """From this word on, for each of the first communicators: calls begun, digest of all of them."""
-RECORD = struct.Struct("<qqqqqqdd")
-"""Number of the record from 1 on, communicator, call of the communicator from 1 on, call that peers
-must have come to, entry of the table, digest of the communicator's calls so far, began, ended."""
+RECORD = struct.Struct("<qqqqqdd")
+"""Number of the record from 1 on, communicator, call of the communicator from 1 on, entry of the
+table, digest of the communicator's calls so far, began, ended."""
+_ENDED_WORD = 6  # of a record
 RUNNING, LEAVING = 0, 1
 UNKNOWN_STATUS = -1
 FOLDER_VARIABLE = "MESHMPI_FLIGHT_DIR"
@@ -97,11 +98,6 @@ class Channel:
 
     def __init__(self, number: int):
         self.number, self.count, self.digest = number, 0, 0
-
-
-def advanced(digest: int, signature: int) -> int:
-    """The digest of a row of calls and one more."""
-    return (digest * 31 + signature) % _DIGEST_PRIME
 
 
 class Tally:
@@ -205,41 +201,28 @@ class Ring:
             self._say("E", found, kind.signature, *kind, nbytes, line)
         return found
 
-    def begin(self, channel: Channel, entry: int, signature: int, needs: int = 0) -> int:
-        """Records that a call begins; returns the word where its end belongs, for `end`."""
-        channel.count = call = channel.count + 1
-        channel.digest = digest = (channel.digest * 31 + signature) % _DIGEST_PRIME
-        self.count = n = self.count + 1
-        at = HEADER_BYTES + n % RECORDS * RECORD_BYTES
-        began = time.perf_counter()
-        RECORD.pack_into(
-            self._map, at, n, channel.number, call, needs or call, entry, digest, began, 0.0
-        )
-        words = self._words
-        words[COUNT] = n
-        if channel.number < SLOTS:
-            slot = SLOTS_AT + 2 * channel.number
-            words[slot + 1], words[slot] = digest, call
-        return at // 8 + 7
-
-    def end(self, word: int) -> None:
-        """Records that the call has ended."""
-        self._floats[word] = time.perf_counter()
-
     def recorded(
         self, run: Callable[[], T], tally: Tally, channel: Channel, kind: Kind, entry: int
     ) -> Callable[[], T]:
-        """``run``, which records and counts itself: some tenths of a microsecond."""
-        begin, floats, clock = self.begin, self._floats, time.perf_counter
-        signature = kind.signature
+        """``run``, which records and counts itself; all in one function, as calls cost time."""
+        pack, file, words, floats = RECORD.pack_into, self._map, self._words, self._floats
+        clock, signature, number = time.perf_counter, kind.signature, channel.number
+        slot = SLOTS_AT + 2 * number if number < SLOTS else 0
 
         def recorded() -> T:
-            word = begin(channel, entry, signature)
+            channel.count = call = channel.count + 1
+            channel.digest = digest = (channel.digest * 31 + signature) % _DIGEST_PRIME
+            self.count = n = self.count + 1
+            at = HEADER_BYTES + n % RECORDS * RECORD_BYTES
             began = clock()
+            pack(file, at, n, number, call, entry, digest, began, 0.0)
+            words[COUNT] = n
+            if slot:
+                words[slot + 1], words[slot] = digest, call
             try:
                 return run()
             finally:
-                floats[word] = ended = clock()
+                floats[at // 8 + _ENDED_WORD] = ended = clock()
                 tally.seconds += ended - began
                 tally.calls += 1
 

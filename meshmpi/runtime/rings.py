@@ -26,7 +26,6 @@ class Call(NamedTuple):
     Attributes:
         group: Key of the communicator.
         number: Of the call among those of the communicator, from 1.
-        needs: Number of the call that all its ranks must have come to for this one to end.
         kind: What it is.
         nbytes: Bytes that the rank sends.
         line: ``file:line`` of the user's code, or empty.
@@ -37,7 +36,6 @@ class Call(NamedTuple):
 
     group: str
     number: int
-    needs: int
     kind: Kind
     nbytes: int
     line: str
@@ -106,7 +104,7 @@ def to_json(seen: Seen, most: int = flight.RECORDS) -> dict[str, Any]:
 
 def from_json(told: dict[str, Any]) -> Seen:
     """What `to_json` was given, after a way through JSON."""
-    calls = [Call(c[0], c[1], c[2], Kind(*c[3]), *c[4:]) for c in told["calls"]]
+    calls = [Call(c[0], c[1], Kind(*c[2]), *c[3:]) for c in told["calls"]]
     reached = {k: tuple(v) for k, v in told["reached"].items()}
     members = {k: tuple(v) for k, v in told["members"].items()}
     return Seen(**{**told, "calls": calls, "reached": reached, "members": members})
@@ -175,16 +173,12 @@ class Reader:
         first = max(1, seen.count - min(most, flight.RECORDS) + 1)
         for n in range(first, seen.count + 1):
             at = flight.HEADER_BYTES + n % flight.RECORDS * flight.RECORD_BYTES
-            found, channel, call, needs, entry, digest, began, ended = flight.RECORD.unpack_from(
-                data, at
-            )
+            found, channel, call, entry, digest, began, ended = flight.RECORD.unpack_from(data, at)
             if found != n or channel not in self._groups or entry not in self._kinds:
                 continue  # overwritten since, or the table was not yet written
             (group, _), (kind, nbytes, line) = self._groups[channel], self._kinds[entry]
             seconds = (ended or now) - began
-            seen.calls.append(
-                Call(group, call, needs, kind, nbytes, line, digest, seconds, not ended)
-            )
+            seen.calls.append(Call(group, call, kind, nbytes, line, digest, seconds, not ended))
             if seen.reached.get(group, (0, 0))[0] < call:
                 seen.reached[group] = (call, digest)
 

@@ -114,7 +114,9 @@ def _text_file(name: str, held_out_fraction: float) -> Corpus:
         )
     stat = path.stat()
     if stat.st_size == 0:
-        raise DataError(f"corpus '{name}' is an empty file: 0 bytes.", "Give a file with text in it.")
+        raise DataError(
+            f"corpus '{name}' is an empty file: 0 bytes.", "Give a file with text in it."
+        )
     boundary = _boundary(path, stat.st_size, held_out_fraction)
     # A large file is not read only to see whether it has changed.
     key = f"{path.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}"

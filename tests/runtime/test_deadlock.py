@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshmpi.runtime import deadlock
 from meshmpi.runtime.deadlock import find, named
-from meshmpi.runtime.flight import Kind, advanced
+from meshmpi.runtime.flight import Kind
 from meshmpi.runtime.rings import Call, Seen
 
 SUM = Kind("all_reduce", "sum", "float32", "rows", 10, "10")
@@ -21,11 +21,9 @@ def rank(
     for k, g in enumerate(calls):
         number, digest = reached[g]
         kind = (kinds or {}).get(k, SUM)
-        reached[g] = (number + 1, advanced(digest, kind.signature))
+        reached[g] = (number + 1, 31 * digest + kind.signature)
         last = waits and k == len(calls) - 1
-        made.append(
-            Call(g, number + 1, number + 1, kind, 40, f"a.py:{k}", reached[g][1], seconds, last)
-        )
+        made.append(Call(g, number + 1, kind, 40, f"a.py:{k}", reached[g][1], seconds, last))
     members = {g: m for g, m in ALL.items() if r in m}
     return Seen(
         r, "h", 100 + r, life, status, "step", 7, 1.0, len(calls), made[-kept:], reached, members

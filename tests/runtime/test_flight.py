@@ -37,8 +37,7 @@ def test_what_is_written_is_read(ring: Ring):
     entry = ring.entry(SUM, 40, "a.py:3")
     ring.recorded(lambda: None, Tally(), channel, SUM, entry)()
     ring.phase("step", 12)
-    ring.begin(channel, entry, SUM.signature)
-    seen = look(ring)
+    seen = ring.recorded(lambda: look(ring), Tally(), channel, SUM, entry)()
     assert (seen.rank, seen.pid, seen.phase, seen.step) == (1, os.getpid(), "step", 12)
     assert [c.waits for c in seen.calls] == [False, True]
     call = seen.waiting
@@ -50,8 +49,9 @@ def test_what_is_written_is_read(ring: Ring):
 
 def test_a_ring_that_has_gone_round(ring: Ring):
     channel, entry = ring.channel("k", (0, 1)), ring.entry(SUM, 40, "")
+    run = ring.recorded(lambda: None, Tally(), channel, SUM, entry)
     for _ in range(3 * flight.RECORDS + 5):
-        ring.end(ring.begin(channel, entry, SUM.signature))
+        run()
     seen = look(ring)
     assert seen.count == 3 * flight.RECORDS + 5 == seen.calls[-1].number
     assert len(seen.calls) == flight.RECORDS
@@ -75,7 +75,7 @@ def test_the_table_stays_bounded(ring: Ring, monkeypatch: pytest.MonkeyPatch):
     entries = [ring.entry(SUM._replace(elements=k), k, "") for k in range(30)]
     assert entries[:10] == list(range(10)) and max(entries) < 11
     channel = ring.channel("k", (0, 1))
-    ring.begin(channel, entries[-1], 5)
+    ring.recorded(lambda: None, Tally(), channel, SUM, entries[-1])()
     assert look(ring).reached["k"][0] == 1
 
 

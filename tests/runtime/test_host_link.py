@@ -43,7 +43,7 @@ class Dog:
 
 
 def state(r: int, waits: float = 0.0) -> Seen:
-    calls = [Call("w", 1, 1, SUM, 40, "a.py:1", 5, waits, True)] if waits else []
+    calls = [Call("w", 1, SUM, 40, "a.py:1", 5, waits, True)] if waits else []
     return Seen(r, "h", 10 + r, "running", calls=calls, members={"w": (0, 1, 2)})
 
 

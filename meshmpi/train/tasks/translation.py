@@ -151,7 +151,12 @@ class TranslationTask(Task):
         if not count:
             return Sample()
         translator = Translator(
-            self.settings, self.config, self.data.vocabulary, self.mesh, layout, variables,
+            self.settings,
+            self.config,
+            self.data.vocabulary,
+            self.mesh,
+            layout,
+            variables,
             between=self.between,
         )
         fitting = self._fitting(translator.source_length)
