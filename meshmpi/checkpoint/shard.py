@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,12 +165,13 @@ class ShardReader:
         try:
             header = self._header(record)
         except OSError as error:
-            self.close()
+            os.close(self._file)
             raise self.damaged(f"reading it failed: {error.strerror}") from error
         except BaseException:
-            self.close()
+            os.close(self._file)
             raise
         self.tensors, self._data = header.tensors, header.data
+        self._checker = ThreadPoolExecutor(1, "meshmpi checksums")  # starts when it is needed
         self._hashes = _hashes_in(header)
 
     def _header(self, record: Mapping[str, Any]) -> Header:
@@ -196,6 +198,7 @@ class ShardReader:
 
     def close(self) -> None:
         """Closes the file."""
+        self._checker.shutdown()
         os.close(self._file)
 
     def __enter__(self) -> ShardReader:
@@ -224,8 +227,7 @@ class ShardReader:
         low = first // PIECE_BYTES * PIECE_BYTES
         high = min(-(-last // PIECE_BYTES) * PIECE_BYTES, stored.stop - stored.start)
         data = np.empty(high - low, np.uint8)
-        for a in range(low, high, PIECE_BYTES):
-            self._read_piece(name, stored, a, data[a - low : a - low + PIECE_BYTES])
+        self._read_pieces(name, stored, low, data)
         part = data[first - low : last - low].view(numpy_dtype(dtype))
         if not shape:
             return part.reshape(())
@@ -243,6 +245,7 @@ class ShardReader:
         buffer = np.empty(min(size, PIECE_BYTES), np.uint8)
         for a in range(0, size, PIECE_BYTES):
             self._read_piece(name, stored, a, buffer[: size - a])
+            self._check(name, a, buffer[: size - a])
 
     def _stored(self, name: str, shape: Sequence[int], dtype: str) -> Stored:
         stored = self.tensors.get(name)
@@ -252,9 +255,24 @@ class ShardReader:
             raise self.damaged(f"tensor '{name}' is not {FORMAT_NAMES[dtype]}{list(shape)} there")
         return stored
 
+    def _read_pieces(self, name: str, stored: Stored, start: int, out: np.ndarray) -> None:
+        """Reads pieces, ``start`` bytes behind the first of their block, and verifies them.
+
+        Another thread verifies a piece while the next one is read: neither needs the interpreter.
+        """
+        checked: Future[None] | None = None
+        for a in range(0, out.size, PIECE_BYTES):
+            piece = out[a : a + PIECE_BYTES]
+            self._read_piece(name, stored, start + a, piece)
+            if checked is not None:
+                checked.result()
+            if a + PIECE_BYTES >= out.size:  # nothing is read meanwhile
+                self._check(name, start + a, piece)
+            else:
+                checked = self._checker.submit(self._check, name, start + a, piece)
+
     def _read_piece(self, name: str, stored: Stored, start: int, out: np.ndarray) -> None:
-        """Reads and verifies one piece, ``start`` bytes behind the first of its block."""
-        done, k = 0, start // PIECE_BYTES
+        done = 0
         try:
             while done < out.size:
                 at = self._data + stored.start + start + done
@@ -264,12 +282,12 @@ class ShardReader:
                 done += count
         except OSError as error:
             raise self.damaged(f"reading tensor '{name}' failed: {error.strerror}") from error
-        found, expected = (
-            f"{hashing.hashes(out)[0]:016x}",
-            self._hashes.get(name, "")[16 * k : 16 * k + 16],
-        )
+
+    def _check(self, name: str, start: int, data: np.ndarray) -> None:
+        k = 16 * (start // PIECE_BYTES)
+        found, expected = f"{hashing.hashes(data)[0]:016x}", self._hashes.get(name, "")[k : k + 16]
         if found != expected:
             raise self.damaged(
-                f"tensor '{name}', bytes {start} to {start + out.size} of its block: checksum"
+                f"tensor '{name}', bytes {start} to {start + data.size} of its block: checksum"
                 f" {found}, expected {expected}"
             )
