@@ -49,7 +49,7 @@ _keyvals: list[int] = []
 _installed_in: int | None = None
 
 
-def install(comm: MPI.Comm) -> None:
+def install(comm: MPI.Intracomm) -> None:
     """Makes errors of any rank of ``comm`` end the job.  Collective; once for a communicator.
 
     Args:

@@ -9,7 +9,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -213,7 +213,7 @@ class Mesh:
             make = functools.partial(self.comm.Sub, [n in axes for n in self.shape.names])  # type: ignore
         else:
             make = functools.partial(self.comm.Split, self.group(axes)[0], self.rank)
-        return recovery.made(self.comm, make)
+        return cast("MPI.Intracomm", recovery.made(self.comm, make))
 
     @functools.cached_property
     def hosts(self) -> int:

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -194,7 +194,7 @@ class Survivors:
         if MPI.COMM_WORLD.size > 1:
             _made = []
         here = LostRank(MPI.COMM_WORLD.rank, socket.gethostname(), os.getpid())
-        self._comm = MPI.COMM_WORLD.Dup()
+        self._comm: MPI.Intracomm = MPI.COMM_WORLD.Dup()
         self._ranks: list[LostRank] = self._comm.allgather(here)
         self._noticed: dict[tuple[int, ...], float] = {}
         if MPI.COMM_WORLD.size > 1:
@@ -217,7 +217,7 @@ class Survivors:
         active = made(comm, lambda: comm.Split(color, comm.rank))
         if not active:
             return None
-        mesh = Mesh(shape, active)
+        mesh = Mesh(shape, cast("MPI.Intracomm", active))
         watchdog.hand_over(self._decide)
         return mesh
 
@@ -246,7 +246,7 @@ class Survivors:
 
         global _lost_some
         before = self._comm.Get_group()
-        self._comm = self._comm.Shrink()
+        self._comm = cast("MPI.Intracomm", self._comm.Shrink())
         places = before.Translate_ranks(list(range(before.size)), self._comm.Get_group())
         lost = [
             member
