@@ -236,7 +236,7 @@ def test_tables_of_starting(bench: Bench, monkeypatch):
 def test_table_of_overhead(bench: Bench):
     table, share = overhead.measure(bench)
     assert all(280 <= n <= 320 for n in table.column("instructions that run"))
-    ((instructions, spent, step, percent, traced),) = share.rows
+    ((instructions, spent, step, percent, traced, _),) = share.rows
     assert isinstance(traced, float)
     assert instructions > 100 and percent == pytest.approx(100 * spent / step)
     assert len(_measured([table, share])) == (2 if available() else 1)

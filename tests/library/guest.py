@@ -71,6 +71,7 @@ def messages_of_the_user():
     for k in range(5):
         np.testing.assert_allclose(step(x=k * X)["y"].numpy(), k * X @ W)
     assert not pending.Test(), "it took a message of ours"
+    WORLD.Barrier()  # nobody sends before all have looked
     sent = WORLD.Isend(np.full(3, float(WORLD.rank)), (WORLD.rank + 1) % 4, tag=11)
     pending.Wait()
     sent.Wait()

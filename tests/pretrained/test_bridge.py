@@ -160,7 +160,7 @@ for name in names:
     report = load(step, model.architecture, f"{folder}/{name}")
     held = sum(b.nbytes for x in step.variables.blocks.values() for b in x.values())
     assert report.bytes_read == held, (report.bytes_read, held)
-    found = np.asarray(step(feeds_of(model))["logits"])
+    found = step(feeds_of(model))["logits"].numpy()
     if step.mesh.rank == 0:
         np.save(f"{folder}/{name}-{layout}.npy", found)
     save(step, model.architecture, f"{folder}/{name}-{layout}", max_shard_bytes=3000,

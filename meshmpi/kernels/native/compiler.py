@@ -118,14 +118,22 @@ def _accepts(command: tuple[str, ...]) -> bool:
     return True
 
 
-def _run(command: list[str], seconds: float) -> str:
+def _run(command: list[str], seconds: float, folder: Path | None = None) -> str:
     """What the command printed.
+
+    Args:
+        command: The command.
+        seconds: The longest that it may take.
+        folder: Where it keeps temporary files, which go with the folder also if it is killed.
 
     Raises:
         CompilerError: It could not be started, failed or took too long.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        environment = None if folder is None else {**os.environ, "TMPDIR": str(folder)}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise CompilerError(
             f"the C compiler did not run: {e}.", "Set MESHMPI_CC, or use kernels='numpy'."
@@ -237,6 +245,6 @@ def _build(source: str, library: Path, command: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         c, out = Path(folder, library.stem + ".c"), Path(folder, library.name)
         c.write_text(source)
-        _run([*command, str(c), "-o", str(out), "-lm"], BUILD_SECONDS)
+        _run([*command, str(c), "-o", str(out), "-lm"], BUILD_SECONDS, Path(folder))
         os.replace(c, library.with_suffix(".c"))
         os.replace(out, library)
