@@ -46,7 +46,10 @@ class EventWriter:
         from tensorboardX import SummaryWriter
 
         purge = first_step if first_step > 1 else None
-        self._writer: Any = SummaryWriter(str(Path(folder, FOLDER)), purge_step=purge)
+        # A file's name tells the second: parts of a run that begin in the same one need another.
+        self._writer: Any = SummaryWriter(
+            str(Path(folder, FOLDER)), purge_step=purge, filename_suffix=f".from-{first_step}"
+        )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes the numbers of a record; what is no number is left out."""
