@@ -98,10 +98,8 @@ class _Trials:
         try:
             checkpoint.load(self.good, reader)
         except CheckpointError:
-            pass
-        else:
-            return "was loaded"
-        return "" if fingerprint(reader) == before else "variables were overwritten"
+            return "" if fingerprint(reader) == before else "variables were overwritten"
+        return "was loaded"
 
     def _good(self, reader) -> str:
         checkpoint.load(self.good, reader)
