@@ -175,13 +175,8 @@ def launch_command(
     if job is not None or (n == 1 and mpi is None and not launcher_options and not hosts):
         return program, variables
     launcher = find_launcher(mpi)
-    fits = local_ranks * each <= cores.physical
-    batch = any(name in variables for name in _BATCH_JOBS)
-    if batch and launcher.kind == "openmpi" and each > 1:
-        fits = False  # Open MPI 5 counts slots, not processors, there (open-mpi/ompi#13426)
     if bind == "auto":
-        # With part of a machine only, a launcher may bind to cores that belong to others.
-        bind = "core" if fits and (cores.whole_machine or batch) else "none"
+        bind = "core" if _own_cores(launcher, cores, local_ranks, each, variables) else "none"
     # A hostfile among the options may name other hosts.
     one_host = nodes == 1 and not launcher_options and not hosts
     _prepare(variables, launcher, n, crowded=local_ranks > cores.logical, one_host=one_host)
@@ -191,6 +186,17 @@ def launch_command(
     if recover:
         options += _recovering(launcher)
     return [launcher.path, "-n", str(n), *options, *launcher_options, *program], variables
+
+
+def _own_cores(
+    launcher: Launcher, cores: Cores, ranks: int, threads: int, variables: Mapping[str, str]
+) -> bool:
+    """Whether every rank of a host can be bound to cores of its own."""
+    batch = any(name in variables for name in _BATCH_JOBS)
+    if batch and launcher.kind == "openmpi" and threads > 1:
+        return False  # Open MPI 5 counts slots, not processors, there (open-mpi/ompi#13426)
+    # With part of a machine only, a launcher may bind to cores that belong to others.
+    return ranks * threads <= cores.physical and (cores.whole_machine or batch)
 
 
 def _nodes(variables: Mapping[str, str]) -> int:
@@ -366,20 +372,27 @@ def launch(
         signals.begin(process)
         if hosts or launcher_options or _nodes(variables) > 1:
             launcher_links.watch(process)
-        try:
-            out, err = process.communicate(timeout=timeout_seconds)
-        except subprocess.TimeoutExpired:
-            stop_session(process)
-            out, err = process.communicate()
-            note = f"meshmpi: stopped after the time limit of {timeout_seconds:g} s\n"
-            if capture_output:
-                err += note
-            else:
-                sys.stderr.write(note)
-            return subprocess.CompletedProcess(command, TIMED_OUT, out, err)
-        except BaseException:
-            stop_session(process)
-            raise
+        return _ended(process, command, timeout_seconds)
+
+
+def _ended(
+    process: subprocess.Popen[str], command: list[str], seconds: float | None
+) -> subprocess.CompletedProcess[str]:
+    """Waits for the end of a job, so long at most; nothing of it runs on."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        stop_session(process)
+        out, err = process.communicate()
+        note = f"meshmpi: stopped after the time limit of {seconds:g} s\n"
+        if err is None:  # it was passed through
+            sys.stderr.write(note)
+        else:
+            err += note
+        return subprocess.CompletedProcess(command, TIMED_OUT, out, err)
+    except BaseException:
+        stop_session(process)
+        raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
