@@ -3,6 +3,10 @@
 All ranks of a mesh measure at the same time, since that is how a program uses them: cores share
 memory and caches.  The kernels are those that programs run.  What ranks found differs; the slowest
 counts, as it does in a step.
+
+Where ranks outnumber the cores of their host, a short measurement has a core for itself or none at
+all, as the scheduler's time slices fall.  What ranks compute is then timed by their own processor
+time and multiplied by the ranks on a core; what they lose by taking turns is in the waits.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from meshmpi.kernels.native import available
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.sources import get_variable
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from, rounds
+from meshmpi.runtime.cores import cgroup_quota
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from meshmpi.windows import Exchange
 
@@ -42,6 +47,8 @@ _CHAIN = 4  # functions one after the other
 WORK_SECONDS: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
 """Between two collectives, when it is measured how long ranks wait for one another."""
 _SECONDS = 0.004  # of one measurement, at least: longer than a clock's and a barrier's error
+_SLICE_SECONDS = 0.003  # for which Linux lets a process compute before another has its turn
+_TURNS = 10  # of which a measurement sees so many, at least
 Say = Callable[[str], None]
 
 _CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -97,13 +104,23 @@ class _Probe:
         self.product_sizes, self.most_bytes = PRODUCT_SIZES, max(MEMORY_BYTES)
         self.work_seconds = WORK_SECONDS
         self.alone = mesh.size == 1
+        self.sharing = 1.0 if self.alone else max(mesh.comm.allgather(_ranks_on_a_core(mesh.comm)))
         names = blas.available(True)
         self.library = blas.agree([names] if self.alone else mesh.comm.allgather(names))
 
     # ---- clocks ----------------------------------------------------------------------------
 
-    def seconds(self, call: Callable[[], Any], within: float = _SECONDS) -> float:
-        """Seconds of one call on the slowest rank, all ranks calling at the same time."""
+    def seconds(self, call: Callable[[], Any]) -> float:
+        """Seconds of one call that computes, on the slowest rank, while all ranks call."""
+        clock = time.thread_time if self.sharing > 1.0 else time.perf_counter
+        return self.sharing * self._slowest(self._median(call, clock, _SECONDS))
+
+    def together(self, call: Callable[[], Any]) -> float:
+        """Seconds of one call in which ranks wait for each other."""
+        within = _SECONDS if self.sharing == 1.0 else _TURNS * _SLICE_SECONDS
+        return self._slowest(self._median(call, time.perf_counter, within))
+
+    def _median(self, call: Callable[[], Any], clock: Callable[[], float], within: float) -> float:
         call()
         began = time.perf_counter()
         call()
@@ -112,11 +129,11 @@ class _Probe:
         found = []
         for _ in range(self.repeats):
             self._meet()
-            began = time.perf_counter()
+            began = clock()
             for _ in range(count):
                 call()
-            found.append((time.perf_counter() - began) / count)
-        return self._slowest(statistics.median(found))
+            found.append((clock() - began) / count)
+        return statistics.median(found)
 
     def _slowest(self, seconds: float) -> float:
         return seconds if self.alone else max(self.mesh.comm.allgather(seconds))
@@ -167,7 +184,7 @@ class _Probe:
 
     def call(self) -> float:
         """Seconds of an instruction that has next to nothing to do."""
-        return self.seconds(_loop(4, lambda x, y: ew.add(x, y)), within=1e-3)
+        return self.seconds(_loop(4, lambda x, y: ew.add(x, y)))
 
     def memory_bytes(self) -> int:
         """Physical memory of this host, shared by its ranks."""
@@ -180,25 +197,39 @@ class _Probe:
     def waits(self) -> Curve | None:
         """Seconds that ranks wait for the slowest, by the seconds that each computed before.
 
-        Noise of the machine, and where ranks share cores the time slices of the others.
+        Noise of the machine, and where ranks share cores the time slices of the others.  What
+        computing takes is timed in the same loops: a machine drifts from one second to the next.
         """
         if self.alone:
             return None
         self.say("waiting for one another ...")
         meet = self.mesh.bound_all_reduce(np.zeros(16, np.float32), self.mesh.shape.names)
-        product, points = self._product(np.dtype(np.float32), 1, 64, 64, 64), []
-        once, meeting = self.seconds(product), self.seconds(meet)
-        for work in self.work_seconds:
-            count = max(1, round(work / once))
+        product = self._product(np.dtype(np.float32), 1, 64, 64, 64)
+        once, meeting = self.seconds(product), self.together(meet)
+        points = []
+        for count in sorted({max(1, round(work / once)) for work in self.work_seconds}):
+            waited = self._waited(product, count, meet, count * once) - meeting
+            points.append((count * once, max(1e-9, waited)))
+        return Curve(tuple(points))
 
-            def compute(count: int = count) -> None:
+    def _waited(
+        self, product: Callable[[], Any], count: int, meet: Callable[[], Any], work: float
+    ) -> float:
+        """Seconds of a round of ``count`` products and a meeting, beyond those of the products."""
+        clock = time.thread_time if self.sharing > 1.0 else time.perf_counter
+        times, found = max(5, math.ceil(_TURNS * 2 * _SLICE_SECONDS / work)), []
+        for _ in range(self.repeats):
+            self._meet()
+            computed, began = 0.0, time.perf_counter()
+            for _ in range(times):
+                own = clock()
                 for _ in range(count):
                     product()
-
-            apart = self.seconds(compute, within=10 * work)
-            together = self.seconds(lambda: (compute(), meet()), within=10 * work)
-            points.append((work, max(1e-9, together - apart - meeting)))
-        return Curve(tuple(points))
+                computed += clock() - own
+                meet()
+            whole = self._slowest(time.perf_counter() - began)
+            found.append((whole - self.sharing * self._slowest(computed)) / times)
+        return statistics.median(found)
 
     # ---- collectives -------------------------------------------------------------------------
 
@@ -220,13 +251,24 @@ class _Probe:
             rows = []
             for size in (b for b in MESSAGE_BYTES if b <= self.most_bytes):
                 elements = -(-size // (4 * n)) * n
-                rows.append((n, 4 * elements, self.seconds(bound(elements))))
+                rows.append((n, 4 * elements, self.together(bound(elements))))
             measured[kind] = rows
         short, long = measured["all_reduce"][0], measured["all_reduce"][-1]
         return Network(
             short[2] / rounds("all_reduce", n), bytes_sent("all_reduce", long[1], 1, n) / long[2],
             measured,
         )  # fmt: skip
+
+
+def _ranks_on_a_core(comm: Any) -> float:
+    """How many ranks of this host share one of its processors; at least 1."""
+    host = os.uname().nodename
+    masks = comm.allgather((host, os.sched_getaffinity(0)))
+    mine = [mask for name, mask in masks if name == host]
+    processors, quota = len(set().union(*mine)), cgroup_quota()
+    if quota is not None:
+        processors = min(processors, max(1, int(quota)))
+    return max(1.0, len(mine) / processors)
 
 
 def _matmul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Callable[[], Any]:

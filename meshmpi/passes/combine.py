@@ -18,7 +18,8 @@ Key = tuple[Axes, str, str]
 def combine(program: Program, alone_bytes: int = ALONE_BYTES) -> Program:
     """Delays an all_reduce until its result is needed and sends those that wait together.
 
-    Only reductions over the same axes, with the same op and data type, share a message.
+    Only reductions over the same axes, with the same op and data type, share a message.  Those over
+    axes of one rank send none, and are not copied into one.
     """
     out: list[Instruction] = []
     waiting: dict[Key, list[Instruction]] = {}
@@ -35,7 +36,8 @@ def combine(program: Program, alone_bytes: int = ALONE_BYTES) -> Program:
             k for k, g in waiting.items() if any(v in w.outputs for w in g for v in i.inputs)
         ]:
             flush(key)
-        if i.kind != "all_reduce" or size(i) >= alone_bytes:
+        sent = i.kind == "all_reduce" and program.mesh.count(i.attrs["axes"]) > 1
+        if not sent or size(i) >= alone_bytes:
             out.append(i)
             continue
         key = (i.attrs["axes"], i.attrs["op"], program.types[i.inputs[0]].dtype)

@@ -1,16 +1,16 @@
 """How long a step takes, predicted from its program and the description of a machine.
 
 The time of an instruction is that of its bottleneck: products run at the measured rate of their
-shape, loops over memory at that of their bytes or of their arithmetic, collectives as the network
-was measured; in these, ranks also wait for one another.  Instructions of a rank follow each other,
-reductions in the background but for what is waited for.  Sees programs and numbers only; nothing
-is run.
+shape, loops over memory at that of their arithmetic or of the caches that still hold their data,
+collectives as the network was measured; in these, ranks also wait for one another.  Instructions of
+a rank follow each other, reductions in the background but for what is waited for.  Sees programs
+and numbers only; nothing is run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,11 +19,15 @@ from meshmpi.flops import local_flops
 from meshmpi.loops import extents_in, iteration_counts, loop_types
 from meshmpi.passes.memory import Sharing
 from meshmpi.planner.machine import Machine
+from meshmpi.planner.reuse import Touched, reuse_distances
 from meshmpi.program import COLLECTIVES, Instruction, LocalType, Program, Source
 from meshmpi.scalar import ITEM_BYTES
 
 FREE_KINDS = ("feed", "read", "view")
 """Kinds that do nothing when a step runs."""
+_READ, _WRITTEN = 0.75, 1.5
+"""Bytes moved, of one read (or written to where it was read) and of one written elsewhere, whose
+cache line is read before; as shares of one byte of z = x + y, by which memory is measured."""
 _STRIDED = 3.0
 """A transpose touches memory this many times as slowly as a copy.  Status: assumption."""
 _RANKING = 30.0
@@ -139,8 +143,9 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
         ConfigError: The machine has no network for an axis over which the program communicates.
     """
     clock, met, timings, background = 0.0, 0.0, list[Timing](), _Background()
-    timer, sharing = _Timer(program, machine), Sharing(program)
-    for i in program.instructions:
+    sharing = Sharing(program)
+    timer = _Timer(program, machine, sharing)
+    for n, i in enumerate(program.instructions):
         if i.kind in FREE_KINDS or _in_place(i, sharing):
             continue
         if i.kind == "wait":
@@ -149,7 +154,7 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
             background.start(i.outputs[0], clock, timer.collective(i))
             found = Timing(i, machine.call, "calls")
         else:
-            found = timer.timing(i)
+            found = timer.timing(n, i)
             if i.kind in COLLECTIVES and program.mesh.count(i.attrs["axes"]) > 1:
                 waited = machine.wait(clock - met)
                 found = Timing(i, found.seconds + waited, "network")
@@ -192,20 +197,32 @@ def _in_place(i: Instruction, sharing: Sharing) -> bool:
 class _Timer:
     """Times of single instructions on the largest blocks."""
 
-    def __init__(self, program: Program, machine: Machine):
-        self.program, self.machine = program, machine
+    def __init__(self, program: Program, machine: Machine, sharing: Sharing):
+        self.program, self.machine, self.sharing = program, machine, sharing
         self.origin = dict.fromkeys(program.mesh.names, 0)
+        self.sizes: dict[int, Sizes] = {}
+        for v, t in program.types.items():
+            extents = t.local_sizes(program.mesh, self.origin)
+            self.sizes[v] = dict(zip(t.shape.names, extents, strict=True))
+        self.touched = [
+            [] if i.kind in FREE_KINDS or _in_place(i, sharing) else self._touched(i)
+            for i in program.instructions
+        ]
+        self.distances = reuse_distances(program, sharing, self.touched)
 
-    def timing(self, i: Instruction) -> Timing:
+    def timing(self, n: int, i: Instruction) -> Timing:
+        """Of instruction i, number n of the program."""
         if i.kind in COLLECTIVES:
             return Timing(i, self.collective(i) + self.machine.call, "network")
         if i.kind == "loop":
-            arithmetic, memory = self._loop(i)
+            arithmetic = self._loop(i)
         else:
             types = {**self.program.types, **i.inner_types()}
-            sizes = {v: self._extents(types[v]) for v in self._values(i)}
+            sizes = {v: self._extents(v, types[v]) for v in self._values(i)}
             arithmetic = sum(self._arithmetic(one, types, sizes) for one in i.leaves())
-            memory = self._memory(i, types, sizes)
+        memory = self._memory(n, i)
+        if i.kind in ("contract", "conv"):  # one after the other: operands are copied first
+            arithmetic, memory = arithmetic + memory, 0.0
         longest = max(arithmetic, memory)
         if longest < self.machine.call:
             return Timing(i, longest + self.machine.call, "calls")
@@ -230,19 +247,20 @@ class _Timer:
         found = [v for one in i.leaves() for v in (*one.inputs, *one.outputs)]
         return list(dict.fromkeys([*i.inputs, *i.outputs, *found]))
 
-    def _extents(self, t: LocalType) -> dict[str, int]:
+    def _extents(self, v: int, t: LocalType) -> Sizes:
+        if v in self.sizes:
+            return self.sizes[v]
         sizes = t.local_sizes(self.program.mesh, self.origin)
         return dict(zip(t.shape.names, sizes, strict=True))
 
-    def _loop(self, i: Instruction) -> tuple[float, float]:
-        """Arithmetic of all iterations; memory of what is read and written outside."""
+    def _loop(self, i: Instruction) -> float:
+        """Arithmetic of all iterations."""
         types, arithmetic = loop_types(i, self.program), 0.0
         for count, ranges in iteration_counts(i, self.program, self.origin):
             sizes = {v: extents_in(t.shape, ranges) for v, t in types.items()}
             once = sum(self._arithmetic(one, types, sizes) for one in i.leaves())
             arithmetic += count * once
-        outside = {v: self._extents(types[v]) for v in (*i.inputs, *i.outputs)}
-        return arithmetic, self._traffic(i, types, outside)
+        return arithmetic
 
     def _arithmetic(
         self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]
@@ -287,42 +305,46 @@ class _Timer:
         """As the product of its patches: positions x (window and channels) x channels."""
         program = self.program
         flops = local_flops(i, program, self.origin)
-        y = _count(self._extents(program.types[i.outputs[0]]))
+        y = _count(self.sizes[i.outputs[0]])
         if not y or not flops:
             return 0.0
         slid = [s.w for s in i.attrs["slides"]]
-        b, made = self._extents(program.types[i.inputs[1]]), program.types[i.outputs[0]].shape
+        b, made = self.sizes[i.inputs[1]], program.types[i.outputs[0]].shape
         n = math.prod(size for d, size in b.items() if d not in slid and made.find(d) >= 0)
         k = max(1, flops // (2 * y))
         rate = self.machine.product_rate(program.types[i.inputs[0]].dtype, y // max(n, 1), n, k)
         patches = ITEM_BYTES[program.types[i.inputs[0]].dtype] * 2 * k * (y // max(n, 1))
         return flops / rate + patches / self.machine.memory(patches)
 
-    def _memory(
-        self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]
-    ) -> float:
-        """Seconds to read and write the values of an instruction, once each."""
-        if i.kind in ("contract", "conv"):
-            return 0.0  # in the measured rate
-        return self._traffic(i, types, sizes)
-
-    def _traffic(
-        self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]
-    ) -> float:
-        values: Sequence[int] = list(dict.fromkeys((*i.inputs, *i.outputs)))
-        if i.kind == "gather":  # only the rows that are hit are read
-            values = [i.outputs[0], i.outputs[0], i.inputs[1]]
-        elif i.kind == "scatter_add":
-            values = [*i.inputs, i.outputs[0], i.inputs[0]]
-        elif i.kind in ("slice", "take_shard"):
-            values = [i.outputs[0], i.outputs[0]]
+    def _touched(self, i: Instruction) -> Touched:
+        """Values that an instruction reads and writes, once each, and how many bytes of them."""
+        if i.kind == "wait":
+            return []
+        own = {v: self._bytes(v) for v in (*i.inputs, *i.outputs)}
+        if i.kind in ("slice", "take_shard", "gather"):  # only what is taken is read
+            own[i.inputs[0]] = own[i.outputs[0]]
+        elif i.kind == "scatter_add":  # rows are added to what was set to zero before
+            own[i.outputs[0]] += own[i.inputs[0]]
         elif i.kind == "write":
-            values = [i.inputs[0], i.inputs[0]]
-        touched = sum(ITEM_BYTES[types[v].dtype] * _count(sizes[v]) for v in values)
-        if not touched:
-            return 0.0
-        slow = _STRIDED if i.kind == "transpose" else 1.0
-        return slow * touched / self.machine.memory(touched)
+            own[i.inputs[0]] *= 2
+        return list(own.items())
+
+    def _bytes(self, v: int) -> int:
+        return ITEM_BYTES[self.program.types[v].dtype] * _count(self.sizes[v])
+
+    def _memory(self, n: int, i: Instruction) -> float:
+        """Seconds to read and write the values of an instruction from where they are."""
+        touched, distances, rate = self.touched[n], self.distances[n], self.machine.memory
+        if i.kind in ("contract", "conv"):  # the measured rate holds for operands in a cache
+            own = sum(size for _, size in touched)
+            found = sum(size / rate(distances[v]) for v, size in touched if size)
+            return max(0.0, found - own / rate(own)) if own else 0.0
+        read = {self.sharing.root(v) for v in i.inputs}
+        seconds = 0.0
+        for v, size in touched:
+            fresh = v in i.outputs and self.sharing.root(v) not in read
+            seconds += (_WRITTEN if fresh else _READ) * size / rate(distances[v]) if size else 0.0
+        return _STRIDED * seconds if i.kind == "transpose" else seconds
 
 
 def _count(sizes: Sizes) -> int:

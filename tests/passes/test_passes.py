@@ -200,6 +200,18 @@ def test_small_reductions_travel_together_and_keep_their_order():
     assert bytes_moved(p) == bytes_moved(h.program())
 
 
+def test_reductions_over_axes_of_one_rank_are_not_copied_into_one():
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", "batch:4;a:3;b:5")
+        fetches = [mm.reduce_sum(x, reduced_dim=d) for d in (["batch", "a"], ["batch", "b"])]
+
+    def inputs(mesh):
+        program = mm.plan(graph, mesh, "batch:all", fetches=fetches).program
+        return [len(i.inputs) for i in program.instructions if i.kind == "all_reduce"]
+
+    assert inputs("all:2") == [2] and inputs("all:1") == [1, 1]
+
+
 def test_dead_and_repeated_code_goes():
     h = Hand()
     x = h.feed("x", t("a/rows b"))

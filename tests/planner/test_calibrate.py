@@ -1,5 +1,8 @@
 """Calibration: on one rank, and on two under mpirun; what it writes is a machine."""
 
+import os
+import time
+
 import pytest
 
 import meshmpi as mm
@@ -43,7 +46,9 @@ def test_ranks_under_mpirun_measure_every_set_of_axes(tmp_path):
             "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift",
         }  # fmt: skip
         assert all(r == ranks for rows in network.measured.values() for r, _, _ in rows)
-    assert machine.waits is not None and [s for s, _ in machine.waits.points] == [1e-4, 1e-3]
+    assert machine.waits is not None
+    computed = [s for s, _ in machine.waits.points]
+    assert computed == sorted(set(computed)) and computed
     assert "4 ranks" in machine.origin and machine.memory_bytes > 0
 
 
@@ -56,3 +61,39 @@ def test_what_was_measured_here_is_found_by_its_mesh(tmp_path, monkeypatch):
     assert find_machine("", mm.MeshShape("rows:6")) is None
     with pytest.raises(ConfigError, match="no machine 'missing'"):
         find_machine("missing", mesh)
+
+
+class Masks:
+    """A communicator whose ranks are (host, processors they may use)."""
+
+    def __init__(self, *masks):
+        self.masks = [(host or os.uname().nodename, set(mask)) for host, mask in masks]
+
+    def allgather(self, mine):
+        return self.masks
+
+
+@pytest.mark.parametrize(
+    "masks, quota, shared",
+    [
+        ([("", {0, 1}), ("", {0, 1})], None, 1.0),
+        ([("", {0, 1})] * 4, None, 2.0),
+        ([("", {0}), ("", {1})], None, 1.0),  # bound, each to its own
+        ([("", {0, 1}), ("", {0, 1}), ("other", {0})], None, 1.0),
+        ([("", {0, 1})] * 3, None, 1.5),
+        ([("", {0, 1, 2, 3})] * 4, 2.0, 2.0),
+        ([("", {0, 1, 2, 3})], None, 1.0),
+    ],
+)
+def test_ranks_on_a_core_are_those_of_this_host(monkeypatch, masks, quota, shared):
+    monkeypatch.setattr(module, "cgroup_quota", lambda: quota)
+    assert module._ranks_on_a_core(Masks(*masks)) == shared
+
+
+def test_processor_time_counts_for_all_ranks_of_a_core(small):
+    """What sleeps does not compute: only the wall clock sees it."""
+    probe = module._Probe(mm.SimulatedMesh("all:1"), 1, print)
+    assert probe.seconds(lambda: time.sleep(2e-3)) >= 2e-3
+    probe.sharing = 2.0
+    assert probe.seconds(lambda: time.sleep(2e-3)) < 2e-3
+    assert probe.together(lambda: time.sleep(2e-3)) >= 2e-3

@@ -78,7 +78,7 @@ def test_wide_models_are_split_and_large_batches_too():
         return found.best.layout
 
     assert best(4096, 8, 8) == "batch:rows"
-    assert best(4, 64, 512) == "hidden:rows"
+    assert best(4, 64, 2048) == "hidden:rows"
 
 
 def test_memory_limits_reject_with_bytes_and_find_storage_in_parts():

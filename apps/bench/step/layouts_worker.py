@@ -1,6 +1,7 @@
 """Runs one model in many layouts on the ranks of this job, beside their predicted times.
 
-The machine is calibrated in the same job, just before: a machine drifts.  Rank 0 tells the rows.
+A machine drifts: it is calibrated in the same job, and that and all layouts take turns in several
+rounds.  The median of all steps counts, and the mean of the predictions.  Rank 0 tells the rows.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from meshmpi.train.model import build_training_graph
 from meshmpi.train.settings import transformer_config
 
 WARMING = 2
+ROUNDS = 3
 
 
 def chosen(found: list[Candidate], count: int) -> list[Candidate]:
@@ -48,8 +51,8 @@ def with_storage(found: list[Candidate], work: Work) -> list[Candidate]:
     return out
 
 
-def measured(step: Any, sizes: Sizes, steps: int) -> float:
-    """Median seconds of a step on the slowest rank."""
+def measured(step: Any, sizes: Sizes, steps: int) -> list[float]:
+    """Seconds of so many steps, each on the slowest rank."""
     rng = np.random.default_rng(0)
     feeds = {
         n: rng.integers(0, sizes.vocab, t.shape.sizes).astype(np.int32)
@@ -62,11 +65,40 @@ def measured(step: Any, sizes: Sizes, steps: int) -> float:
         step(feeds)
         if k >= WARMING:
             seconds.append(max(step.mesh.comm.allgather(time.perf_counter() - began)))
-    return statistics.median(seconds)
+    return seconds
+
+
+def rows_of(options: argparse.Namespace, mesh: mm.Mesh) -> list[list[Any]]:
+    """Layout, measured and predicted seconds, first guess and bound, of each.  Collective."""
+    sizes = Sizes(*options.sizes)
+    asked = settings(sizes)
+    built = build_training_graph(asked, transformer_config(asked.model, 1))
+    work = digest(built.graph, [built.loss], built.updates)
+    taken, told = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    layouts, about = list[Candidate](), dict[str, list[Any]]()
+    for _ in range(ROUNDS):
+        machine = mesh.comm.bcast(calibrate(mesh, repeats=options.repeats, quick=options.quick))
+        if not layouts:
+            found = with_storage(candidates(work, mesh.shape, machine), work)
+            layouts = chosen(found, options.layouts)
+        for c in layouts:
+            step = mm.compile(
+                built.graph, mesh, c.text, fetches=[built.loss], updates=built.updates,
+                overlap=False, storage=c.storage_text or None,
+            )  # fmt: skip
+            name = c.text + (f", stored {c.storage_text}" if c.storage else "")
+            predicted = mm.predict_time(step.program, machine)
+            taken[name] += measured(step, sizes, options.steps)
+            told[name].append(predicted.seconds)
+            about[name] = [c.guess, predicted.bound]
+    return [
+        [name, statistics.median(taken[name]), statistics.fmean(told[name]), *about[name]]
+        for name in taken
+    ]
 
 
 def main() -> None:
-    """Calibrates, then runs the layouts."""
+    """Runs the layouts on the mesh of this job."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="+", required=True)
     parser.add_argument("--mesh", default="rows:2")
@@ -75,21 +107,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="calibrate roughly")
     options = parser.parse_args()
-    sizes, mesh = Sizes(*options.sizes), mm.Mesh(options.mesh)
-    machine = mesh.comm.bcast(calibrate(mesh, repeats=options.repeats, quick=options.quick))
-    asked = settings(sizes)
-    built = build_training_graph(asked, transformer_config(asked.model, 1))
-    work = digest(built.graph, [built.loss], built.updates)
-    rows = []
-    for c in chosen(with_storage(candidates(work, mesh.shape, machine), work), options.layouts):
-        step = mm.compile(
-            built.graph, mesh, c.text, fetches=[built.loss], updates=built.updates, overlap=False,
-            storage=c.storage_text or None,
-        )  # fmt: skip
-        predicted = mm.predict_time(step.program, machine)
-        seconds = measured(step, sizes, options.steps)
-        name = c.text + (f", stored {c.storage_text}" if c.storage else "")
-        rows.append([name, seconds, predicted.seconds, c.guess, predicted.bound])
+    mesh = mm.Mesh(options.mesh)
+    rows = rows_of(options, mesh)
     emit(rank=mesh.rank, rows=rows if mesh.rank == 0 else [])
 
 
