@@ -18,6 +18,7 @@ PARTS = {
     "writes": "write, fsync, rename, open that fail while a checkpoint is saved; full disks",
     "reshard": "checkpoints of every layout read in every other layout",
     "kills": "SIGKILL of a random rank at a random time, also inside a save",
+    "trainer_kills": "SIGKILL of a random rank of `meshmpi train`, resumed until it has finished",
     "faults": "ranks that raise, leave, diverge or give other arguments",
     "signals": "SIGTERM and SIGUSR1 on any rank at any time",
     "hosts": "several hosts: link cut, host killed, packets dropped (needs root)",

@@ -1,8 +1,9 @@
 """A training whose every state is known: sums of small integers, exact on any number of ranks.
 
 ``python -m apps.soak.counting FOLDER`` goes on from the newest checkpoint in ``FOLDER/checkpoints``
-and saves after every other step.  It tells, outside of that folder, which checkpoints it has
-committed and whether it is inside a save, so that whoever kills it knows what must be there.
+and saves after every other step, at once or beside the next steps.  It tells, outside of that
+folder, which checkpoints it has committed and whether it is inside a save, so that whoever kills it
+knows what must be there.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ import numpy as np
 
 import meshmpi as mm
 from meshmpi import checkpoint
+from meshmpi.checkpoint import BackgroundSaver
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.world import world_size
 
 BATCH, WIDTH, DEPTH = 6, 37, 211
 SAVE_EVERY, KEEP = 2, 2
+WAIT_EVERY = 8 * SAVE_EVERY
+"""A save in the background that is due is left out while another is being written; after so many
+steps it is waited for instead.  Thus steps run during saves, and some saves are waited for."""
 STATE = struct.Struct("<qqq")
 """Of each rank, in a file of its own: process, saves begun, saves ended."""
 
@@ -109,7 +114,47 @@ class Teller:
                 log.write(f"{' '.join(names)}\n")
 
 
-def run(folder: Path, ranks: int, steps: int) -> None:
+class Saves:
+    """Saves at once or in the background, and tells of it.  All methods are collective.
+
+    Args:
+        checkpoints: Their folder.
+        store: ``step.variables``.
+        tell: Told of each save.
+        background: Whether the next steps run meanwhile.
+    """
+
+    def __init__(self, checkpoints: Path, store: Any, tell: Teller, background: bool) -> None:
+        self._checkpoints, self._store, self._tell = checkpoints, store, tell
+        self._saver = BackgroundSaver(checkpoints, store, KEEP) if background else None
+
+    def after(self, done: int) -> None:
+        """After each step: notes a save that has ended, begins one that is due."""
+        if self._saver is not None:
+            self._note(self._saver.poll())
+        if done % SAVE_EVERY:
+            return
+        if self._saver is None:
+            self._tell.saving()
+            self._note(checkpoint.save(self._checkpoints, self._store, done, {}, KEEP))
+        elif not self._saver.pending or done % WAIT_EVERY == 0:
+            self._note(self._saver.wait())
+            self._tell.saving()
+            self._saver.start(done, {})
+
+    def end(self) -> None:
+        """Waits for what is being written."""
+        if self._saver is not None:
+            self._note(self._saver.wait())
+
+    def _note(self, path: Path | None) -> None:
+        """Tells of a checkpoint that is whole.  Now, and only now, nothing is being written."""
+        if path is not None:
+            self._tell.saved(int(path.name.removeprefix("step-")))
+            self._tell.litter(self._checkpoints)
+
+
+def run(folder: Path, ranks: int, steps: int, background: bool) -> None:
     """Trains and saves; on rank 0 of a mesh, or all of them."""
     mesh, checkpoints = mm.Mesh(f"all:{ranks}"), folder / "checkpoints"
     tell = Teller(folder, mesh.rank)
@@ -117,16 +162,13 @@ def run(folder: Path, ranks: int, steps: int) -> None:
     # Rank 0 looks and tells: another might see what rank 0 has cleared away meanwhile.
     if from_first(mesh, lambda: bool(checkpoint.find(checkpoints))):
         done = checkpoint.load_newest(checkpoints, step.variables)[0].step
-    last = done + steps
+    saves, last = Saves(checkpoints, step.variables, tell, background), done + steps
     while done < last:
         x, y = feeds(done)
         step(x=x, y=y)
         done += 1
-        if done % SAVE_EVERY == 0:
-            tell.saving()
-            checkpoint.save(checkpoints, step.variables, done, {}, KEEP)
-            tell.saved(done)
-            tell.litter(checkpoints)
+        saves.after(done)
+    saves.end()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,8 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m apps.soak.counting", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=10**6, help="to do from here on")
+    parser.add_argument("--background", action="store_true", help="save beside the next steps")
     options = parser.parse_args(arguments)
-    run(options.folder, world_size(), options.steps)
+    run(options.folder, world_size(), options.steps, options.background)
     return 0
 
 

@@ -2,8 +2,8 @@
 
 After each kill the newest checkpoint must be readable, bit-equal to what a training without kills
 has at that step, and not older than the last one that the killed job had been told of; each start
-goes on from it.  Nothing may be left behind: half-written checkpoints, shared memory, temporary
-files, processes.
+goes on from it.  Every other job saves in the background.  Nothing may be left behind: half-written
+checkpoints, shared memory, temporary files, processes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -50,95 +51,110 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Iterator[Row]:
-    """Kills; a row for each number of ranks and kind of time."""
+    """Kills; rows for each number of ranks, for each kind of time."""
     kills = options.kills or (20 if options.quick else 1000)
     inside = options.inside if options.inside is not None else (5 if options.quick else 200)
-    shares = {options.ranks: 1.0} if options.ranks else RANKS
     draw = random.Random(options.seed)
-    for ranks, share in shares.items():
+    for ranks, share in shares(options.ranks).items():
         with Chain(ranks, draw) as chain:
-            wanted = round(inside * share)
-            while len(chain.inside) < wanted:
+            wanted = max(round(inside * share / 2), int(inside > 0))
+            while any(len(found) < wanted for found in chain.inside.values()):
                 chain.kill_inside_a_save()
-            rest = max(round(kills * share) - len(chain.inside) - len(chain.anywhere), 1)
-            for _ in range(rest):
+            done = len(chain.anywhere) + sum(map(len, chain.inside.values()))
+            for _ in range(max(round(kills * share) - done, 2)):
                 chain.kill_at_any_time()
-            chain.finish()
+            for background in (False, True):
+                chain.finish(background)
             plural = "s" if ranks > 1 else ""
-            yield chain.row(f"SIGKILL inside a save, {ranks} rank{plural}", chain.inside)
-            yield chain.row(f"SIGKILL at any time, {ranks} rank{plural}", chain.anywhere)
-            yield Row(
-                f"end without a kill, {ranks} rank{plural}", 1, int(not chain.left),
-                chain.left or f"{chain.newest} steps in all",
+            for background, trials in chain.inside.items() if wanted else ():
+                how = " in the background" if background else ""
+                yield row(f"SIGKILL inside a save{how}, {ranks} rank{plural}", trials)
+            beside = [t for t in chain.anywhere if t.background]
+            yield row(
+                f"SIGKILL at any time, {ranks} rank{plural}", chain.anywhere,
+                f"{len(beside)} of jobs that save in the background, of these"
+                f" {sum(t.inside for t in beside)} inside a save",
             )  # fmt: skip
+            yield row(
+                f"end without a kill, {ranks} rank{plural}", chain.ends,
+                f"{chain.newest} steps in all",
+            )  # fmt: skip
+
+
+def shares(ranks: int | None) -> dict[int, float]:
+    """Ranks -> share of the trials, where one number of them may be asked for."""
+    return {ranks: 1.0} if ranks else RANKS
 
 
 @dataclass
 class Trial:
-    """What came of one kill.
+    """What came of one kill, or of a job that nobody kills.
 
     Attributes:
         found: Step of the newest checkpoint; 0 for none.
         committed: Step of the last one the job had reported.
         problem: What was wrong, or empty.
+        background: Whether the job saved in the background.
+        inside: Whether the killed rank was inside a save.
     """
 
     found: int
     committed: int
     problem: str
+    background: bool = False
+    inside: bool = False
+
+
+def row(what: str, trials: Sequence[Trial], note: str = "") -> Row:
+    """Trials of one kind; the note gives way to the first problem."""
+    bad = [t.problem for t in trials if t.problem]
+    return Row(what, len(trials), len(trials) - len(bad), bad[0] if bad else note)
 
 
 @dataclass
-class Chain:
-    """Jobs over one folder, each killed, each going on from what the one before has left.
+class Jobs:
+    """Jobs that are killed, in a folder of their own, and what they leave elsewhere.
 
     Args:
         ranks: Of each job.
         draw: For ranks and times.
+
+    Attributes:
+        folder: Of everything the jobs write on purpose.
+        shared: Shared memory of these jobs alone, to see what stays of it.
+        temporary: Their /tmp.
     """
 
+    program: ClassVar[bytes]
+    """What the command line of each rank contains."""
     ranks: int
     draw: random.Random
-    inside: list[Trial] = field(default_factory=list)
-    anywhere: list[Trial] = field(default_factory=list)
-    left: str = ""
-    newest: int = 0
 
-    def __enter__(self) -> Chain:
+    def __enter__(self) -> Jobs:
         self.folder = Path(tempfile.mkdtemp(prefix="meshmpi-kills-"))
-        # Shared memory of these jobs alone, to see what stays of it.
         self.shared = Path(tempfile.mkdtemp(prefix="meshmpi-kills-", dir="/dev/shm"))
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
-        self._started = self._mesh_made = 0.0
-        self._start_seconds = 1.0  # until it is measured
-        self.expected = counting.Expected()
-        self.store = counting.build(mm.SimulatedMesh("all:1")).variables
         return self
 
     def __exit__(self, *_: object) -> None:
         for folder in (self.folder, self.shared):
             shutil.rmtree(folder, ignore_errors=True)
 
-    # ---- one job -------------------------------------------------------------------------
-
     @contextlib.contextmanager
-    def _job(self, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-        self._started = time.time()
-        for path in self.folder.glob("state-*"):
-            path.unlink()
-        command, environment = launch_command(
-            self.ranks, ["-m", "apps.soak.counting", str(self.folder), *more], threads=1,
-            environment={
-                "TMPDIR": str(self.temporary), "MESHMPI_FLIGHT_DIR": str(self.shared),
-                "OMPI_MCA_btl_sm_backing_directory": str(self.shared),
-            },
-        )  # fmt: skip
+    def started(
+        self, command: Sequence[str], environment: Mapping[str, str]
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Starts a job; nothing of it runs on afterwards."""
+        own = {
+            "TMPDIR": str(self.temporary),
+            "OMPI_MCA_btl_sm_backing_directory": str(self.shared),
+        }
         with (
             open(self.folder / "output", "wb") as output,
             subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
+                command, env={**environment, **own}, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output, start_new_session=True,
             ) as process,
         ):  # fmt: skip
             try:
@@ -148,6 +164,89 @@ class Chain:
                     if process.poll() is None or pid != process.pid:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
+
+    def await_ranks(self, process: subprocess.Popen[bytes]) -> list[int]:
+        """The processes of all ranks, as soon as they are there; or none, if they do not come."""
+        deadline, members = time.monotonic() + START_SECONDS, list[int]()
+        while len(members) < self.ranks:
+            if process.poll() is not None or time.monotonic() > deadline:
+                return []
+            time.sleep(0.001)
+            members = [
+                pid for pid in (process.pid, *_descendants(process.pid))
+                if self.program in (c := _command(pid)) and b"mpirun" not in c
+                and b"prterun" not in c and b"--ranks" not in c
+            ]  # fmt: skip
+        return members
+
+    def await_end(self, process: subprocess.Popen[bytes]) -> str:
+        """Waits for the end of a job that has lost a rank; returns what is wrong, or nothing."""
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"the job still runs {END_SECONDS:g} s after the kill"
+        return ""
+
+    def output(self) -> str:
+        """All that the last job has printed."""
+        return (self.folder / "output").read_text(errors="replace")
+
+    def litter(self) -> str:
+        """What jobs have left in shared memory, in /tmp and as processes."""
+        for folder in (self.shared, self.temporary):
+            # Empty folders do not count: Open MPI makes one for each process alone, in /tmp.
+            names = [
+                str(p.relative_to(folder))
+                for p in sorted(folder.rglob("*"))
+                if not p.is_dir() and not self.swept(p)
+            ]
+            if names:
+                return f"{len(names)} left in {folder}: {' '.join(names)[:200]}"
+        alive = [p for p in _everything() if str(self.folder).encode() in _command(p)]
+        return f"processes {alive} still run" if alive else ""
+
+    def swept(self, path: Path) -> bool:
+        """Whether a later job is to remove a file."""
+        return False
+
+
+class Chain(Jobs):
+    """Jobs of `counting`, each killed, each going on from what the one before has left.
+
+    Attributes:
+        inside: Kills inside a save: at once, and in the background.
+        anywhere: Kills at any time.
+        ends: Jobs that nobody killed.
+        newest: Step of the newest checkpoint that was seen.
+    """
+
+    program = b"apps.soak.counting"
+
+    def __enter__(self) -> Chain:
+        super().__enter__()
+        self.inside: dict[bool, list[Trial]] = {False: [], True: []}
+        self.anywhere, self.ends = list[Trial](), list[Trial]()
+        self.newest = 0
+        self._background = True  # of the last job
+        self._started = self._mesh_made = 0.0
+        self._start_seconds = 1.0  # until it is measured
+        self.expected = counting.Expected()
+        self.store = counting.build(mm.SimulatedMesh("all:1")).variables
+        return self
+
+    # ---- one job -------------------------------------------------------------------------
+
+    def _job(self, *more: str) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+        """The next job, which saves in the background if the one before did not."""
+        self._started, self._background = time.time(), not self._background
+        for path in self.folder.glob("state-*"):
+            path.unlink()
+        how = ["--background"] if self._background else []
+        command, environment = launch_command(
+            self.ranks, ["-m", "apps.soak.counting", str(self.folder), *how, *more], threads=1,
+            environment={flight.FOLDER_VARIABLE: str(self.shared)},
+        )  # fmt: skip
+        return self.started(command, environment)
 
     def _states(self) -> dict[int, tuple[int, int, int]]:
         """Rank -> process, saves begun, saves ended; of those that have come so far."""
@@ -171,62 +270,51 @@ class Chain:
                 if not begun:
                     self._start_seconds = time.time() - self._started
                 if process.poll() is not None or time.monotonic() > deadline:
-                    self.inside.append(Trial(0, 0, f"no save was begun: {self._output()}"))
+                    problem = f"no save was begun: {self.output()[-300:]}"
+                    self.inside[self._background].append(Trial(0, 0, problem, self._background))
                     return
                 time.sleep(0.0005)
             time.sleep(delay)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._states()[rank][0], signal.SIGKILL)
-            problem = self._await_end(process)
-            _, begun, ended = self._states()[rank]
-        (self.inside if begun > ended else self.anywhere).append(self.look(problem))
+            trial = self._killed(process, self._states()[rank][0])
+        (self.inside[self._background] if trial.inside else self.anywhere).append(trial)
 
     def kill_at_any_time(self) -> None:
         """Kills a rank at a random time from its start on."""
         with self._job() as process:
-            began, members = time.monotonic(), list[int]()
-            while len(members) < self.ranks:
-                members = self._ranks_of(process)
-                if process.poll() is not None or time.monotonic() > began + START_SECONDS:
-                    self.anywhere.append(Trial(0, 0, f"not started: {self._output()}"))
-                    return
-                time.sleep(0.001)
+            members = self.await_ranks(process)
+            if not members:
+                problem = f"not started: {self.output()[-300:]}"
+                self.anywhere.append(Trial(0, 0, problem, self._background))
+                return
             time.sleep(self.draw.uniform(0, 2 * self._start_seconds + 1.0))
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.draw.choice(members), signal.SIGKILL)
-            problem = self._await_end(process)
-        self.anywhere.append(self.look(problem))
+            self.anywhere.append(self._killed(process, self.draw.choice(members)))
 
-    def _ranks_of(self, process: subprocess.Popen[bytes]) -> list[int]:
-        if self.ranks == 1:
-            return [process.pid]
-        return [
-            pid for pid in _descendants(process.pid)
-            if b"apps.soak.counting" in (c := _command(pid)) and b"mpirun" not in c
-            and b"prterun" not in c
-        ]  # fmt: skip
+    def _killed(self, process: subprocess.Popen[bytes], pid: int) -> Trial:
+        """Kills a rank and looks what is left of its job."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        trial = self.look(self.await_end(process))
+        trial.inside = any(
+            p == pid and begun > ended for p, begun, ended in self._states().values()
+        )
+        return trial
 
-    def _await_end(self, process: subprocess.Popen[bytes]) -> str:
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            return f"the job still runs {END_SECONDS:g} s after the kill"
-        return ""
-
-    def finish(self) -> None:
-        """A last job that nobody kills: goes on, ends well and leaves nothing behind."""
+    def finish(self, background: bool) -> None:
+        """A job that nobody kills: goes on, ends well and leaves nothing behind."""
+        self._background = not background
         with self._job("--steps", str(2 * counting.SAVE_EVERY)) as process:
             try:
                 status = process.wait(START_SECONDS)
             except subprocess.TimeoutExpired:
                 status = "none, it hangs"
-        trial = self.look("" if status == 0 else f"exit status {status}: {self._output()}")
-        self.left = trial.problem
-        if trial.found != self.newest or not self.newest:
-            self.left = self.left or f"the newest step is {trial.found}, not {self.newest}"
+        before = self.newest
+        trial = self.look("" if status == 0 else f"exit status {status}: {self.output()[-300:]}")
+        if not trial.problem and trial.found <= before:
+            trial.problem = f"the newest step is {trial.found}, not after {before}"
         names = [p.name for p in (self.folder / "checkpoints").iterdir()]
         if not all(name.startswith("step-") for name in names):
-            self.left = f"left among the checkpoints: {' '.join(names)}"
+            trial.problem = trial.problem or f"left among the checkpoints: {' '.join(names)}"
+        self.ends.append(trial)
 
     # ---- what must be true afterwards ----------------------------------------------------
 
@@ -244,7 +332,7 @@ class Chain:
         else:
             problem = problem or self._wrong(found, committed)
         self.newest = max(self.newest, found)
-        return Trial(found, committed, problem or self._litter())
+        return Trial(found, committed, problem or self.litter(), self._background)
 
     def _wrong(self, found: int, committed: int) -> str:
         if found < committed:
@@ -261,37 +349,19 @@ class Chain:
             return int(lines[-2]) if len(lines) > 1 else 0
         return 0
 
-    def _litter(self) -> str:
-        """What jobs have left: told by the next start, in shared memory, in /tmp, as processes."""
+    def litter(self) -> str:
+        """As of all jobs; the next job tells of what it has found among the checkpoints."""
         with contextlib.suppress(FileNotFoundError):
             return f"among the checkpoints: {(self.folder / 'litter').read_text()[:200]}"
-        for folder in (self.shared, self.temporary):
-            # Empty folders do not count: Open MPI makes one for each process alone, in /tmp.
-            names = [
-                str(p.relative_to(folder))
-                for p in sorted(folder.rglob("*"))
-                if not p.is_dir() and not self._swept(p)
-            ]
-            if names:
-                return f"{len(names)} left in {folder}: {' '.join(names)[:200]}"
-        alive = [p for p in _everything() if str(self.folder).encode() in _command(p)]
-        return f"processes {alive} still run" if alive else ""
+        return super().litter()
 
-    def _swept(self, path: Path) -> bool:
+    def swept(self, path: Path) -> bool:
         """Whether a file tells what a killed rank did, and the next mesh is to remove it."""
         if not re.fullmatch(r"\d+-\d+", path.stem):
             return False
         with contextlib.suppress(FileNotFoundError):
             return path.stat().st_mtime > self._mesh_made - flight.SWEEP_SECONDS
         return True
-
-    def _output(self) -> str:
-        return (self.folder / "output").read_text(errors="replace")[-300:]
-
-    def row(self, what: str, trials: list[Trial]) -> Row:
-        """Trials of one kind, with the steps that were done after the last commit in vain."""
-        bad = [t.problem for t in trials if t.problem]
-        return Row(what, len(trials), len(trials) - len(bad), bad[0] if bad else "")
 
 
 def _descendants(pid: int) -> list[int]:

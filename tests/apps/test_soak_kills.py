@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 
 import pytest
 
-from apps.soak import hosts, kills
+from apps.soak import hosts, kills, trainer_kills
 from apps.soak.namespaces import unavailable
 from meshmpi import checkpoint
 
@@ -42,6 +43,49 @@ def test_the_soak_notices_what_it_looks_for():
         (chain.shared / "sm_segment.left").unlink()
         next((folder / "step-00000008").glob("*.safetensors")).unlink()
         assert chain.look("").problem.startswith("unreadable: ")
+
+
+@pytest.mark.slow
+def test_killed_trainings_end_as_if_never_killed():
+    options = argparse.Namespace(kills=2, ranks=2, quick=True, seed=3)
+    rows = list(trainer_kills.run(options))
+    assert [r.note for r in rows if r.failed] == []
+    assert rows[0].tried == 2
+
+
+@pytest.mark.slow
+def test_the_soak_of_the_trainer_notices_what_it_looks_for():
+    with trainer_kills.Trainings(1, random.Random(0)) as trainings:
+        assert trainings.train_without_kills() == ""
+        run, whole = trainings.folder / "run", trainings.folder / "whole"
+        folder = run / "checkpoints"
+        shutil.copytree(whole, run)
+        last = sorted(folder.iterdir())[-1]
+        assert trainings.look("").problem.startswith("50 checkpoints, and unfinished:")
+        for path in sorted(folder.iterdir())[: -trainer_kills.KEEP]:
+            shutil.rmtree(path)
+        assert trainings.look("").problem == trainings.differs() == ""
+        for k in range(2):
+            (folder / f".step-00000204-{k}.partial").mkdir()
+        assert trainings.look("").problem.startswith("6 checkpoints, and unfinished: .step-")
+        for k in range(2):
+            (folder / f".step-00000204-{k}.partial").rmdir()
+
+        metrics = run / "metrics-rank-00000.jsonl"
+        lines = metrics.read_text().splitlines(keepends=True)
+        metrics.write_text("".join([*lines[:3], *lines[2:]]))
+        assert trainings.differs() == "rank 0 has 201 records of 200 steps"
+        metrics.write_text("".join([*lines[:3], *lines[4:]]))
+        assert trainings.differs().startswith("records differ")
+        metrics.write_text("".join(lines))
+        (run / "metrics-rank-00000.new").touch()
+        assert trainings.differs().startswith("names differ")
+        (run / "metrics-rank-00000.new").unlink()
+
+        shutil.rmtree(last)
+        assert trainings.look("").problem == "step 200 was told of, the newest is 196"
+        shutil.copytree(whole / "checkpoints" / "step-00000192", last)
+        assert trainings.look("").problem.startswith("unreadable: ")
 
 
 @pytest.mark.slow
