@@ -19,6 +19,7 @@ import meshmpi as mm
 from meshmpi.errors import MeshmpiError
 from meshmpi.measuring.calibrate import calibrate
 from meshmpi.runtime.launch import launch
+from meshmpi.runtime.world import world_size
 
 KINDS = {"data": "batch:all", "model": "heads:all;d_ff:all;vocab:all"}
 """What grows with the ranks: the batch, or heads, d_ff and vocabulary."""
@@ -39,9 +40,7 @@ def config(kind: str, ranks: int, tiny: bool) -> tuple[mm.transformer.Transforme
 
 def run(kind: str, steps: int, tiny: bool) -> dict[str, float]:
     """Measures on the ranks of this job.  Collective."""
-    from mpi4py import MPI
-
-    ranks = MPI.COMM_WORLD.size
+    ranks = world_size()
     mesh = mm.Mesh(f"all:{ranks}")
     model, batch = config(kind, ranks, tiny)
     with mm.Graph() as graph:
@@ -67,7 +66,7 @@ def run(kind: str, steps: int, tiny: bool) -> dict[str, float]:
         if k >= WARMING:
             seconds.append(max(mesh.comm.allgather(time.perf_counter() - began)))
     return {
-        "ranks": ranks, "seconds": statistics.median(seconds),
+        "rank": mesh.rank, "ranks": ranks, "seconds": statistics.median(seconds),
         "predicted": (before + predicted()) / 2,
         "flops": step.cost.flops, "memory": step.held_bytes, "planned": step.cost.peak_memory,
     }  # fmt: skip
@@ -109,9 +108,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     found = run(options.kind, options.steps, options.tiny)
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.rank == 0:
+    if found["rank"] == 0:
         print(json.dumps(found), flush=True)
 
 
