@@ -259,14 +259,14 @@ class Trainer:
                 self._steps(progress)
                 self._stop.limit.counts = True  # also where all steps were done before
                 if self.settings.checkpoint.at_end:
-                    self._save_once()
+                    self._save_once(progress)
                 self._observer.report()
                 self._evaluate(progress, self.settings.evaluate.final_windows)
                 sample = self._sample(progress)
             except Interrupted as stop:
                 stopped_by = stop.reason
                 self.say(f"stopping after step {self.done}, on {stopped_by}")
-                self._save_once()
+                self._save_once(progress)
             except TrainingError:  # raised on all ranks
                 self._saved(self._saves.wait())
                 raise
@@ -315,15 +315,16 @@ class Trainer:
         ):
             self._evaluate(progress, s.evaluate.windows)
         if s.checkpoint.every and self.done % s.checkpoint.every == 0:
-            self._save_once(s.checkpoint.background)
+            self._save_once(progress, s.checkpoint.background)
 
     def _evaluate(self, progress: Progress, windows: int) -> None:
         phase("evaluate", self.done)
         progress.evaluated(self._evaluator.evaluate(windows))
         self._evaluated_at = self.done
 
-    def _save_once(self, background: bool = False) -> None:
+    def _save_once(self, progress: Progress, background: bool = False) -> None:
         if self._saved_at != self.done:
+            progress.flush()
             self.save(background)
 
     def _sample(self, progress: Progress) -> Sample:

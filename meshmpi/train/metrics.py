@@ -58,12 +58,13 @@ class MetricsWriter:
                 ``held_out_loss`` in nats per token, times in seconds.
         """
         self._file.write(_line(values))
-        if self._flush_seconds:
-            now = time.monotonic()
-            if now - self._flushed < self._flush_seconds:
-                return
-            self._flushed = now
+        if time.monotonic() - self._flushed >= self._flush_seconds:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes all records to the file now."""
         self._file.flush()
+        self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Closes the file."""

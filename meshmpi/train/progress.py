@@ -115,6 +115,10 @@ class Progress:
         )
         self._since = [0, 0.0, 0.0]
 
+    def flush(self) -> None:
+        """Before a save: a run that goes on from it has the records of all steps before."""
+        self._writer.flush()
+
     def evaluated(self, found: Evaluation) -> None:
         """Notes an evaluation."""
         self.evaluation = found

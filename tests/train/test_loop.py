@@ -17,7 +17,7 @@ from meshmpi.train.config import load
 from meshmpi.train.evaluation import HeldOutText
 from meshmpi.train.guard import TrainingError
 from meshmpi.train.loop import Trainer, train
-from meshmpi.train.metrics import read_metrics
+from meshmpi.train.metrics import MetricsWriter, read_metrics
 from meshmpi.train.settings import Settings
 from meshmpi.train.setup import set_aside
 from meshmpi.train.signals import StopSignals
@@ -74,6 +74,24 @@ def test_a_run_leaves_everything_behind(tmp_path):
     text = "\n".join(lines)
     for part in ("step 30/30", "tokens/s", "communicating", "left", "nats/token", "bits/byte"):
         assert part in text
+
+
+def test_records_of_all_steps_are_in_the_file_when_a_save_begins(tmp_path, monkeypatch):
+    """Also on ranks that write them once in a while: a job may be killed right after the save."""
+    monkeypatch.setattr(
+        "meshmpi.train.progress.MetricsWriter",
+        lambda folder, rank, step, seconds: MetricsWriter(folder, rank, step, 3600.0),
+    )
+    found, save = [], Trainer.save
+
+    def looking(trainer, background=False):
+        steps = [r["step"] for r in read_metrics(tmp_path / "run") if "loss" in r]
+        found.append((trainer.done, steps))
+        return save(trainer, background)
+
+    monkeypatch.setattr(Trainer, "save", looking)
+    run(tmp_path, "run", "checkpoint.every=2")
+    assert found == [(n, list(range(1, n + 1))) for n in (2, 4, 6, 8)]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "momentum"])
