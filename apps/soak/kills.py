@@ -229,6 +229,7 @@ class Chain(Jobs):
         self.newest = 0
         self._background = True  # of the last job
         self._started = self._mesh_made = 0.0
+        self._over = list[float]()  # when each job was
         self._start_seconds = 1.0  # until it is measured
         self.expected = counting.Expected()
         self.store = counting.build(mm.SimulatedMesh("all:1")).variables
@@ -320,6 +321,7 @@ class Chain(Jobs):
 
     def look(self, problem: str) -> Trial:
         """What a kill has left; ``problem`` is what went wrong before."""
+        self._over.append(time.time())
         found, committed = 0, self._committed()
         if len(self._states()) == self.ranks:  # the killed job had come as far as to a mesh
             self._mesh_made = self._started
@@ -356,11 +358,13 @@ class Chain(Jobs):
         return super().litter()
 
     def swept(self, path: Path) -> bool:
-        """Whether a file tells what a killed rank did, and the next mesh is to remove it."""
+        """Whether a file tells what a killed rank did, and a mesh of later is to remove it."""
         if not re.fullmatch(r"\d+-\d+", path.stem):
             return False
         with contextlib.suppress(FileNotFoundError):
-            return path.stat().st_mtime > self._mesh_made - flight.SWEEP_SECONDS
+            made = path.stat().st_mtime
+            over = min((end for end in self._over if end >= made), default=time.time())
+            return over > self._mesh_made - flight.SWEEP_SECONDS
         return True
 
 
