@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from meshmpi.runtime.flight import UNKNOWN_STATUS
+from meshmpi.runtime.flight import OTHER, UNKNOWN_STATUS
 from meshmpi.runtime.rings import Call, Seen
 
 LOST = 69
@@ -71,8 +71,8 @@ def lost(ranks: Mapping[int, Seen]) -> Finding | None:
     remedy = (
         "Look at that host and its network; start again from the last checkpoint."
         if all(ranks[r].why for r in gone)
-        else "It was killed from outside, for want of memory (see dmesg) or by a crash; start again"
-        " from the last checkpoint."
+        else "It was killed from outside, for want of memory (see dmesg) or by a crash, or it"
+        " called os._exit; start again from the last checkpoint."
     )
     problem = f"{what} gone without a message ({'; '.join(places)})."
     return Finding("lost", problem, gone, _waiting(ranks), remedy)
@@ -102,8 +102,9 @@ def _first_difference(
     for number in sorted(calls):
         kinds: dict[object, list[int]] = {}
         for r, call in calls[number].items():
-            kinds.setdefault(call.kind, []).append(r)
-        if len(kinds) == 1:
+            if call.kind.kind != OTHER:  # may be any; `_old_difference` has its digest
+                kinds.setdefault(call.kind, []).append(r)
+        if len(kinds) <= 1:
             continue
         told = [
             f"{named(members)} {'calls' if len(members) == 1 else 'call'}"
@@ -144,8 +145,8 @@ def _old_difference(ranks: Mapping[int, Seen], group: str) -> Finding | None:
                 tuple(odd) if len(sides) > 1 and len(odd) < len(max(sides, key=len))
                 else tuple(sorted(r for side in sides for r in side)),
                 _waiting(ranks),
-                "The record of that call has been overwritten; MESHMPI_DEBUG=collectives stops at"
-                " it.",
+                "The record of that call has been overwritten, or it is one of too many kinds;"
+                " MESHMPI_DEBUG=collectives stops at it.",
             )  # fmt: skip
     return None
 

@@ -48,6 +48,9 @@ SWEEP_SECONDS = 60.0
 """What has been dead for so long, no watchdog looks at any more."""
 MOST_ENTRIES = 1 << 14
 """Of the table.  A program that makes ever other calls gets one entry for all that come later."""
+OTHER = "other"
+"""Kind of that entry, the first of every table.  Digests tell even those calls apart."""
+_ESCAPED = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _DIGEST_PRIME = 2**31 - 1
 
 T = TypeVar("T")
@@ -162,6 +165,7 @@ class Ring:
         self._phases: dict[str, int] = {}
         self._channels: dict[str, Channel] = {}
         self.count, self.size = 0, size
+        self._other = self.entry(Kind(OTHER), 0, "")
         words = self._words
         words[RANK], words[SIZE], words[PID], words[START] = rank, size, pid, start
         words[STATE], words[STATUS] = RUNNING, UNKNOWN_STATUS
@@ -169,7 +173,9 @@ class Ring:
         words[VERSION_AT], words[MAGIC_AT] = VERSION, MAGIC
 
     def _say(self, *fields: object) -> None:
-        os.write(self._table, ("\t".join(map(str, fields)) + "\n").encode())
+        # Names of files may hold anything: what would end a field or a line, and bytes of no text.
+        row = "\t".join(str(f).translate(_ESCAPED) for f in fields) + "\n"
+        os.write(self._table, row.encode(errors="backslashreplace"))
 
     def channel(self, key: str, members: Sequence[int]) -> Channel:
         """The calls of a communicator, which has the same ``key`` on all its ranks.
@@ -196,7 +202,7 @@ class Ring:
         found = self._entries.get(key)
         if found is None:
             if len(self._entries) >= MOST_ENTRIES:
-                return self.entry(Kind("other"), 0, "") if kind.kind != "other" else -1
+                return self._other
             found = self._entries[key] = len(self._entries)
             self._say("E", found, kind.signature, *kind, nbytes, line)
         return found
@@ -270,7 +276,8 @@ def start(rank: int, size: int) -> Ring | None:
         try:
             _ring = Ring(folder, rank, size)
             for one in (folder, *folder.parent.glob(f"{LAUNCHED}*"), *folder.glob(f"{LAUNCHED}*")):
-                sweep(one)
+                with contextlib.suppress(OSError):  # of another job, which has just removed it
+                    sweep(one)
             break
         except OSError as error:
             problems.append(f"{folder}: {error.strerror}")

@@ -45,6 +45,8 @@ class Call(NamedTuple):
 
     def __str__(self) -> str:
         k = self.kind
+        if k.kind == flight.OTHER:
+            return f"a collective after more than {flight.MOST_ENTRIES:,} different ones"
         size = f"{k.elements:,} elements, {self.nbytes:,} B sent" if k.dtype else ""
         details = ", ".join(x for x in (k.op, k.dtype, size) if x)
         over = f" over {k.axes}" if k.axes else ""

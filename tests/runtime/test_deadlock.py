@@ -129,3 +129,15 @@ def test_names():
 def test_what_a_rank_does_in_words():
     assert deadlock.doing(rank(0, life="gone")) == "gone"
     assert "waiting 5.0 s in all_reduce(sum, float32" in deadlock.doing(rank(0, "w", True))
+
+
+def test_one_of_too_many_kinds_differs_from_none():
+    """Ranks come to the end of their tables at different times."""
+    other = Kind("other")
+    late, early = rank(0, "www", True), rank(1, "www", True)
+    early.calls = [c._replace(kind=other) if k else c for k, c in enumerate(early.calls)]
+    assert find(ranks(late, early)) is None
+    early.calls[2] = early.calls[2]._replace(digest=7)
+    early.reached["w"] = (3, 7)
+    found = find(ranks(late, early))
+    assert found is not None and found.kind == "differ" and "at or before call 3" in found.problem

@@ -73,10 +73,31 @@ def test_an_error_in_a_collective_ends_its_record(ring: Ring):
 def test_the_table_stays_bounded(ring: Ring, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(flight, "MOST_ENTRIES", 10)
     entries = [ring.entry(SUM._replace(elements=k), k, "") for k in range(30)]
-    assert entries[:10] == list(range(10)) and max(entries) < 11
+    assert entries[:9] == list(range(1, 10)) and set(entries[9:]) == {0}
     channel = ring.channel("k", (0, 1))
-    ring.recorded(lambda: None, Tally(), channel, SUM, entries[-1])()
-    assert look(ring).reached["k"][0] == 1
+    seen = ring.recorded(lambda: look(ring), Tally(), channel, SUM, entries[-1])()
+    assert seen.reached["k"][0] == 1 and seen.waiting is not None, "one of too many is seen too"
+    assert "different ones" in str(seen.waiting)
+
+
+def test_names_that_a_table_cannot_hold(ring: Ring):
+    entry = ring.entry(SUM, 40, "a\tb\nc\udcff.py:3")
+    seen = ring.recorded(lambda: look(ring), Tally(), ring.channel("k", (0, 1)), SUM, entry)()
+    assert seen.waiting is not None and seen.waiting.line == "a\\tb\\nc\\udcff.py:3"
+
+
+def test_a_folder_of_another_job_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / f"{flight.LAUNCHED}1-1").mkdir()
+    monkeypatch.setattr(flight, "_ring", None)
+    monkeypatch.setenv(flight.FOLDER_VARIABLE, str(tmp_path / "mine"))
+
+    def vanished(folder: Path) -> None:
+        raise FileNotFoundError(2, "No such file or directory", str(folder))
+
+    monkeypatch.setattr(flight, "sweep", vanished)
+    made = flight.start(0, 2)
+    assert made is not None and made.path.parent == tmp_path / "mine"
+    made.remove()
 
 
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
