@@ -7,6 +7,7 @@ exit status 1.  Knows nothing of how training works.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import shutil
@@ -59,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if hasattr(options, "restarts") and (options.restarts or _recovers(options)):
                 return _supervised(options, given)
             hosts = getattr(options, "hosts", "")
-            return on_ranks(options.ranks, given, hosts=hosts, recover=_recovers(options))
+            run = _folder(options) if hasattr(options, "restarts") else None
+            return on_ranks(options.ranks, given, hosts=hosts, recover=_recovers(options), run=run)
         return options.command(options)
     except MeshmpiError as error:
         fail(f"{type(error).__name__}: {error}\n")
@@ -101,8 +103,9 @@ def _supervised(options: argparse.Namespace, given: Sequence[str]) -> int:
 
     def start(ranks: int, more: Sequence[str], hosts: str, environment: dict[str, str]) -> int:
         return on_ranks(
-            ranks, [*given, *more], hosts=hosts, recover=_recovers(options), environment=environment
-        )
+            ranks, [*given, *more], hosts=hosts, recover=_recovers(options),
+            environment=environment, run=_folder(options),
+        )  # fmt: skip
 
     hosts = parse_hosts(options.hosts, options.ranks) if options.hosts else []
     supervisor = Supervisor(
@@ -113,9 +116,20 @@ def _supervised(options: argparse.Namespace, given: Sequence[str]) -> int:
 
 def on_ranks(
     ranks: int, given: Sequence[str], module: str = "meshmpi", *, hosts: str = "",
-    recover: bool = False, environment: Mapping[str, str] | None = None,
+    recover: bool = False, environment: Mapping[str, str] | None = None, run: Path | None = None,
 ) -> int:  # fmt: skip
-    """Starts the same command of ``python -m module`` again on several ranks."""
+    """Starts the same command of ``python -m module`` again on several ranks.
+
+    Args:
+        ranks: How many.
+        given: The command's arguments; the launcher's own among them are left out.
+        module: What has the command.
+        hosts, recover, environment: As of `meshmpi.runtime.launch.launch`.
+        run: Folder of a training, on a file system that all hosts see.
+
+    Returns:
+        The exit status of the job, as a shell would tell it.
+    """
     from meshmpi.runtime.launch import launch
 
     rest, k = [], 0
@@ -137,9 +151,11 @@ def on_ranks(
             grace.setdefault(AGENT_VARIABLE, " ".join([*prefix, "prted"]))
         more = {"stop_by": signal.SIGUSR1, "stopped": lambda: bool(signals.noted())}
     try:
-        status = launch(
-            ranks, argv, environment=grace, hosts=hosts, recover=recover and ranks > 1, **more
-        ).returncode
+        with signals.handing_on(run) if more else contextlib.nullcontext({}) as told:
+            status = launch(
+                ranks, argv, environment={**grace, **told}, hosts=hosts,
+                recover=recover and ranks > 1, **more,
+            ).returncode  # fmt: skip
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     status = status if status >= 0 else 128 - status

@@ -2,16 +2,22 @@
 
 Batch systems send SIGTERM before they kill, SIGUSR1 when told to warn earlier; Ctrl-C is SIGINT.
 Further SIGTERM and SIGUSR1 change nothing (Slurm sends them twice); a second SIGINT ends at once.
+A launching process hands all of them on as SIGUSR1, and in a file the name of what came.
 Knows nothing of ranks: what they agree on is `meshmpi.train.stopping`'s.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import secrets
 import signal
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 STOPPED = 75
@@ -20,14 +26,40 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 PATIENCE_SECONDS = 5.0
 """How long a program that has nothing to save yet may take to reach a place where all ranks leave
 together; then it is ended where it stands.  Assumption: most models compile within it."""
+TOLD_VARIABLE = "MESHMPI_STOP_SIGNAL"
+"""Names the file in which a launching process leaves the name of the first signal that it got,
+unless that is SIGUSR1, which ranks get anyway."""
+AT_LAUNCH = " at the launching process"
 
 _open: list[StopSignals] = []
 _has_work = threading.Event()
+_first: list[str] = []  # name of the first signal since `listen_for_life`, unless a SIGUSR1
+_files: list[Path] = []  # that ranks of a job which runs now look into
+_telling = threading.Lock()
 
 
 def noted() -> str:
     """Name of the first signal that arrived while any `StopSignals` was open, or empty."""
     return next((s.name for s in _open if s.name), "")
+
+
+def described() -> str:
+    """As `noted`; of a SIGUSR1 that the launching process handed on, what it got itself.
+
+    Returns:
+        As "SIGTERM", or "SIGINT at the launching process".
+    """
+    return _origin(noted())
+
+
+def _origin(name: str) -> str:
+    file = os.environ.get(TOLD_VARIABLE)
+    if file and name == signal.SIGUSR1.name:
+        # There is none where the signal was sent to this rank, or no file system is shared.
+        with contextlib.suppress(OSError):
+            told = Path(file).read_text()
+            return f"{told}{AT_LAUNCH}" if told else name
+    return name
 
 
 class StopSignals:
@@ -81,7 +113,7 @@ def listen_for_life() -> None:
     os.set_blocking(writing, False)
     # Python runs handlers between bytecodes only; this tells also during a long call into C.
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_leave_in_time, args=(reading,), daemon=True).start()
+    threading.Thread(target=_watch, args=(reading,), daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
@@ -108,19 +140,60 @@ def blocked_prefix() -> list[str]:
     return ["env", word] if done.returncode == 0 else []
 
 
-def _leave_in_time(reading: int) -> None:
+def _watch(reading: int) -> None:
+    """Waits for the first signal, tells ranks its name, and ends a program that has no work."""
     while (numbers := os.read(reading, 1)) and numbers[0] not in STOP_SIGNALS:
         pass
+    name = signal.Signals(numbers[0]).name
+    if name != signal.SIGUSR1.name:
+        _first.append(name)
+        _tell()
     if _has_work.wait(PATIENCE_SECONDS):
         return
     from meshmpi.runtime import abort
 
-    name = signal.Signals(numbers[0]).name
-    text = f"stopped by {name} before the first step: there is nothing to save.\n"
+    text = f"stopped by {_origin(name)} before the first step: there is nothing to save.\n"
     abort.end_job(text, STOPPED)  # returns where no job of several ranks has begun
     sys.stderr.write(text)
     sys.stderr.flush()
     os._exit(STOPPED)
+
+
+# ---- a launching process ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def handing_on(run: Path | None) -> Iterator[dict[str, str]]:
+    """While it is open, this process waits for a job, which ends it, and tells it what signal came.
+
+    The name is known where `listen_for_life` was called; ranks get it by `described`.
+
+    Args:
+        run: Folder of the run, beside which all hosts find the file; None: this host does.
+
+    Yields:
+        What the ranks' environment needs for it.
+    """
+    work_begins()
+    beside = Path(tempfile.gettempdir(), "meshmpi") if run is None else run.absolute()
+    file = beside.with_name(f".{beside.name}.stop-{os.getpid()}-{secrets.token_hex(4)}")
+    _files.append(file)
+    _tell()  # of a signal that has come already
+    try:
+        yield {TOLD_VARIABLE: str(file)}
+    finally:
+        with _telling, contextlib.suppress(OSError):
+            _files.remove(file)
+            file.unlink()
+
+
+def _tell() -> None:
+    """Leaves the name of the first signal where ranks look for it; they do without, if need be."""
+    with _telling:
+        for file in _files if _first else ():
+            with contextlib.suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(_first[0])
 
 
 def _ignore() -> None:

@@ -5,6 +5,7 @@ All ranks decide alike, at places that all of them come to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from meshmpi.runtime.agreement import Flag, gathered
@@ -16,7 +17,7 @@ class Interrupted(Exception):
     """The run has been asked to stop; raised on all ranks at the same place.
 
     Attributes:
-        reason: As "SIGTERM on rank 3".
+        reason: As "SIGTERM on rank 3", or "SIGINT at the launching process".
     """
 
     def __init__(self, reason: str) -> None:
@@ -47,10 +48,7 @@ class Stopping:
         mine = signals.noted() or (self.limit.reached() if self._mesh.rank == 0 else "")
         if not self._flag.agree(bool(mine)):
             return ""
-        reasons = gathered(self._mesh, mine)
-        rank = next(r for r, reason in enumerate(reasons) if reason)
-        by_signal = len(reasons) > 1 and reasons[rank].startswith("SIG")
-        self._reason = reasons[rank] + (f" on rank {rank}" if by_signal else "")
+        self._reason = _reason(gathered(self._mesh, signals.described() or mine))
         return self._reason
 
     def check(self) -> None:
@@ -62,3 +60,13 @@ class Stopping:
     def took(self, *, step: float = 0.0, save: float = 0.0) -> None:
         """Notes how long a step or a save took, in seconds: so much must be left at the end."""
         self.limit.took(step=step, save=save)
+
+
+def _reason(reasons: Sequence[str]) -> str:
+    """Of all ranks, empty ones without a reason: the launching process's, or that of the first."""
+    launching = next((reason for reason in reasons if reason.endswith(signals.AT_LAUNCH)), "")
+    if launching:
+        return launching
+    rank = next(r for r, reason in enumerate(reasons) if reason)
+    by_signal = len(reasons) > 1 and reasons[rank].startswith("SIG")
+    return reasons[rank] + (f" on rank {rank}" if by_signal else "")

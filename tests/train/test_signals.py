@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +15,19 @@ import pytest
 import meshmpi as mm
 from apps.soak import signals as soak
 from meshmpi import checkpoint
-from meshmpi.train import loop
+from meshmpi.train import loop, stopping
 from meshmpi.train.config import load
 from meshmpi.train.loop import train
 from meshmpi.train.metrics import read_metrics
 from meshmpi.train.settings import Settings
-from meshmpi.train.signals import STOPPED, StopSignals, blocked_prefix, noted
+from meshmpi.train.signals import (
+    PATIENCE_SECONDS,
+    STOPPED,
+    StopSignals,
+    blocked_prefix,
+    described,
+    noted,
+)
 from meshmpi.train.tasks.language_model import LanguageModelTask
 
 TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
@@ -227,9 +235,85 @@ def test_the_launching_process_hands_the_request_on(tmp_path, number):
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == STOPPED, out
-    assert "stopping after step" in out and "Traceback" not in out
+    name = signal.Signals(number).name
+    assert f", on {name} at the launching process\n" in out and "SIGUSR1" not in out
+    assert re.search("stopping after step [1-9]", out) and "Traceback" not in out
     assert time.monotonic() - began < 30
     assert checkpoint.find(tmp_path / "run" / "checkpoints")
+    assert not list(tmp_path.glob(".run.stop-*"))
+
+
+def launching(tmp_path, ranks_do):
+    """A launching process of one rank, which says "ready" and then does this."""
+    (tmp_path / "rank.py").write_text(
+        "import time\nfrom meshmpi.train.signals import *\nlisten_for_life()\n"
+        f"from meshmpi.train.signals import described\nprint('ready', flush=True)\n{ranks_do}"
+    )
+    text = (
+        "import sys; from meshmpi.train import signals; signals.listen_for_life()\n"
+        "from pathlib import Path; from meshmpi import cli\n"
+        f"run = Path({str(tmp_path / 'runs' / 'x')!r})\n"
+        "sys.exit(cli.on_ranks(1, ['train'], module='rank', run=run))"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_ranks_learn_which_signal_the_launching_process_got(tmp_path, number):
+    process = launching(
+        tmp_path,
+        "work_begins()\nwhile not described():\n    time.sleep(0.01)\n"
+        "print(described())\nraise SystemExit(3)",
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    at_launch = "" if number == signal.SIGUSR1 else " at the launching process"
+    assert (process.returncode, out) == (3, f"{signal.Signals(number).name}{at_launch}\n"), err
+    assert not list((tmp_path / "runs").glob(".*"))
+
+
+def test_ranks_with_nothing_to_save_tell_what_the_launching_process_got(tmp_path):
+    process = launching(tmp_path, "while True:\n    time.sleep(60)\n")
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == STOPPED
+    assert err.startswith("stopped by SIGINT at the launching process before the first step")
+    assert err.count("stopped by") == 1
+
+
+def test_the_launching_process_waits_for_ranks_that_save(tmp_path):
+    """Its own patience is over before: it has no work, but a job."""
+    process = launching(
+        tmp_path,
+        f"work_begins()\ntime.sleep({PATIENCE_SECONDS} + 1.5)\n"
+        "print('saved', described())\nraise SystemExit(STOPPED)",
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (STOPPED, "")
+    assert out == "saved SIGTERM at the launching process\n"
+
+
+def test_a_signal_to_one_rank_is_told_as_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHMPI_STOP_SIGNAL", str(tmp_path / "none"))
+    with StopSignals():
+        signal.raise_signal(signal.SIGUSR1)
+        assert described() == "SIGUSR1"
+        (tmp_path / "none").write_text("SIGINT")
+        assert described() == "SIGINT at the launching process"
+
+
+def test_of_reasons_the_launching_process_comes_first():
+    """A host that does not see the file knows the SIGUSR1 only."""
+    assert stopping._reason(["", "SIGUSR1"]) == "SIGUSR1 on rank 1"
+    assert stopping._reason(["SIGUSR1", "SIGINT at the launching process"]).startswith("SIGINT at")
+    assert stopping._reason(["SIGTERM"]) == "SIGTERM"
 
 
 def test_a_second_interrupt_of_the_launching_process_ends_its_job(tmp_path):
