@@ -14,7 +14,14 @@ from meshmpi.ops.structure import Reshape
 from meshmpi.planner.candidates import Candidate, Names, Renaming, Sum, Work
 from meshmpi.planner.machine import Machine
 from meshmpi.planner.machine_file import load_machine
-from meshmpi.planner.search import Price, Priced, Rejected, SearchResult, search
+from meshmpi.planner.search import (
+    Price,
+    Priced,
+    Rejected,
+    SearchResult,
+    search,
+    size_text,
+)
 from meshmpi.planner.timing import predict_time
 from meshmpi.scalar import ITEM_BYTES
 
@@ -100,7 +107,7 @@ def pricing(step: Step | Callable[[str], Step], machine: Machine, memory_limit: 
         memory = found.cost.peak_memory
         if memory_limit and memory > memory_limit:
             return Rejected(
-                *key, f"{memory / 1e9:.3g} GB per rank, the limit is {memory_limit / 1e9:.3g} GB",
+                *key, f"{size_text(memory)} per rank, the limit is {size_text(memory_limit)}",
                 memory,
             )  # fmt: skip
         seconds = predict_time(found.program, machine).seconds
@@ -133,7 +140,7 @@ def search_layouts(
         A `SearchResult`: ``result.best.layout``, ``print(result.report())``.
 
     Raises:
-        ConfigError: The machine is not known.
+        ConfigError: The machine is not known; no time, or no axis.
 
     Example:
         >>> with mm.Graph() as graph:
@@ -149,4 +156,7 @@ def search_layouts(
     price = pricing((graph, fetches, chosen), known, limit)
     meshes = [] if mesh is None else [MeshShape(mesh)]
     work = digest(graph, fetches, chosen)
-    return search(work, ranks, known, price, seconds=seconds, most_axes=most_axes, meshes=meshes)
+    return search(
+        work, ranks, known, price, seconds=seconds, most_axes=most_axes, meshes=meshes,
+        memory_limit=limit,
+    )  # fmt: skip

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshmpi.errors import ConfigError
+
+if TYPE_CHECKING:
+    from meshmpi.train.settings import MeshSettings
 
 
 def add(commands: Any, command: Any) -> None:
@@ -34,6 +37,8 @@ def add(commands: Any, command: Any) -> None:
     calibrate = command(
         commands, "calibrate", _calibrate, "measure this machine, for predictions of time", False
     )
+    # As of a dry run, the command itself is called with --ranks too: it looks, then starts them.
+    calibrate.set_defaults(dry_run=True)
     calibrate.add_argument(
         "--out", type=Path, metavar="FILE",
         help="where to write the description; default: where other commands look for it",
@@ -56,28 +61,59 @@ def _search(options: argparse.Namespace) -> int:
 
     if options.on < 1:
         raise ConfigError(f"{options.on} ranks.", "Give 1 or more.")
-    print(
-        search_report(
-            settings_of(options), options.on, options.machine, options.memory_limit,
-            options.seconds, options.most_axes,
+    if options.layout or options.storage:
+        raise ConfigError(
+            "a search looks for the layout and the storage itself.",
+            "Leave --layout and --storage out; `meshmpi plan` prices a layout that you name.",
         )
+    found, report = search_report(
+        settings_of(options), options.on, options.machine, options.memory_limit, options.seconds,
+        options.most_axes,
     )  # fmt: skip
-    return 0
+    print(report)
+    return 0 if found.best else 1
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from meshmpi.measuring.calibrate import calibrate
-    from meshmpi.measuring.machines import machine_path
-    from meshmpi.planner.machine_file import machine_text
     from meshmpi.train.config import from_dict
     from meshmpi.train.settings import Settings
-    from meshmpi.train.setup import make_mesh
 
     if options.layout:
         raise ConfigError("a machine has no layout.", "Leave --layout out.")
     if options.repeats < 1:
         raise ConfigError(f"{options.repeats} repeats.", "Give 1 or more.")
-    mesh = make_mesh(from_dict(Settings, {"mesh": {"shape": options.mesh or ""}}).mesh)
+    settings = from_dict(Settings, {"mesh": {"shape": options.mesh or ""}}).mesh
+    if options.ranks is None:
+        return _measure(options, settings)
+    return _calibrate_on_ranks(options, settings)
+
+
+def _calibrate_on_ranks(options: argparse.Namespace, settings: MeshSettings) -> int:
+    """Starts the same command on ranks, if they are those of the mesh."""
+    from meshmpi.cli import on_ranks
+    from meshmpi.runtime.mesh import size_error
+    from meshmpi.train.setup import mesh_shape
+
+    if options.ranks < 1:
+        raise ConfigError(f"{options.ranks} ranks.", "Give 1 or more.")
+    shape = mesh_shape(settings, options.ranks)
+    if shape.size != options.ranks:
+        raise size_error(shape, options.ranks)
+    given = ["calibrate", f"--repeats={options.repeats}"]
+    given += [f"--mesh={options.mesh}"] if options.mesh else []
+    given += [f"--out={options.out}"] if options.out else []
+    given += ["--quick"] if options.quick else []
+    return on_ranks(options.ranks, given)
+
+
+def _measure(options: argparse.Namespace, settings: MeshSettings) -> int:
+    """Calibrates on the ranks of this job."""
+    from meshmpi.measuring.calibrate import calibrate
+    from meshmpi.measuring.machines import machine_path
+    from meshmpi.planner.machine_file import machine_text
+    from meshmpi.train.setup import make_mesh
+
+    mesh = make_mesh(settings)
     machine = calibrate(mesh, repeats=options.repeats, quick=options.quick, say=print)
     if mesh.rank == 0:
         path = options.out or machine_path(mesh.shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from meshmpi.dims import Shape
@@ -33,9 +34,45 @@ def recompute_cheap(program: Program) -> Program:
     Args:
         program: After `form_segments`.
     """
+    facts = _Facts(program)
     for outputs in [i.outputs for i in program.instructions if i.kind in ("map", "segment")]:
-        program = _Leaner(program, outputs).result()
-    return program
+        changed = _Leaner(facts, outputs).result()
+        if changed is not None:
+            facts = _Facts(changed)
+    return facts.program
+
+
+class _Facts:
+    """What is asked of a program again and again, found once."""
+
+    def __init__(self, program: Program):
+        self.program, self.kept = program, fetched(program)
+
+    @cached_property
+    def users(self) -> dict[int, list[Instruction]]:
+        return users(self.program)
+
+    @cached_property
+    def position(self) -> dict[tuple[int, ...], int]:
+        """Outputs -> number of the instruction."""
+        return {i.outputs: n for n, i in enumerate(self.program.instructions)}
+
+    @cached_property
+    def last_uses(self) -> dict[int, int]:
+        """Value -> its last use as things are; variables and feeds stay for ever."""
+        end = len(self.program.instructions)
+        out = dict.fromkeys(self.program.types, -1)
+        for n, i in enumerate(self.program.instructions):
+            out.update(dict.fromkeys(i.inputs, n))
+            if i.kind in ("read", "feed"):
+                out.update(dict.fromkeys(i.outputs, end))
+        for i in reversed(self.program.instructions):  # a view keeps what it looks at
+            if i.kind == "view":
+                out[i.inputs[0]] = max(out[i.inputs[0]], out[i.outputs[0]])
+        for i in self.program.instructions:
+            if i.kind == "read":
+                out[i.outputs[0]] = end
+        return out
 
 
 class _Slice(NamedTuple):
@@ -49,9 +86,9 @@ class _Slice(NamedTuple):
 class _Leaner:
     """One segment (or map) whose results others may make themselves."""
 
-    def __init__(self, program: Program, outputs: tuple[int, ...]):
-        self.program = program
-        self.at = next(n for n, i in enumerate(program.instructions) if i.outputs == outputs)
+    def __init__(self, facts: _Facts, outputs: tuple[int, ...]):
+        self.facts, program = facts, facts.program
+        self.program, self.at = program, facts.position[outputs]
         self.maker = program.instructions[self.at]
         self.body = self.maker.attrs.get("body", (self.maker,))
         self.types = {**program.types, **self.maker.inner_types()}
@@ -59,9 +96,9 @@ class _Leaner:
         self.type = next(self.types[v] for i in self.body for v in i.outputs
                          if self.types[v].shape == self.shape)  # fmt: skip
 
-    def result(self) -> Program:
-        """The program, changed where that pays."""
-        used, kept = users(self.program), fetched(self.program)
+    def result(self) -> Program | None:
+        """The program changed, or None where that does not pay."""
+        used, kept = self.facts.users, self.facts.kept
         users_of = {v: used[v] for v in self.maker.outputs if v not in kept and used[v]}
         candidates = [v for v, us in users_of.items() if self._is_full(v)
                       and all(self._takes(i) for i in us)]  # fmt: skip
@@ -70,7 +107,7 @@ class _Leaner:
             changed = self._attempt(chosen, list(readers.values()))
             if changed is not None:
                 return changed
-        return self.program
+        return None
 
     def _is_full(self, v: int) -> bool:
         t = self.types[v]
@@ -148,36 +185,20 @@ class _Leaner:
         self, chosen: Sequence[int], readers: Sequence[Instruction], parts: Sequence[_Slice]
     ) -> bool:
         """Whether fewer bytes are held, and fewer moved."""
-        size = {v: self.types[v].max_bytes(self.program.mesh) for v in self.types}
-        held = -sum(size[v] for v in chosen)
+        held = -sum(self._bytes(v) for v in chosen)
         moved = held
-        last = self._last_uses(readers)
-        position = {i.outputs: n for n, i in enumerate(self.program.instructions)}
         extended: dict[int, None] = {}
         for i, part in zip(readers, parts, strict=True):
-            moved -= sum(size[v] for v in chosen if v in i.inputs)
+            moved -= sum(self._bytes(v) for v in chosen if v in i.inputs)
             for v in part.full:
-                moved += 0 if v in i.inputs else size[v]
-                if last[v] < position[i.outputs]:
+                moved += 0 if v in i.inputs else self._bytes(v)
+                if self.facts.last_uses[v] < self.facts.position[i.outputs]:
                     extended[v] = None
-        held += sum(size[v] for v in extended)
+        held += sum(map(self._bytes, extended))
         return held <= 0 and moved < 0
 
-    def _last_uses(self, readers: Sequence[Instruction]) -> dict[int, int]:
-        """Value -> its last use as things are; variables and feeds stay for ever."""
-        end = len(self.program.instructions)
-        out = dict.fromkeys(self.program.types, -1)
-        for n, i in enumerate(self.program.instructions):
-            out.update(dict.fromkeys(i.inputs, n))
-            if i.kind in ("read", "feed"):
-                out.update(dict.fromkeys(i.outputs, end))
-        for i in reversed(self.program.instructions):  # a view keeps what it looks at
-            if i.kind == "view":
-                out[i.inputs[0]] = max(out[i.inputs[0]], out[i.outputs[0]])
-        for i in self.program.instructions:
-            if i.kind == "read":
-                out[i.outputs[0]] = end
-        return out
+    def _bytes(self, v: int) -> int:
+        return self.types[v].max_bytes(self.program.mesh)
 
     def _joined(self, i: Instruction, part: _Slice, again: dict[int, int]) -> Instruction:
         """The reader with the slice before its own instructions."""

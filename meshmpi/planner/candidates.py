@@ -167,7 +167,7 @@ def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]
     guesser = Guesser(work, machine)
     by_axis: list[list[Names]] = []
     for axis, size in mesh.axes:
-        dims = [d for d in work.splittable() if work.sizes[d] >= size]
+        dims = [d for d in work.splittable() if work.sizes[d] >= size > 1]
         sets = independent_sets(dims, conflicts)
         alone = MeshShape([(axis, size)])
         sets.sort(key=lambda s: guesser.guess(alone, dict.fromkeys(s, (axis,))))
@@ -185,6 +185,8 @@ def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]
                 layout[d] = (*layout.get(d, ()), axis)
         if any(work.sizes[d] < mesh.count(axes) for d, axes in layout.items()):
             continue
+        if len(sizes) > 1 and layout and all(axes == mesh.names for axes in layout.values()):
+            continue  # the same on the mesh of one axis
         bound, guess = guesser.bound(mesh, layout), guesser.guess(mesh, layout)
         out.append(Candidate(mesh, layout, bound, guess, {}))
     return sorted(out, key=lambda c: (c.guess, c.text))
@@ -205,6 +207,17 @@ class Guesser:
         total = sum(f / self._parts(mesh, layout, s.dims) for s, f in self._flops)
         peak = max(max(r.rates.values()) for r in self.machine.products.values())
         return total / peak
+
+    def least_bytes(self, c: Candidate) -> int:
+        """Bytes that the variables of a rank take, at least: they are there between steps."""
+        rules = [c.layout, c.storage, c.slots]
+        split = {d: dict.fromkeys(a for r in rules for a in r.get(d, ())) for d in self.work.sizes}
+        return sum(
+            each * math.prod(
+                self.work.sizes[d] // c.mesh.count(c.mesh.in_mesh_order(split[d])) for d in dims
+            )
+            for dims, each in self.work.variables.items()
+        )  # fmt: skip
 
     def guess(self, mesh: MeshShape, layout: Mapping[str, Names]) -> float:
         """Seconds of products at their rates, sums sent where dims are split, tensors touched."""

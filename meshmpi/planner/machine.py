@@ -163,8 +163,13 @@ class Machine:
     waits: Curve | None = None
 
     def wait(self, computed: float) -> float:
-        """Seconds that a rank waits in a collective, ``computed`` seconds after the last one."""
-        return self.waits(computed) if self.waits and computed > 0.0 else 0.0
+        """Seconds that a rank waits in a collective, ``computed`` seconds after the last one.
+
+        Below the first point in proportion: ranks that compute nothing do not drift apart.
+        """
+        if self.waits is None or computed <= 0.0:
+            return 0.0
+        return self.waits(computed) * min(1.0, computed / self.waits.points[0][0])
 
     def product_rate(self, dtype: str, m: int, n: int, k: int) -> float:
         """FLOP per second of a product; types without rates take float32's, by their width."""
@@ -194,7 +199,12 @@ class Machine:
     @property
     def peak(self) -> float:
         """FLOP per second of the fastest float32 product."""
-        return max(self.products["float32"].rates.values())
+        return self.peak_of("float32")
+
+    def peak_of(self, *dtypes: str) -> float:
+        """FLOP per second of the fastest product in these types; others are as float32."""
+        known = {d if d in self.products else "float32" for d in dtypes}
+        return max(max(self.products[d].rates.values()) for d in known or {"float32"})
 
 
 def operations_from(simple: float, known: Mapping[str, float] | None = None) -> dict[str, float]:

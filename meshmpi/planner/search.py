@@ -1,9 +1,9 @@
 """The best layout for a graph, a number of ranks and a limit of memory, by predicted time.
 
 Candidates are priced in the order of a quick guess, by lowering the graph and predicting the time
-of the program; those whose bound is above the best time found are never priced.  Around the best
-ones single dims are changed, and stored variables are split.  What is priced is told by a function,
-so this module sees no graph.
+of the program; those whose bound is above the best time found, or whose variables alone do not fit,
+are never priced.  Around the best ones single dims are changed, and stored variables are split.
+What is priced is told by a function, so this module sees no graph.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshmpi.dims import MeshShape
+from meshmpi.errors import ConfigError
 from meshmpi.planner.candidates import Candidate, Guesser, Names, Work, candidates, mesh_shapes
 from meshmpi.planner.machine import Machine
 
@@ -28,7 +30,7 @@ class Priced:
         mesh, layout, storage: Texts, as `mm.compile` takes them.
         slots: Text, as optimizers take their ``storage``.
         seconds: Predicted for a step.
-        memory: Predicted peak, bytes per rank.
+        memory: Predicted peak, bytes per rank; a screen may estimate it.
         bytes_sent: Per rank and step.
     """
 
@@ -43,7 +45,7 @@ class Priced:
     def __str__(self) -> str:
         return (
             f"mesh {self.mesh}, layout '{self.layout}'{_stored(self)}: {1e3 * self.seconds:.4g} ms,"
-            f" {self.memory / 1e9:.3g} GB, {self.bytes_sent / 1e6:.4g} MB sent"
+            f" {size_text(self.memory)}, {self.bytes_sent / 1e6:.4g} MB sent"
         )
 
 
@@ -68,12 +70,29 @@ class Rejected:
         return f"rejected mesh {self.mesh}, layout '{self.layout}'{_stored(self)}: {self.reason}"
 
 
+def size_text(size: float) -> str:
+    """Bytes for people; units are powers of ten."""
+    return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
+
+
 def _stored(found: Priced | Rejected) -> str:
     text = f", storage '{found.storage}'" if found.storage else ""
     return text + (f", optimizer storage '{found.slots}'" if found.slots else "")
 
 
 Price = Callable[[Candidate], "Priced | Rejected"]
+
+
+class Screen(NamedTuple):
+    """A cheaper graph that orders layouts alike, such as a model with fewer layers.
+
+    Attributes:
+        work: Its digest.
+        price: Of its layouts; memory is an estimate for the graph itself.
+    """
+
+    work: Work
+    price: Price
 
 
 @dataclass(frozen=True)
@@ -83,13 +102,15 @@ class SearchResult:
     Attributes:
         ranking: Priced layouts that fit, fastest first.
         rejected: Those that do not, in the order tried.
+        tried: Candidates priced, rejected, or passed over as slower than the best.
         considered: Candidates that there are.
-        complete: Whether each was priced, or bounded by a better one.
+        complete: Whether all were tried.
         seconds: The search took.
     """
 
     ranking: tuple[Priced, ...]
     rejected: tuple[Rejected, ...]
+    tried: int
     considered: int
     complete: bool
     seconds: float
@@ -101,14 +122,14 @@ class SearchResult:
 
     def report(self, most: int = 5) -> str:
         """The best layouts and the reasons against others, as text."""
-        how = "all that could be better" if self.complete else "the most promising"
+        how = "all that may be best" if self.complete else "the most promising, until time was up"
         lines = [
-            f"{len(self.ranking) + len(self.rejected)} of {self.considered} layouts priced"
-            f" ({how}) in {self.seconds:.1f} s"
+            f"{self.tried} of {self.considered} layouts looked at ({how}) in {self.seconds:.1f} s"
         ]
         lines += [f"  {k + 1}. {p}" for k, p in enumerate(self.ranking[:most])]
         if not self.ranking:
-            lines.append("  no layout fits")
+            more = "" if self.complete else "; more time would try more"
+            lines.append(f"  no layout fits{more}")
         lines += [f"  {r}" for r in self.rejected[:most]]
         if len(self.rejected) > most:
             lines.append(f"  {len(self.rejected) - most} more were rejected")
@@ -118,7 +139,8 @@ class SearchResult:
 def search(
     work: Work, ranks: int, machine: Machine, price: Price, *, seconds: float = 30.0,
     most_axes: int = 2, axis_names: Sequence[str] = ("rows", "cols", "planes"),
-    meshes: Sequence[MeshShape] = (), screen: Price | None = None, slots: bool = False,
+    meshes: Sequence[MeshShape] = (), screen: Screen | None = None, slots: bool = False,
+    memory_limit: int = 0,
 ) -> SearchResult:  # fmt: skip
     """Searches meshes, computation layouts and storage layouts.
 
@@ -131,21 +153,31 @@ def search(
         most_axes: Of meshes that are tried.
         axis_names: Of their axes.
         meshes: To try these only.
-        screen: A cheaper `price` that orders layouts alike, such as that of a model with fewer
-            layers; what it finds best is then priced in full.
+        screen: Looked at first; what it finds best is then priced in full.
         slots: Whether prices heed where optimizer slots are kept, so that this is searched too.
+        memory_limit: Bytes per rank, which `price` keeps too; 0: none.
+
+    Raises:
+        ConfigError: No time, or no axis.
     """
-    hunt = _Hunt(work, machine, screen or price, time.perf_counter() + seconds * 0.8, slots)
+    if seconds <= 0 or not 1 <= most_axes <= len(axis_names):
+        raise ConfigError(
+            f"a search of {seconds:g} seconds on meshes of up to {most_axes} axes.",
+            f"Give more than 0 seconds and 1 to {len(axis_names)} axes.",
+        )
+    deadline = time.perf_counter() + seconds * (0.8 if screen else 1.0)
+    first = screen or Screen(work, price)
+    hunt = _Hunt(first, machine, deadline, slots, Guesser(work, machine), memory_limit)
     shapes = list(meshes) or mesh_shapes(ranks, most_axes, axis_names)
-    found = [c for shape in shapes for c in candidates(work, shape, machine)]
+    found = [c for shape in shapes for c in candidates(first.work, shape, machine)]
     found.sort(key=lambda c: c.guess)
-    complete = hunt.price_all(found)
+    tried = hunt.price_all(found)
     hunt.refine()
-    ranking = sorted(hunt.priced, key=lambda p: (p[1].seconds, p[1].layout))
+    ranking = hunt.ranking()
     if screen is not None:
         ranking = _in_full(ranking, price, hunt, seconds)
     return SearchResult(
-        tuple(p for _, p in ranking), tuple(hunt.rejected), len(found), complete,
+        tuple(p for _, p in ranking), tuple(hunt.rejected), tried, len(found), tried == len(found),
         time.perf_counter() - hunt.began,
     )  # fmt: skip
 
@@ -154,10 +186,13 @@ def _in_full(
     ranking: Sequence[tuple[Candidate, Priced]], price: Price, hunt: _Hunt, seconds: float
 ) -> list[tuple[Candidate, Priced]]:
     out: list[tuple[Candidate, Priced]] = []
+    longest = 0.0
     for candidate, _ in ranking:
-        if out and time.perf_counter() - hunt.began > seconds:
+        began = time.perf_counter()
+        if out and began + longest - hunt.began > seconds:
             break
         found = price(candidate)
+        longest = max(longest, time.perf_counter() - began)
         if isinstance(found, Rejected):
             hunt.rejected.append(found)
         else:
@@ -165,14 +200,19 @@ def _in_full(
     return sorted(out, key=lambda p: (p[1].seconds, p[1].layout))
 
 
+def _axes(mesh: MeshShape) -> list[str]:
+    """Those that split anything."""
+    return [a for a, n in mesh.axes if n > 1]
+
+
 class _Hunt:
     """A search under way."""
 
     def __init__(
-        self, work: Work, machine: Machine, price: Price, deadline: float, slots: bool = False
+        self, by: Screen, machine: Machine, deadline: float, slots: bool, whole: Guesser, limit: int
     ):
-        self.work, self.price, self.deadline, self.slots = work, price, deadline, slots
-        self.guesser = Guesser(work, machine)
+        self.work, self.price, self.deadline, self.slots = by.work, by.price, deadline, slots
+        self.guesser, self.whole, self.limit = Guesser(by.work, machine), whole, limit
         self.began = time.perf_counter()
         self.priced: list[tuple[Candidate, Priced]] = []
         self.rejected: list[Rejected] = []
@@ -181,24 +221,39 @@ class _Hunt:
 
     @property
     def best(self) -> float:
-        return min((p.seconds for _, p in self.priced), default=float("inf"))
+        """Seconds of the fastest that fits, as far as the price knows."""
+        return min((p.seconds for _, p in self.priced if self._fits(p)), default=float("inf"))
 
     @property
     def late(self) -> bool:
         return time.perf_counter() > self.deadline
 
-    def price_all(self, found: Sequence[Candidate]) -> bool:
-        """Prices candidates, all where they are few; returns whether none was left that may win.
+    def _fits(self, found: Priced) -> bool:
+        return not self.limit or found.memory <= self.limit
 
-        Three quarters of the time are for this, the rest for changes around the best.
+    def ranking(self) -> list[tuple[Candidate, Priced]]:
+        """What was priced: what fits, fastest first, then what may not, smallest first."""
+        return sorted(
+            self.priced,
+            key=lambda p: (0, p[1].seconds, p[1].layout) if self._fits(p[1])
+            else (1, p[1].memory, p[1].layout),
+        )  # fmt: skip
+
+    def price_all(self, found: Sequence[Candidate]) -> int:
+        """Prices candidates that may win; returns how many were looked at before time was up.
+
+        Where they are many, a quarter of the time is left for changes around the best.
         """
-        stop = self.began + 0.75 * (self.deadline - self.began)
-        for k, c in enumerate(found):
-            if len(found) > EXHAUSTIVE and time.perf_counter() > stop:
-                return all(rest.bound >= self.best for rest in found[k:])
-            if c.bound < self.best:
+        share = 1.0 if len(found) <= EXHAUSTIVE else 0.75
+        stop = self.began + share * (self.deadline - self.began)
+        tried = 0
+        for c in found:
+            if c.bound >= self.best:
+                tried += 1
+            elif time.perf_counter() < stop or self._too_large(c):
                 self.try_one(c)
-        return True
+                tried += 1
+        return tried
 
     def try_one(self, c: Candidate) -> None:
         """Prices a candidate that was not seen before."""
@@ -206,13 +261,26 @@ class _Hunt:
         if key in self._seen:
             return
         self._seen.add(key)
-        found = self.price(c)
+        found = self._too_large(c) or self.price(c)
         if isinstance(found, Rejected):
             self.rejected.append(found)
-            if found.memory and (self._smallest is None or found.memory < self._smallest[0]):
-                self._smallest = (found.memory, c)
+            too_much = found.memory
         else:
             self.priced.append((c, found))
+            too_much = 0 if self._fits(found) else found.memory
+        if too_much and (self._smallest is None or too_much < self._smallest[0]):
+            self._smallest = (too_much, c)
+
+    def _too_large(self, c: Candidate) -> Rejected | None:
+        """Why a candidate needs no price, if its variables alone do not fit."""
+        least = self.whole.least_bytes(c) if self.limit else 0
+        if least <= self.limit:
+            return None
+        return Rejected(
+            str(c.mesh), c.text, c.storage_text, c.slots_text,
+            f"{size_text(least)} per rank of variables alone, the limit is"
+            f" {size_text(self.limit)}", least,
+        )  # fmt: skip
 
     def refine(self) -> None:
         """Changes the best layouts a dim at a time, and splits stored variables."""
@@ -235,14 +303,15 @@ class _Hunt:
 
     def _start(self) -> Candidate | None:
         """The best so far; where nothing fits, what needs least memory."""
-        if self.priced:
-            return min(self.priced, key=lambda p: p[1].seconds)[0]
+        fitting = [(c, p) for c, p in self.priced if self._fits(p)]
+        if fitting:
+            return min(fitting, key=lambda p: p[1].seconds)[0]
         return self._smallest[1] if self._smallest else None
 
     def _neighbours(self, c: Candidate) -> Iterator[Candidate]:
         conflicts = self.work.conflicts()
         for d in self.work.splittable():
-            for axis in ("", *c.mesh.names):
+            for axis in ("", *_axes(c.mesh)):
                 layout = {e: axes for e, axes in c.layout.items() if e != d}
                 if axis:
                     if any(axis in layout.get(e, ()) and frozenset((d, e)) in conflicts
@@ -254,7 +323,7 @@ class _Hunt:
 
     def _stored(self, c: Candidate) -> Iterator[Candidate]:
         """The same with variables, or their slots, stored in parts over a free axis."""
-        for axis in c.mesh.names:
+        for axis in _axes(c.mesh):
             for d in self.work.splittable():
                 if not any(d in dims for dims in self.work.variables) or d in c.layout:
                     continue

@@ -62,7 +62,7 @@ class Prediction:
         timings: Of every instruction that takes time, in order.
         other: Seconds of the step that belong to no instruction.
         flops: Of the rank, to tell the share of the peak.
-        peak: FLOP per second of the machine's fastest product.
+        peak: FLOP per second of the machine's fastest product in the types that the program has.
     """
 
     machine: str
@@ -165,7 +165,8 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
             clock += found.seconds
     origin = dict.fromkeys(program.mesh.names, 0)
     flops = sum(local_flops(i, program, origin) for i in program.instructions)
-    return Prediction(machine.name, tuple(timings), machine.step, flops, machine.peak)
+    peak = machine.peak_of(*timer.multiplied)
+    return Prediction(machine.name, tuple(timings), machine.step, flops, peak)
 
 
 class _Background:
@@ -209,6 +210,8 @@ class _Timer:
             for i in program.instructions
         ]
         self.distances = reuse_distances(program, sharing, self.touched)
+        self.multiplied: set[str] = set()
+        """Data types of the products timed so far."""
 
     def timing(self, n: int, i: Instruction) -> Timing:
         """Of instruction i, number n of the program."""
@@ -298,6 +301,7 @@ class _Timer:
         if min(m, n) == 1:  # a matrix times a vector is as fast as the matrix is read
             touched = ITEM_BYTES[types[i.inputs[0]].dtype] * batch * k * max(m, n)
             return touched / self.machine.memory(touched)
+        self.multiplied.add(types[i.inputs[0]].dtype)
         rate = self.machine.product_rate(types[i.inputs[0]].dtype, m, n, k)
         return 2.0 * batch * m * n * k / rate
 
@@ -312,6 +316,7 @@ class _Timer:
         b, made = self.sizes[i.inputs[1]], program.types[i.outputs[0]].shape
         n = math.prod(size for d, size in b.items() if d not in slid and made.find(d) >= 0)
         k = max(1, flops // (2 * y))
+        self.multiplied.add(program.types[i.inputs[0]].dtype)
         rate = self.machine.product_rate(program.types[i.inputs[0]].dtype, y // max(n, 1), n, k)
         patches = ITEM_BYTES[program.types[i.inputs[0]].dtype] * 2 * k * (y // max(n, 1))
         return flops / rate + patches / self.machine.memory(patches)
@@ -325,6 +330,8 @@ class _Timer:
             own[i.inputs[0]] = own[i.outputs[0]]
         elif i.kind == "scatter_add":  # rows are added to what was set to zero before
             own[i.outputs[0]] += own[i.inputs[0]]
+        elif i.kind == "put" and self.sharing.root(i.inputs[0]) == self.sharing.root(i.outputs[0]):
+            own[i.inputs[0]], own[i.outputs[0]] = 0, own[i.inputs[1]]  # in place: only its rows
         elif i.kind == "write":
             own[i.inputs[0]] *= 2
         return list(own.items())

@@ -11,9 +11,10 @@ from meshmpi.errors import ConfigError
 from meshmpi.layout_search import Step, digest, pricing
 from meshmpi.measuring.machines import find_machine
 from meshmpi.nn.transformer import TransformerConfig
-from meshmpi.planner.candidates import Work
+from meshmpi.planner.candidates import Candidate, Guesser
+from meshmpi.planner.machine import Machine
 from meshmpi.planner.report import fit_line, memory_lines, time_lines, traffic_lines
-from meshmpi.planner.search import Price, search
+from meshmpi.planner.search import Priced, Rejected, Screen, SearchResult, search
 from meshmpi.planner.timing import predict_time
 from meshmpi.program import COLLECTIVES
 from meshmpi.runtime.compiled import memory_plan
@@ -21,6 +22,8 @@ from meshmpi.train.settings import Settings
 from meshmpi.train.setup import chosen_layout, mesh_shape
 from meshmpi.train.tasks.registry import task_class
 
+_SCREENED = 2
+"""Layers of the model that a search looks at first."""
 NO_MACHINE = "no time is predicted: this machine was not measured; `meshmpi calibrate` does it"
 
 
@@ -74,8 +77,8 @@ def plan_report(
 def search_report(
     settings: Settings, ranks: int, machine: str = "", memory_limit: str | None = None,
     seconds: float = 30.0, most_axes: int = 2,
-) -> str:  # fmt: skip
-    """The fastest layouts of a training step, by predicted time.
+) -> tuple[SearchResult, str]:  # fmt: skip
+    """The fastest layouts of a training step, by predicted time, and a report for people.
 
     Models of more than two layers are screened with two, and the best are then priced in full.
 
@@ -88,11 +91,17 @@ def search_report(
         most_axes: Of the meshes that are tried.
 
     Raises:
-        ConfigError: No machine is given, and this host was not measured.
+        ConfigError: No machine is given, and this host was not measured; the mesh has another
+            number of ranks; no time, or no axis.
     """
     task = task_class(settings.task)
     config = task.transformer(settings, task.vocabulary_size(settings))
     shapes = [mesh_shape(settings.mesh, ranks)] if settings.mesh.shape else []
+    if shapes and shapes[0].size != ranks:
+        raise ConfigError(
+            f"a mesh of {shapes[0].size} ranks, {shapes[0]}, for a job of {ranks}.",
+            "Leave --mesh out to try all meshes, or ask for as many ranks as it has.",
+        )
     known = find_machine(machine, shapes[0] if shapes else mesh_shape(settings.mesh, ranks))
     if known is None:
         raise ConfigError(
@@ -101,20 +110,35 @@ def search_report(
         )
     limit = known.memory_bytes if memory_limit is None else bytes_of(memory_limit)
 
-    def price_with(chosen: TransformerConfig) -> tuple[Work, Price]:
+    def price_with(chosen: TransformerConfig, limit: int) -> Screen:
         def step(slots: str) -> Step:
             mesh = dataclasses.replace(settings.mesh, optimizer_storage=slots)
             built = task.build(dataclasses.replace(settings, mesh=mesh), chosen)
             return built.graph, built.fetches, built.updates
 
-        return digest(*step("")), pricing(step, known, limit)
+        return Screen(digest(*step("")), pricing(step, known, limit))
 
-    work, price = price_with(config)
+    work, price = price_with(config, limit)
     screen = None
-    if config.layers > 2 and not limit:
-        screen = price_with(config.with_options(layers=2))[1]
+    if config.layers > _SCREENED:
+        screen = price_with(config.with_options(layers=_SCREENED), 0)
+        screen = _for_all_layers(screen, Guesser(work, known), known, config.layers)
     found = search(
         work, ranks, known, price, seconds=seconds, most_axes=most_axes, meshes=shapes,
-        screen=screen, slots=True,
+        screen=screen, slots=True, memory_limit=limit,
     )  # fmt: skip
-    return f"{ranks} ranks, times predicted on {known.name}\n{found.report()}"
+    return found, f"{ranks} ranks, times predicted on {known.name}\n{found.report()}"
+
+
+def _for_all_layers(screen: Screen, whole: Guesser, machine: Machine, layers: int) -> Screen:
+    """With the memory that all layers need, about: variables, and the rest in proportion."""
+    few = Guesser(screen.work, machine)
+
+    def price(c: Candidate) -> Priced | Rejected:
+        found = screen.price(c)
+        if isinstance(found, Rejected):
+            return found
+        rest = (found.memory - few.least_bytes(c)) * layers // _SCREENED
+        return dataclasses.replace(found, memory=whole.least_bytes(c) + rest)
+
+    return Screen(screen.work, price)

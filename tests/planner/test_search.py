@@ -8,9 +8,15 @@ import meshmpi as mm
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
 from meshmpi.layout_search import digest, pricing, search_layouts
-from meshmpi.planner.candidates import Candidate, candidates, independent_sets, mesh_shapes
+from meshmpi.planner.candidates import (
+    Candidate,
+    Guesser,
+    candidates,
+    independent_sets,
+    mesh_shapes,
+)
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from
-from meshmpi.planner.search import Priced, Rejected, search
+from meshmpi.planner.search import Priced, Rejected, Screen, search
 from tests.planner.build import small_lm
 
 
@@ -95,7 +101,7 @@ def test_memory_limits_reject_with_bytes_and_find_storage_in_parts():
     )  # fmt: skip
     assert tight.best is not None and tight.best.memory < whole.memory
     rejected = [r for r in tight.rejected if r.layout == "batch:rows" and not r.storage]
-    assert rejected and "GB per rank, the limit is" in rejected[0].reason
+    assert rejected and "MB per rank, the limit is" in rejected[0].reason
     assert "rejected mesh {rows: 4}, layout 'batch:rows'" in tight.report()
 
 
@@ -217,3 +223,64 @@ def test_optimizer_slots_are_stored_apart_where_only_they_do_not_fit():
         graph, mesh, apart.layout, fetches=fetches, updates=updates, storage=apart.storage or None
     )  # fmt: skip
     assert plan.cost.peak_memory == apart.memory and plan.cost.bytes_sent == apart.bytes_sent
+
+
+def test_what_variables_alone_exceed_is_rejected_without_a_price():
+    graph, fetches, updates = two_layers(8, 256, 256)
+    work, known, mesh = digest(graph, fetches, updates), machine(1e12, 1e-12), MeshShape("rows:4")
+    free, priced = pricing((graph, fetches, updates), known), []
+    limit = free(Candidate(mesh, {"hidden": ("rows",)}, 0.0, 0.0, {})).memory
+    price = pricing((graph, fetches, updates), known, limit)
+
+    def watched(c):
+        priced.append(c)
+        return price(c)
+
+    found = search(work, 4, known, watched, meshes=[mesh], memory_limit=limit)
+    assert found.best is not None and found.best.memory <= limit
+    why = {r.layout: r.reason for r in found.rejected if not r.storage}
+    wanted = f"0.524 MB per rank of variables alone, the limit is {limit / 1e6:.3g} MB"
+    assert why["batch:rows"] == wanted
+    assert ("batch:rows", "") not in {(c.text, c.storage_text) for c in priced}
+    # What is told is a lower bound of what the plan needs.
+    guesser = Guesser(work, known)
+    for c in candidates(work, mesh, known):
+        assert guesser.least_bytes(c) <= free(c).memory
+
+
+def test_a_search_without_time_says_so():
+    graph, fetches, updates = two_layers(64, 8, 8)
+    work, known = digest(graph, fetches, updates), machine()
+    price = pricing((graph, fetches, updates), known)
+    found = search(work, 4, known, price, seconds=1e-9)
+    assert found.best is None and not found.complete and found.tried < found.considered
+    assert "until time was up" in found.report() and "more time would try more" in found.report()
+    for wrong in ({"seconds": 0.0}, {"seconds": -1.0}, {"most_axes": 0}, {"most_axes": 4}):
+        with pytest.raises(ConfigError, match="a search of"):
+            search(work, 4, known, price, **wrong)
+
+
+def test_layouts_that_are_the_same_are_looked_at_once():
+    graph, fetches, updates = two_layers(64, 64, 64)
+    work, known = digest(graph, fetches, updates), machine()
+    (one,) = candidates(work, MeshShape("rows:1"), known)
+    assert one.text == ""
+    for c in candidates(work, MeshShape("rows:2;cols:2"), known):
+        assert not c.layout or any(axes != ("rows", "cols") for axes in c.layout.values())
+
+
+def test_a_screen_is_looked_at_first_and_its_best_are_priced_in_full():
+    known, mesh = machine(), MeshShape("rows:2")
+    few, whole = small_lm(1), small_lm(4)
+    full, asked = pricing(whole, known), []
+
+    def price(c):
+        asked.append(c.text)
+        return full(c)
+
+    screen = Screen(digest(*few), pricing(few, known))
+    work = digest(*whole)
+    found = search(work, 2, known, price, meshes=[mesh], screen=screen, seconds=20.0)
+    alone = search(work, 2, known, full, meshes=[mesh], seconds=60.0)
+    assert found.best.layout == alone.best.layout and found.best.seconds == alone.best.seconds
+    assert len(asked) < alone.tried

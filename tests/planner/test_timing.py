@@ -65,6 +65,7 @@ def test_ranks_wait_for_one_another_by_what_they_computed_since_they_last_met():
     assert seconds(program, "all_reduce", waits=waits) == pytest.approx(sent + 1e-3)
     assert machine(waits=Curve(((1.0, 0.2), (4.0, 0.8)))).wait(2.0) == pytest.approx(0.4)
     assert machine(waits=waits).wait(0.0) == machine().wait(2.0) == 0.0
+    assert machine(waits=Curve(((1.0, 0.2), (4.0, 0.8)))).wait(0.5) == pytest.approx(0.1)
     alone = planned(build, "all:1", "k:all")
     assert seconds(alone, "all_reduce", waits=waits) == seconds(alone, "all_reduce")
 
@@ -148,3 +149,30 @@ def test_bytes_by_line_add_up_to_the_cost():
     assert list(table.values()) == sorted(table.values(), key=lambda row: -row[1])
     assert all(__file__.split("/")[-1] in key[3] or ".py:" in key[3] for key in table)
     assert len(traffic_lines(found.program, 1)) == 2  # the first, and how much more
+
+
+def test_rows_put_in_place_cost_their_own_bytes():
+    def cache(fetched):
+        with mm.Graph() as graph:
+            x, rows = mm.get_variable("x", "n:4096;k:64"), mm.placeholder("rows", "m:4;k:64")
+            at = mm.placeholder("at", "m:4", "int32")
+            new = mm.put(x, rows, at, "n")
+            kept = [x] if fetched else []
+            program = mm.plan(graph, "", "", fetches=kept, updates=[mm.assign(x, new)]).program
+        return seconds(program, "put")
+
+    assert cache(False) == pytest.approx(4 * 64 * 4 * (0.75 + 0.75) / BANDWIDTH + CALL, rel=0.05)
+    assert cache(True) > 4096 * 64 * 4 / BANDWIDTH  # another reads the old value: it is copied
+
+
+@pytest.mark.parametrize("dtype, peak", [("float32", GEMM), ("bfloat16", 4 * GEMM)])
+def test_the_peak_is_that_of_the_types_that_are_multiplied(dtype, peak):
+    rates = {"float32": ProductRates.constant(GEMM), "bfloat16": ProductRates.constant(4 * GEMM)}
+
+    def build():
+        x, w = mm.placeholder("x", "m:64;k:64", dtype), mm.placeholder("w", "k:64;n:64", dtype)
+        return mm.einsum([x, w], "m:64;n:64")
+
+    found = predict_time(planned(build), machine(products=rates, memory=Curve(((1.0, 1e15),))))
+    assert found.peak == peak
+    assert found.efficiency == pytest.approx(1.0, rel=0.01)
