@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import select
 import shutil
 import signal
 import sys
@@ -46,10 +47,45 @@ AGENT_VARIABLE = "PRTE_MCA_prte_launch_agent"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status."""
+    """Runs one command; returns the exit status, where nobody reads its output that of SIGPIPE."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            status = _run(given)
+        except SystemExit:  # --help
+            _flush()
+            raise
+        _flush()
+        return status
+    except BrokenPipeError:
+        if not _readers_gone():  # another pipe, which is no matter of the user
+            raise
+        return 128 + signal.SIGPIPE
+
+
+def _flush() -> None:
+    """What nobody reads shows here, rather than while Python exits."""
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
+
+
+def _readers_gone() -> bool:
+    """Whether what this process prints goes into a pipe without a reader; then it goes nowhere."""
+    gone = False
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no file
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)
+            if any(events & select.POLLERR for _, events in poll.poll(0)):
+                with open(os.devnull, "w") as nowhere:
+                    os.dup2(nowhere.fileno(), stream.fileno())
+                gone = True
+    return gone
+
+
+def _run(given: Sequence[str]) -> int:
     from meshmpi.runtime import abort
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     abort.install_hooks()
     try:
