@@ -61,6 +61,9 @@ class Check:
         stage: ``"lowering"``, or the pass after which the program is wrong, or ``"running"``.
         error: What was raised instead of an answer.
         refused: Why the layout is illegal, where lowering found it so.
+        remedy: What would make it legal.
+        named: Whether the caller named the layout: an illegal one is a mistake then, and is
+            skipped where it is one of "all".
     """
 
     mesh: str
@@ -71,15 +74,17 @@ class Check:
     stage: str = ""
     error: str = ""
     refused: str = ""
+    remedy: str = ""
+    named: bool = False
 
     @property
     def ok(self) -> bool:
-        return self.first is None and not self.error
+        return self.first is None and not self.error and not (self.refused and self.named)
 
     def __str__(self) -> str:
         name = f"layout '{self.layout}' on mesh {self.mesh}"
         if self.refused:
-            return f"{name} is illegal: {self.refused}"
+            return f"{name} is illegal: {self.refused} {self.remedy}".rstrip()
         if self.error:
             return f"{name} fails ({self.stage}): {self.error}"
         if self.first is None:
@@ -112,11 +117,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every legal layout computes what one rank does."""
-        return all(c.ok for c in self.checks)
+        """Whether some were tried, all compute what one rank does, and no named one is illegal."""
+        return bool(self.tried) and all(c.ok for c in self.checks)
 
     @property
     def wrong(self) -> list[Check]:
+        """Those that compute something else, fail, or were named and are illegal."""
         return [c for c in self.checks if not c.ok]
 
     @property
@@ -159,15 +165,14 @@ class Report:
 
     def text(self, rows: int = 12) -> str:
         """All of it for a reader: verdict, wrong layouts, largest differences."""
-        tried, wrong = self.tried, self.wrong
-        refused = _counted([c.refused for c in self.checks if c.refused])
-        in_what = "in float64" if self.precision == "float64" else "in the types of the graph"
-        verdict = (
-            f"{len(tried)} layouts compute what one rank does, {in_what}."
-            if not wrong else f"{len(wrong)} of {len(tried)} layouts are wrong, {in_what}."
-        )  # fmt: skip
-        lines = [verdict, *self.skipped]
+        wrong = [c for c in self.wrong if not c.refused]
+        illegal = [c for c in self.wrong if c.refused]
+        refused = _counted([c.refused for c in self.checks if c.refused and not c.named])
+        lines = [self._verdict(len(wrong)), *self.skipped]
         lines += [f"{n} illegal: {why}" for why, n in refused.items()]
+        lines += [str(c) for c in illegal[:5]]
+        if len(illegal) > 5:
+            lines.append(f"and {len(illegal) - 5} more layouts are illegal.")
         lines += [str(c) for c in wrong[:5]]
         if len(wrong) > 5:
             lines.append(f"and {len(wrong) - 5} more layouts are wrong.")
@@ -177,6 +182,17 @@ class Report:
             ]
             lines.append(self.table(rows))
         return "\n".join(lines)
+
+    def _verdict(self, wrong: int) -> str:
+        tried = len(self.tried)
+        if not tried:
+            return "No layout was tried: nothing is verified."
+        in_what = "in float64" if self.precision == "float64" else "in the types of the graph"
+        if wrong:
+            return f"{wrong} of {tried} layouts are wrong, {in_what}."
+        if tried == 1:
+            return f"1 layout computes what one rank does, {in_what}."
+        return f"{tried} layouts compute what one rank does, {in_what}."
 
     def __str__(self) -> str:
         return self.text()

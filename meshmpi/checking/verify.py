@@ -67,7 +67,8 @@ def verify(
     Args:
         graph: With gradients and updates, of sizes that one process can hold: every tensor is kept
             whole, in float64, with its bound.
-        layouts: "all" legal ones, or those to try.
+        layouts: "all" legal ones, or those to try; one of these that is illegal on a mesh makes the
+            report not ok.
         mesh: One mesh shape or several.
         fetches: Default: every tensor that no operation uses.
         updates: Default: those registered with the graph.
@@ -84,16 +85,14 @@ def verify(
         seed: Of variables, random numbers, feeds and sample.
 
     Returns:
-        A `Report`: ``.ok``, ``print(report)``, ``.wrong[0].first.source``.
+        A `Report`: ``.ok``, ``print(report)``, ``.wrong[0].first.source``.  It is not ok where no
+        layout was tried, or where one was named that is illegal, which is then among ``.wrong``
+        and has ``.refused`` and ``.remedy``.
 
     Raises:
         ConfigError, FeedError: Before anything runs.
     """
-    if precision not in PRECISIONS or ranks not in ("simulated", "mpi"):
-        raise ConfigError(
-            f"verify(precision={precision!r}, ranks={ranks!r}) is not known.",
-            "precision is 'float64' or 'own', ranks is 'simulated' or 'mpi'.",
-        )
+    _check_options(precision, ranks, sample)
     named = named_fetches(graph, fetches)
     chosen = list(graph.updates if updates is None else updates)
     given = random_feeds(graph, seed) if feeds is None else dict(feeds)
@@ -105,8 +104,21 @@ def verify(
         tried = _tried(graph, layouts, shape, sample, seed, report)
         for layout in tried:
             runner = _Runner(truth, shape, Layout(layout), Layout(storage), ranks, kernels)
+            runner.check_.named = layouts != "all"
             report.checks.append(runner.check())
     return report
+
+
+def _check_options(precision: str, ranks: str, sample: int | None) -> None:
+    if precision not in PRECISIONS or ranks not in ("simulated", "mpi"):
+        raise ConfigError(
+            f"verify(precision={precision!r}, ranks={ranks!r}) is not known.",
+            "precision is 'float64' or 'own', ranks is 'simulated' or 'mpi'.",
+        )
+    if sample is not None and sample < 1:
+        raise ConfigError(
+            f"a sample of {sample} layouts verifies nothing.", "Ask for at least 1, or for all."
+        )
 
 
 def _tried(
@@ -229,7 +241,7 @@ class _Runner:
                 t.graph, self.shape, self.layout, t.fetches, t.updates, self.storage, t.seed
             )
         except LayoutError as e:
-            out.refused = e.problem
+            out.refused, out.remedy = e.problem, e.remedy
             return out
         except FAILURES as e:
             return self._failed("lowering", e)

@@ -150,14 +150,45 @@ def test_samples_are_seeded_and_say_what_was_left_out():
     assert "batch and io (x made at model.py" in str(legal_layouts(b.graph, shape))
 
 
-def test_layouts_that_constraints_forbid_are_counted():
+def constrained() -> mm.Graph:
     with mm.Graph() as graph:
         x = mm.constrain(mm.placeholder("x", "a:4;b:6"), "a:rows")
         mm.reduce_sum(x)
-    report = verify(graph, ["b:rows", "b:cols"], "rows:2;cols:2")
-    assert [bool(c.refused) for c in report.checks] == [True, False]
-    assert report.ok
-    assert "1 illegal: tensor [a=4, b=6] would be split twice over mesh axis 'rows'" in str(report)
+    return graph
+
+
+def test_layouts_that_constraints_forbid_are_counted_among_all():
+    report = verify(constrained(), "all", "rows:2;cols:2")
+    refused = [c.layout for c in report.checks if c.refused]
+    assert {"b:rows", "b:rows+cols"} <= {*refused}
+    assert report.ok and len(report.tried) > 3
+    want = f"{len(refused)} illegal: tensor [a=4, b=6] would be split twice over mesh axis 'rows'"
+    assert want in str(report)
+
+
+@pytest.mark.parametrize("layouts", ["b:rows", ["b:rows", "b:cols"], ["b:cols", "b:zz"]])
+def test_a_named_layout_that_is_illegal_is_a_mistake(layouts):
+    report = verify(constrained(), layouts, "rows:2;cols:2")
+    assert not report.ok
+    (illegal,) = report.wrong
+    assert illegal.layout == ("b:zz" if "b:zz" in layouts else "b:rows")
+    assert illegal.refused and illegal.remedy and not illegal.differences
+    text = str(report)
+    assert f"layout '{illegal.layout}' on mesh {{rows: 2, cols: 2}} is illegal: " in text
+    assert illegal.refused in text and illegal.remedy in text
+    if isinstance(layouts, list):  # the other one is verified all the same
+        assert text.startswith("1 layout computes what one rank does, in float64.\n")
+    else:
+        assert text.startswith("No layout was tried: nothing is verified.\n")
+
+
+def test_where_nothing_was_tried_nothing_is_right():
+    for layouts, mesh in (([], MESH), ("all", [])):
+        report = verify(constrained(), layouts, mesh)
+        assert not report.ok and report.checks == []
+        assert str(report).startswith("No layout was tried")
+    with pytest.raises(mm.ConfigError, match="a sample of 0 layouts verifies nothing"):
+        verify(constrained(), sample=0)
 
 
 def test_feeds_are_made_where_none_are_given():
