@@ -25,6 +25,7 @@ import meshmpi
 from meshmpi.api import compile as compile_step
 from meshmpi.collective_bytes import bytes_sent
 from meshmpi.dims import Shape
+from meshmpi.doctor.checks.storage import group_memory
 from meshmpi.graph import Graph, Tensor
 from meshmpi.kernels import blas
 from meshmpi.kernels.binding import BFLOAT16
@@ -187,8 +188,11 @@ class _Probe:
         return self.seconds(_loop(4, lambda x, y: ew.add(x, y)))
 
     def memory_bytes(self) -> int:
-        """Physical memory of this host, shared by its ranks."""
+        """Memory of this host, or what its control groups allow of it, shared by its ranks."""
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        allowed = group_memory()
+        if allowed is not None and allowed < whole:
+            whole = allowed
         if self.alone:
             return whole
         names = self.mesh.comm.allgather(os.uname().nodename)

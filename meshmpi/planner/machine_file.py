@@ -1,11 +1,16 @@
 """Machine descriptions as TOML files, and those that come with meshmpi.
 
 A file written by hand may be short; `meshmpi calibrate` writes tables.  Units are seconds, bytes
-and FLOP, all per rank.
+and FLOP, all per rank.  Every number is looked at when a file is read: predictions divide by them
+and take their logarithms.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
+import reprlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +26,7 @@ from meshmpi.planner.machine import (
     ProductRates,
     operations_from,
 )
+from meshmpi.scalar import DTYPES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,10 +55,14 @@ bandwidth = 62e9
 }
 """Names that `load_machine` knows."""
 _SECTIONS = {
-    "products": None, "memory": ("bandwidth", "table"), "operations": tuple(RELATIVE_COSTS),
+    "products": DTYPES, "memory": ("bandwidth", "table"), "operations": tuple(RELATIVE_COSTS),
     "calls": ("instruction", "step"), "waits": ("table",), "network": None,
 }  # fmt: skip
+_NEEDED = ("products", "memory")
 _TOP = ("name", "origin", "memory_bytes", *_SECTIONS)
+_UNITS = {"TB": 2**40, "GB": 2**30, "MB": 2**20, "KB": 2**10, "B": 1}
+_SHORTEST_WAIT = 1e-9
+"""What a wait of 0 counts as: between the points of a curve are logarithms."""
 
 
 def load_machine(name: str | Path) -> Machine:
@@ -69,9 +79,13 @@ def load_machine(name: str | Path) -> Machine:
         return parse_machine(BUILT_IN[str(name)], str(name))
     try:
         text = Path(name).read_text(encoding="utf-8")
-    except OSError as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(
-            f"there is no machine '{name}': {error.strerror}.",
+            f"{name} is no text: {error}.", "Give the file that `meshmpi calibrate` wrote."
+        ) from None
+    except (OSError, ValueError) as error:  # the latter of a path that no file can have
+        raise ConfigError(
+            f"there is no machine '{name}': {getattr(error, 'strerror', None) or error}.",
             f"Give the file that `meshmpi calibrate` wrote, or one of: {', '.join(BUILT_IN)}.",
         ) from None
     return parse_machine(text, str(name))
@@ -81,37 +95,37 @@ def parse_machine(text: str, place: str) -> Machine:
     """The machine that a TOML text describes.
 
     Raises:
-        ConfigError: Of what is missing, unknown or no positive number.
+        ConfigError: Of what is missing, unknown, out of range or of the wrong form.
     """
     try:
         given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not only of the syntax: of huge integers
         raise ConfigError(
             f"{place} is not valid TOML: {error}.", "Correct the line named."
         ) from error
     _known(given, _TOP, place)
-    for section, keys in _SECTIONS.items():
-        if section not in given and section in ("products", "memory"):
-            raise ConfigError(f"{place} has no [{section}].", "Add it; docs/planning.md shows one.")
-        if keys:
-            _known(given.get(section, {}), keys, f"{place} [{section}]")
+    sections = {name: _section(given, name, place) for name in _SECTIONS}
     products = {
         dtype: _rates(value, f"{place} products.{dtype}")
-        for dtype, value in given["products"].items()
+        for dtype, value in sections["products"].items()
     }
     if "float32" not in products:
         raise ConfigError(f"{place}: [products] has no float32.", "Give FLOP per second.")
-    operations = given.get("operations", {})
-    simple = _number(operations.get("simple", 1e-10), f"{place} operations.simple")
-    calls = given.get("calls", {})
+    costs = sections["operations"]
+    operations = {kind: _number(v, f"{place} operations.{kind}") for kind, v in costs.items()}
+    calls = {k: _number(v, f"{place} calls.{k}", True) for k, v in sections["calls"].items()}
     return Machine(
-        str(given.get("name", place)), products, _memory(given["memory"], place),
-        operations_from(simple, {k: float(v) for k, v in operations.items()}),
-        float(calls.get("instruction", 2e-6)), float(calls.get("step", 0.0)),
-        _networks(given.get("network", {}), place), int(given.get("memory_bytes", 0)),
-        str(given.get("origin", "stated")),
-        _curve(given["waits"], f"{place} waits") if "waits" in given else None,
+        _text(given, "name", place, place), products, _memory(sections["memory"], place),
+        operations_from(operations.get("simple", 1e-10), operations),
+        calls.get("instruction", 2e-6), calls.get("step", 0.0),
+        _networks(sections["network"], place),
+        _bytes(given.get("memory_bytes", 0), f"{place} memory_bytes"),
+        _text(given, "origin", "stated", place),
+        _waits(sections["waits"], place) if "waits" in given else None,
     )  # fmt: skip
+
+
+# ---- reading -----------------------------------------------------------------------------------
 
 
 def _known(values: Mapping[str, Any], keys: Sequence[str], place: str) -> None:
@@ -120,25 +134,114 @@ def _known(values: Mapping[str, Any], keys: Sequence[str], place: str) -> None:
             raise ConfigError(f"{place}: there is no '{key}'.", suggest(key, keys))
 
 
-def _number(value: Any, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise ConfigError(f"{place} is {value!r}.", "Give a positive number.")
-    return float(value)
+def _section(given: Mapping[str, Any], name: str, place: str) -> Mapping[str, Any]:
+    """A section by its name, empty where the file may leave it out; its keys are known ones."""
+    if name not in given and name in _NEEDED:
+        raise ConfigError(f"{place} has no [{name}].", "Add it; docs/planning.md shows one.")
+    section, keys = given.get(name, {}), _SECTIONS[name]
+    if not isinstance(section, dict):
+        raise ConfigError(
+            f"{place} {name} is {reprlib.repr(section)}, which is no section.",
+            f"Write a line [{name}] and its keys below it.",
+        )
+    if keys:
+        _known(section, keys, f"{place} [{name}]")
+    return section
+
+
+def _text(given: Mapping[str, Any], key: str, default: str, place: str) -> str:
+    value = given.get(key, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"{place} {key} is {reprlib.repr(value)}, no text.", "Put it in quotes.")
+    return value
+
+
+def _number(value: Any, place: str, or_zero: bool = False) -> float:
+    """A finite number above 0, or 0 where that has a meaning too."""
+    kind = "finite number of 0 or more" if or_zero else "finite positive number"
+    if value is None:
+        raise ConfigError(f"{place} is missing.", f"Give a {kind}.")
+    number = -1.0
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
+        number = float(value) if abs(value) <= sys.float_info.max else -1.0
+    if number < 0.0 or (number == 0.0 and not or_zero):
+        raise ConfigError(
+            f"{place} is {reprlib.repr(value)}, which is no {kind}.", f"Give a {kind}."
+        )
+    return number
+
+
+def _whole(value: Any, least: int, place: str) -> int:
+    """A whole number, which may be written as 1e6."""
+    number = -1.0 if isinstance(value, (str, list, dict)) else _number(value, place, True)
+    if number < least or not number.is_integer():
+        raise ConfigError(
+            f"{place} is {reprlib.repr(value)}, which is no whole number of {least} or more.",
+            f"Give a whole number of {least} or more.",
+        )
+    return int(number)
+
+
+def _bytes(value: Any, place: str) -> int:
+    """Bytes as a number, 0 where they are not known, or as text: ``"1.5 GB"`` (of 2**30).
+
+    The texts are those that `meshmpi.api.bytes_of` takes, which lies above this room.
+    """
+    if not isinstance(value, str):
+        return int(_number(value, place, True))
+    text = value.strip().upper()
+    unit = next((u for u in _UNITS if text.endswith(u)), "")
+    try:
+        size = float(text.removesuffix(unit)) * _UNITS.get(unit, 1)
+    except ValueError:
+        size = 0.0
+    if not 1.0 <= size < math.inf:
+        raise ConfigError(
+            f"{place} is {reprlib.repr(value)}, which is no number of bytes.",
+            "Write 64e9, '800 MB' or '1.5 GB'.",
+        )
+    return int(size)
+
+
+def _rows(value: Any, columns: str, place: str) -> list[list[Any]]:
+    """The rows of a table, each with as many entries as there are names of columns."""
+    length = columns.count(",") + 1
+    if not isinstance(value, list) or not value:
+        raise ConfigError(
+            f"{place} is {reprlib.repr(value)}, which is no table.", f"Give rows [{columns}]."
+        )
+    for i, row in enumerate(value, 1):
+        if not isinstance(row, list) or len(row) != length:
+            raise ConfigError(
+                f"{place} row {i}: {reprlib.repr(row)} is no row.", f"Write [{columns}]."
+            )
+    return value
+
+
+def _ascending(keys: Sequence[tuple[float, ...]], columns: str, place: str) -> None:
+    for i, (before, key) in enumerate(itertools.pairwise(keys), 2):
+        if key <= before:
+            raise ConfigError(
+                f"{place} row {i}: {columns} do not ascend: those of row {i - 1} are not smaller.",
+                "Sort the rows, smallest first, and give each once.",
+            )
 
 
 def _rates(value: Any, place: str) -> ProductRates:
     if not isinstance(value, list):
         return ProductRates.constant(_number(value, place))
-    table = {}
-    for row in value:
-        if not isinstance(row, list) or len(row) != 4:
-            raise ConfigError(f"{place}: {row!r} is no row.", "Write [m, n, k, FLOP per second].")
-        table[tuple(int(x) for x in row[:3])] = _number(row[3], place)
-    sizes = tuple(sorted({m for m, _, _ in table}))
-    missing = [(m, n, k) for m in sizes for n in sizes for k in sizes if (m, n, k) not in table]
-    if missing or not sizes:
+    keys, table = list[tuple[int, int, int]](), dict[tuple[int, int, int], float]()
+    for i, row in enumerate(_rows(value, "m, n, k, FLOP per second", place), 1):
+        m, n, k = (_whole(x, 1, f"{place} row {i}: m, n or k") for x in row[:3])
+        keys.append((m, n, k))
+        table[m, n, k] = _number(row[3], f"{place} row {i}: FLOP per second")
+    _ascending(keys, "m, n, k", place)
+    sizes = tuple(sorted({x for key in keys for x in key}))
+    every = ((m, n, k) for m in sizes for n in sizes for k in sizes)
+    missing = next((key for key in every if key not in table), None)
+    if missing is not None:
         raise ConfigError(
-            f"{place} has no rate of m, n, k = {missing[0] if missing else '...'}.",
+            f"{place} has no rate of m, n, k = {', '.join(map(str, missing))}.",
             "Give every combination of the sizes.",
         )
     return ProductRates(sizes, table)
@@ -146,15 +249,31 @@ def _rates(value: Any, place: str) -> ProductRates:
 
 def _memory(section: Mapping[str, Any], place: str) -> Curve:
     if "table" in section:
-        return _curve(section, f"{place} memory")
+        return Curve(_points(section["table"], "bytes, bytes per second", f"{place} memory.table"))
     return Curve(((1.0, _number(section.get("bandwidth"), f"{place} memory.bandwidth")),))
 
 
-def _curve(section: Mapping[str, Any], place: str) -> Curve:
-    rows = section.get("table", ())
-    if not rows:
-        raise ConfigError(f"{place} has no table.", "Give rows of two numbers.")
-    return Curve(tuple(sorted((float(at), _number(y, f"{place}.table")) for at, y in rows)))
+def _waits(section: Mapping[str, Any], place: str) -> Curve:
+    if "table" not in section:
+        raise ConfigError(
+            f"{place} waits.table is missing.", "Give rows [seconds computed, seconds waited]."
+        )
+    columns = "seconds computed, seconds waited"
+    points = _points(section["table"], columns, f"{place} waits.table", True)
+    return Curve(tuple((at, max(_SHORTEST_WAIT, y)) for at, y in points))
+
+
+def _points(
+    value: Any, columns: str, place: str, or_zero: bool = False
+) -> tuple[tuple[float, float], ...]:
+    """Of a curve; ``or_zero``: whether its values may be 0."""
+    points = list[tuple[float, float]]()
+    first, second = columns.split(", ")
+    for i, (at, y) in enumerate(_rows(value, columns, place), 1):
+        where = _number(at, f"{place} row {i}: {first}")
+        points.append((where, _number(y, f"{place} row {i}: {second}", or_zero)))
+    _ascending([point[:1] for point in points], first, place)
+    return tuple(points)
 
 
 def _networks(section: Mapping[str, Any], place: str) -> dict[str, Network]:
@@ -168,19 +287,29 @@ def _networks(section: Mapping[str, Any], place: str) -> dict[str, Network]:
 
 def _network(values: Mapping[str, Any], place: str) -> Network:
     _known(values, ("latency", "bandwidth", *KINDS), place)
-    measured = {}
-    for kind in KINDS:
-        rows = [(int(r), int(b), _number(s, f"{place}.{kind}")) for r, b, s in values.get(kind, ())]
-        if rows:
-            measured[kind] = sorted(rows)
+    given = [kind for kind in KINDS if kind in values]
+    measured = {kind: _collective(values[kind], f"{place}.{kind}") for kind in given}
     latency = _number(values.get("latency"), f"{place}.latency")
     return Network(latency, _number(values.get("bandwidth"), f"{place}.bandwidth"), measured)
+
+
+def _collective(value: Any, place: str) -> list[tuple[int, int, float]]:
+    found = list[tuple[int, int, float]]()
+    for i, (ranks, handed, seconds) in enumerate(_rows(value, "ranks, bytes, seconds", place), 1):
+        n = _whole(ranks, 2, f"{place} row {i}: ranks")
+        size = _whole(handed, 1, f"{place} row {i}: bytes")
+        found.append((n, size, _number(seconds, f"{place} row {i}: seconds")))
+    _ascending([row[:2] for row in found], "ranks, bytes", place)
+    return found
+
+
+# ---- writing -----------------------------------------------------------------------------------
 
 
 def machine_text(machine: Machine) -> str:
     """The file of a machine; `parse_machine` reads it back."""
     lines = [
-        f'name = "{machine.name}"', f'origin = "{machine.origin}"',
+        f"name = {_quoted(machine.name)}", f"origin = {_quoted(machine.origin)}",
         f"memory_bytes = {machine.memory_bytes}", "", "[products]",
         "# rows of m, n, k, FLOP per second",
     ]  # fmt: skip
@@ -188,7 +317,7 @@ def machine_text(machine: Machine) -> str:
         if len(rates.rates) == 1:
             lines.append(f"{dtype} = {next(iter(rates.rates.values())):.4g}")
         else:
-            lines += _table(dtype, [[*size, rate] for size, rate in rates.rates.items()])
+            lines += _table(dtype, [[*size, rate] for size, rate in sorted(rates.rates.items())])
     lines += ["", "[memory]", "# rows of bytes touched, bytes per second"]
     lines += _table("table", machine.memory.points)
     lines += ["", "[operations]", "# seconds for one float32 element"]
@@ -199,15 +328,26 @@ def machine_text(machine: Machine) -> str:
         lines += ["", "[waits]", "# rows of seconds computed since the last collective, waited"]
         lines += _table("table", machine.waits.points)
     for axes, network in machine.networks.items():
-        lines += ["", f'[network."{axes}"]' if axes else "[network]"]
+        lines += ["", f"[network.{_quoted(axes)}]" if axes else "[network]"]
         lines += [f"latency = {network.latency:.4g}", f"bandwidth = {network.bandwidth:.4g}"]
         for kind, rows in network.measured.items():
-            lines += ["# rows of ranks, bytes handed, seconds", *_table(kind, rows)]
+            # short messages are rounded up to the ranks: of large meshes several are the same
+            once = {row[:2]: row for row in reversed(rows)}
+            table = _table(kind, [once[key] for key in sorted(once)])
+            lines += ["# rows of ranks, bytes handed, seconds", *table]
     return "\n".join(lines) + "\n"
 
 
-def _table(name: str, rows: Sequence[Sequence[float]]) -> list[str]:
-    def text(x: float) -> str:
-        return str(int(x)) if float(x).is_integer() else f"{x:.4g}"
+def _quoted(text: str) -> str:
+    """A TOML string: those of JSON, but for one character that JSON leaves as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
-    return [f"{name} = [", *(f"  [{', '.join(map(text, row))}]," for row in rows), "]"]
+
+def _table(name: str, rows: Sequence[Sequence[float]]) -> list[str]:
+    """Rows, of whose last column four digits are enough; those before tell rows apart."""
+
+    def text(row: Sequence[float]) -> str:
+        *keys, last = [int(x) if float(x).is_integer() else float(x) for x in row]
+        return ", ".join([*map(repr, keys), str(last) if isinstance(last, int) else f"{last:.4g}"])
+
+    return [f"{name} = [", *(f"  [{text(row)}]," for row in rows), "]"]

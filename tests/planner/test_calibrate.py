@@ -2,10 +2,12 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import meshmpi as mm
+from meshmpi import cli
 from meshmpi.errors import ConfigError
 from meshmpi.measuring import calibrate as module
 from meshmpi.measuring.calibrate import calibrate
@@ -97,3 +99,53 @@ def test_processor_time_counts_for_all_ranks_of_a_core(small):
     probe.sharing = 2.0
     assert probe.seconds(lambda: time.sleep(2e-3)) < 2e-3
     assert probe.together(lambda: time.sleep(2e-3)) >= 2e-3
+
+
+@pytest.mark.parametrize(
+    "allowed, names, each",
+    [
+        (None, 1, 1 << 40),
+        (1 << 33, 1, 1 << 33),
+        (1 << 62, 1, 1 << 40),  # more than there is
+        (1 << 33, 4, 1 << 31),
+    ],
+)
+def test_memory_is_what_control_groups_allow(small, monkeypatch, allowed, names, each):
+    probe = module._Probe(mm.SimulatedMesh("all:1"), 1, print)
+    monkeypatch.setattr(module, "group_memory", lambda: allowed)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 28}.get)
+    if names > 1:
+        probe.alone = False
+        probe.mesh = SimpleNamespace(comm=SimpleNamespace(allgather=lambda mine: [mine] * names))
+    assert probe.memory_bytes() == each
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--ranks", "2", "--mesh", "rows:2;cols:2"], "MeshError: mesh {rows: 2, cols: 2} needs 4"),
+        (["--ranks", "2", "--mesh", "rows"], "MeshError: 'rows' in the mesh shape 'rows' has no"),
+        (["--ranks", "2", "--repeats", "-1"], "ConfigError: -1 repeats. Give 1 or more."),
+        (["--ranks=2", "--repeats=0"], "ConfigError: 0 repeats. Give 1 or more."),
+        (["--ranks", "0"], "ConfigError: 0 ranks. Give 1 or more."),
+        (["--ranks", "2", "--layout", "batch:all"], "ConfigError: a machine has no layout."),
+    ],
+)
+def test_mistakes_are_told_before_ranks_are_started(monkeypatch, capfd, arguments, said):
+    monkeypatch.setattr(cli, "on_ranks", lambda *a, **k: pytest.fail("started ranks"))
+    assert cli.main(["calibrate", *arguments]) == 1
+    told = capfd.readouterr().err
+    assert told.startswith(said) and told.splitlines()[1:] in ([], told.splitlines()[1:2])
+    assert "Traceback" not in told and "abort" not in told.lower()
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--mesh", "rows:2", "--quick"], ["--out", "a b.toml", "--repeats", "3"]]
+)
+def test_ranks_get_what_the_command_was_given(monkeypatch, arguments):
+    started = []
+    monkeypatch.setattr(cli, "on_ranks", lambda ranks, given: started.append((ranks, given)) or 7)
+    assert cli.main(["calibrate", "--ranks", "2", *arguments]) == 7
+    [(ranks, given)] = started
+    parse = cli._parser().parse_args
+    assert ranks == 2 and parse(given) == parse(["calibrate", *arguments])
