@@ -201,6 +201,32 @@ def test_blocked_signals_wait_for_the_program():
     assert (status, out.strip()) == (3, "SIGUSR1"), err
 
 
+def test_a_launching_process_behind_env_is_stopped_while_python_starts(tmp_path):
+    """As docs/cluster.md advises; Python itself has no handler yet."""
+    prefix = blocked_prefix()
+    if not prefix:
+        pytest.skip("this env cannot block signals")
+    config = tmp_path / "config.toml"
+    config.write_text(soak.config(tmp_path / "text.txt", 600))
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-m", "meshmpi", "train", str(config), "--ranks", "2", "--out",
+         str(tmp_path / "run")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not blocks(process.pid, signal.SIGTERM):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == STOPPED, out
+    assert "step 1" not in out and "Traceback" not in out
+
+
+def blocks(pid, number):
+    with open(f"/proc/{pid}/status") as file:
+        blocked = next(line for line in file if line.startswith("SigBlk"))
+    return bool(int(blocked.split()[1], 16) >> (number - 1) & 1)
+
+
 @pytest.mark.slow
 def test_a_few_trials_of_the_soak():
     """`python -m apps.soak signals`: two trials on 2 ranks, resumed and compared."""
