@@ -7,6 +7,7 @@ checkpoint that is missing or damaged when it is read is written again from the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import socket
@@ -86,7 +87,9 @@ class Partners:
         if self._comm is None:
             new = [_Copy(identity, s.file, _joined(s)) for s in shards]
         else:
-            new = self._sent(self._comm, identity, shards)
+            # Recorded as one: a rank that waits for its partner's copy is seen to wait.
+            send = functools.partial(self._sent, self._comm, identity, shards)
+            new = self.mesh.outside("partners", send)()
         if self.folder is None:
             _IN_MEMORY.setdefault(_run(checkpoint), []).extend(new)
         else:

@@ -23,7 +23,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from meshmpi.errors import without_library
-from meshmpi.runtime import exit_status, recovery, watchdog
+from meshmpi.runtime import exit_status, meeting, recovery, watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -219,6 +219,25 @@ def _leave() -> None:
         os._exit(status)  # MPI_Finalize of Open MPI 5.0.11 may wait for lost ranks for ever
 
 
+def leave_unmet() -> None:
+    """Runs at exit, after `_leave`: has ranks that wait for the first mesh know that this one left.
+
+    Also where `install` was never called, because this rank came to no mesh.
+    """
+    install_hooks()
+    mpi, status = _running_mpi(), exit_status.pending()
+    if mpi is None or recovery.watching():  # what outlives its ranks has a way of its own
+        return
+    patience = UNSEEN_SECONDS if status is None else LEAVE_SECONDS
+    meeting.leave(status, patience, lambda: _gave_up(mpi, status))
+
+
+def _gave_up(mpi: ModuleType, status: int | None) -> None:
+    how = "SystemExit" if status is None else f"exit status {status}"
+    text = f"left the program by {how} while other ranks still run: the job is ended.\n"
+    _end(mpi, "", text, status or 1)
+
+
 def _leave_together(mpi: ModuleType, status: int | None) -> None:
     _all_here(mpi, status)
     watchdog.last_look(_leaving)  # files of ranks are there until all have looked
@@ -233,9 +252,7 @@ def _all_here(mpi: ModuleType, status: int | None) -> None:
     nap = 1e-4
     while not _all_left(mpi, requests):
         if limit is not None and time.monotonic() > limit:
-            how = "SystemExit" if status is None else f"exit status {status}"
-            text = f"left the program by {how} while other ranks still run: the job is ended.\n"
-            _end(mpi, "", text, status or 1)
+            _gave_up(mpi, status)
         time.sleep(nap)  # healthy ranks may wait long for a slow one; do not burn its core
         nap = min(2 * nap, 0.02)
 

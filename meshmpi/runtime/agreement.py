@@ -17,12 +17,18 @@ from meshmpi.errors import MeshmpiError
 T = TypeVar("T")
 
 
-def gathered(mesh: Any, value: T) -> list[T]:
-    """The values of all processes, on every one of them; collective."""
+def gathered(mesh: Any, value: T, what: str = "gather") -> list[T]:
+    """The values of all processes, on every one of them; collective.
+
+    Args:
+        mesh: The mesh.
+        value: Of this process.
+        what: What to call it in reports of ranks that wait.
+    """
     comm = getattr(mesh, "comm", None)
     if comm is None:
         return [value]
-    return mesh.outside("gather", functools.partial(comm.allgather, value))()
+    return mesh.outside(what, functools.partial(comm.allgather, value))()
 
 
 def from_first(mesh: Any, make: Callable[[], T]) -> T:

@@ -12,6 +12,7 @@ from meshmpi.graph import Tensor
 from meshmpi.passes.memory import MemoryPlan, plan_memory
 from meshmpi.planner.cost import Cost, program_cost
 from meshmpi.program import LocalType, Program
+from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.arrays import LocalBlock, ShardedArray, block_of, numpy_dtype
 from meshmpi.runtime.executor import Executor, instruction_workspace
 from meshmpi.runtime.variables import VariableStore
@@ -232,10 +233,10 @@ def _family(dtype: np.dtype) -> str:
 
 def compare_programs(mesh: Any, program: Program) -> None:
     """Raises the same ProgramError on every rank when the ranks lowered different programs."""
-    digests = mesh.comm.allgather(program.digest())
+    digests = gathered(mesh, program.digest(), "compile")
     if len(dict.fromkeys(digests)) == 1:
         return
-    texts = mesh.comm.allgather(program.text().splitlines())
+    texts = gathered(mesh, program.text().splitlines(), "compile")
     other = next(r for r, d in enumerate(digests) if d != digests[0])
     line, a, b = _first_difference(texts[0], texts[other])
     groups: dict[str, list[int]] = {}

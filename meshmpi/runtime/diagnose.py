@@ -20,6 +20,7 @@ import numpy as np
 from meshmpi.errors import place
 from meshmpi.passes.memory import plan_memory
 from meshmpi.program import COLLECTIVES, Instruction, LocalType, Program, Source
+from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.executor import Executor, RankState, instruction_workspace
 from meshmpi.scalar import FLOATS
 
@@ -164,9 +165,7 @@ def needed_bytes(program: Program) -> int:
 
 def _everywhere(mesh: Any, mine: Mapping[int, Any]) -> dict[int, Any]:
     """Rank -> value, of all ranks; collective."""
-    comm = getattr(mesh, "comm", None)
-    parts = [mine] if comm is None else comm.allgather(mine)
-    return {rank: value for part in parts for rank, value in part.items()}
+    return {rank: value for part in gathered(mesh, mine) for rank, value in part.items()}
 
 
 def _watched_run(executor: Executor) -> list[tuple[RankState, dict[int, Found]]]:

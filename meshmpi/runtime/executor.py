@@ -23,6 +23,7 @@ from meshmpi.kernels.native import NATIVE_KINDS, CompilerError, NativeKernels
 from meshmpi.passes.memory import MemoryPlan, plan_memory, round_up
 from meshmpi.program import COLLECTIVES, Instruction, Program
 from meshmpi.runtime import flight
+from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.arrays import aligned_empty, block_sizes, numpy_dtype, view_of
 from meshmpi.runtime.variables import VariableStore
 
@@ -260,7 +261,7 @@ class Executor:
         values = [v for i in products for v in (*i.inputs, *i.outputs)]
         bfloat16 = any(self.program.types[v].dtype == "bfloat16" for v in values)
         names = blas.available(bfloat16)
-        return blas.agree([names] if self.simulated else self.mesh.comm.allgather(names))
+        return blas.agree(gathered(self.mesh, names, "compile"))
 
     def _native_kernels(self, kernels: str) -> NativeKernels | None:
         """Generated kernels, if they are wanted and every rank can build them.
@@ -274,7 +275,7 @@ class Executor:
             native = NativeKernels(self.program, [s.coordinates for s in self.states])
         except CompilerError as e:
             problem = str(e)
-        problems = [problem] if self.simulated else self.mesh.comm.allgather(problem)
+        problems = gathered(self.mesh, problem, "compile")
         failed = {rank: p for rank, p in enumerate(problems) if p}
         if not failed:
             return native

@@ -138,6 +138,7 @@ class Ring:
     Attributes:
         path: Of the ring; the table has the suffix ``.txt``.
         count: Collectives called.
+        rank: In MPI.COMM_WORLD.
         size: Of MPI.COMM_WORLD.
 
     Raises:
@@ -164,7 +165,7 @@ class Ring:
         self._entries: dict[tuple[Any, ...], int] = {}
         self._phases: dict[str, int] = {}
         self._channels: dict[str, Channel] = {}
-        self.count, self.size = 0, size
+        self.count, self.rank, self.size = 0, rank, size
         self._other = self.entry(Kind(OTHER), 0, "")
         words = self._words
         words[RANK], words[SIZE], words[PID], words[START] = rank, size, pid, start

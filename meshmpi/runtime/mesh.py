@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -16,7 +16,8 @@ import numpy as np
 from meshmpi.collective_bytes import REDUCED_IN, bytes_sent, wire_bytes
 from meshmpi.dims import Axes, MeshShape
 from meshmpi.errors import MeshError, ProgramError
-from meshmpi.runtime import crosscheck, flight, recovery, watchdog
+from meshmpi.runtime import crosscheck, flight, meeting, recovery
+from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.blocks import (
     check_array,
     check_op,
@@ -26,7 +27,8 @@ from meshmpi.runtime.blocks import (
     replaced,
 )
 from meshmpi.runtime.flight import Kind, Tally, counted
-from meshmpi.runtime.world import size_by_environment, without_networks
+from meshmpi.runtime.mesh_sizes import refuse_singletons, size_error
+from meshmpi.runtime.world import without_networks
 from meshmpi.windows import Exchange
 
 if TYPE_CHECKING:
@@ -42,62 +44,6 @@ Counters = dict[str, dict[str, list]]
 
 
 _wire_bytes = functools.lru_cache(wire_bytes)  # naming a dtype takes longer than a short message
-
-
-def alternatives(shape: MeshShape, ranks: int) -> list[MeshShape]:
-    """Meshes over the same axes with exactly ``ranks`` ranks, those most like ``shape`` first.
-
-    Near means: few axes shrink to one rank, then small ratios of sizes.
-    """
-
-    def distance(sizes: tuple[int, ...]) -> tuple[int, float]:
-        pairs = list(zip(sizes, shape.sizes, strict=True))
-        lost = sum(size == 1 and wanted > 1 for size, wanted in pairs)
-        return lost, round(sum(abs(math.log(size / wanted)) for size, wanted in pairs), 9)
-
-    found = sorted(_factorisations(ranks, len(shape.sizes)), key=distance)
-    return [MeshShape(list(zip(shape.names, sizes, strict=True))) for sizes in found]
-
-
-def _factorisations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write ``n`` as an ordered product of ``parts`` factors."""
-    if parts == 0:
-        if n == 1:
-            yield ()
-        return
-    for first in range(n, 0, -1):
-        if n % first == 0 and (parts > 1 or first == n):
-            for rest in _factorisations(n // first, parts - 1):
-                yield (first, *rest)
-
-
-def size_error(shape: MeshShape, ranks: int) -> MeshError:
-    """The error for a communicator of ``ranks`` ranks, with meshes that would fit it."""
-    legal = alternatives(shape, ranks)
-
-    def lost(m: MeshShape) -> int:
-        return sum(a == 1 < b for a, b in zip(m.sizes, shape.sizes, strict=True))
-
-    near = [str(m) for m in legal if lost(m) == lost(legal[0])][:3]
-    remedy = f"Run with mpirun -n {shape.size}"
-    if near:
-        remedy += f", or use {'one of ' if len(near) > 1 else ''}{', '.join(near)}"
-    plural = "s" if shape.size > 1 else ""
-    return MeshError(
-        f"mesh {shape} needs {shape.size} rank{plural}, but the communicator has {ranks}.",
-        f"{remedy}.",
-    )
-
-
-def _refuse_singletons(ranks: int) -> None:
-    """N processes that are each rank 0 of 1 would all do the same work, over each other's files."""
-    started = size_by_environment()
-    if ranks == 1 < started:
-        raise MeshError(
-            f"the launcher started {started} processes, but each of them is rank 0 of 1: launcher"
-            " and MPI library do not fit together.",
-            "Run meshmpi doctor: it names both and says what to do.",
-        )
 
 
 class Mesh:
@@ -139,28 +85,28 @@ class Mesh:
         self.shape = MeshShape(shape)
         if comm is None:
             comm = MPI.COMM_WORLD
-            _refuse_singletons(comm.size)
+            refuse_singletons(comm.size)
         if comm.Is_inter():
             raise MeshError(
                 f"mesh {self.shape} was given an intercommunicator.",
                 "Give an intracommunicator, for instance its Merge().",
             )
         if comm.size > 1:
-            abort.install(comm)
+            abort.install_hooks()
         if comm.size != self.shape.size:
             raise size_error(self.shape, comm.size)
-        sizes = self.shape.sizes
-        # Both calls below give a communicator of our own: user messages on comm cannot match ours.
-        self.comm: MPI.Intracomm = recovery.made(comm, functools.partial(_own, comm, sizes))
+        self.comm: MPI.Intracomm
+        own = functools.partial(_own, comm, self.shape.sizes)
+        self.comm, self._key, self._members = meeting.meet(comm, str(self.shape), own)
         self.size, self.rank = self.comm.size, self.comm.rank
         self.coordinates = self.shape.coordinates(self.rank)
         self._tallies: dict[tuple[str, str, int, int], Tally] = {}
         self._collectives = collectives
         self.checks = crosscheck.wanted() if debug is None else debug
-        self._key, self._members = watchdog.join(self.comm) if self.size > 1 else ("", (0,))
         self._communicators: dict[Axes, MPI.Intracomm] = {}
         self._groups: dict[Axes, Group] = {}
         self._channels: dict[str, tuple[flight.Channel | None, int]] = {}
+        self._hosts = 0
 
     @property
     def freed(self) -> bool:
@@ -174,13 +120,16 @@ class Mesh:
         needs none.  Steps compiled for it can no longer be called; their results can be read,
         gathered they cannot.  ``with mm.Mesh(...) as mesh:`` calls it at the end.
         """
+        if not self.freed:
+            self.outside("free", self._free)()
+
+    def _free(self) -> None:
         for comm in self._communicators.values():
             if comm and comm is not self.comm:
                 comm.Free()
         self._communicators.clear()
         self._groups.clear()
-        if self.comm:
-            self.comm.Free()
+        self.comm.Free()
 
     def __enter__(self) -> Mesh:
         return self
@@ -213,13 +162,16 @@ class Mesh:
             make = functools.partial(self.comm.Sub, [n in axes for n in self.shape.names])  # type: ignore
         else:
             make = functools.partial(self.comm.Split, self.group(axes)[0], self.rank)
-        return cast("MPI.Intracomm", recovery.made(self.comm, make))
+        made = functools.partial(recovery.made, self.comm, make)
+        return cast("MPI.Intracomm", self.outside("communicator", made, "+".join(axes))())
 
-    @functools.cached_property
+    @property
     def hosts(self) -> int:
         """Number of hosts that the ranks run on.  The first look is collective."""
-        names = self.comm.allgather(self._collectives.MPI.Get_processor_name())
-        return len(dict.fromkeys(names))
+        if not self._hosts:
+            names = gathered(self, self._collectives.MPI.Get_processor_name(), "hosts")
+            self._hosts = len(dict.fromkeys(names))
+        return self._hosts
 
     def group(self, axes: Iterable[str]) -> tuple[int, ...]:
         """Ranks of this rank's group over ``axes``, ascending."""
@@ -285,15 +237,19 @@ class Mesh:
         """Ranks in MPI.COMM_WORLD of the group over ``axes``, in the order of its communicator."""
         return tuple(self._members[r] for r in self.group(axes))
 
-    def outside(self, kind: str, run: Callable[[], T], op: str = "") -> Callable[[], T]:
-        """``run``, a collective of all ranks on ``comm`` that is not a method, recorded like those.
+    def outside(
+        self, kind: str, run: Callable[[], T], op: str = "", axes: Axes | None = None
+    ) -> Callable[[], T]:
+        """``run``, a collective that is not a method, recorded like those.
 
         Args:
             kind: What to call it in reports, as ``agree``.
             run: Calls MPI.
             op: A detail that is the same on all ranks, as ``root 0``.
+            axes: The communicator that it is on; default: ``comm``.
         """
-        return self._recorded(Kind(kind, op, "", "+".join(self.shape.names)), 0, run, Tally())
+        over = "+".join(self.shape.names if axes is None else axes)
+        return self._recorded(Kind(kind, op, "", over), 0, run, Tally())
 
     @property
     def counters(self) -> Counters:
@@ -578,7 +534,10 @@ def _kind(kind: str, op: str, dtype: np.dtype, axes: str, shared: tuple[int, ...
 
 
 def _own(comm: MPI.Intracomm, sizes: Sequence[int]) -> MPI.Intracomm:
-    """A communicator of the same ranks in the same order; Cartesian, where that is safe."""
+    """A communicator of the same ranks in the same order; Cartesian, where that is safe.
+
+    It is our own either way: the user's messages on ``comm`` cannot match ours.
+    """
     if not sizes or recovery.watching():  # Open MPI's topologies are not made for lost ranks
         return comm.Dup()
     return comm.Create_cart(sizes, [False] * len(sizes), reorder=False)

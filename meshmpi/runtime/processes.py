@@ -47,6 +47,22 @@ def _fields(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
+def is_of_this_job(pid: int) -> bool:
+    """Whether an MPI launcher started a process of this host together with this one."""
+    return _job(pid) == _job(os.getpid())
+
+
+def _job(pid: int) -> tuple[object, ...]:
+    """What tells jobs apart: names that launchers give, else the parent, which is theirs."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        parent = _fields(pid)[1]
+    except OSError:  # of another user, or gone
+        return (pid,)
+    names = (b"PMIX_NAMESPACE=", b"SLURM_JOB_ID=", b"SLURM_STEP_ID=")
+    return tuple(v for v in variables if v.startswith(names)) or (parent,)
+
+
 def stop_session(process: subprocess.Popen[str]) -> None:
     """Ends a job: SIGTERM to its launcher, then SIGKILL to whatever is left of its session.
 

@@ -8,6 +8,7 @@ what no other element of the block comes near, as a flipped exponent does, or el
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import platform
@@ -142,7 +143,9 @@ class Replicas:
 
             both = np.concatenate([found, ~found])
             greatest = np.empty_like(both)
-            self._mesh.communicator(axes).Allreduce(both, greatest, MPI.MAX)
+            comm = self._mesh.communicator(axes)
+            reduce = functools.partial(comm.Allreduce, both, greatest, MPI.MAX)
+            self._mesh.outside("replicas", reduce, axes=axes)()
             high, low = greatest[: len(names)], ~greatest[len(names) :]
             different = high != low
         return [n for n, unequal in zip(names, different, strict=True) if unequal]
@@ -162,7 +165,8 @@ class Replicas:
         if self._simulated:
             return {r: mine[r] for r in group}
         (value,) = mine.values()
-        return dict(zip(group, self._mesh.communicator(axes).allgather(value), strict=True))
+        gather = functools.partial(self._mesh.communicator(axes).allgather, value)
+        return dict(zip(group, self._mesh.outside("replicas", gather, axes=axes)(), strict=True))
 
     def _difference(
         self, axes: Axes, name: str, group: tuple[int, ...], sums: Mapping[int, np.ndarray]
@@ -212,7 +216,9 @@ class Replicas:
                     blocks[rank][...] = blocks[source]
             elif self._mesh.rank in d.ranks:
                 raw = blocks[self._mesh.rank].reshape(-1).view(np.uint8)
-                self._mesh.communicator(classes[d.name]).Bcast(raw, root=d.ranks.index(source))
+                axes, root = classes[d.name], d.ranks.index(source)
+                give = functools.partial(self._mesh.communicator(axes).Bcast, raw, root=root)
+                self._mesh.outside("replicas", give, f"root {root}", axes)()
         return True
 
 

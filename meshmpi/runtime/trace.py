@@ -7,6 +7,7 @@ compared before and after by messages there and back; what they differ by is rem
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -92,7 +93,7 @@ class Tracer:
         self._talks = np.array([c.communicates for c in self._about], bool)
         self._times = np.zeros((steps, len(bound) + 1))
         self.recorded, self.first_step = 0, step.step_number
-        self._clocks = [_clock_offset(self.mesh)]
+        self._clocks = [_compared_clocks(self.mesh)]
         self._executor.tracer = self
 
     def run(self) -> float:
@@ -124,9 +125,10 @@ class Tracer:
             The trace on rank 0, None on others.
         """
         self._executor.tracer = None
-        self._clocks.append(_clock_offset(self.mesh))
+        self._clocks.append(_compared_clocks(self.mesh))
         own = _aligned(self._times[: self.recorded], *self._clocks)
-        gathered = self.mesh.comm.gather(own, root=0)
+        gather = functools.partial(self.mesh.comm.gather, own, root=0)
+        gathered = self.mesh.outside("trace", gather, "root 0")()
         if gathered is None:
             return None
         times = np.stack(gathered)
@@ -157,9 +159,13 @@ def _described(program: Program, instructions: list[Instruction]) -> list[Call]:
     return out
 
 
-def _clock_offset(mesh: Any) -> tuple[float, float]:
+def _compared_clocks(mesh: Any) -> tuple[float, float]:
     """(Own time now, what to add to it for rank 0's).  Collective."""
-    comm, clock = mesh.comm, time.perf_counter
+    return mesh.outside("trace", functools.partial(_clock_offset, mesh.comm))()
+
+
+def _clock_offset(comm: Any) -> tuple[float, float]:
+    clock = time.perf_counter
     mark, answer = np.zeros(1), np.zeros(1)
     found = (clock(), 0.0)
     comm.Barrier()

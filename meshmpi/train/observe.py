@@ -5,6 +5,7 @@ Watches the training step from outside; what is printed and written is rank 0's.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -110,9 +111,11 @@ class Observer:
         """Says what was measured beside what was predicted.  Collective."""
         if self._simulated or not self._seconds:
             return
-        comm, cost = self._step.mesh.comm, self._step.cost
+        mesh, cost = self._step.mesh, self._step.cost
         steady = self._seconds[_WARMING:] or self._seconds
-        found = comm.gather((statistics.median(steady), self._sent, self._step.held_bytes), root=0)
+        mine = (statistics.median(steady), self._sent, self._step.held_bytes)
+        gather = functools.partial(mesh.comm.gather, mine, root=0)
+        found = mesh.outside("gather", gather, "root 0")()
         if found is None:
             return
         seconds, sent, held = (max(column) for column in zip(*found, strict=True))

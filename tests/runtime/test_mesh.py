@@ -18,7 +18,7 @@ from meshmpi.dims import MeshShape
 from meshmpi.errors import MeshError, ProgramError
 from meshmpi.runtime.blocks import replaced
 from meshmpi.runtime.launch import launch
-from meshmpi.runtime.mesh import alternatives, size_error
+from meshmpi.runtime.mesh_sizes import alternatives, size_error
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from tests.runtime.mpi_programs.collective_cases import (
     MESHES,
