@@ -7,6 +7,7 @@ rank; where it began is looked up in `meshmpi.runtime.diagnose`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,9 @@ class Guard:
         self._layout, self._say = layout, say
         self._comm = getattr(step.mesh, "comm", None)
         self._mine, self._sum = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        if self._comm is not None:
+            reduce = functools.partial(self._comm.Allreduce, self._mine, self._sum)
+            self._reduce = step.mesh.outside("agree", reduce)
         self.skipped, self._in_a_row = 0, 0
 
     def after(self, number: int, loss: float) -> bool:
@@ -107,7 +111,7 @@ class Guard:
         if self._comm is None:
             return mine
         self._mine[0] = mine
-        self._comm.Allreduce(self._mine, self._sum)
+        self._reduce()
         return int(self._sum[0])
 
     def _judge(self, number: int, loss: float, ranks: list[int]) -> None:
