@@ -40,6 +40,11 @@ FAULTS = {
     "root": "another root",
     "exit0": "return from main",
     "swallowed": "an exception swallowed, the loop left",
+    "early": "sys.exit(0) before the first mesh",
+    "early exception": "an exception before the first mesh",
+    "shape": "meshes of different shapes",
+    "mesh": "a mesh that one rank makes alone",
+    "compile": "a step that one rank compiles alone",
 }
 """Name in `faulty` -> what it is.  The first eleven are those that MPI programs meet most."""
 

@@ -14,8 +14,9 @@ import time
 import numpy as np
 
 import meshmpi as mm
-from meshmpi.runtime.world import world_size
+from meshmpi.runtime.world import rank_by_environment, world_size
 
+EARLY = ("early", "early exception", "shape")
 ROUNDS = int(os.environ.get("FAULTY_ROUNDS", "40"))
 
 
@@ -23,10 +24,29 @@ class Wrong(Exception):
     """The error of a program."""
 
 
+def begin_wrong(fault: str, ranks: int) -> int:
+    """What a rank does in place of its first mesh."""
+    print(f"fault {time.time()}", flush=True)
+    if fault == "early exception":
+        raise Wrong("by order")
+    if fault == "shape":
+        mm.Mesh({"columns": ranks})
+    return 0
+
+
+def compile_step(mesh: mm.Mesh) -> None:
+    """Compiles a small step: collective."""
+    with mm.Graph() as graph:
+        mean = mm.reduce_mean(mm.placeholder("x", "batch:8"))
+    mm.compile(graph, mesh, {}, fetches=[mean])
+
+
 def main() -> int:
     """Runs the program; returns its exit status."""
     fault, chosen = sys.argv[1], int(sys.argv[2])
     ranks = world_size()
+    if fault in EARLY and rank_by_environment() == chosen:
+        return begin_wrong(fault, ranks)
     mesh, second = mm.Mesh({"rows": ranks}), mm.Mesh({"cols": ranks})
     odd = mesh.rank == chosen
     x, long, cut = np.ones(1000, np.float32), np.ones(200_000, np.float32), 1
@@ -46,6 +66,10 @@ def main() -> int:
             break
         if bad and fault == "sigkill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if bad and fault == "mesh":
+            mm.Mesh({"more": ranks})
+        if bad and fault == "compile":
+            compile_step(mesh)
         if bad and fault == "slow":
             time.sleep(float(sys.argv[3]))
         if bad and fault == "pid":
