@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshmpi.dims import Layout, LayoutLike, MeshShape
 from meshmpi.errors import ConfigError, MeshError, ShapeError, suggest
-from meshmpi.graph import Graph, Tensor, Update
+from meshmpi.graph import Graph, Operation, Tensor, Update
 from meshmpi.lowering import lower
 from meshmpi.program import Program
 
@@ -172,7 +172,10 @@ def plan(
         graph: What to compute.
         mesh_shape: ``"rows:16;cols:32"``.
         layout, storage, optimize, seed, overlap, memory_limit: As for `mm.compile`.
-        fetches: Default: every tensor that no operation uses.
+        fetches: Default: every tensor that no operation uses.  Where an update of the graph is made
+            of gradients, gradients that nothing uses are left out: those of placeholders, mostly,
+            which differentiation makes on its way to the variables and no training step needs.
+            Name them to have them.
         updates: Default: every update registered with the graph.
 
     Returns:
@@ -215,6 +218,27 @@ def bytes_of(size: int | str) -> int:
 
 
 def _leaves(graph: Graph) -> list[Tensor]:
+    """What a step gives without being asked: see ``fetches`` of `plan`."""
     used = {x for operation in graph.operations for x in operation.inputs}
     used.update(u.value for u in graph.updates)
-    return [t for operation in graph.operations for t in operation.outputs if t not in used]
+    trains = _made_of_gradients(graph)
+    return [
+        t for operation in graph.operations for t in operation.outputs
+        if t not in used and not (trains and _is_gradient(operation))
+    ]  # fmt: skip
+
+
+def _is_gradient(operation: Operation) -> bool:
+    return " (gradient of " in operation.source.name  # as `Graph.gradient_of` has it written
+
+
+def _made_of_gradients(graph: Graph) -> bool:
+    """Whether an update takes its value from a gradient, directly or through other operations."""
+    wanted = {u.value for u in graph.updates}
+    for operation in reversed(graph.operations):
+        if wanted.isdisjoint(operation.outputs):
+            continue
+        if _is_gradient(operation):
+            return True
+        wanted.update(operation.inputs)
+    return False

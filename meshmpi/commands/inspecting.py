@@ -9,12 +9,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshmpi.errors import ConfigError
 from meshmpi.graph import Graph, Tensor, Update
 
+if TYPE_CHECKING:
+    from meshmpi.api import Plan
+    from meshmpi.passes.memory import MemoryPlan
+
 DEFAULT_MESH = "rows:2;cols:2"
+SHOWN_AS = (".html", ".svg", ".png")
 
 
 class Model(NamedTuple):
@@ -48,7 +53,10 @@ def add(commands: Any, command: Any) -> None:
     show = command(commands, "show", _show, "draw a layout: a page, or text", False)
     _add_model(show)
     show.add_argument(
-        "--out", type=Path, metavar="FILE", help="write an .html page; default: print text"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write an .html page, or its pictures as .svg or .png; default: print text",
     )
     show.add_argument(
         "--machine", metavar="FILE", default="",
@@ -153,15 +161,17 @@ def _is_first() -> bool:
 
 def _show(options: argparse.Namespace) -> int:
     from meshmpi.api import plan
-    from meshmpi.drawing import report_page
     from meshmpi.drawing.report import report_text
     from meshmpi.measuring.machines import find_machine
     from meshmpi.planner.report import time_lines
     from meshmpi.planner.timing import predict_time
     from meshmpi.runtime.compiled import memory_plan
 
-    if options.out is not None and options.out.suffix != ".html":
-        raise ConfigError(f"'{options.out}' is no page.", "End it in .html.")
+    if options.out is not None and options.out.suffix not in SHOWN_AS:
+        raise ConfigError(
+            f"'{options.out}' does not say whether it is a page or a picture.",
+            f"End it in {', '.join(SHOWN_AS[:-1])} or {SHOWN_AS[-1]}.",
+        )
     model = find_model(options)
     found = plan(
         model.graph, model.mesh, model.layout, fetches=model.fetches, updates=model.updates,
@@ -175,8 +185,19 @@ def _show(options: argparse.Namespace) -> int:
         if times:
             print("\n" + "\n".join(times))
         return 0
-    page = report_page(found.program, found.cost, memory, model.name, model.layout, times)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(page, encoding="utf-8")
-    print(f"wrote {options.out} ({len(page):,} bytes)")
+    _write(options.out, found, memory, model, times)
+    print(f"wrote {options.out} ({options.out.stat().st_size:,} bytes)")
     return 0
+
+
+def _write(out: Path, found: Plan, memory: MemoryPlan, model: Model, times: Sequence[str]) -> None:
+    """The page, or its pictures alone, as the ending says."""
+    from meshmpi.drawing import report_page
+    from meshmpi.drawing.report import report_picture
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix == ".html":
+        page = report_page(found.program, found.cost, memory, model.name, model.layout, times)
+        out.write_text(page, encoding="utf-8")
+    else:
+        report_picture(found.program, memory, model.name, model.layout).save(out)

@@ -14,7 +14,7 @@ from typing import NamedTuple, Union, cast
 
 from meshmpi.dims import Layout, LayoutLike, MeshShape, ShapeLike, block_range
 from meshmpi.dims import Shape as Dims
-from meshmpi.drawing.palette import FAINT, INK, PAGE, PLAIN, Colour, soft
+from meshmpi.drawing.palette import FAINT, GROUNDS, INK, PAGE, PLAIN, Colour, soft
 from meshmpi.drawing.scene import Line, Rect, Scene, Text, text_width
 from meshmpi.program import LocalType
 
@@ -133,7 +133,7 @@ def _range_text(t: LocalType, mesh: MeshShape, d: int, k: int | None) -> str:
 
 
 class Key:
-    """One colour for each set of ranks, in all tensors of a picture."""
+    """One colour for each set of ranks, in all tensors of a picture, as far as there are any."""
 
     def __init__(self, mesh: MeshShape):
         self.mesh = mesh
@@ -144,10 +144,18 @@ class Key:
             return PLAIN
         return soft(self.sets.setdefault(ranks, len(self.sets)))
 
+    def note(self) -> str:
+        """What a reader must know of the colours; empty where they say all."""
+        if len(self.sets) <= GROUNDS:
+            return ""
+        return (
+            f"without colour: {len(self.sets) - GROUNDS} more sets of ranks than can be told apart"
+        )
+
 
 def draw_blocks(
     tensors: Drawn | LocalType | Sequence[Drawn], mesh: MeshShape | str, title: str = "",
-    width: float = 860.0,
+    width: float = 860.0, layout: LayoutLike = None,
 ) -> Scene:  # fmt: skip
     """Tensors as grids of blocks, with the ranks that hold each.
 
@@ -157,18 +165,23 @@ def draw_blocks(
         mesh: The mesh shape.
         title: Above the picture.
         width: Where a new row begins.
+        layout: What the caption says beside the mesh.  Default: what the types tell, where no dim
+            is split in two ways.
 
     Returns:
         A picture; equal colours are equal sets of ranks, gray is what every rank holds, ranks in
-        parentheses hold an empty block.
+        parentheses hold an empty block.  Of more than 64 sets of ranks the further ones have no
+        colour, and the caption says so.
     """
     mesh, items = MeshShape(mesh), _items(tensors)
     key, scene = Key(mesh), Scene(title=title)
     parts = [_sign(i) if isinstance(i, str) else _tensor(i[0], i[1], mesh, key) for i in items]
     x, y, row_height = 14.0, 12.0, 0.0
-    if title:
-        scene.add(Text(14, 20, title, 14, INK, bold=True))
-        scene.width, y = text_width(title, 14.5) + 28, 40.0
+    for words, size, fill in _heading(title, _caption(items, mesh, layout), key.note()):
+        scene.add(Text(14, y + 8, words, size, fill, bold=fill is INK))
+        scene.width = max(scene.width, text_width(words, size + 0.5) + 28)
+        y += size + 8
+    y += 6
     for line in _rows(parts, width):
         row_height = max(p.height for p in line)
         for p in line:
@@ -180,6 +193,32 @@ def draw_blocks(
     if title:
         scene.text = f"{title}\n\n{scene.text}"
     return scene
+
+
+def _heading(title: str, caption: str, note: str) -> list[tuple[str, float, Colour]]:
+    """Lines above the blocks: text, size, colour."""
+    words = [w for w in (caption, note) if w]
+    return [(title, 14.0, INK)] * bool(title) + [(w, SMALL, FAINT) for w in words]
+
+
+def _caption(items: Sequence[Drawn], mesh: MeshShape, layout: LayoutLike) -> str:
+    """The mesh, and the layout where one is given or the types agree on one."""
+    axes = ";".join(f"{name}:{size}" for name, size in mesh.axes)
+    ranks = f"{mesh.size} rank{'s' * (mesh.size != 1)}"
+    found = _common_layout(items) if layout is None else str(Layout(layout))
+    return f"mesh {axes}, {ranks}" + ("" if found is None else f"; layout {found or 'none'}")
+
+
+def _common_layout(items: Sequence[Drawn]) -> str | None:
+    """The rules that all types follow; None where a dim is split in two ways, or only at times."""
+    splits: dict[str, Sequence[str]] = {}
+    for item in items:
+        if isinstance(item, str):
+            continue
+        for d, axes in zip(item[1].shape, item[1].splits, strict=True):
+            if splits.setdefault(d.name, axes) != axes:
+                return None
+    return ";".join(f"{name}:{'+'.join(axes)}" for name, axes in splits.items() if axes)
 
 
 def _items(tensors: Drawn | LocalType | Sequence[Drawn]) -> list[Drawn]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshmpi.drawing.palette import FAINT, INK, LINE, PLAIN, Colour, soft, strong
@@ -15,7 +15,7 @@ from meshmpi.program import Program
 KINDS = ("parameters", "slots", "feeds", "gradients", "activations")
 COLOURS: dict[str, Colour] = {
     "parameters": soft(0), "slots": soft(7), "feeds": PLAIN, "gradients": soft(5),
-    "activations": soft(2),
+    "activations": soft(2), "workspace": soft(1),
 }  # fmt: skip
 MOST_POINTS = 600
 """Places along the step that are drawn; of longer programs the largest within each is taken."""
@@ -36,6 +36,11 @@ class Use:
     peak: int
     limit: int
     workspace: int
+
+    @property
+    def held(self) -> int:
+        """All bytes that the rank holds: the plan's total."""
+        return self.limit + self.workspace
 
     def at(self, n: int) -> int:
         """Bytes in use during instruction ``n``."""
@@ -73,6 +78,8 @@ def memory_use(program: Program, plan: MemoryPlan) -> Use:
 def draw_memory(program: Program, plan: MemoryPlan, title: str = "", width: float = 860.0) -> Scene:
     """Memory over the step as areas on top of each other, the peak marked with its line.
 
+    The workspace of kernels, allocated once for all instructions, is a band on top of the rest.
+
     Args:
         program: The program.
         plan: Its memory plan (`meshmpi.runtime.compiled.memory_plan`).
@@ -85,7 +92,7 @@ def draw_memory(program: Program, plan: MemoryPlan, title: str = "", width: floa
     if not n:
         return scene
     left, top, right, bottom = 76.0, 74.0, width - 18.0, 268.0
-    high = max(use.limit, use.at(use.peak), 1)
+    high = max(use.held, use.at(use.peak), 1)
     bins = _bins(n)
 
     def x_of(k: float) -> float:
@@ -105,13 +112,37 @@ def draw_memory(program: Program, plan: MemoryPlan, title: str = "", width: floa
         tops = [b + max(row[k] for k in ks) for b, ks in zip(below, bins, strict=True)]
         note = f"{kind}: up to {amount(max(row), 'B')}"
         scene.add(Line(_outline(below, tops, x_of, y_of), LINE, 0.6, COLOURS[kind], note=note))
-        scene.add(Rect(legend, 36, 12, 12, COLOURS[kind]), Text(legend + 17, 42, kind, 11.5))
+        scene.add(*_legend(kind, legend))
         legend += 17 + text_width(kind, 11.5) + 18
         below = tops
-    scene.add(Line(((left, y_of(use.limit)), (right, y_of(use.limit))), FAINT, 1, dashed=True))
-    scene.add(Text(right, y_of(use.limit) - 8, f"held {amount(use.limit, 'B')}", 11, FAINT, "end"))
+    if use.workspace:
+        scene.add(*_legend("workspace", legend))
+    scene.shapes += _held(use, (left, right), y_of, use.peak * 2 < n)
     scene.shapes += _peak(program, use, bins, x_of, y_of, (left, right, bottom))
     return scene
+
+
+def _legend(kind: str, x: float) -> list[Rect | Text]:
+    return [Rect(x, 36, 12, 12, COLOURS[kind]), Text(x + 17, 42, kind, 11.5)]
+
+
+def _held(
+    use: Use, ends: tuple[float, float], y_of: Callable[[float], float], on_the_right: bool
+) -> list[Rect | Line | Text]:
+    """The workspace as a band on top of all else, and what a rank holds with it."""
+    (left, right), top = ends, y_of(use.held)
+    words = f"held {amount(use.held, 'B')}"
+    shapes: list[Rect | Line | Text] = []
+    if use.workspace:
+        words += f": values {amount(use.limit, 'B')}, workspace {amount(use.workspace, 'B')}"
+        note = f"workspace: {amount(use.workspace, 'B')}"
+        box = (left, top, right - left, y_of(use.limit) - top)
+        shapes.append(Rect(*box, COLOURS["workspace"], LINE, 0.6, note=note))
+    x, anchor = (right, "end") if on_the_right else (left, "start")
+    return [
+        *shapes, Line(((left, top), (right, top)), FAINT, 1, dashed=True),
+        Text(x, top - 8, words, 11, FAINT, anchor),
+    ]  # fmt: skip
 
 
 def _bins(n: int) -> list[range]:
@@ -174,5 +205,8 @@ def _as_text(program: Program, use: Use) -> str:
     if not program.instructions:
         return "no instructions"
     at = {kind: row[use.peak] for kind, row in use.by_kind.items()}
+    at |= {"gaps": use.limit - use.at(use.peak), "workspace": use.workspace}
     parts = ", ".join(f"{kind} {amount(b, 'B')}" for kind, b in at.items() if b)
-    return f"{peak_text(program, use)}\n  {parts}; workspace {amount(use.workspace, 'B')} beside it"
+    return (
+        f"{peak_text(program, use)}\n  {parts}: held {amount(use.held, 'B')} ({use.held:,} bytes)"
+    )

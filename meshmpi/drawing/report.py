@@ -15,7 +15,7 @@ from meshmpi.drawing.groups import grouped, readable
 from meshmpi.drawing.memory import draw_memory
 from meshmpi.drawing.palette import FAINT, INK, LINE, PAGE, PLAIN, Colour, strong
 from meshmpi.drawing.program import MOST_BOXES, draw_program
-from meshmpi.drawing.scene import Scene, colours_of, style
+from meshmpi.drawing.scene import Scene, colours_of, stacked, style
 from meshmpi.passes.memory import MemoryPlan, aligned_bytes
 from meshmpi.planner.cost import Cost
 from meshmpi.planner.memory_kinds import memory_by_kind
@@ -79,7 +79,7 @@ def report_page(
     page = _Page()
     page.section("Summary", _summary(program, cost, layout, notes))
     page.section("Who holds what", _dims(program) + _variables(program) + page.picture(
-        draw_blocks(_examples(program), program.mesh, width=900.0)
+        draw_blocks(_examples(program), program.mesh, width=900.0, layout=layout)
     ))  # fmt: skip
     page.section("What is sent, by line", _traffic(program))
     page.section("Program as a graph", _graph(page, program))
@@ -87,6 +87,14 @@ def report_page(
     page.section("Memory over the step", page.picture(memory) + _memory(program, plan))
     page.section("Program", _text(program))
     return page.html(title)
+
+
+def report_picture(program: Program, plan: MemoryPlan, title: str, layout: str = "") -> Scene:
+    """The pictures of the page below each other: who holds what, the program, the memory."""
+    blocks = draw_blocks(_examples(program), program.mesh, title, 900.0, layout)
+    graph = draw_program(program, "Program as a graph")
+    memory = draw_memory(program, plan, "Memory of the rank with the largest blocks", 900.0)
+    return stacked([blocks, graph, memory], title)
 
 
 def report_text(program: Program, cost: Cost, plan: MemoryPlan) -> str:

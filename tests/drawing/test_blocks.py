@@ -15,7 +15,17 @@ from apps.two_layer.model import Sizes
 from meshmpi.dims import MeshShape
 from meshmpi.drawing import blocks_of, blocks_text, draw_blocks, type_in
 from meshmpi.drawing.blocks import Block, ranks_text, shown
-from meshmpi.drawing.palette import HUES, INK, PAGE, PLAIN, contrast, soft, strong
+from meshmpi.drawing.palette import (
+    GROUNDS,
+    HUES,
+    INK,
+    PAGE,
+    PLAIN,
+    contrast,
+    distance,
+    soft,
+    strong,
+)
 from meshmpi.drawing.scene import Rect, Scene, Text, text_width
 from meshmpi.program import LocalType
 
@@ -25,6 +35,7 @@ SHAPES = [
     ("x:2;y:2;z:3", "a:4;b:3;c:5", "a:z;b:x;c:y"), ("x:2;y:2;z:2", "a:4;b:3;c:5;d:2", "d:z+x"),
     ("p:2;q:2;r:2;s:2", "a:3;b:3;c:3;d:3;e:3", "a:p;b:q;c:r;e:s"), ("all:5", "a:3", "a:all"),
 ]  # fmt: skip
+SIX = "x:2;y:2;z:2;u:2;v:2;w:2"
 
 
 @pytest.mark.parametrize("mesh, shape, layout", SHAPES)
@@ -92,7 +103,7 @@ def test_ranks_without_elements_stand_in_parentheses():
     m = MeshShape("all:5")
     scene = draw_blocks(type_in("a:3", m, "a:all"), m)
     labels = [s.text for s in scene.shapes if isinstance(s, Text) and "=" not in s.text]
-    assert [s for s in labels if s] == ["0", "1", "2", "(3)", "(4)"]
+    assert [s for s in labels if s and not s.startswith("mesh")] == ["0", "1", "2", "(3)", "(4)"]
 
 
 def test_ranks_are_written_short():
@@ -154,6 +165,45 @@ def test_equal_colours_are_equal_ranks():
     assert len({next(iter(f)) for f in by_ranks.values()}) == len(by_ranks) == 8
 
 
+@pytest.mark.parametrize(
+    "mesh, shapes, sets",
+    [("x:2;y:4", ["a:4;b:4", "b:4"], 12), ("x:5;y:6", ["a:5;b:6", "b:6"], 36),
+     (SIX, ["a:4;b:4;c:4;d:4;e:4;f:4"], 64), (SIX, ["a:4;b:4;c:4;d:4;e:4;f:4", "a:4;b:4"], 68),
+     ("x:16;y:32", ["a:16;b:64", "b:64"], 30)],
+    ids=lambda x: str(x) if isinstance(x, int) else "",
+)  # fmt: skip
+def test_a_colour_is_one_set_of_ranks_as_far_as_there_are_colours(mesh, shapes, sets):
+    m = MeshShape(mesh)
+    layout = ";".join(f"{dim}:{axis}" for dim, axis in zip("abcdef", m.names, strict=False))
+    scene = draw_blocks([(s, type_in(s, m, layout)) for s in shapes], m)
+    found: dict = {}
+    for s in scene.shapes:
+        if isinstance(s, Rect):
+            found.setdefault(s.fill, set()).add(s.note.split("; ranks ")[1])
+    without = found.pop(PAGE, set())
+    assert len(found) == min(sets, GROUNDS) and all(len(ranks) == 1 for ranks in found.values())
+    assert len(without) == max(sets - GROUNDS, 0)
+    said = [s.text for s in scene.shapes if isinstance(s, Text) and "without colour" in s.text]
+    assert len(said) == bool(without) and all(f": {len(without)} more" in s for s in said)
+    assert_texts_are_legible(scene)
+
+
+def test_the_caption_names_mesh_and_layout():
+    def caption(items, **options):
+        scene = draw_blocks(items, m, "title", **options)
+        (found,) = (s.text for s in scene.shapes if isinstance(s, Text) and "mesh " in s.text)
+        return found
+
+    m = MeshShape("rows:2;cols:2")
+    kept, used = type_in("a:4;b:4", m, "a:rows;b:cols"), type_in("a:4;b:4", m, "a:rows")
+    whole = type_in("a:4", m, "")
+    assert caption(("t", kept)) == "mesh rows:2;cols:2, 4 ranks; layout a:rows;b:cols"
+    assert caption(("t", whole)) == "mesh rows:2;cols:2, 4 ranks; layout none"
+    assert caption([("t", kept), ("u", used)]) == "mesh rows:2;cols:2, 4 ranks"
+    given = caption([("t", kept), ("u", used)], layout="a:rows")
+    assert given == "mesh rows:2;cols:2, 4 ranks; layout a:rows"
+
+
 def test_pictures_in_docs_are_those_of_the_program(capsys):
     from pathlib import Path
 
@@ -196,12 +246,22 @@ def test_png_has_the_size_of_the_scene(tmp_path):
 
 
 def test_text_can_be_read_on_every_ground_light_and_dark():
-    for ground in [PAGE, PLAIN, *(soft(n) for n in range(3 * len(HUES)))]:
+    for ground in [PAGE, PLAIN, *map(soft, range(GROUNDS))]:
         assert contrast(INK.light, ground.light) > 4.5, ground
         assert contrast(INK.dark, ground.dark) > 4.5, ground
     for n in range(len(HUES)):
         assert contrast(strong(n).light, PAGE.light) > 2.2
         assert contrast(strong(n).dark, PAGE.dark) > 3
+
+
+def test_all_grounds_differ_on_light_and_on_dark_pages():
+    grounds = [*map(soft, range(GROUNDS)), PLAIN, PAGE]
+    assert len(set(grounds)) == GROUNDS + 2
+    assert soft(GROUNDS) == PAGE
+    for a, b in itertools.combinations(grounds, 2):
+        assert distance(a, b) > 0.03, (a, b)
+    for n in range(len(HUES), GROUNDS):  # neighbours, more often than not
+        assert distance(soft(n - 1), soft(n)) > 0.04, n
 
 
 def test_hues_differ_for_colour_blind_readers():

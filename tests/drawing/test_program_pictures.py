@@ -19,6 +19,7 @@ from meshmpi.drawing.groups import grouped, readable, sent_bytes
 from meshmpi.drawing.layered import place
 from meshmpi.drawing.program import AxisColours
 from meshmpi.drawing.scene import Line, Rect, Text
+from meshmpi.planner.report import amount
 from meshmpi.program import COLLECTIVES, Program
 from meshmpi.runtime.compiled import memory_plan
 from tests.drawing.test_blocks import assert_texts_are_legible
@@ -149,6 +150,17 @@ def test_the_peak_is_marked_with_its_line():
     assert [a.note.split(":")[0] for a in areas] == [
         "parameters", "slots", "feeds", "gradients", "activations",
     ]  # fmt: skip
+    (band,) = (s for s in scene.shapes if isinstance(s, Rect) and s.note)
+    assert band.note.startswith("workspace: ") and band.w > 700
+    assert any(isinstance(s, Text) and s.text == "workspace" for s in scene.shapes)
+    total = memory_plan(program).total_bytes
+    assert use.held == total == two_layers().cost.peak_memory
+    assert scene.text.endswith(f"({total:,} bytes)")
+    words = next(s.text for s in scene.shapes if isinstance(s, Text) and s.text.startswith("held"))
+    assert words == (
+        f"held {amount(total, 'B')}: values {amount(use.limit, 'B')},"
+        f" workspace {amount(use.workspace, 'B')}"
+    )
     assert_texts_are_legible(scene)
     long = draw_memory(deep_program(40), memory_plan(deep_program(40)))
     assert len(long.svg()) < 200_000
@@ -234,8 +246,25 @@ def test_command_show(tmp_path, capsys, monkeypatch):
     assert "predicted on TPUv2 core" in page and "most of the step waits for" in page
     assert command(["show", config, *timed]) == 0
     assert "predicted on TPUv2 core" in capsys.readouterr().out
-    assert command(["show", config, "--out", str(tmp_path / "a.pdf")]) == 1
-    assert "End it in .html" in capsys.readouterr().err
+    for name in ("a.pdf", "a", "a.txt"):
+        assert command(["show", config, "--out", str(tmp_path / name)]) == 1
+        assert "End it in .html, .svg or .png." in capsys.readouterr().err
+        assert not (tmp_path / name).exists()
+
+
+def test_command_show_writes_pictures(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "my_shown.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    where = ["show", "my_shown:graph", "--mesh", "rows:2;cols:2", "--layout", "batch:rows;e:cols"]
+    for ending, head in ((".svg", b"<svg"), (".png", b"\x89PNG")):
+        path = tmp_path / "new" / f"a{ending}"
+        assert command([*where, "--out", str(path)]) == 0
+        assert path.read_bytes().startswith(head)
+        assert f"({path.stat().st_size:,} bytes)" in capsys.readouterr().out
+    drawn = (tmp_path / "new" / "a.svg").read_text()
+    for words in ("layout batch:rows;e:cols", "Program as a graph", "Memory of the rank", "held "):
+        assert words in drawn
 
 
 MODULE = """
