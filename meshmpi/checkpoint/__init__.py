@@ -1,12 +1,12 @@
 """Checkpoints: every rank writes what it holds; any mesh, layout or storage reads it back."""
 
 from meshmpi.checkpoint.background import BackgroundSaver
+from meshmpi.checkpoint.folder import find
 from meshmpi.checkpoint.loading import load, load_newest
 from meshmpi.checkpoint.manifest import (
     ForeignCheckpointError,
     Manifest,
     check_same_model,
-    find,
     read_manifest,
 )
 from meshmpi.checkpoint.partners import Partners

@@ -59,7 +59,7 @@ class BackgroundSaver:
         store: ``step.variables`` of a compiled step.
         keep: Newest checkpoints to keep; 0 keeps all.
         partners: Who else keeps a copy of each rank's file.
-        say: Takes what went wrong after a checkpoint was whole, on rank 0.
+        say: Takes what was set aside, and what went wrong after a checkpoint was whole, on rank 0.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class BackgroundSaver:
         self._copies: dict[tuple[int, str], np.ndarray] = {}
         self._place: Place | None = None
         self._about: Mapping[str, Any] = {}
+        self._keeping, self._after = keep, 0
         self._thread: _Work | None = None
         self._committing = False
 
@@ -86,19 +87,26 @@ class BackgroundSaver:
         """Whether a checkpoint is being written; the same on all ranks."""
         return self._place is not None
 
-    def start(self, step: int, about: Mapping[str, Any]) -> None:
+    def start(
+        self, step: int, about: Mapping[str, Any], keep: int | None = None,
+        after: int | None = None,
+    ) -> None:  # fmt: skip
         """Copies all variables and begins to write them; the checkpoint before must be done.
 
         Args:
             step: Training steps done; names the checkpoint.
             about: Plain values for the manifest.
+            keep: Newest checkpoints to keep this time; default: as always.
+            after: As in `save`.
 
         Raises:
-            CheckpointError: The folder cannot be made.
+            CheckpointError: The folder cannot be made, or ``about`` cannot be written.
         """
         assert self._place is None, "wait() comes before start()"
-        self._place = place = begin(self._mesh, self._folder, step)
+        self._place = place = begin(self._mesh, self._folder, step, about)
         self._about, self._committing = dict(about), False
+        self._keeping = self._keep if keep is None else keep
+        self._after = place.identity.step if after is None else after
         copies = {rank: self._copied(rank) for rank in self._store.ranks}
         shards = None
         if self._partners is not None:  # whose MPI calls must be made here
@@ -110,7 +118,9 @@ class BackgroundSaver:
         """The blocks that a rank writes, in memory that is taken once and used for every save."""
         found = {}
         for name, block in owned(self._store, rank).items():
-            copy = self._copies.setdefault((rank, name), np.empty_like(block, order="C"))
+            copy = self._copies.get((rank, name))
+            if copy is None:
+                copy = self._copies[rank, name] = np.empty_like(block, order="C")
             np.copyto(copy, block)
             found[name] = copy
         return found
@@ -158,10 +168,13 @@ class BackgroundSaver:
     def _commit(self, place: Place, records: Records) -> None:
         files = {f: r for part in gathered(self._mesh, records) for f, r in part.items()}
         types = {name: v.type for name, v in self._store.types.items()}
-        shape, about, keep, say = self._mesh.shape, self._about, self._keep, self._say
+        shape, about, say = self._mesh.shape, self._about, self._say
+        keep, after = self._keeping, self._after
         self._committing, self._thread = True, None
         if self._mesh.rank == 0:
-            self._thread = _Work(0, lambda: place.commit(shape, types, about, files, keep, say))
+            self._thread = _Work(
+                0, lambda: place.commit(shape, types, about, files, keep, say, after)
+            )
 
     def abandon(self) -> None:
         """Leaves the checkpoint unfinished once this rank's thread is done; not collective.

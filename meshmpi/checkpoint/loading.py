@@ -17,13 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshmpi.checkpoint import saving
+from meshmpi.checkpoint.folder import clean, find
 from meshmpi.checkpoint.manifest import (
     ForeignCheckpointError,
     Manifest,
     Ranges,
     check_same_model,
-    find,
     read_manifest,
 )
 from meshmpi.checkpoint.partners import Partners
@@ -82,10 +81,9 @@ def load(
         notes = partners.restore(manifest, damaged) if partners is not None and damaged else []
         if not notes:
             raise errors[0]
-        for e in errors if store.mesh.rank == 0 else []:
-            say(e.problem)
-        for note in notes if store.mesh.rank == 0 else []:
-            say(note)
+        problems = {getattr(e, "file", e.problem): e.problem for e in reversed(errors)}
+        for line in [*problems.values(), *notes] if store.mesh.rank == 0 else []:
+            say(line)  # what is wrong with a file once, not by every rank that reads it
     for part, array in staged if staged is not None else _arrays(manifest, store):
         store.blocks[part.name][part.rank][part.target] = array
     return manifest
@@ -137,7 +135,7 @@ def load_newest(
         say: Takes what was restored, on rank 0.
 
     Returns:
-        Its manifest, and what was wrong with newer ones.
+        Its manifest, and what was wrong with newer ones or was left by killed saves.
 
     Raises:
         CheckpointError: There is none, all are damaged, or the newest whole one is foreign.
@@ -146,29 +144,32 @@ def load_newest(
 
     def look() -> tuple[list[Path], list[str]]:
         try:
-            saving.clean(folder)
+            lines = clean(folder)
         except OSError as error:  # a folder that cannot be written can still be read
-            return find(folder), [f"leftovers stay: {error.filename}: {error.strerror}."]
-        return find(folder), []
+            lines = [f"leftovers stay: {error.filename}: {error.strerror}."]
+        return find(folder), lines
 
     found, notes = from_first(store.mesh, look)
     if not found:
         raise CheckpointError(
             f"there is no checkpoint in {folder}.", "Start without --resume, or name another run."
         )
-    for k, checkpoint in enumerate(found):
+    damaged: list[str] = []
+    for checkpoint in found:
         try:
             return load(checkpoint, store, partners=partners, say=say), notes
         except ForeignCheckpointError:
             raise
         except CheckpointError as error:
-            if k + 1 == len(found):
-                raise
+            damaged.append(error.problem)
             notes.append(
                 f"{error.problem} Resuming from the newest whole checkpoint; remove {checkpoint}"
                 " to silence this."
             )
-    raise AssertionError("the loop returns or raises")
+    raise CheckpointError(
+        f"no checkpoint in {folder} is whole: {' '.join(damaged)}",
+        "Put good copies of these files in their places, or start anew in another folder.",
+    )
 
 
 def _arrays(manifest: Manifest, store: VariableStore) -> Iterator[tuple[_Part, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and where checkpoints are.
+"""What a checkpoint says of itself.
 
 The manifest names every file with the hash of its header, in which the hashes of all blocks are;
 it says how tensors are split, so that its length grows with tensors and files, not with blocks.
@@ -11,12 +11,12 @@ import hashlib
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from meshmpi.checkpoint.folder import MANIFEST, NAME
 from meshmpi.checkpoint.shard import Identity, file_name
 from meshmpi.dims import MeshShape, Shape, block_range
 from meshmpi.errors import CheckpointError
@@ -25,11 +25,6 @@ from meshmpi.runtime.variables import VariableStore
 
 FORMAT = 2
 """Raised when the meaning of a manifest changes."""
-MANIFEST = "manifest.json"
-REPLACED = ".old"
-"""Ends the hidden name of a checkpoint while one of the same step takes its place."""
-_NAME = re.compile(r"^step-(\d{8,})$")
-_HIDDEN = re.compile(rf"^\.step-(\d{{8,}})\{REPLACED}$")
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -121,6 +116,34 @@ def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def check_plain(about: Mapping[str, Any]) -> None:
+    """Raises CheckpointError unless all values can be written into a manifest."""
+    for key, value in about.items():
+        if problem := _not_plain(value, f"about[{key!r}]"):
+            raise CheckpointError(
+                f"what a checkpoint says of itself must be plain values: {problem}.",
+                "Give numbers of Python, texts, lists and dicts, as float(x) or x.tolist().",
+            )
+
+
+def _not_plain(value: Any, where: str) -> str:
+    """The first part of a value that JSON does not have, or empty."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str | int | float | None):
+                return f"{where} has the key {key!r}, a {type(key).__name__}"
+        inner = [(v, f"{where}[{k!r}]") for k, v in value.items()]
+    elif isinstance(value, list | tuple):
+        inner = [(v, f"{where}[{k}]") for k, v in enumerate(value)]
+    else:
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            return f"{where} is {value!r}, a {type(value).__name__}"
+        return ""
+    return next(filter(None, (_not_plain(v, name) for v, name in inner)), "")
+
+
 def manifest_text(
     identity: Identity, mesh: MeshShape, types: Mapping[str, LocalType], about: Mapping[str, Any],
     files: Mapping[str, Mapping[str, Any]], time: float,
@@ -152,21 +175,6 @@ def manifest_text(
     return f"{digest(text)}\n{text}\n"
 
 
-def find(folder: str | os.PathLike[str]) -> list[Path]:
-    """The checkpoints in a folder, newest first.
-
-    One that was being replaced by another of its step when the job was killed is among them.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        return []
-    found: dict[int, Path] = {}
-    for path in sorted(folder.iterdir()):  # hidden names first: the others win
-        if match := _HIDDEN.match(path.name) or _NAME.match(path.name):
-            found[int(match[1])] = path
-    return [path for _, path in sorted(found.items(), reverse=True)]
-
-
 def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
     """Reads and verifies the manifest of a checkpoint.
 
@@ -194,7 +202,7 @@ def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
             f"the checkpoint {folder} has format {content.get('format')}, this version of meshmpi"
             f" reads {FORMAT}.", "Use the version that wrote it.",
         )  # fmt: skip
-    named = _NAME.match(folder.name)
+    named = NAME.match(folder.name)
     if named and int(named[1]) != content["step"]:
         raise CheckpointError(
             f"the manifest of {folder} is of step {content['step']}: files of two checkpoints were"

@@ -10,6 +10,7 @@ Knows variables by name and block only: no model, no data, no training loop.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import secrets
 import time
@@ -21,10 +22,23 @@ from typing import Any
 import numpy as np
 
 from meshmpi.checkpoint import disk
-from meshmpi.checkpoint.manifest import (
+from meshmpi.checkpoint.folder import (
+    GONE,
     MANIFEST,
     REPLACED,
+    Turn,
+    announce,
+    clean,
     find,
+    partial_name,
+    revoke,
+    set_aside,
+    step_name,
+    turn_back,
+)
+from meshmpi.checkpoint.folder import PARTIAL as PARTIAL  # trials look for it here
+from meshmpi.checkpoint.manifest import (
+    check_plain,
     manifest_text,
     read_manifest,
     size_problem,
@@ -37,8 +51,6 @@ from meshmpi.program import LocalType
 from meshmpi.runtime.agreement import first_error, from_first, gathered
 from meshmpi.runtime.variables import VariableStore
 
-PARTIAL, GONE = ".partial", ".gone"
-"""End the hidden names of a checkpoint that is being written, and of one that is being removed."""
 Records = dict[str, dict[str, Any]]
 """File -> what the manifest says of it."""
 
@@ -46,9 +58,11 @@ Records = dict[str, dict[str, Any]]
 def save(
     folder: str | os.PathLike[str], store: VariableStore, step: int, about: Mapping[str, Any],
     keep: int = 0, partners: Partners | None = None,
-    say: Callable[[str], None] = warnings.warn,
+    say: Callable[[str], None] = warnings.warn, after: int | None = None,
 ) -> Path:  # fmt: skip
     """Writes a checkpoint of all variables.  Collective.
+
+    It is the newest one then, also where there were some of later steps: those are set aside.
 
     Args:
         folder: Where checkpoints are kept, on a file system that all ranks see.
@@ -57,7 +71,10 @@ def save(
         about: Plain values for the manifest.
         keep: Newest checkpoints to keep; 0 keeps all.
         partners: Who else keeps a copy of each rank's file.
-        say: Takes what went wrong after the checkpoint was whole, on rank 0.
+        say: Takes what was set aside, and what went wrong after the checkpoint was whole, on
+            rank 0.
+        after: The step that the training went back to: what was there of later steps is set aside;
+            default: ``step``.
 
     Returns:
         The folder of the new checkpoint.
@@ -65,7 +82,7 @@ def save(
     Raises:
         CheckpointError: It cannot be written; what was there before is untouched.
     """
-    place = begin(store.mesh, folder, step)
+    place = begin(store.mesh, folder, step, about)
     types = {name: v.type for name, v in store.types.items()}
     shards = [make_shard(place.identity, rank, owned(store, rank)) for rank in store.ranks]
     shards = [s for s in shards if s.data]
@@ -83,7 +100,8 @@ def save(
         from_first(store.mesh, place.discard)
         raise error
     files = {f: r for part in gathered(store.mesh, records) for f, r in part.items()}
-    from_first(store.mesh, lambda: place.commit(store.mesh.shape, types, about, files, keep, say))
+    shape, back_to = store.mesh.shape, place.identity.step if after is None else after
+    from_first(store.mesh, lambda: place.commit(shape, types, about, files, keep, say, back_to))
     if partners is not None:
         partners.drop_old(place.target)
     return place.target
@@ -104,15 +122,25 @@ def owned(store: VariableStore, rank: int) -> dict[str, np.ndarray]:
     }
 
 
-def begin(mesh: Any, folder: str | os.PathLike[str], step: int) -> Place:
+def begin(
+    mesh: Any, folder: str | os.PathLike[str], step: int, about: Mapping[str, Any] | None = None
+) -> Place:
     """Removes what killed saves have left and makes the folder of a new one.  Collective.
 
+    Args:
+        mesh: Of the run.
+        folder: Of all checkpoints.
+        step: Training steps done.
+        about: What the manifest shall say.
+
     Raises:
-        CheckpointError: It cannot be made.
+        CheckpointError: It cannot be made, or ``step`` or ``about`` cannot be written.
     """
     folder = Path(folder)
+    step = _checked_step(step)
 
     def prepare() -> str:
+        check_plain(about or {})
         place = Place(folder, Identity(secrets.token_hex(8), step))
         try:
             disk.make_folder(folder)
@@ -126,26 +154,17 @@ def begin(mesh: Any, folder: str | os.PathLike[str], step: int) -> Place:
     return Place(folder, Identity(from_first(mesh, prepare), step))
 
 
-def clean(folder: Path) -> None:
-    """Finishes what a killed job had begun: half-written and half-removed checkpoints go.
-
-    Raises:
-        OSError: Something cannot be removed.
-    """
-    if not folder.is_dir():
-        return
-    for path in sorted(folder.iterdir()):
-        if not path.name.startswith(".step-"):
-            continue
-        if path.name.endswith(REPLACED):
-            name = folder / path.name[1 : -len(REPLACED)]
-            if not name.exists():
-                disk.rename(path, name)  # the one that should replace it was never renamed
-                disk.sync_folder(folder)
-            else:
-                disk.remove(path)
-        elif path.name.endswith((PARTIAL, GONE)):
-            disk.remove(path)
+def _checked_step(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise CheckpointError(
+            f"a checkpoint of step {step!r} would not be found again: steps are whole numbers from"
+            " 0 on.", "Give the number of training steps done.",
+        )  # fmt: skip
+    return number
 
 
 class Place:
@@ -163,8 +182,9 @@ class Place:
 
     def __init__(self, folder: Path, identity: Identity) -> None:
         self.folder, self.identity = folder, identity
-        self.target = folder / f"step-{identity.step:08d}"
-        self.beside = folder / f".{self.target.name}-{identity.checkpoint}{PARTIAL}"
+        self.target = folder / step_name(identity.step)
+        self.beside = folder / partial_name(identity)
+        self._turn: Turn | None = None
 
     def write(self, shards: list[Shard]) -> Records:
         """Writes files of this process; returns what the manifest shall say of them.
@@ -179,13 +199,18 @@ class Place:
     def discard(self) -> None:
         """Removes what was written, as far as that can be done: the disk may be full of it."""
         with contextlib.suppress(OSError):
+            if self._turn is not None and not self._turn.counts(self.folder):
+                revoke(self.folder, self._turn)
             disk.remove(self.beside)
 
     def commit(
         self, mesh: MeshShape, types: Mapping[str, LocalType], about: Mapping[str, Any],
-        files: Records, keep: int, say: Callable[[str], None],
+        files: Records, keep: int, say: Callable[[str], None], after: int | None = None,
     ) -> None:  # fmt: skip
         """Writes the manifest, gives the folder its name, removes old checkpoints.  Rank 0 only.
+
+        Arguments are those of `save`; ``files`` is what all ranks have written.  Without ``after``
+        nothing is set aside.
 
         Raises:
             CheckpointError: The checkpoint is not whole, or not certainly on disk.
@@ -195,6 +220,10 @@ class Place:
             text = manifest_text(self.identity, mesh, types, about, files, time.time())
             disk.write_file(self.beside / MANIFEST, [text.encode()])
             disk.sync_folder(self.beside)
+            if after is not None:
+                self._turn = turn_back(self.folder, self.identity, after)
+            if self._turn is not None:
+                announce(self.folder, self._turn)
             self._rename()
         except OSError as failure:
             self.discard()
@@ -203,6 +232,8 @@ class Place:
             self.discard()
             raise
         try:
+            if self._turn is not None and (line := set_aside(self.folder, self._turn)):
+                say(line)
             drop_old(self.folder, keep)
         except OSError as failure:
             say(f"an old checkpoint stays: {failure.filename}: {failure.strerror}")
@@ -225,7 +256,8 @@ class Place:
                 disk.rename(old, self.target)
                 raise
             disk.sync_folder(self.folder)
-            disk.remove(old)
+            if self._turn is None or not self._turn.gives_up(old.name, self.identity.step):
+                disk.remove(old)
         else:
             disk.rename(self.beside, self.target)
             disk.sync_folder(self.folder)

@@ -161,7 +161,7 @@ class ShardReader:
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise self._error(f"cannot be read: {error.strerror}", f"Restore {path}.") from error
+            raise self._error(f"cannot be read: {error.strerror}") from error
         try:
             header = self._header(record)
         except OSError as error:
@@ -187,8 +187,11 @@ class ShardReader:
         except HeaderError as error:
             raise self.damaged(str(error)) from error
 
-    def _error(self, problem: str, remedy: str = "") -> DamagedShardError:
-        error = DamagedShardError(f"{self.what} {problem}.", remedy)
+    def _error(self, problem: str) -> DamagedShardError:
+        error = DamagedShardError(
+            f"{self.what} {problem}.",
+            f"Take an older checkpoint, or put a good copy of {self.path} in its place.",
+        )
         error.file = self.path.name
         return error
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from meshmpi.checkpoint import disk
+from meshmpi.checkpoint.folder import MANIFEST, find
 from meshmpi.checkpoint.loading import open_shard, pieces
-from meshmpi.checkpoint.manifest import MANIFEST, Manifest, Ranges, find
+from meshmpi.checkpoint.manifest import Manifest, Ranges
 from meshmpi.checkpoint.saving import Place, owns_block
 from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, make_shard
 from meshmpi.checkpoint.tensor_header import make_header

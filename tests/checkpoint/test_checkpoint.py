@@ -227,8 +227,8 @@ def test_leftovers_go_with_the_next_save_or_resume(tmp_path):
 
 def test_killed_between_two_renames(tmp_path):
     step = compiled()
-    good = save(step, tmp_path, 5)
     save(step, tmp_path, 4)
+    good = save(step, tmp_path, 5)
     good.rename(tmp_path / ".step-00000005.old")  # the new one was never renamed
     (tmp_path / ".step-00000005.partial").mkdir()
     assert checkpoint.find(tmp_path)[0].name == ".step-00000005.old"
@@ -243,8 +243,9 @@ def test_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
         save(step, tmp_path, number)
     (tmp_path / "step-00000003" / "rank-00000.safetensors").unlink()
     (tmp_path / "step-00000002" / "manifest.json").write_text("")
-    save(step, tmp_path, 0, keep=1)  # older than all: the newest whole one is the one before
+    newest = save(step, tmp_path, 4, keep=2)
     assert (tmp_path / "step-00000001").exists()
+    (newest / "manifest.json").unlink()
     assert checkpoint.load_newest(tmp_path, step.variables)[0].step == 1
 
 

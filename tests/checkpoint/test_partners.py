@@ -106,6 +106,13 @@ found = store(placed, None, True, mesh)
 checkpoint.load(path, found, partners=partners, say=print)
 assert equal(found, given)
 assert not any(checkpoint.load(path, found).folder.glob(".*"))
+mesh.comm.Barrier()
+if mesh.rank == 0:
+    (path / "rank-00001.safetensors").write_bytes(b"cut")
+mesh.comm.Barrier()
+found = store(Placed("all:3"), None, True, mesh)  # every rank reads every file
+checkpoint.load(path, found, partners=partners, say=print)
+assert equal(found, given)
 """
 
 
@@ -119,6 +126,7 @@ def test_on_real_ranks_the_next_rank_has_the_copy(tmp_path, where):
         capture_output=True, environment={"PYTHONPATH": "."},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rank-00001 of step 1 is damaged (it has 3 bytes") == 1
     for rank, keeper in ((1, 2), (2, 0)):
         assert f"shard rank-0000{rank} of step 1 was restored from" in done.stdout
         expected = f"the memory of rank {keeper}" if where == "memory" else "rank 0's copy"
