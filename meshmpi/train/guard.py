@@ -40,6 +40,8 @@ class Guard:
 
     Attributes:
         skipped: Steps skipped so far.
+        in_a_row: Of them, those since the last finite step.
+        finite: Whether the last step was finite; not before the first.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Guard:
         if self._comm is not None:
             reduce = functools.partial(self._comm.Allreduce, self._mine, self._sum)
             self._reduce = step.mesh.outside("agree", reduce)
-        self.skipped, self._in_a_row = 0, 0
+        self.skipped, self.in_a_row, self.finite = 0, 0, False
 
     def after(self, number: int, loss: float) -> bool:
         """Judges the step that has just run.  Collective.
@@ -68,7 +70,9 @@ class Guard:
         Raises:
             TrainingError: The run must stop; the same on every rank.
         """
+        self.finite = False
         skipped = self._judged(number, loss)
+        self.finite = not skipped
         every = self._settings.guard.replica_every
         if every and number % every == 0:
             self._compare_replicas(number)
@@ -85,13 +89,13 @@ class Guard:
         wrong = self._wrong_here()
         count = self._total(len(wrong))
         if not count:
-            self._in_a_row = 0
+            self.in_a_row = 0
             return False
         # The losses of ranks differ where only some are wrong; all ranks must tell the same.
         told = gathered(self._step.mesh, (wrong, loss))
         ranks = sorted(r for part, _ in told for r in part)
         loss = next(found for part, found in told if part)
-        self._in_a_row, self.skipped = self._in_a_row + 1, self.skipped + 1
+        self.in_a_row, self.skipped = self.in_a_row + 1, self.skipped + 1
         self._judge(number, loss, ranks)
         return True
 
@@ -117,14 +121,14 @@ class Guard:
     def _judge(self, number: int, loss: float, ranks: list[int]) -> None:
         guard, size = self._settings.guard, self._step.mesh.shape.size
         going_on = guard.non_finite == "skip" and len(ranks) == size
-        stops = not going_on or self._in_a_row >= guard.max_skips
-        cause = self._cause() if stops or self._in_a_row == 1 else ""
+        stops = not going_on or self.in_a_row >= guard.max_skips
+        cause = self._cause() if stops or self.in_a_row == 1 else ""
         what = f"step {number}: loss or gradients are not finite (loss {loss:g})" + (
             f". It began here: {cause}" if cause else ""
         )
         if not stops:
             self._say(
-                f"{what}\nthe update of step {number} is left out ({self._in_a_row} in a row,"
+                f"{what}\nthe update of step {number} is left out ({self.in_a_row} in a row,"
                 f" {self.skipped} in this run)"
             )
             return
@@ -136,7 +140,7 @@ class Guard:
                 " host of that rank.",
             )
         if guard.non_finite == "skip":
-            what += f"; {self._in_a_row} steps in a row were skipped (guard.max_skips)"
+            what += f"; {self.in_a_row} steps in a row were skipped (guard.max_skips)"
         raise TrainingError(
             f"{what}. Variables and checkpoints are as before this step.",
             "Go on with --resume; " + _REMEDY,
@@ -206,7 +210,10 @@ class Guard:
             )
 
 
-_REMEDY = "lower the learning rate, warm up longer or set optimizer.clip_norm."
+_REMEDY = (
+    "lower the learning rate, warm up longer or set optimizer.clip_norm. If it comes again at once,"
+    " go on from an older checkpoint with --resume FOLDER."
+)
 
 
 def _finite(block: np.ndarray) -> bool:

@@ -206,7 +206,7 @@ class Trainer:
             "vocabulary": self.task.vocabulary.state(),
         }  # fmt: skip
         self._saved(self._saves.wait())
-        path = self._saves.save(self.done, about, background)
+        path = self._saves.save(self.done, about, background, self._guard.finite)
         self._saved_at = self.done
         self._saved(path)
         return path
@@ -298,7 +298,8 @@ class Trainer:
                 **self._guard.reports,
             )
             self._observer.after(seconds)
-            self._guard.after(self.done, loss)
+            if not self._guard.after(self.done, loss):
+                self._saves.proven()
             if self.done < s.train.steps:
                 self._stop.check()
 
@@ -314,7 +315,8 @@ class Trainer:
             and self._evaluated_at < self.done
         ):
             self._evaluate(progress, s.evaluate.windows)
-        if s.checkpoint.every and self.done % s.checkpoint.every == 0:
+        due = s.checkpoint.every and self.done % s.checkpoint.every == 0
+        if due and not self._guard.in_a_row:  # else variables are those of a step before
             self._save_once(progress, s.checkpoint.background)
 
     def _evaluate(self, progress: Progress, windows: int) -> None:

@@ -44,18 +44,20 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._before = {path: _made_at(path) for path in checkpoint.find(folder)}
+        self._before = {_made_at(path) for path in checkpoint.find(folder)}
 
     def newest(self) -> Path | None:
         """The newest one made since, or None."""
         return next(
-            (p for p in checkpoint.find(self._folder) if self._before.get(p) != _made_at(p)), None
+            (p for p in checkpoint.find(self._folder) if _made_at(p) not in self._before), None
         )
 
 
 def _made_at(path: Path) -> tuple[int, int]:
+    """Tells checkpoints apart, whatever their names are and though files of one were restored."""
+    manifest = path / "manifest.json"
     try:
-        found = path.stat()
+        found = (manifest if manifest.exists() else path).stat()
     except FileNotFoundError:  # just removed for a newer one
         return 0, 0
     return found.st_ino, found.st_mtime_ns

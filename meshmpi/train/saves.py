@@ -19,6 +19,8 @@ from meshmpi.checkpoint import (
     load_newest,
     save,
 )
+from meshmpi.checkpoint.saving import drop_old
+from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.train.settings import CheckpointSettings
 
@@ -50,14 +52,22 @@ class Saves:
                 f"checkpoints are written in the background, from a copy of {size:.3g} MB on rank 0"
             )
         self._began = self.seconds = 0.0
+        self._after: int | None = None  # the step resumed from, until something is saved
+        self._unproven = False
 
-    def save(self, step: int, about: Mapping[str, Any], background: bool) -> Path | None:
+    def save(
+        self, step: int, about: Mapping[str, Any], background: bool, finite: bool = True
+    ) -> Path | None:
         """Writes a checkpoint; the one before must be done.
+
+        What was just saved may be poisoned: nobody knows before a step from it was finite.  So one
+        that is proven stays beside it until `proven`.
 
         Args:
             step: Training steps done.
             about: Plain values for the manifest.
             background: Whether to return when variables are copied; needs the setting.
+            finite: Whether the last step was; if not, or if there was none, nothing is dropped.
 
         Returns:
             Its folder; None if it is being written.
@@ -66,11 +76,13 @@ class Saves:
             CheckpointError: It cannot be written.
         """
         self._began = time.perf_counter()
+        keep = max(self._keep, 2) if self._keep and finite else 0
         if not background or self._saver is None:
-            return self._whole(
-                save(self._folder, self._store, step, about, self._keep, self._partners, self._say)
+            path = save(
+                self._folder, self._store, step, about, keep, self._partners, self._say, self._after
             )
-        self._saver.start(step, about)
+            return self._whole(path)
+        self._saver.start(step, about, keep, self._after)
         seconds = time.perf_counter() - self._began
         self._say(f"copied the state of step {step} in {seconds:.3f} s; it is being written")
         return None
@@ -87,6 +99,20 @@ class Saves:
         """As `poll`, when nothing is being written any more."""
         return None if self._saver is None else self._whole(self._saver.wait())
 
+    def proven(self) -> None:
+        """A step was finite: if the newest checkpoint is from before it, older ones may go."""
+        if not self._unproven or (self._saver is not None and self._saver.pending):
+            return
+        self._unproven = False
+
+        def drop() -> None:
+            try:
+                drop_old(self._folder, self._keep)
+            except OSError as failure:
+                self._say(f"an old checkpoint stays: {failure.filename}: {failure.strerror}")
+
+        from_first(self._store.mesh, drop)
+
     def abandon(self) -> None:
         """Nothing is written any more when this returns; not collective, see `BackgroundSaver`."""
         if self._saver is not None:
@@ -95,6 +121,7 @@ class Saves:
     def _whole(self, path: Path | None) -> Path | None:
         if path is not None:
             self.seconds = time.perf_counter() - self._began
+            self._after, self._unproven = None, True
             self._say(f"wrote {path} in {self.seconds:.1f} s")
         return path
 
@@ -106,8 +133,10 @@ class Saves:
         """
         how: Any = {"partners": self._partners, "say": self._say}
         if source is not None:
-            return load(source, self._store, **how)
-        manifest, notes = load_newest(self._folder, self._store, **how)
+            manifest, notes = load(source, self._store, **how), []
+        else:
+            manifest, notes = load_newest(self._folder, self._store, **how)
         for note in notes:
             self._say(note)
+        self._after = manifest.step
         return manifest

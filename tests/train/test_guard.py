@@ -196,6 +196,37 @@ def test_skip_goes_on_as_if_the_step_had_no_update(tmp_path):
     assert made.step.variables["adamw/step"] == 4
 
 
+def test_poisoned_checkpoints_do_not_push_out_the_last_good_one(tmp_path):
+    """The update of step 3 is finite and wrecks the model: no later step is finite."""
+
+    def wrecks(made, done):
+        if done == 3:
+            for b in made.step.variables.blocks["decoder/final_norm/scale"].values():
+                b[...] = 1e38
+
+    for keep, policy in ((2, "skip"), (1, "skip"), (1, "stop")):
+        folder = tmp_path / f"{policy}-{keep}"
+        folder.mkdir()
+        made, lines = trainer(
+            folder, "all:1", wrecks, f"guard.non_finite={policy}", "guard.max_skips=3",
+            "checkpoint.every=1", f"checkpoint.keep={keep}", "train.steps=9",
+        )  # fmt: skip
+        with pytest.raises(TrainingError, match="older checkpoint with --resume FOLDER"):
+            made.run()
+        names = [p.name[-1] for p in checkpoint.find(folder / "run" / "checkpoints")]
+        assert names == ["3", "2"], (keep, policy, lines)
+
+
+def test_the_end_is_saved_while_steps_are_skipped_and_nothing_goes(tmp_path):
+    made, _ = trainer(
+        tmp_path, "all:1", overflow_at(4, 5), "guard.non_finite=skip", "checkpoint.every=1",
+        "checkpoint.keep=2",
+    )  # fmt: skip
+    assert made.run().checkpoint.name == "step-00000006"
+    names = [p.name[-1] for p in checkpoint.find(tmp_path / "run" / "checkpoints")]
+    assert names == ["6", "4", "3"]
+
+
 def test_too_many_skips_stop(tmp_path):
     made, _ = trainer(
         tmp_path, "all:1", overflow_at(*range(1, 9)), "guard.non_finite=skip", "guard.max_skips=3",

@@ -181,6 +181,37 @@ def test_another_checkpoint_can_be_named(tmp_path):
     assert result.checkpoint.parent.parent.name == "two"
 
 
+@pytest.mark.parametrize("background", ["false", "true"])
+def test_going_back_keeps_what_is_written_then(tmp_path, background):
+    """The checkpoints of the training that was given up do not push out those of the new one."""
+    folder = tmp_path / "run" / "checkpoints"
+    run(tmp_path, "run", "checkpoint.every=2", "checkpoint.keep=4")
+    sets = ["checkpoint.every=1", "checkpoint.keep=2", f"checkpoint.background={background}"]
+    result, lines = run(tmp_path, "run", "train.steps=5", *sets, resume=folder / "step-00000002")
+    assert [p.name for p in checkpoint.find(folder)] == ["step-00000005", "step-00000004"]
+    assert result.checkpoint == checkpoint.find(folder)[0]
+    (line,) = [line for line in lines if "set aside in" in line]
+    assert "step-00000004, step-00000006, step-00000008" in line
+    (aside,) = folder.glob("abandoned-after-00000002-*")
+    assert [p.name[-1] for p in checkpoint.find(aside)] == ["8", "6", "4"]
+    _, lines = run(tmp_path, "run", "train.steps=6", *sets, resume=True)
+    assert any("resumed from" in line and "step 5" in line for line in lines)
+    assert not any("set aside in" in line for line in lines)
+
+
+def test_one_that_is_kept_alone_goes_when_the_next_is_proven(tmp_path, monkeypatch):
+    found, step = [], Trainer.one_step
+
+    def looking(trainer):
+        found.append([p.name[-1] for p in checkpoint.find(trainer.checkpoints)])
+        return step(trainer)
+
+    monkeypatch.setattr(Trainer, "one_step", looking)
+    run(tmp_path, "run", "checkpoint.every=2", "checkpoint.keep=1", "train.steps=7")
+    assert found == [[], [], ["2"], ["2"], ["4", "2"], ["4"], ["6", "4"]]
+    assert [p.name[-1] for p in checkpoint.find(tmp_path / "run" / "checkpoints")] == ["7", "6"]
+
+
 def test_training_that_diverges_stops(tmp_path):
     diverging = ["optimizer.name=sgd", "optimizer.learning_rate=1e30"]
     with pytest.raises(TrainingError, match=r"step \d+: loss or gradients are not finite"):
