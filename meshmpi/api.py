@@ -208,7 +208,7 @@ def bytes_of(size: int | str) -> int:
         unit = next((u for u in sorted(_UNITS, key=len, reverse=True) if text.endswith(u)), "")
         try:
             size = int(float(text.removesuffix(unit)) * _UNITS.get(unit, 1))
-        except ValueError:
+        except (ValueError, OverflowError):
             size = 0
     if size <= 0:
         raise ConfigError(
