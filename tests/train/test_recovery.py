@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from apps.soak.stores import Placed, store, values
+from meshmpi import checkpoint
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError, MeshError
 from meshmpi.runtime.launch import Launcher, launch, launch_command
 from meshmpi.runtime.recovery import LostRank, named, smaller_mesh
 from meshmpi.train.config import load
 from meshmpi.train.metrics import read_metrics
-from meshmpi.train.recovery import next_mesh
+from meshmpi.train.recovery import Checkpoints, next_mesh
 from meshmpi.train.settings import Settings
 from meshmpi.train.supervisor import Host, Supervisor, parse_hosts
 
@@ -239,6 +241,41 @@ def test_a_given_checkpoint_is_not_confused_with_later_ones_of_the_folder(tmp_pa
     _, jobs, _ = supervised(tmp_path, (137, 0), (137, 12), (0, 14), resume=source)
     new = str(tmp_path / "run" / "checkpoints" / "step-00000012")
     assert [more for _, more, _ in jobs.calls] == [[], [], ["--resume", new]]
+
+
+def test_only_checkpoints_made_since_count(tmp_path):
+    """Neither one that got its name back nor one that got a file back is new."""
+    saved = store(Placed("all:1"), values(0))
+    old = [checkpoint.save(tmp_path, saved, step, {}) for step in (10, 40)]
+    old[1].rename(tmp_path / ".step-00000040.old")  # as while it was being replaced
+    made = Checkpoints(tmp_path)
+    (tmp_path / ".step-00000040.old").rename(old[1])
+    (old[0] / "rank-00000.safetensors").rename(old[0] / "again")
+    (old[0] / "again").rename(old[0] / "rank-00000.safetensors")
+    assert made.newest() is None
+    said: list[str] = []
+    new = checkpoint.save(tmp_path, saved, 15, {}, after=10, say=said.append)
+    assert made.newest() == new and "step-00000040" in said[0]
+
+
+@pytest.mark.slow
+def test_survivors_go_on_from_what_was_saved_after_going_back(tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+    first = launch(
+        2, ["-m", "meshmpi", *arguments(tmp_path, "run", "--set", "train.steps=12")],
+        timeout_seconds=120, capture_output=True,
+    )  # fmt: skip
+    assert first.returncode == 0, first.stdout + first.stderr
+    whole = losses(tmp_path / "run")
+    sets = ("--set", "train.steps=12", "--set", "checkpoint.keep=2", "--recover")
+    done = dying(tmp_path, 2, "1@9", "run", *sets, "--resume", str(folder / "step-00000004"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 rank goes on with mesh {all: 1} from step 8; 1 step to repeat" in done.stdout
+    assert done.stdout.count("set aside in") == 1
+    assert [p.name for p in checkpoint.find(folder)] == ["step-00000012", "step-00000010"]
+    (aside,) = folder.glob("abandoned-after-00000004-*")
+    assert [int(p.name[5:]) for p in checkpoint.find(aside)] == [12, 10, 8, 6]
+    assert losses(tmp_path / "run") == pytest.approx(whole, rel=1e-4)
 
 
 def test_hosts_are_read():
