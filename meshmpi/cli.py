@@ -185,7 +185,8 @@ def on_ranks(
         if prefix and "SLURM_JOB_ID" in os.environ:
             # Slurm signals the daemons of other nodes as well, which would take their ranks along.
             grace.setdefault(AGENT_VARIABLE, " ".join([*prefix, "prted"]))
-        more = {"stop_by": signal.SIGUSR1, "stopped": lambda: bool(signals.noted())}
+        # Asked when the launcher's handlers are set.
+        more = {"stop_by": signal.SIGUSR1, "stopped": signals.telling_before}
     try:
         with signals.handing_on(run) if more else contextlib.nullcontext({}) as told:
             status = launch(

@@ -33,9 +33,9 @@ AT_LAUNCH = " at the launching process"
 
 _open: list[StopSignals] = []
 _has_work = threading.Event()
-_first: list[str] = []  # name of the first signal since `listen_for_life`, unless a SIGUSR1
+_first: list[str] = []  # the name that counts is that of the first signal
 _files: list[Path] = []  # that ranks of a job which runs now look into
-_telling = threading.Lock()
+_telling = threading.RLock()  # a handler may interrupt another one
 
 
 def noted() -> str:
@@ -145,9 +145,7 @@ def _watch(reading: int) -> None:
     while (numbers := os.read(reading, 1)) and numbers[0] not in STOP_SIGNALS:
         pass
     name = signal.Signals(numbers[0]).name
-    if name != signal.SIGUSR1.name:
-        _first.append(name)
-        _tell()
+    _tell(name)
     if _has_work.wait(PATIENCE_SECONDS):
         return
     from meshmpi.runtime import abort
@@ -166,7 +164,7 @@ def _watch(reading: int) -> None:
 def handing_on(run: Path | None) -> Iterator[dict[str, str]]:
     """While it is open, this process waits for a job, which ends it, and tells it what signal came.
 
-    The name is known where `listen_for_life` was called; ranks get it by `described`.
+    Ranks get it by `described`.
 
     Args:
         run: Folder of the run, beside which all hosts find the file; None: this host does.
@@ -178,7 +176,7 @@ def handing_on(run: Path | None) -> Iterator[dict[str, str]]:
     beside = Path(tempfile.gettempdir(), "meshmpi") if run is None else run.absolute()
     file = beside.with_name(f".{beside.name}.stop-{os.getpid()}-{secrets.token_hex(4)}")
     _files.append(file)
-    _tell()  # of a signal that has come already
+    _tell(noted())  # of a signal that has come already
     try:
         yield {TOLD_VARIABLE: str(file)}
     finally:
@@ -187,13 +185,39 @@ def handing_on(run: Path | None) -> Iterator[dict[str, str]]:
             file.unlink()
 
 
-def _tell() -> None:
+def telling_before() -> bool:
+    """Has the handlers that are set now tell ranks a signal's name before they hand it on.
+
+    The thread of `listen_for_life` may be late, where this process gets little of a core.
+
+    Returns:
+        Whether a signal has come already.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in STOP_SIGNALS:
+            signal.signal(number, _telling_first(signal.getsignal(number)))
+    return bool(noted())
+
+
+def _telling_first(handler: Any) -> Any:
+    def told(number: int, frame: object) -> None:
+        _tell(signal.Signals(number).name)
+        if callable(handler):
+            handler(number, frame)
+
+    return told
+
+
+def _tell(name: str) -> None:
     """Leaves the name of the first signal where ranks look for it; they do without, if need be."""
     with _telling:
-        for file in _files if _first else ():
-            with contextlib.suppress(OSError):
+        if name and not _first:
+            _first.append(name)
+        for file in _files if _first and _first[0] != signal.SIGUSR1.name else ():
+            with contextlib.suppress(OSError):  # mostly that it is there already
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(_first[0])
+                with open(file, "x") as told:
+                    told.write(_first[0])
 
 
 def _ignore() -> None:
