@@ -37,14 +37,14 @@ fi
 # Starts "meshmpi ARGUMENTS" on all tasks of the job and waits for its end.  Signals that arrive
 # meanwhile are handed on: the trainer finishes its step, saves and exits with status 75.
 run_meshmpi() {
+    [ "$1" = train ] || early=()
     case "${MESHMPI_LAUNCH:=mpirun}" in
     mpirun) # binds ranks to cores where it can; --ranks comes after the name of the command
         local name=$1
         shift
-        set -- python -m meshmpi "$name" --ranks "$SLURM_NTASKS" "$@"
+        set -- "${early[@]+"${early[@]}"}" python -m meshmpi "$name" --ranks "$SLURM_NTASKS" "$@"
         ;;
     pmix | pmi2)
-        [ "$1" = train ] || early=()
         set -- srun --mpi="$MESHMPI_LAUNCH" --cpu-bind=cores --kill-on-bad-exit=0 \
             "${early[@]+"${early[@]}"}" python -m meshmpi "$@"
         ;;
