@@ -36,6 +36,7 @@ from meshmpi.errors import ConfigError, LayoutError, MeshmpiError
 from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.passes import pipeline
 from meshmpi.program import Instruction, LocalType, Program
+from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.arrays import gather_whole
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from meshmpi.typerules import Violation
@@ -337,9 +338,7 @@ class _Runner:
 
     def _agreed(self, d: Difference) -> Difference:
         """The worst of all ranks of a job, the same on each."""
-        if not hasattr(self.mesh, "comm"):
-            return d
-        return max(self.mesh.comm.allgather(d), key=lambda one: one.ratio)
+        return max(gathered(self.mesh, d, "verify"), key=lambda one: one.ratio)
 
 
 def _name(one: Any) -> str:

@@ -16,8 +16,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from meshmpi.kernels.native import available
 from meshmpi.ops import elementwise as ew
 from meshmpi.ops.sources import get_variable
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from, rounds
+from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.cores import cgroup_quota
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from meshmpi.windows import Exchange
@@ -51,6 +52,9 @@ _SECONDS = 0.004  # of one measurement, at least: longer than a clock's and a ba
 _SLICE_SECONDS = 0.003  # for which Linux lets a process compute before another has its turn
 _TURNS = 10  # of which a measurement sees so many, at least
 Say = Callable[[str], None]
+Place = tuple[str, set[int]]
+"""A host, and processors of it."""
+T = TypeVar("T")
 
 _CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
     # each maps (0, 1] into itself, nearly, so that a chain meets ordinary numbers
@@ -105,9 +109,9 @@ class _Probe:
         self.product_sizes, self.most_bytes = PRODUCT_SIZES, max(MEMORY_BYTES)
         self.work_seconds = WORK_SECONDS
         self.alone = mesh.size == 1
-        self.sharing = 1.0 if self.alone else max(mesh.comm.allgather(_ranks_on_a_core(mesh.comm)))
+        self.sharing = max(self._all(_ranks_on_a_core(self._all(_here()))))
         names = blas.available(True)
-        self.library = blas.agree([names] if self.alone else mesh.comm.allgather(names))
+        self.library = blas.agree(self._all(names))
 
     # ---- clocks ----------------------------------------------------------------------------
 
@@ -137,11 +141,14 @@ class _Probe:
         return statistics.median(found)
 
     def _slowest(self, seconds: float) -> float:
-        return seconds if self.alone else max(self.mesh.comm.allgather(seconds))
+        return max(self._all(seconds))
+
+    def _all(self, mine: T) -> list[T]:
+        return gathered(self.mesh, mine, "calibrate")
 
     def _meet(self) -> None:
         if not self.alone:
-            self.mesh.comm.Barrier()
+            self.mesh.outside("calibrate", self.mesh.comm.Barrier)()
 
     # ---- products ----------------------------------------------------------------------------
 
@@ -193,10 +200,8 @@ class _Probe:
         allowed = group_memory()
         if allowed is not None and allowed < whole:
             whole = allowed
-        if self.alone:
-            return whole
-        names = self.mesh.comm.allgather(os.uname().nodename)
-        return min(self.mesh.comm.allgather(whole // names.count(os.uname().nodename)))
+        names = self._all(os.uname().nodename)
+        return min(self._all(whole // names.count(os.uname().nodename)))
 
     def waits(self) -> Curve | None:
         """Seconds that ranks wait for the slowest, by the seconds that each computed before.
@@ -264,11 +269,15 @@ class _Probe:
         )  # fmt: skip
 
 
-def _ranks_on_a_core(comm: Any) -> float:
+def _here() -> Place:
+    """This host, and the processors that this rank may use."""
+    return os.uname().nodename, os.sched_getaffinity(0)
+
+
+def _ranks_on_a_core(places: Sequence[Place]) -> float:
     """How many ranks of this host share one of its processors; at least 1."""
     host = os.uname().nodename
-    masks = comm.allgather((host, os.sched_getaffinity(0)))
-    mine = [mask for name, mask in masks if name == host]
+    mine = [mask for name, mask in places if name == host]
     processors, quota = len(set().union(*mine)), cgroup_quota()
     if quota is not None:
         processors = min(processors, max(1, int(quota)))

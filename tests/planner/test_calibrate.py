@@ -2,7 +2,6 @@
 
 import os
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -65,16 +64,6 @@ def test_what_was_measured_here_is_found_by_its_mesh(tmp_path, monkeypatch):
         find_machine("missing", mesh)
 
 
-class Masks:
-    """A communicator whose ranks are (host, processors they may use)."""
-
-    def __init__(self, *masks):
-        self.masks = [(host or os.uname().nodename, set(mask)) for host, mask in masks]
-
-    def allgather(self, mine):
-        return self.masks
-
-
 @pytest.mark.parametrize(
     "masks, quota, shared",
     [
@@ -89,7 +78,8 @@ class Masks:
 )
 def test_ranks_on_a_core_are_those_of_this_host(monkeypatch, masks, quota, shared):
     monkeypatch.setattr(module, "cgroup_quota", lambda: quota)
-    assert module._ranks_on_a_core(Masks(*masks)) == shared
+    places = [(host or os.uname().nodename, mask) for host, mask in masks]
+    assert module._ranks_on_a_core(places) == shared
 
 
 def test_processor_time_counts_for_all_ranks_of_a_core(small):
@@ -116,7 +106,7 @@ def test_memory_is_what_control_groups_allow(small, monkeypatch, allowed, names,
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 28}.get)
     if names > 1:
         probe.alone = False
-        probe.mesh = SimpleNamespace(comm=SimpleNamespace(allgather=lambda mine: [mine] * names))
+        monkeypatch.setattr(module, "gathered", lambda mesh, mine, what: [mine] * names)
     assert probe.memory_bytes() == each
 
 

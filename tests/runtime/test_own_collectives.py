@@ -147,8 +147,6 @@ _UNRECORDED = {
     "runtime/trace.py _clock_offset": "called by a recorded one",
     "runtime/probe.py": "a program of its own that the doctor runs with a limit",
     "checkpoint/partners.py _sent": "called by a recorded one",
-    "measuring/calibrate.py": "programs that measure; they end by themselves",
-    "checking/verify.py": "a check on all ranks, of which none leaves alone",
 }
 """File, or function in it -> why its own calls of MPI need no record."""
 
