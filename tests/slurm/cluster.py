@@ -2,6 +2,7 @@
 
     python -m tests.slurm.cluster start FOLDER [NODES [CPUS]]    prints "export SLURM_CONF=..."
     python -m tests.slurm.cluster stop FOLDER
+    python -m tests.slurm.cluster packages    prints what to install
 
 Needs root and Debian's packages PACKAGES.  Nothing outside the folder is written, and the ports are
 free ones, so that it runs beside a real cluster and beside others of its kind.  Nodes are several
@@ -243,6 +244,9 @@ def _path() -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line."""
+    if arguments == ["packages"]:
+        print(PACKAGES)
+        return 0
     if len(arguments) < 2 or arguments[0] not in ("start", "stop"):
         sys.stderr.write(__doc__ or "")
         return 2
