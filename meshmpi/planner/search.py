@@ -104,7 +104,7 @@ class SearchResult:
         rejected: Those that do not, in the order tried.
         tried: Candidates priced, rejected, or passed over as slower than the best.
         considered: Candidates that there are.
-        complete: Whether all were tried.
+        complete: Whether all were tried, and none that may fit was left without a full price.
         seconds: The search took.
     """
 
@@ -173,31 +173,34 @@ def search(
     found.sort(key=lambda c: c.guess)
     tried = hunt.price_all(found)
     hunt.refine()
-    ranking = hunt.ranking()
+    ranking, complete = hunt.ranking(), tried == len(found)
     if screen is not None:
-        ranking = _in_full(ranking, price, hunt, seconds)
+        every = len(ranking)
+        ranking, priced = _in_full(ranking, price, hunt, seconds)
+        complete = complete and (bool(ranking) or priced == every)
     return SearchResult(
-        tuple(p for _, p in ranking), tuple(hunt.rejected), tried, len(found), tried == len(found),
+        tuple(p for _, p in ranking), tuple(hunt.rejected), tried, len(found), complete,
         time.perf_counter() - hunt.began,
     )  # fmt: skip
 
 
 def _in_full(
     ranking: Sequence[tuple[Candidate, Priced]], price: Price, hunt: _Hunt, seconds: float
-) -> list[tuple[Candidate, Priced]]:
+) -> tuple[list[tuple[Candidate, Priced]], int]:
+    """What fits of those that time is left to price, one at least; and how many that were."""
     out: list[tuple[Candidate, Priced]] = []
-    longest = 0.0
+    longest, priced = 0.0, 0
     for candidate, _ in ranking:
         began = time.perf_counter()
-        if out and began + longest - hunt.began > seconds:
+        if priced and began + longest - hunt.began > seconds:
             break
-        found = price(candidate)
+        found, priced = price(candidate), priced + 1
         longest = max(longest, time.perf_counter() - began)
         if isinstance(found, Rejected):
             hunt.rejected.append(found)
         else:
             out.append((candidate, found))
-    return sorted(out, key=lambda p: (p[1].seconds, p[1].layout))
+    return sorted(out, key=lambda p: (p[1].seconds, p[1].layout)), priced
 
 
 def _axes(mesh: MeshShape) -> list[str]:

@@ -284,3 +284,20 @@ def test_a_screen_is_looked_at_first_and_its_best_are_priced_in_full():
     alone = search(work, 2, known, full, meshes=[mesh], seconds=60.0)
     assert found.best.layout == alone.best.layout and found.best.seconds == alone.best.seconds
     assert asked[0] == alone.best.layout
+
+
+def test_a_screen_that_leaves_nothing_that_fits_ends_in_time():
+    known, mesh, asked = machine(), MeshShape("rows:2"), []
+    few = small_lm(1)
+    screen = Screen(digest(*few), pricing(few, known))
+
+    def price(c):
+        asked.append(c)
+        return Rejected(str(c.mesh), c.text, "", "", "too much", 1)
+
+    short = search(digest(*few), 2, known, price, meshes=[mesh], screen=screen, seconds=1e-9)
+    assert short.best is None and not short.complete and len(asked) <= 1
+    asked.clear()
+    whole = search(digest(*few), 2, known, price, meshes=[mesh], screen=screen, seconds=60.0)
+    assert whole.best is None and whole.complete and len(asked) >= 10
+    assert "no layout fits" in whole.report()
