@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this part."""
     parser.add_argument("--rounds", type=int, default=25, help="trials of each fault and size")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--only", nargs="*", default=None, help="names of faults")
+    parser.add_argument("--only", nargs="*", choices=FAULTS, help="names of faults")
 
 
 def run(options: argparse.Namespace) -> Iterable[Row]:
