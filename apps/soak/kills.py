@@ -69,12 +69,8 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
             for background, trials in chain.inside.items() if wanted else ():
                 how = " in the background" if background else ""
                 yield row(f"SIGKILL inside a save{how}, {ranks} rank{plural}", trials)
-            beside = [t for t in chain.anywhere if t.background]
-            yield row(
-                f"SIGKILL at any time, {ranks} rank{plural}", chain.anywhere,
-                f"{len(beside)} of jobs that save in the background, of these"
-                f" {sum(t.inside for t in beside)} inside a save",
-            )  # fmt: skip
+            what = f"SIGKILL at any time, {ranks} rank{plural}"
+            yield row(what, chain.anywhere, in_background(chain.anywhere))
             yield row(
                 f"end without a kill, {ranks} rank{plural}", chain.ends,
                 f"{chain.newest} steps in all",
@@ -109,6 +105,15 @@ def row(what: str, trials: Sequence[Trial], note: str = "") -> Row:
     """Trials of one kind; the note gives way to the first problem."""
     bad = [t.problem for t in trials if t.problem]
     return Row(what, len(trials), len(trials) - len(bad), bad[0] if bad else note)
+
+
+def in_background(trials: Sequence[Trial]) -> str:
+    """How many of the kills hit jobs that save in the background."""
+    found = [t for t in trials if t.background]
+    return (
+        f"{len(found)} of jobs that save in the background, of these"
+        f" {sum(t.inside for t in found)} inside a save"
+    )
 
 
 @dataclass

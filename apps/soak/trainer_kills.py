@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from apps.soak import signals
-from apps.soak.kills import START_SECONDS, Jobs, Trial, row, shares
+from apps.soak.kills import START_SECONDS, Jobs, Trial, in_background, row, shares
 from apps.soak.rows import Row
 from meshmpi import checkpoint
 from meshmpi.checkpoint.saving import PARTIAL
@@ -60,12 +60,12 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
             while len(trainings.kills) < max(round(kills * share), 1):
                 trainings.kill()
             trainings.finish()
-            beside = [t for t in trainings.kills if t.background]
+            trials = trainings.kills
             yield row(
-                f"SIGKILL of a rank of `meshmpi train`, {ranks} rank{plural}", trainings.kills,
-                f"{sum(t.inside for t in trainings.kills)} inside a save; {len(beside)} of jobs"
-                f" that save in the background, of these {sum(t.inside for t in beside)} inside",
-            )  # fmt: skip
+                f"SIGKILL of a rank of `meshmpi train`, {ranks} rank{plural}",
+                trials,
+                f"{sum(t.inside for t in trials)} inside a save; {in_background(trials)}",
+            )
             yield row(f"resumed to the end, {ranks} rank{plural}", trainings.ends)
 
 

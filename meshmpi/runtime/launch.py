@@ -166,13 +166,7 @@ def launch_command(
     local_ranks = -(-n // nodes)
     each = _set_threads(variables, threads, cores, local_ranks)
     variables.setdefault("PYTHONUNBUFFERED", "1")  # ranks write to pipes: show lines at once
-    job = next((int(variables[v]) for v in _JOB_SIZES if variables.get(v, "").isdigit()), None)
-    if job is not None and job != n:
-        raise MeshError(
-            f"this process is already one of {job} ranks of an MPI job and cannot start {n}.",
-            "Start the launcher outside of mpirun, or ask for the same number.",
-        )
-    if job is not None or (n == 1 and mpi is None and not launcher_options and not hosts):
+    if _is_rank(variables, n) or (n == 1 and mpi is None and not launcher_options and not hosts):
         return program, variables
     launcher = find_launcher(mpi)
     if bind == "auto":
@@ -186,6 +180,17 @@ def launch_command(
     if recover:
         options += _recovering(launcher)
     return [launcher.path, "-n", str(n), *options, *launcher_options, *program], variables
+
+
+def _is_rank(variables: Mapping[str, str], n: int) -> bool:
+    """Whether this process is already one of the n ranks that are asked for."""
+    job = next((int(variables[v]) for v in _JOB_SIZES if variables.get(v, "").isdigit()), None)
+    if job is not None and job != n:
+        raise MeshError(
+            f"this process is already one of {job} ranks of an MPI job and cannot start {n}.",
+            "Start the launcher outside of mpirun, or ask for the same number.",
+        )
+    return job is not None
 
 
 def _own_cores(
