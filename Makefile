@@ -10,7 +10,7 @@ WITH ?=
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-LAUNCH := $(BIN)/python -m meshmpi.runtime.launch
+LAUNCH := $(BIN)/python -m meshmpi.launch
 # Stamps tell a second `make` that nothing has to be installed again.
 RUN_READY := $(VENV)/.ready-run-$(MPI)
 DEV_READY := $(VENV)/.ready-dev-$(MPI)$(addprefix -,$(WITH))
@@ -28,7 +28,7 @@ help: ## Show this list
 	@echo "  make test WITH=transformers also compares with PyTorch's models (a large download)"
 
 train: $(RUN_READY) ## Train the language model of CONFIG on N ranks
-	$(LAUNCH) -n $(N) -- $(BIN)/meshmpi train $(CONFIG) $(ARGS)
+	$(LAUNCH) -n $(N) -- $(BIN)/python -m apps.transformer $(CONFIG) $(ARGS)
 
 test: $(DEV_READY) ## Run all tests; they start their own MPI jobs
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)

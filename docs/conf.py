@@ -48,15 +48,10 @@ autodoc_typehints = "none"  # what arguments are stands in the docstrings, in wo
 nitpick_ignore_regex = [
     (r"py:.*", r"(numpy|collections|typing|pathlib)\..*"),
     # Parts of what is documented, which nobody makes by hand.
-    (r"py:class", r"meshmpi\.(program\.(Source|AxesTable)|windows\.Window|planner\..*)"),
+    (r"py:class", r"meshmpi\.(ir\.program\.(Source|AxesTable)|ir\.halos\.HaloRegion|planner\..*)"),
 ]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
-napoleon_custom_sections = [
-    ("Lowers", "Lowers"),
-    ("Gradient", "Gradient"),
-    ("Source", "Source"),
-    ("Shapes", "Shapes"),
-]
+napoleon_custom_sections = [("Lowers", "Lowers"), ("Gradient", "Gradient"), ("Source", "Source"), ("Shapes", "Shapes")]

@@ -20,8 +20,8 @@ from typing import Any
 import meshmpi as mm
 from docs.traffic import by_dims, combined, traffic
 from docs.traffic_examples import COMBINATIONS, EXAMPLES, TENSORS
-from meshmpi import nn, ops
-from meshmpi.graph import Operation
+from meshmpi import nn
+from meshmpi.graph import Operation, ops
 
 PAGE = Path(__file__).parent / "ops.md"
 HEAD = """# Operations
@@ -40,16 +40,17 @@ and the gradients of all tensors and variables in the expression. A row with `f`
 the functions named in it. The tensors are:
 """
 TITLES = {
-    "ops.sources": "Sources: feeds, variables, constants, random numbers",
-    "ops.contraction": "Contraction",
-    "ops.convolution": "Convolution",
-    "ops.reductions": "Reductions",
-    "ops.scan": "Running sums",
-    "ops.elementwise": "Elementwise",
-    "ops.structure": "Shapes",
-    "ops.indexing": "Indexing",
-    "ops.placement": "Placement",
-    "ops.regions": "Gradients of one's own",
+    "graph.ops.sources": "Sources: feeds, variables, constants, random numbers",
+    "graph.ops.contraction": "Contraction",
+    "graph.ops.convolution": "Convolution",
+    "graph.ops.reductions": "Reductions",
+    "graph.ops.positions": "Index ranges",
+    "graph.ops.scan": "Running sums",
+    "graph.ops.elementwise": "Elementwise",
+    "graph.ops.structure": "Shapes",
+    "graph.ops.indexing": "Indexing",
+    "graph.ops.placement": "Placement",
+    "graph.ops.regions": "Gradients of one's own",
     "nn.activations": "Activations",
     "nn.functions": "Softmax and its kin",
     "nn.ordering": "Order",
@@ -73,8 +74,9 @@ LONGEST_SIGNATURE = 100
 
 
 def _module(value: Any) -> str:
-    """``ops.structure`` for what is defined there."""
-    return ".".join(value.__module__.split(".")[1:3])
+    """``graph.ops.structure`` for what is defined there."""
+    parts = value.__module__.split(".")[1:]
+    return ".".join(parts[: 3 if parts[0] == "graph" else 2])
 
 
 def primitives() -> list[type[Operation]]:
@@ -213,9 +215,10 @@ def optimizers_table() -> str:
 
 def tensors_table() -> str:
     """The tensors of the examples."""
-    rows = [f"`{n}[{shape.replace(':', '=').replace(';', ', ')}]`" + (
-        "" if dtype == "float32" else f" ({dtype})"
-    ) for n, (shape, dtype) in TENSORS.items()]  # fmt: skip
+    rows = [
+        f"`{n}[{shape.replace(':', '=').replace(';', ', ')}]`" + ("" if dtype == "float32" else f" ({dtype})")
+        for n, (shape, dtype) in TENSORS.items()
+    ]
     return ", ".join([*rows, "and a variable `v` with the shape of `w`."])
 
 
@@ -232,16 +235,25 @@ def page() -> str:
     """The whole page."""
     return "\n".join(
         [
-            HEAD, tensors_table(), "",
-            "## Primitives\n", primitives_table(), "",
-            "## Functions made of one primitive\n", functions_tables(ops),
-            "## Functions and layers composed of several\n", functions_tables(nn),
-            "### Optimizers\n", optimizers_table(), "",
+            HEAD,
+            tensors_table(),
+            "",
+            "## Primitives\n",
+            primitives_table(),
+            "",
+            "## Functions made of one primitive\n",
+            functions_tables(ops),
+            "## Functions and layers composed of several\n",
+            functions_tables(nn),
+            "### Optimizers\n",
+            optimizers_table(),
+            "",
             "## Several splits at once\n",
             "On a mesh {rows: 2, cols: 2}; results only.\n",
-            combinations_table(), "",
+            combinations_table(),
+            "",
         ]
-    )  # fmt: skip
+    )
 
 
 def main() -> int:

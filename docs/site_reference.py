@@ -1,6 +1,6 @@
 """Sphinx extension: the reference of operations, from docstrings and from lowered examples.
 
-The directive ``{operations} ops.structure`` stands for all functions that ``mm`` offers from that
+The directive ``{operations} graph.ops.structure`` stands for all functions that ``mm`` offers from that
 module, so that no page has to list them.  Each function that has an example in
 `docs.traffic_examples` also says what the example makes and sends.
 """
@@ -16,11 +16,12 @@ from sphinx.util.docutils import SphinxDirective
 from docs.generate_ops import families_of
 from docs.traffic import NOTHING, Traffic, by_dims, traffic
 from docs.traffic_examples import EXAMPLES
-from meshmpi import nn, ops
+from meshmpi import nn
+from meshmpi.graph import ops
 
 AFTER_NAPOLEON = 900
 """Priority of an event handler: later than that of the extension that reads Google style."""
-PACKAGES = {"ops": ops, "nn": nn}
+PACKAGES = {"graph": ops, "nn": nn}
 
 
 class Operations(SphinxDirective):
@@ -54,21 +55,12 @@ def describe(code: str, found: Traffic) -> list[str]:
     if sent == NOTHING:
         sends = "It sends nothing, whatever is split."
     else:
-        sends = (
-            f"It hands over, by the dim that is split in two, so many elements per rank: {sent}."
-        )
+        sends = f"It hands over, by the dim that is split in two, so many elements per rank: {sent}."
     gradients = "" if found.backward is None else f" With gradients: {by_dims(found.backward)}."
-    return [
-        ".. rubric:: Shapes and traffic",
-        "",
-        f"``{code}`` makes {made}{where}. {sends}{gradients}",
-        "",
-    ]
+    return [".. rubric:: Shapes and traffic", "", f"``{code}`` makes {made}{where}. {sends}{gradients}", ""]
 
 
-def add_traffic(
-    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
-) -> None:
+def add_traffic(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Appends what its example sends to the docstring of a function of ``mm``."""
     short = name.removeprefix("meshmpi.")
     if what == "function" and short in EXAMPLES:

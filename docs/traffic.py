@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import meshmpi as mm
 from docs.traffic_examples import TENSORS, Combination
-from meshmpi.scalar import FLOATS
+from meshmpi.ir.scalar import FLOATS
 
 ONE_AXIS, TWO_AXES = "rows:2", "rows:2;cols:2"
 NOTHING = "nothing"
@@ -81,9 +81,8 @@ def traffic(code: str) -> Traffic:
     """What an example sends for each dim split alone over an axis of two ranks."""
     built = _build(code)
     dims = [
-        n for n in built.graph.dim_names
-        if not n.startswith("_") and any(t.shape.find(n) >= 0 for t in _shown(built))
-    ]  # fmt: skip
+        n for n in built.graph.dim_names if not n.startswith("_") and any(t.shape.find(n) >= 0 for t in _shown(built))
+    ]
     both = [*built.results, *built.gradients]
     return Traffic(
         {name: str(t.shape) for name, t in built.inputs.items()},
@@ -99,9 +98,7 @@ def _shown(built: _Built) -> list[mm.Tensor]:
     return [*built.inputs.values(), *built.results, *reads]
 
 
-def _sent(
-    graph: mm.Graph, layout: str, fetches: list[mm.Tensor], mesh: str = ONE_AXIS, storage: str = ""
-) -> str:
+def _sent(graph: mm.Graph, layout: str, fetches: list[mm.Tensor], mesh: str = ONE_AXIS, storage: str = "") -> str:
     """Collectives of a program: kind, axes where there are several, elements per rank."""
     wanted = list(dict.fromkeys(fetches))
     plan = mm.plan(graph, mesh, layout, fetches=wanted, updates=[], storage=storage)

@@ -33,15 +33,55 @@ TENSORS: dict[str, tuple[str, str]] = {
 """Name -> (shape, data type); `v` is a variable with the shape of `w`."""
 
 UNARY = (
-    "abs", "cos", "erf", "exp", "floor", "identity", "isfinite", "log", "log1p", "negative",
-    "reciprocal", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "tanh", "to_bfloat16",
-    "to_float", "to_int32", "elu", "gelu", "leaky_relu", "relu", "selu", "silu", "softplus",
-    "squared_relu", "swish",
-)  # fmt: skip
+    "abs",
+    "cos",
+    "erf",
+    "exp",
+    "floor",
+    "identity",
+    "isfinite",
+    "log",
+    "log1p",
+    "negative",
+    "reciprocal",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sqrt",
+    "square",
+    "tanh",
+    "to_bfloat16",
+    "to_float",
+    "to_int32",
+    "elu",
+    "gelu",
+    "leaky_relu",
+    "relu",
+    "selu",
+    "silu",
+    "softplus",
+    "squared_relu",
+    "swish",
+)
 BINARY = (
-    "add", "divide", "equal", "floordiv", "greater", "greater_equal", "less", "less_equal",
-    "maximum", "minimum", "mod", "multiply", "not_equal", "pow", "sub", "subtract",
-)  # fmt: skip
+    "add",
+    "divide",
+    "equal",
+    "floordiv",
+    "greater",
+    "greater_equal",
+    "less",
+    "less_equal",
+    "maximum",
+    "minimum",
+    "mod",
+    "multiply",
+    "not_equal",
+    "pow",
+    "sub",
+    "subtract",
+)
 
 EXAMPLES: dict[str, str] = {
     **{name: f"{name}(x)" for name in UNARY},
@@ -71,7 +111,7 @@ EXAMPLES: dict[str, str] = {
     "einsum": "einsum([x, w], [a, c])",
     "matmul": "matmul(x, w)",
     "conv": "conv(series, get_variable('f', 'taps:3;channels:6;out:4'),"
-    " [Slide('length', 'taps', 'length', before=1)], 'batch:4;length:16;out:4')",
+    " [ConvDims('length', 'taps', 'length', before=1)], 'batch:4;length:16;out:4')",
     **{
         f"reduce_{op}": f"reduce_{op}(x, reduced_dim=b)"
         for op in ("sum", "mean", "max", "min", "prod", "variance", "std")
@@ -113,8 +153,7 @@ EXAMPLES: dict[str, str] = {
     "custom_gradient": "custom_gradient(lambda t: square(t), lambda ts, ys, dys: [dys[0]], [x])",
     "cwise": "cwise(lambda s, t: s * t, [x, y])",
     "repeat": "repeat(lambda t: tanh(t), 3, [x], shared_variables=True)",
-    "while_loop": "while_loop(lambda t: less(reduce_sum(t), 1.0), lambda t: [t * 0.5], [x],"
-    " max_steps=2)",
+    "while_loop": "while_loop(lambda t: less(reduce_sum(t), 1.0), lambda t: [t * 0.5], [x], max_steps=2)",
     # softmax and its kin
     "softmax": "softmax(x, b)",
     "log_softmax": "log_softmax(x, b)",
@@ -152,31 +191,25 @@ EXAMPLES: dict[str, str] = {
     "multihead_attention": "multihead_attention(text, None, None, D('d_kv', 4), D('heads', 4))",
     "rename_length_to_memory_length": "rename_length_to_memory_length(text)",
     "local_attention_1d": "local_attention_1d(q, k_same, k_same, 'length', 'd_kv', 'd_kv', 2)",
-    "local_attention_2d": "local_attention_2d(grid, grid, grid, ('height', 'width'), 'd_kv',"
-    " 'd_kv', (2, 2))",
+    "local_attention_2d": "local_attention_2d(grid, grid, grid, ('height', 'width'), 'd_kv', 'd_kv', (2, 2))",
     "local_self_attention": "local_self_attention(text, D('d_kv', 4), D('heads', 4), 2)",
-    "local_self_attention_2d": "local_self_attention_2d(picture_text, D('d_kv', 4),"
-    " D('heads', 4), (2, 2))",
+    "local_self_attention_2d": "local_self_attention_2d(picture_text, D('d_kv', 4), D('heads', 4), (2, 2))",
     "halo_exchange": "halo_exchange(blocks, 'blocks', 'block_length', 1)",
     "left_halo_exchange": "left_halo_exchange(blocks, 'blocks', 'block_length', 1)",
     "compress_mean": "compress_mean(text, 'length', 2)",
     "multihead_self_attention_memory_compressed": "multihead_self_attention_memory_compressed("
     "text, False, 2, D('d_kv', 4), D('heads', 4))",
-    "attention_mask_autoregressive": "attention_mask_autoregressive(D('length', 8),"
-    " D('memory_length', 8))",
+    "attention_mask_autoregressive": "attention_mask_autoregressive(D('length', 8), D('memory_length', 8))",
     "attention_mask_ignore_padding": "attention_mask_ignore_padding(ids)",
     "attention_mask_local": "attention_mask_local(D('length', 8), D('memory_length', 8), 2)",
-    "attention_mask_same_segment": "attention_mask_same_segment(ids, rename_length_to_memory"
-    "_length(ids))",
-    "relative_position_bias": "relative_position_bias(D('heads', 4), D('length', 8),"
-    " D('memory_length', 8))",
+    "attention_mask_same_segment": "attention_mask_same_segment(ids, rename_length_to_memory_length(ids))",
+    "relative_position_bias": "relative_position_bias(D('heads', 4), D('length', 8), D('memory_length', 8))",
     "relative_position_bucket": "relative_position_bucket(range(b) - range(a))",
     "rotary": "rotary(q, 'length', 'd_kv')",
     "sinusoid_positions": "sinusoid_positions(D('length', 8), D('d_model', 16))",
     # experts, losses, randomness
     "mixture_of_experts": "mixture_of_experts(text, D('experts', 4), D('d_ff', 32))",
-    "softmax_cross_entropy_with_logits": "softmax_cross_entropy_with_logits(logits, ids,"
-    " D('vocab', 24))",
+    "softmax_cross_entropy_with_logits": "softmax_cross_entropy_with_logits(logits, ids, D('vocab', 24))",
     "sigmoid_cross_entropy_with_logits": "sigmoid_cross_entropy_with_logits(x, x)",
     "weighted_mean": "weighted_mean(x, y)",
     "corr": "corr(x, x * 2.0)",
@@ -212,8 +245,7 @@ COMBINATIONS = [
     Combination("gradients([reduce_sum(square(einsum([x, v], [a, c])))], [v])[0]", "c:cols"),
     Combination("einsum([x, v], [a, c])", "a:rows", "b:rows"),
     Combination("reduce_max(x)", "a:rows;b:cols"),
-    Combination("softmax_cross_entropy_with_logits(logits, ids, D('vocab', 24))",
-                "batch:rows;vocab:cols"),
+    Combination("softmax_cross_entropy_with_logits(logits, ids, D('vocab', 24))", "batch:rows;vocab:cols"),
     Combination("gather(w, n, b)", "a:rows;b:rows"),
     Combination("transpose(x, [b, a])", "a:rows;b:cols"),
     Combination("reshape(x, [D('ab', 96)])", "a:rows;ab:rows"),
@@ -221,6 +253,5 @@ COMBINATIONS = [
     Combination("rename(x, {'a': 'd'})", "a:rows;d:cols"),
     Combination("rename(x, {'a': 'd', 'b': 'e'})", "a:rows;e:rows"),
     Combination("conv2d(image, D('out', 4))", "height:rows;width:cols"),
-    Combination("mixture_of_experts(text, D('experts', 4), D('d_ff', 32))",
-                "batch:rows;experts:rows"),
-]  # fmt: skip
+    Combination("mixture_of_experts(text, D('experts', 4), D('d_ff', 32))", "batch:rows;experts:rows"),
+]

@@ -1,14 +1,15 @@
 """meshmpi: named-tensor SPMD programs on MPI.  ``import meshmpi as mm``.
 
-Importing it neither imports mpi4py nor initialises MPI; a Mesh does.
+Importing it changes nothing of the interpreter: no hook, no signal, no variable.  It neither imports
+mpi4py nor initialises MPI; a Mesh does.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from meshmpi import ops as _ops
-from meshmpi.autodiff import gradients, recompute_grad
+from meshmpi import nn as _nn
 from meshmpi.dims import Dimension, Layout, MeshShape, Shape
 from meshmpi.errors import (
+    ArgumentError,
     CheckpointError,
     ConfigError,
     DataError,
@@ -16,27 +17,30 @@ from meshmpi.errors import (
     LayoutError,
     MeshError,
     MeshmpiError,
+    MissingNameError,
     ProgramError,
     RangeError,
     ShapeError,
+    UnusedUpdatesWarning,
     VariableError,
-)  # fmt: skip
+)
 from meshmpi.graph import Graph, Tensor, Update, Variable, scope
+from meshmpi.graph import ops as _ops
+from meshmpi.graph.arguments import check_all as _check_all
+from meshmpi.graph.autodiff import gradients, recompute_grad
+from meshmpi.graph.ops import *  # noqa: F403
+from meshmpi.ir.bands import Band
 from meshmpi.nn import *  # noqa: F403
-from meshmpi.ops import *  # noqa: F403
-from meshmpi.runtime.exit_status import note_exits as _note_exits
-from meshmpi.runtime.uncaught import watch as _watch_uncaught
-from meshmpi.runtime.world import in_job as _in_job
+from meshmpi.runtime import hooks as _hooks
+from meshmpi.version import VERSION as _VERSION
 
-if _in_job():  # before the script looks up sys.exit, so that a failing rank ends the others
-    _note_exits()
-_watch_uncaught()
+_check_all(globals(), ["scope", "Graph"])
 
 if TYPE_CHECKING:
     from meshmpi.api import Plan, compile, plan
     from meshmpi.checking import interpret, verify
-    from meshmpi.layout_search import search_layouts
-    from meshmpi.nn import optimize, transformer
+    from meshmpi.nn import optimize
+    from meshmpi.planner.layout_search import search_layouts
     from meshmpi.planner.machine_file import load_machine
     from meshmpi.planner.timing import predict_time
     from meshmpi.runtime.arrays import ShardedArray, local
@@ -49,26 +53,59 @@ _LAZY = {
     "compile": "meshmpi.api",
     "plan": "meshmpi.api",
     "optimize": "meshmpi.nn",
-    "transformer": "meshmpi.nn",
     "Mesh": "meshmpi.runtime.mesh",
     "SimulatedMesh": "meshmpi.runtime.simulated_mesh",
     "ShardedArray": "meshmpi.runtime.arrays",
     "local": "meshmpi.runtime.arrays",
     "interpret": "meshmpi.checking",
     "verify": "meshmpi.checking",
-    "search_layouts": "meshmpi.layout_search",
+    "search_layouts": "meshmpi.planner.layout_search",
     "load_machine": "meshmpi.planner.machine_file",
     "predict_time": "meshmpi.planner.timing",
 }
-__version__ = "0.1.0"
+_MODULES = {"transformer": "meshmpi.transformer", "pretrained": "meshmpi.transformer.pretrained"}
+"""Rooms of upper floors under the names that users know."""
+_nn.LATER.update(_MODULES)
+__version__ = _VERSION
+
+
+def _guard() -> Any:
+    from meshmpi.guard.mesh_watch import MeshWatch
+
+    return MeshWatch()
+
+
+_hooks.on_first_mesh(_guard)
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'meshmpi' has no attribute '{name}'")
+    if name.startswith("_"):  # Python's own questions
+        raise AttributeError(f"module 'meshmpi' has no attribute '{name}'")
+    from meshmpi.errors import suggest
+
+    homes = {n: f"mm.{home}.{n}" for home, path in _HOMES.items() for n in _public(path)}
+    known = [*__dir__(), *homes]
+    near = f"Write {homes[name]}." if name in homes else suggest(name, known)
+    if near.startswith("Known names"):
+        near = "docs/ops.md lists what there is."
+    raise MissingNameError(f"module 'meshmpi' has no '{name}'.", near)
+
+
+_HOMES = {"optimize": "meshmpi.nn.optimize", "schedules": "meshmpi.nn.schedules", "transformer": "meshmpi.transformer"}
+
+
+def _public(module: str) -> list[str]:
+    import importlib
+
+    found = importlib.import_module(module)
+    names = getattr(found, "__all__", vars(found))
+    return [n for n in names if not n.startswith("_")]
 
 
 def __dir__() -> list[str]:  # what a shell completes: functions and classes, not our modules
@@ -76,4 +113,4 @@ def __dir__() -> list[str]:  # what a shell completes: functions and classes, no
 
     names = (n for n, value in globals().items() if not isinstance(value, ModuleType))
     public = (n for n in names if not n.startswith("_") and n not in ("Any", "TYPE_CHECKING"))
-    return sorted({*public, *_LAZY, "nn", "__version__"})
+    return sorted({*public, *_LAZY, "transformer", "nn", "__version__"})

@@ -4,88 +4,92 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from meshmpi.dims import Layout, LayoutLike, MeshShape
-from meshmpi.errors import ConfigError, MeshError, ShapeError, suggest
-from meshmpi.graph import Graph, Operation, Tensor, Update
-from meshmpi.lowering import lower
-from meshmpi.program import Program
+from meshmpi.amounts import bytes_of
+from meshmpi.compiler.lowering import cured, lower
+from meshmpi.dims import Layout, LayoutLike, MeshShape, MeshShapeLike
+from meshmpi.errors import ConfigError, LayoutError, MeshError, ShapeError, UnusedUpdatesWarning, suggest, warn_user
+from meshmpi.graph import MOST_NAMED, Graph, Tensor, Update
+from meshmpi.graph.arguments import checked
+from meshmpi.graph.fetches import named_fetches
+from meshmpi.ir.program import Program
+from meshmpi.runtime.mesh_protocol import AnyMesh
 
 if TYPE_CHECKING:
-    from meshmpi.planner.cost import Cost
+    from meshmpi.compiler.cost import Cost
     from meshmpi.runtime.compiled import CompiledStep
     from meshmpi.runtime.variables import VariableStore
 
 
-KERNELS = ("auto", "native", "numpy")
-
-
-def _named_fetches(
-    graph: Graph, fetches: Sequence[Tensor] | Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    if isinstance(fetches, Tensor):
-        raise ShapeError(f"fetches is one tensor, {fetches!r}.", "Write fetches=[tensor].")
-    pairs = (
-        list(fetches.items()) if isinstance(fetches, Mapping)
-        else [(getattr(t, "name", ""), t) for t in fetches]
-    )  # fmt: skip
-    for name, t in pairs:
-        if not isinstance(t, Tensor):
-            raise ShapeError(f"fetch {t!r} is not a tensor.", "Give tensors of the graph.")
-        if t.graph is not graph:
-            raise ShapeError(
-                f"fetch '{name}' {t.dtype}{t.shape} belongs to another graph than the one that is"
-                " compiled.", "Compile its own: mm.compile(tensor.graph, ...).",
-                str(t.source),
-            )  # fmt: skip
-    return dict(pairs)
-
-
 def _checked_updates(graph: Graph, updates: Sequence[Update]) -> list[Update]:
     for u in updates:
-        if not isinstance(u, Update):
-            raise ShapeError(f"update {u!r} is none.", "Make it with mm.assign() or an optimizer.")
         if u.value.graph is not graph:
             raise ShapeError(
                 f"the update of variable '{u.variable.name}' belongs to another graph.",
-                "Build model and optimizer in one graph.", str(u.value.source),
-            )  # fmt: skip
+                "Build model and optimizer in one graph.",
+                str(u.value.source),
+            )
     return list(updates)
 
 
 def _lowered(
-    graph: Graph, mesh: MeshShape, layout: LayoutLike, fetches: Mapping[str, Tensor],
-    updates: Sequence[Update], storage: LayoutLike, optimize: bool, seed: int,
-    overlap: bool = False, memory_limit: int | str | None = None,
-) -> Program:  # fmt: skip
+    graph: Graph,
+    mesh: MeshShape,
+    layout: LayoutLike,
+    fetches: Mapping[str, Tensor],
+    updates: Sequence[Update],
+    storage: LayoutLike,
+    optimize: bool,
+    seed: int,
+    overlap: bool = False,
+    memory_limit: int | str | None = None,
+    cures: bool = True,
+    atomic: bool = False,
+) -> Program:
+    """The program of a step; of an illegal layout the error, with ``cures`` a legal one in it."""
     limit = None if memory_limit is None else bytes_of(memory_limit)
-    program = lower(graph, mesh, Layout(layout), fetches, updates, Layout(storage), seed)
-    if not optimize:
-        if limit is not None:
-            raise ConfigError("a memory_limit needs passes.", "Leave optimize at True.")
-        return program
-    from meshmpi.passes.pipeline import optimize as run_passes
-    from meshmpi.passes.pipeline import overlapping
+    rules, kept = Layout(layout), Layout(storage)
+    try:
+        program = lower(graph, mesh, rules, fetches, updates, kept, seed)
+    except LayoutError as error:
+        if not cures:
+            raise
+        raise cured(error, graph, mesh, rules, fetches, updates, kept) from None
+    if not optimize and limit is not None:
+        raise ConfigError("a memory_limit needs passes.", "Leave optimize at True.")
+    from meshmpi.compiler.passes.atomic import write_last
+    from meshmpi.compiler.passes.pipeline import PASSES, overlapping
+    from meshmpi.compiler.passes.pipeline import optimize as run_passes
 
-    program = run_passes(program, overlapping()) if overlap else run_passes(program)
+    passes = () if not optimize else overlapping() if overlap else PASSES
+    program = run_passes(program, (*passes, write_last) if atomic else passes)
     if limit is None:
         return program
-    from meshmpi.passes.recompute import fit_memory
+    from meshmpi.compiler.passes.recompute import fit_memory
     from meshmpi.runtime.compiled import predict_cost
 
     return fit_memory(program, limit, lambda p: predict_cost(p).peak_memory)
 
 
+@checked
 def compile(
-    graph: Graph, mesh: Any, layout: LayoutLike = "", *,
+    graph: Graph,
+    mesh: AnyMesh,
+    layout: LayoutLike = "",
+    *,
     fetches: Sequence[Tensor] | Mapping[str, Tensor] = (),
-    updates: Sequence[Update] = (), storage: LayoutLike = None, optimize: bool = True,
-    kernels: str = "auto", seed: int = 0, variables: VariableStore | None = None,
+    updates: Sequence[Update] | None = None,
+    storage: LayoutLike = None,
+    optimize: bool = True,
+    kernels: str = "auto",
+    seed: int = 0,
+    variables: VariableStore | None = None,
     debug: bool = False,
     overlap: bool | None = None,
     memory_limit: int | str | None = None,
-) -> CompiledStep:  # fmt: skip
+    atomic: bool = False,
+) -> CompiledStep:
     """The SPMD program of one step, bound to a mesh and ready to be called.
 
     Args:
@@ -93,7 +97,9 @@ def compile(
         mesh: `mm.Mesh` (this process is one rank of it) or `mm.SimulatedMesh` (it plays all).
         layout: Dimension -> mesh axes, as ``"batch:rows;heads:cols"``.
         fetches: Tensors whose values each call returns; with a mapping, under these names too.
-        updates: Variable updates that each call makes, from `mm.assign` or an optimizer.
+        updates: Variable updates that each call makes, from `mm.assign` or an optimizer.  Without
+            it no variable changes, and an `UnusedUpdatesWarning` names the updates of the graph, if
+            there are any; ``updates=[]`` says that none are wanted, as for an evaluation.
         storage: Storage rules for variables without rules of their own; ``"d_model:rows"`` is
             ZeRO-3.
         optimize: False runs the program as lowered, the oracle of the passes.
@@ -103,12 +109,16 @@ def compile(
         debug: Check every index of `mm.gather` and `mm.scatter_add` at every step: one outside its
             dimension raises `RangeError` on the rank that holds it, with tensor, value and
             position, and the job ends.  Without it such an index reads zeros, or its update is
-            dropped.  Ranks also compare every collective before they do it (`mm.Mesh`).
+            dropped.  Ranks also compare every collective before they do it (`mm.Mesh`).  One rank
+            that asks for it is enough.
         overlap: Whether reductions travel while later instructions compute.  Default: where the
             mesh spans several hosts; inside one, copying takes the cores that compute.
         memory_limit: Bytes per rank, or as ``"1.5 GB"``, for variables, feeds, arena and workspace.
             Values that wait in memory are computed again where they are used until the step fits;
             no collective runs twice, and results are the same to the last bit.
+        atomic: Change variables after the step's last collective and a barrier, so that ranks which
+            outlive another one all hold the variables of the same step.  Gradients wait in memory
+            for it.
 
     Returns:
         A `CompiledStep`; ``step(x=array)[loss]``.
@@ -118,27 +128,45 @@ def compile(
         ProgramError: The ranks built different graphs.
         ConfigError: The step does not fit ``memory_limit``, whatever is recomputed.
     """
+    from meshmpi.runtime.agreement import any_of
     from meshmpi.runtime.compiled import CompiledStep
-    from meshmpi.runtime.crosscheck import during
+    from meshmpi.runtime.executor import KERNELS
 
     if kernels not in KERNELS:
         raise ConfigError(f"there are no kernels '{kernels}'.", suggest(kernels, KERNELS))
     if not isinstance(getattr(mesh, "shape", None), MeshShape):
         raise MeshError(
-            f"{mesh!r} is no mesh to run on.",
+            f"{mesh!r} is not a mesh.",
             "Give mm.Mesh(...) or mm.SimulatedMesh(...); mm.plan takes names and sizes alone.",
         )
-    named, chosen = _named_fetches(graph, fetches), _checked_updates(graph, updates)
-    background = bool(getattr(mesh, "hosts", 1) > 1) if overlap is None else overlap
+    named, chosen = named_fetches(graph, fetches), _checked_updates(graph, updates or ())
+    if updates is None and graph.updates and mesh.rank == 0:
+        _warn_of_unused(graph.updates)
+    background = mesh.hosts > 1 if overlap is None else overlap
     program = _lowered(
-        graph, mesh.shape, layout, named, chosen, storage, optimize, seed, background, memory_limit
+        graph, mesh.shape, layout, named, chosen, storage, optimize, seed, background, memory_limit, atomic=atomic
     )
+    debug = any_of(mesh, debug, "debug")
     if debug:
-        from meshmpi.passes.debug import check_indices
+        from meshmpi.compiler.passes.debug import check_indices
 
         program = check_indices(program)
-    with during(mesh, debug):
-        return CompiledStep(program, mesh, named, variables, kernels)
+    with mesh.checking(debug):
+        return CompiledStep(program, mesh, named, variables, kernels, atomic)
+
+
+def _warn_of_unused(updates: Sequence[Update]) -> None:
+    """Warns that a program leaves out all updates of its graph."""
+    names = ", ".join(f"'{u.variable.name}'" for u in updates[:MOST_NAMED])
+    more = f" and {len(updates) - MOST_NAMED} more" if len(updates) > MOST_NAMED else ""
+    made = updates[0].value.source
+    warn_user(
+        f"mm.compile() was given no updates=, but the graph has updates of {names}{more} (the first"
+        f" made at {made.file}:{made.line}): this step changes no variable. Give updates= what"
+        " minimize(), apply_gradients() or mm.assign() returned, or updates=[] for a step that only"
+        " evaluates.",
+        UnusedUpdatesWarning,
+    )
 
 
 @dataclass(frozen=True)
@@ -147,6 +175,12 @@ class Plan:
 
     program: Program
     cost: Cost
+
+    def cost_of(self, rank: int) -> Cost:
+        """The predicted cost of one rank; ``cost`` has of each figure the most that any has."""
+        from meshmpi.runtime.compiled import predict_cost
+
+        return predict_cost(self.program, rank)
 
     def __str__(self) -> str:
         return f"{self.program}\n{self.cost}"
@@ -159,13 +193,20 @@ class Plan:
         )
 
 
+@checked
 def plan(
-    graph: Graph, mesh_shape: str | MeshShape, layout: LayoutLike = "", *,
+    graph: Graph,
+    mesh_shape: MeshShapeLike,
+    layout: LayoutLike = "",
+    *,
     fetches: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
     updates: Sequence[Update] | None = None,
-    storage: LayoutLike = None, optimize: bool = True, seed: int = 0, overlap: bool = False,
+    storage: LayoutLike = None,
+    optimize: bool = True,
+    seed: int = 0,
+    overlap: bool = False,
     memory_limit: int | str | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Program and cost of a step on a mesh of any size, without allocating a tensor.
 
     Args:
@@ -184,61 +225,36 @@ def plan(
     Raises:
         LayoutError, ShapeError, MeshError: As `mm.compile`.
     """
+    return planned(
+        graph,
+        MeshShape(mesh_shape),
+        layout,
+        fetches,
+        graph.updates if updates is None else updates,
+        storage,
+        optimize,
+        seed,
+        overlap,
+        memory_limit,
+    )
+
+
+def planned(
+    graph: Graph,
+    mesh: MeshShape,
+    layout: LayoutLike,
+    fetches: Sequence[Tensor] | Mapping[str, Tensor] | None,
+    updates: Sequence[Update],
+    storage: LayoutLike = None,
+    optimize: bool = True,
+    seed: int = 0,
+    overlap: bool = False,
+    memory_limit: int | str | None = None,
+    cures: bool = True,
+) -> Plan:
+    """`plan` of what is fetched and updated; without ``cures`` an error proposes no layout."""
     from meshmpi.runtime.compiled import predict_cost
 
-    if fetches is None:
-        fetches = _leaves(graph)
-    chosen = _checked_updates(graph, graph.updates if updates is None else updates)
-    named = _named_fetches(graph, fetches)
-    program = _lowered(
-        graph, MeshShape(mesh_shape), layout, named, chosen, storage, optimize, seed, overlap,
-        memory_limit,
-    )  # fmt: skip
+    chosen, named = _checked_updates(graph, updates), named_fetches(graph, fetches)
+    program = _lowered(graph, mesh, layout, named, chosen, storage, optimize, seed, overlap, memory_limit, cures)
     return Plan(program, predict_cost(program))
-
-
-_UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
-
-
-def bytes_of(size: int | str) -> int:
-    """Bytes as a number: ``"1.5 GB"`` (of 2**30) or the number itself."""
-    given = size
-    if isinstance(size, str):
-        text = size.strip().upper()
-        unit = next((u for u in sorted(_UNITS, key=len, reverse=True) if text.endswith(u)), "")
-        try:
-            size = int(float(text.removesuffix(unit)) * _UNITS.get(unit, 1))
-        except (ValueError, OverflowError):
-            size = 0
-    if size <= 0:
-        raise ConfigError(
-            f"memory_limit {given!r} is no number of bytes.", "Write 2e9, '800 MB' or '1.5 GB'."
-        )
-    return int(size)
-
-
-def _leaves(graph: Graph) -> list[Tensor]:
-    """What a step gives without being asked: see ``fetches`` of `plan`."""
-    used = {x for operation in graph.operations for x in operation.inputs}
-    used.update(u.value for u in graph.updates)
-    trains = _made_of_gradients(graph)
-    return [
-        t for operation in graph.operations for t in operation.outputs
-        if t not in used and not (trains and _is_gradient(operation))
-    ]  # fmt: skip
-
-
-def _is_gradient(operation: Operation) -> bool:
-    return " (gradient of " in operation.source.name  # as `Graph.gradient_of` has it written
-
-
-def _made_of_gradients(graph: Graph) -> bool:
-    """Whether an update takes its value from a gradient, directly or through other operations."""
-    wanted = {u.value for u in graph.updates}
-    for operation in reversed(graph.operations):
-        if wanted.isdisjoint(operation.outputs):
-            continue
-        if _is_gradient(operation):
-            return True
-        wanted.update(operation.inputs)
-    return False

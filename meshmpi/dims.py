@@ -7,21 +7,37 @@ job or MPI.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union, cast
 
-from meshmpi.errors import LayoutError, MeshError, ShapeError, suggest
+from meshmpi.errors import LayoutError, MeshError, MeshmpiError, ShapeError, suggest
 
 Axes = tuple[str, ...]
 """Mesh axes over which one dimension is split, major first; empty when it is whole."""
 
 
-class Dimension(NamedTuple):
-    """A named, sized dimension of a tensor.  Two are equal when name and size are equal."""
-
+class _NameAndSize(NamedTuple):
     name: str
     size: int
+
+
+class Dimension(_NameAndSize):
+    """A named, sized dimension of a tensor.  Two are equal when name and size are equal.
+
+    Raises:
+        ShapeError: The name is not one, or the size is not an integer of at least 1.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: str, size: int) -> Dimension:
+        if type(name) is not str or not name or _SIGNS.intersection(name):
+            name = _checked_name(name)
+        if type(size) is not int or size < 1:
+            size = _checked_size(name, size)
+        return super().__new__(cls, name, size)
 
     def __str__(self) -> str:
         return f"{self.name}={self.size}"
@@ -31,38 +47,85 @@ class Dimension(NamedTuple):
 
 DimensionLike = Union[Dimension, tuple[str, int]]
 ShapeLike = Union["Shape", str, Sequence[DimensionLike], Dimension]
+_SIGNS = frozenset(":;,+=? []")
+"""Separators in the texts of shapes, meshes and layouts; names must not contain them."""
+
+
+class _Words(NamedTuple):
+    """How error messages call a list of named sizes and its items, and the class of the errors."""
+
+    whole: str
+    item: str
+    error: type[MeshmpiError]
+
+
+_SHAPE = _Words("shape", "dimension", ShapeError)
+_MESH = _Words("mesh shape", "mesh axis", MeshError)
+_LAYOUT = _Words("layout", "dimension", LayoutError)
+
+
+def _checked_name(name: object, words: _Words = _SHAPE) -> str:
+    if isinstance(name, str) and name and not _SIGNS.intersection(name):
+        return str(name)
+    raise words.error(
+        f"{name!r} is not a name for a {words.item}.",
+        "Use a non-empty string without blanks and without any of : ; , + = ? [ ].",
+    )
+
+
+def _checked_size(name: str, size: Any, words: _Words = _SHAPE) -> int:
+    try:
+        n = 0 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        n = 0
+    if n < 1:
+        raise words.error(f"{words.item} '{name}' has size {size!r}.", "Give an integer of at least 1.")
+    return n
 
 
 def _as_dimension(item: object) -> Dimension:
+    if type(item) is Dimension:
+        return item
+    return Dimension(*_pair(item, _SHAPE))
+
+
+def _pair(item: object, words: _Words) -> tuple[Any, Any]:
     if not (isinstance(item, tuple) and len(cast("tuple[object, ...]", item)) == 2):
-        raise ShapeError(
-            f"{item!r} is not a dimension.", "Give mm.Dimension(name, size) or a (name, size) pair."
-        )
-    name, size = cast("tuple[object, Any]", item)
-    if not isinstance(name, str) or not name or any(c in name for c in ":;,+=? []"):
-        raise ShapeError(
-            f"{name!r} is not a name for a dimension.",
-            "Use a non-empty string without blanks and without any of : ; , + = ? [ ].",
-        )
-    if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:
-        raise ShapeError(f"dimension '{name}' has size {size!r}.", "Give an integer of at least 1.")
-    return Dimension(name, int(size))
+        raise words.error(f"{item!r} is not a {words.item}.", "Give mm.Dimension(name, size) or a (name, size) pair.")
+    return cast("tuple[Any, Any]", item)
 
 
-def _parse_pairs(text: str, what: str) -> list[tuple[str, str]]:
-    """``"a:1;b:2"`` (separators ; or ,) -> ``[("a", "1"), ("b", "2")]``."""
+def _parse_pairs(text: str, words: _Words) -> list[tuple[str, str]]:
+    """``"a:1;b:2"`` (separators ; or ,) -> ``[("a", "1"), ("b", "2")]``.
+
+    Sizes are also read as they are printed, ``"[a=1, b=2]"`` and ``"{rows: 2, cols: 2}"``.
+    """
     pairs: list[tuple[str, str]] = []
-    for part in text.replace(",", ";").split(";"):
+    parts = text.strip()
+    if words is not _LAYOUT:
+        if parts[:1] + parts[-1:] in ("[]", "{}"):
+            parts = parts[1:-1]
+        parts = parts.replace("=", ":")
+    for part in parts.replace(",", ";").split(";"):
         part = part.strip()
         if not part:
             continue
         name, colon, value = part.partition(":")
         if not colon:
-            raise (LayoutError if what == "layout" else ShapeError)(
-                f"'{part}' in the {what} '{text}' has no colon.", "Write name:value;name:value."
-            )
+            raise words.error(f"'{part}' in the {words.whole} '{text}' has no colon.", "Write name:value;name:value.")
         pairs.append((name.strip(), value.strip()))
     return pairs
+
+
+def _parse_sizes(text: str, words: _Words) -> list[tuple[str, int]]:
+    pairs = _parse_pairs(text, words)
+    for name, size in pairs:
+        if not size.isdigit():
+            raise words.error(
+                f"{words.item} '{name}' of the {words.whole} '{text}' has size '{size}'.",
+                "Give an integer of at least 1.",
+            )
+    return [(name, int(size)) for name, size in pairs]
 
 
 class Shape(tuple[Dimension, ...]):
@@ -82,14 +145,16 @@ class Shape(tuple[Dimension, ...]):
         if isinstance(dims, Dimension):
             dims = (dims,)
         if isinstance(dims, str):
-            pairs = _parse_pairs(dims, "shape")
-            for name, size in pairs:
-                if not size.isdigit():
-                    raise ShapeError(
-                        f"dimension '{name}' of the shape '{dims}' has size '{size}'.",
-                        "Give an integer of at least 1.",
-                    )
-            dims = [(name, int(size)) for name, size in pairs]
+            dims = _parse_sizes(dims, _SHAPE)
+        elif (
+            not isinstance(cast("object", dims), Iterable)
+            or isinstance(dims, (bytes, Mapping))
+            or getattr(dims, "ndim", 1) == 0  # an array without dimensions
+        ):
+            raise ShapeError(
+                f"{dims!r} is not a shape.",
+                "Give dimensions with sizes, as 'batch:4;io:8' or [mm.Dimension(name, size)].",
+            )
         self = super().__new__(cls, (_as_dimension(d) for d in dims))
         names = [d.name for d in self]
         for d in self:
@@ -161,6 +226,11 @@ def block_range(n: int, blocks: int, index: int) -> tuple[int, int]:
     return start, start + base + (index < extra)
 
 
+def block_sizes(n: int, blocks: int) -> list[int]:
+    """Extents of all blocks of ``n`` elements cut into ``blocks``."""
+    return [b - a for a, b in (block_range(n, blocks, i) for i in range(blocks))]
+
+
 class MeshShape:
     """Names and sizes of the axes of a mesh, without any rank of a running job.
 
@@ -172,22 +242,31 @@ class MeshShape:
 
     __slots__ = ("axes", "_sizes")
 
-    def __init__(self, axes: str | Mapping[str, int] | Sequence[tuple[str, int]] | MeshShape):
-        if isinstance(axes, MeshShape):
-            axes = axes.axes
+    def __init__(self, axes: MeshShapeLike):
+        of_mesh = getattr(axes, "shape", axes)
+        if isinstance(of_mesh, MeshShape):
+            axes = of_mesh.axes
         elif isinstance(axes, Mapping):
             axes = list(axes.items())
-        self.axes: tuple[tuple[str, int], ...] = tuple((d.name, d.size) for d in self._dims(axes))
+        self.axes: tuple[tuple[str, int], ...] = self._checked(axes)
         self._sizes = dict(self.axes)
 
     @staticmethod
-    def _dims(axes: object) -> Shape:
-        try:
-            return Shape(axes)  # type: ignore[arg-type]
-        except ShapeError as e:
-            text = e.problem.replace("dimension", "mesh axis").replace("shape", "mesh shape")
-            remedy = e.remedy.replace("dimension of a tensor", "mesh axis")
-            raise MeshError(text, remedy.replace("dimension", "mesh axis")) from None
+    def _checked(axes: object) -> tuple[tuple[str, int], ...]:
+        if isinstance(axes, Dimension):
+            axes = (axes,)
+        if not isinstance(axes, (str, tuple, list)):
+            raise MeshError(f"{axes!r} is not the shape of a mesh.", "Give axes with sizes: 'rows:2;cols:2'.")
+        items = _parse_sizes(axes, _MESH) if isinstance(axes, str) else cast("Sequence[object]", axes)
+        pairs = [_pair(item, _MESH) for item in items]
+        pairs = [(_checked_name(name, _MESH), _checked_size(name, size, _MESH)) for name, size in pairs]
+        names = [name for name, _ in pairs]
+        for name in names:
+            if (n := names.count(name)) > 1:
+                text = ", ".join(f"{n}={size}" for n, size in pairs)
+                problem = f"mesh shape [{text}] has mesh axis '{name}' {n} times."
+                raise MeshError(problem, "Give each mesh axis its own name.")
+        return tuple(pairs)
 
     @property
     def names(self) -> Axes:
@@ -266,6 +345,32 @@ class MeshShape:
         return f"MeshShape('{';'.join(f'{n}:{s}' for n, s in self.axes)}')"
 
 
+_A_LAYOUT = "Write dimension:axis;dimension:axis, as in 'batch:rows;heads:cols'."
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and not _SIGNS.intersection(name)
+
+
+def _check_place(text: str, dim: str, axes: str) -> None:
+    """Raises LayoutError unless both sides of a rule ``dim:axes`` of the layout ``text`` are names."""
+    found = [dim.removesuffix("?"), *(a.strip() for a in axes.split("+") if a.strip())]
+    wrong = next((name for name in found if not _is_name(name)), None)
+    if wrong is None:
+        return
+    # Most often a blank where a semicolon should be.
+    instead = ";".join(text.replace(",", ";").replace(";", " ").split())
+    proposal = f" as '{instead}'" if instead.count(";") < instead.count(":") else ""
+    at = text.index(wrong) + next((k for k, c in enumerate(wrong) if c in _SIGNS), 0) + 1
+    raise LayoutError(
+        f"layout '{text}' has {wrong!r} in place of a name, at character {at}.",
+        f"Separate rules by semicolons{proposal}: {_A_LAYOUT[0].lower()}{_A_LAYOUT[1:]}",
+    )
+
+
+MeshShapeLike = Union[str, Mapping[str, int], Sequence[tuple[str, int]], MeshShape]
+
+
 @dataclass(frozen=True)
 class Rule:
     """One rule of a layout: dimension ``dim`` is split over ``axes``, in that order."""
@@ -306,23 +411,41 @@ class Layout:
         if isinstance(rules, Layout):
             return [(r.dim + "?" * r.optional, r.axes) for r in rules.rules]
         if isinstance(rules, str):
-            return _parse_pairs(rules, "layout")
+            pairs = _parse_pairs(rules, _LAYOUT)
+            for name, axes in pairs:
+                _check_place(rules, name, axes)
+            return pairs
         if isinstance(rules, Mapping):
             return list(rules.items())
+        if not isinstance(rules, (list, tuple, type(None))):
+            raise LayoutError(f"{rules!r} is not a layout.", _A_LAYOUT)
+        for rule in rules or ():
+            pair = cast("Any", rule)
+            if not isinstance(pair, (list, tuple)) or len(cast("Sequence[Any]", pair)) != 2:
+                raise LayoutError(f"layout: {rule!r} is not a rule.", _A_LAYOUT)
         return list(rules or ())
 
     @staticmethod
     def _rule(dim: str, axes: str | Iterable[str]) -> Rule:
+        if isinstance(dim, Dimension):
+            dim = dim.name
         if isinstance(axes, str):
             axes = [a.strip() for a in axes.split("+") if a.strip()]
-        axes = tuple(axes)
+        given = axes
+        axes = tuple(axes) if isinstance(axes, (list, tuple)) else ()
+        if not isinstance(given, (list, tuple)) or not all(_is_name(a) for a in axes):
+            raise LayoutError(
+                f"layout sends dimension {dim!r} to {given!r}, which is not the name of a mesh axis.", _A_LAYOUT
+            )
+        if not isinstance(cast("object", dim), str) or not _is_name(dim.removesuffix("?")):
+            raise LayoutError(f"layout: {dim!r} is not the name of a dimension.", _A_LAYOUT)
         for a in axes:
             if axes.count(a) > 1:
                 raise LayoutError(
                     f"layout sends dimension '{dim}' to mesh axis '{a}' twice.",
                     f"Name each axis once: {dim}:{'+'.join(dict.fromkeys(axes))}.",
                 )
-        return Rule(dim.rstrip("?"), axes, dim.endswith("?"))
+        return Rule(dim.removesuffix("?"), axes, dim.endswith("?"))
 
     def axes(self, dim: str) -> Axes:
         """Mesh axes of the dimension called ``dim``; empty when it is whole."""
@@ -340,11 +463,12 @@ class Layout:
         for r in self.rules:
             for a in r.axes:
                 if a not in mesh.names:
-                    raise LayoutError(
-                        f"layout sends dimension '{r.dim}' to mesh axis '{a}', but the mesh is"
-                        f" {mesh}.",
+                    error = LayoutError(
+                        f"layout sends dimension '{r.dim}' to mesh axis '{a}', but the mesh is {mesh}.",
                         suggest(a, mesh.names),
                     )
+                    error.conflict = ((r.dim,), a)
+                    raise error
             if known is not None and r.dim not in known and not r.optional:
                 raise LayoutError(
                     f"layout sends dimension '{r.dim}' to mesh axis '{'+'.join(r.axes)}', but no"
@@ -366,6 +490,5 @@ class Layout:
 
 
 LayoutLike = Union[
-    str, Layout, Mapping[str, Union[str, Sequence[str]]],
-    Sequence[tuple[str, Union[str, Sequence[str]]]], None,
-]  # fmt: skip
+    str, Layout, Mapping[str, Union[str, Sequence[str]]], Sequence[tuple[str, Union[str, Sequence[str]]]], None
+]

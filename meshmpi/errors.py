@@ -1,21 +1,21 @@
 """Every error meshmpi raises on purpose, and the one template their messages follow.
 
 A message says what is wrong, with names and numbers, then what would make it right; a last line
-says which tensor, made where, or which of the user's lines made the call.  What Python shows of the
-stack is told here too: of these errors the frames of the user's code only.
-This module knows nothing of tensors, meshes or MPI.
+says which tensor, made where, or which of the user's lines made the call.  Tracebacks of these
+errors are cut to the frames of the user's code.  This module knows nothing of tensors, meshes or MPI.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
 TRACEBACK_VARIABLE = "MESHMPI_TRACEBACK"
-"""Set to ``full`` it shows the frames inside meshmpi for meshmpi's own errors too."""
+"""Environment variable: ``full`` keeps the frames inside meshmpi in tracebacks of its own errors."""
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -28,8 +28,8 @@ class MeshmpiError(Exception):
     Args:
         problem: What is wrong, which rule it breaks and why: names and numbers; a sentence.
         remedy: What would make it right; a sentence.
-        where: ``"<tensor> made at <file>:<line>"``.  The innermost line outside of meshmpi that led
-            here is added where it is another one, or stands alone: ``"the call at <file>:<line>"``.
+        where: ``"<tensor> made at <file>:<line>"``.  The user's innermost line is appended if it is
+            another one; without ``where`` it stands alone: ``"the call at <file>:<line>"``.
     """
 
     def __init__(self, problem: str, remedy: str = "", where: str = ""):
@@ -43,7 +43,7 @@ class MeshmpiError(Exception):
         self.problem, self.remedy, self.where = problem, remedy, where
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors travel between ranks: the parts go, not the finished text as the problem.
+        # Errors travel between ranks; the default would pass the finished text as the problem.
         return _same_again, (type(self), self.args, self.__dict__)
 
     def _render_traceback_(self) -> list[str]:
@@ -65,12 +65,29 @@ class ShapeError(MeshmpiError):
     """Dimensions, sizes or data types that do not fit together."""
 
 
+class ArgumentError(ShapeError, TypeError):
+    """An argument of the wrong kind, or a missing one.
+
+    It is also a TypeError, which Python's protocols (operators, iteration, conversion) require.
+    """
+
+
+class MissingNameError(MeshmpiError, AttributeError):
+    """A name that a module or an object does not have."""
+
+
 class LayoutError(MeshmpiError):
-    """A layout that names an unknown thing or splits one tensor twice over one mesh axis."""
+    """A layout that has an unknown name, or that splits one tensor twice over one mesh axis.
+
+    Attributes:
+        conflict: The dimensions that cannot be split over a mesh axis, and that axis, if this is the error.
+    """
+
+    conflict: tuple[tuple[str, ...], str] | None = None
 
 
 class MeshError(MeshmpiError):
-    """A mesh whose sizes do not match the ranks there are, or an unknown mesh axis."""
+    """A mesh whose size is not the number of ranks, or an unknown mesh axis."""
 
 
 class ProgramError(MeshmpiError):
@@ -102,29 +119,38 @@ class RangeError(MeshmpiError):
 
 
 class HangError(MeshmpiError):
-    """Ranks that wait for each other in vain, or a rank that is lost: a report, never raised."""
+    """A deadlock or a lost rank.  Used in reports; never raised."""
+
+
+class UnusedUpdatesWarning(UserWarning):
+    """A program compiled without the updates of its graph, though this was not asked for."""
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warns at the user's line that led here; Python shows it once for each line."""
+    frame, level = sys._getframe(1), 2  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and _is_ours(frame.f_back.f_code.co_filename, frame.f_back):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level + 1)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean 'rows'?"`` for the nearest known name, or the list of known names."""
-    import difflib  # late: only a mistake needs it, and `import meshmpi` shall open few files
+    """``"Did you mean 'rows'?"`` with the nearest known name, else a list of all known names."""
+    import difflib  # imported late, so that `import meshmpi` opens fewer files
 
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"Did you mean '{near[0]}'?"
-    return f"Known names: {', '.join(known)}." if known else ""
+    return f"Known names: {', '.join(known)}." if known else "There are none of that kind here."
 
 
 def _calling_line() -> str:
-    """``"<file>:<line>"`` of the innermost frame that is the user's, or nothing."""
+    """``"<file>:<line>"`` of the user's innermost frame, or an empty string."""
     frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         file = frame.f_code.co_filename
-        if _is_ours(file, frame):
-            # pytest reads this name in the globals of each frame, and then leaves the frame out
-            frame.f_globals.setdefault("__tracebackhide__", _hides)
-        elif not _is_pythons(file):
+        if not _is_ours(file, frame) and not _is_pythons(file):
             started_by_us = os.path.basename(file) in ("meshmpi", "meshmpi.exe")
             return "" if started_by_us else place(file, frame.f_lineno)
         frame = frame.f_back
@@ -144,39 +170,31 @@ def place(file: str, line: int) -> str:
 
 
 def _is_ours(file: str, frame: FrameType) -> bool:
-    """Whether a frame is of meshmpi; the module tells of code that dataclasses write, say."""
+    """Whether a frame is of meshmpi.  Code generated by dataclasses is recognised by its module."""
     module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     return file.startswith(_PACKAGE) or module == "meshmpi"
 
 
 def _is_pythons(file: str) -> bool:
-    """Whether a source file is of Python itself, and not of a package installed beside it."""
-    if file.startswith("<frozen"):
+    """Whether a source file belongs to Python itself rather than to an installed package."""
+    if file.startswith("<frozen") or calls_back(file):
         return True
     return file.startswith(_PYTHON) and not any(name in file for name in _INSTALLED)
 
 
-def _hides(caught: Any) -> bool:
-    """Whether pytest leaves frames of meshmpi out of what it shows of an exception."""
-    return isinstance(caught.value, MeshmpiError) and _users_lines_only()
-
-
-def _users_lines_only() -> bool:
-    return os.environ.get(TRACEBACK_VARIABLE) != "full"
+def calls_back(file: str) -> bool:
+    """Whether a source file is of NumPy, which calls our objects while a user's line runs."""
+    return f"{os.sep}site-packages{os.sep}numpy{os.sep}" in file
 
 
 def without_library(error: BaseException, tb: TracebackType | None) -> TracebackType | None:
     """A traceback with the frames of the user's code only, ready to be shown.
 
-    It is given back whole where the error is not one of meshmpi's own, where it has no frame of
-    the user, or where the variable MESHMPI_TRACEBACK asks for all.  Exceptions inside meshmpi that
-    led to the error are taken off it: its message tells what they said.
-
-    Args:
-        error: The exception.
-        tb: Its traceback.
+    It is returned unchanged if the error is not one of meshmpi's own, if no frame is the user's, or
+    if MESHMPI_TRACEBACK is ``full``.  Exceptions inside meshmpi that led to the error are removed
+    from it, since its message says the same.
     """
-    if not isinstance(error, MeshmpiError) or not _users_lines_only():
+    if not isinstance(error, MeshmpiError) or os.environ.get(TRACEBACK_VARIABLE) == "full":
         return tb
     if error.__context__ is not None and _users(error.__context__.__traceback__) is None:
         error.__cause__ = error.__context__ = None
@@ -184,7 +202,7 @@ def without_library(error: BaseException, tb: TracebackType | None) -> Traceback
 
 
 def _users(tb: TracebackType | None) -> TracebackType | None:
-    """The entries of a traceback that are the user's; None where there is none."""
+    """The entries of a traceback that are the user's, or None."""
     entries: list[TracebackType] = []
     while tb is not None:
         file = tb.tb_frame.f_code.co_filename
@@ -199,7 +217,7 @@ def _users(tb: TracebackType | None) -> TracebackType | None:
 
 
 def users_lines(previous: Callable[..., Any]) -> Callable[..., Any]:
-    """An exception hook (`sys.excepthook`) that hands on to ``previous`` the user's frames only."""
+    """An exception hook (`sys.excepthook`) that passes the user's frames only to ``previous``."""
 
     def show(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         tb = without_library(error, tb)

@@ -7,7 +7,10 @@
 #                    `srun --mpi=list` says what the site has; Open MPI 5 wants pmix, MPICH pmi2
 #   MESHMPI_MODULES  modules to load first, blank-separated: the site's MPI and Python     (none)
 #   MESHMPI_OUT      folder of the run, the same for all jobs of a chain    (runs/<config>-<job id>)
-#   MESHMPI_REQUEUE  1: a run that was stopped goes back into the queue     (1)
+#   MESHMPI_REQUEUE  1: a run that was stopped, or lost a rank or a node, goes back into the queue
+#                    (1)
+#   MESHMPI_MOST_RESTARTS  a job that has been requeued so often fails when it loses a rank or a
+#                    node once more                                         (5)
 
 set -u
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 1
@@ -36,7 +39,10 @@ fi
 
 # Starts "meshmpi ARGUMENTS" on all tasks of the job and waits for its end.  Signals that arrive
 # meanwhile are handed on: the trainer finishes its step, saves and exits with status 75.
+# Returns 0 only where every rank has told that it is done, 69 where some have not: neither mpirun
+# nor srun can be believed.
 run_meshmpi() {
+    local told="" status
     [ "$1" = train ] || early=()
     case "${MESHMPI_LAUNCH:=mpirun}" in
     mpirun) # binds ranks to cores where it can; --ranks comes after the name of the command
@@ -44,15 +50,26 @@ run_meshmpi() {
         shift
         set -- "${early[@]+"${early[@]}"}" python -m meshmpi "$name" --ranks "$SLURM_NTASKS" "$@"
         ;;
-    pmix | pmi2)
+    pmix | pmi2) # with mpirun, our own launcher looks what ranks have told
+        told=$(mktemp -d "$PWD/.meshmpi-job-XXXXXXXX") || return 1
+        local start
+        start=$(python -c 'from meshmpi.launch import start; print(start.__file__)') || return 1
         set -- srun --mpi="$MESHMPI_LAUNCH" --cpu-bind=cores --kill-on-bad-exit=0 \
-            "${early[@]+"${early[@]}"}" python -m meshmpi "$@"
+            --export="ALL,MESHMPI_OUTCOME=$told" \
+            "${early[@]+"${early[@]}"}" python "$start" -m meshmpi "$@"
         ;;
     *) echo "MESHMPI_LAUNCH is '$MESHMPI_LAUNCH': use mpirun, pmix or pmi2" >&2 && return 2 ;;
     esac
     trap - USR1 TERM
     "$@" &
     wait_for $!
+    status=$?
+    if [ -n "$told" ]; then
+        python -m meshmpi.guard.outcome "$told" "$SLURM_NTASKS" "$status"
+        status=$?
+        rm -rf "$told"
+    fi
+    return "$status"
 }
 
 # Waits for the end of process $1, to which USR1 and TERM are handed on as USR1; returns its status.
@@ -76,19 +93,28 @@ resume_if_possible() {
 }
 
 # Trains CONFIG into the folder OUT with further ARGUMENTS, from the newest checkpoint on; when a
-# signal or the time limit stopped it, the job goes back into the queue.
+# signal or the time limit stopped it, or it has lost a rank or a node, the job goes back into the
+# queue.
 train_and_requeue() {
     local config=$1 out=${MESHMPI_OUT:-$2} status
     shift 2
     # shellcheck disable=SC2046  # nothing or one word
     run_meshmpi train "$config" --out "$out" $(resume_if_possible "$out") "$@"
     status=$?
-    if [ "$status" -eq 75 ]; then
-        echo "stopped before its end; what there was to save is in $out"
-        if [ "${MESHMPI_REQUEUE:-1}" = 1 ]; then
-            echo "back into the queue"
-            scontrol requeue "$SLURM_JOB_ID" # of an array, too: each task has an id of its own
+    case "$status" in
+    75) echo "stopped before its end; what there was to save is in $out" ;;
+    69 | 137 | 139) # a rank or a node was lost, a rank killed, or it crashed
+        echo "lost a rank or a node (exit status $status); what was saved is in $out"
+        if [ "${SLURM_RESTART_COUNT:-0}" -ge "${MESHMPI_MOST_RESTARTS:-5}" ]; then
+            echo "it was requeued ${SLURM_RESTART_COUNT:-0} times before: given up"
+            return "$status"
         fi
+        ;;
+    *) return "$status" ;;
+    esac
+    if [ "${MESHMPI_REQUEUE:-1}" = 1 ]; then
+        echo "back into the queue"
+        scontrol requeue "$SLURM_JOB_ID" # of an array, too: each task has an id of its own
     fi
     return "$status"
 }

@@ -1,11 +1,15 @@
-"""Random graphs for the properties: einsums, and steps along one dim between them."""
+"""Random graphs for the properties: einsums, and other steps between them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import strategies as st
 
 import meshmpi as mm
+from meshmpi.dims import Axes
+from tests.layouts import options
 
 NAMES = "abcde"
 
@@ -14,14 +18,20 @@ class Chain:
     """A random graph: placeholders, then steps, each of which takes tensors made before.
 
     A dim whose size changes gets a new name, so that any two tensors can meet in an einsum.
+
+    Args:
+        draw: Of the example.
+        mesh: That constraints and storage layouts name axes of; steps that need it need this.
+        dtypes: Types that `mixed` computes in; its results are float64 again.
     """
 
-    def __init__(self, draw: st.DrawFn):
-        self.draw = draw
+    def __init__(self, draw: st.DrawFn, mesh: mm.MeshShape | None = None, dtypes: Sequence[str] = ("float64",)):
+        self.draw, self.mesh, self.dtypes = draw, mesh, dtypes
         self.sizes = {n: draw(st.integers(1, 6)) for n in NAMES}
         self.rng = np.random.default_rng(draw(st.integers(0, 1000)))
         self.feeds: dict[str, np.ndarray] = {}
         self.made: list[mm.Tensor] = []
+        self.weights: list[mm.Tensor] = []
         self.fresh = iter("fghijklmnopqrstuvw")
         for _ in range(draw(st.integers(2, 3))):
             dims = draw(st.lists(st.sampled_from(NAMES), max_size=3, unique=True))
@@ -33,6 +43,47 @@ class Chain:
         self.feeds[name] = self.rng.uniform(-1, 1, shape.sizes)
         self.made.append(mm.placeholder(name, shape, "float64"))
 
+    def split(self, shape: mm.Shape) -> str:
+        """A random legal way to split all dims of a tensor, whatever the layout says of them."""
+        chosen: dict[str, Axes] = {}
+        for name in self.draw(st.permutations(shape.names)):
+            used = [a for axes in chosen.values() for a in axes]
+            free = [axes for axes in options(self.mesh) if not set(axes) & set(used)]
+            chosen[name] = self.draw(st.sampled_from(free))
+        return ";".join(f"{n}:{'+'.join(axes)}" for n, axes in chosen.items())
+
+    def variables(self) -> None:
+        """Variables of one shape, each stored in a layout of its own."""
+        dims = self.draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=2, unique=True))
+        shape = mm.Shape([(n, self.sizes[n]) for n in dims])
+        for n in range(self.draw(st.integers(1, 3))):
+            value = self.rng.uniform(-1, 1, shape.sizes)
+            w = mm.get_variable(f"w{n}", shape, "float64", initializer=value, storage=self.split(shape))
+            self.weights.append(w)
+        self.made += self.weights
+
+    def any_tensor(self) -> mm.Tensor:
+        """One with dims, if there is any; those made last come first."""
+        found = [t for t in reversed(self.made) if t.shape]
+        return self.draw(st.sampled_from(found)) if found else self.einsum()
+
+    def constrained(self) -> mm.Tensor:
+        x = self.any_tensor()
+        return mm.constrain(x, self.split(x.shape)) if x.shape else x
+
+    def mixed(self) -> mm.Tensor:
+        """One tensor in two splits, brought together along its rows."""
+        draw, x = self.draw, self.any_tensor()
+        if not x.shape:
+            return x
+        dim = draw(st.sampled_from(x.shape.names))
+        w = mm.constrain(x, self.split(x.shape)) if draw(st.booleans()) else x
+        dtype = draw(st.sampled_from(self.dtypes))
+        if dtype == "float64":
+            return draw(st.sampled_from(MIXTURES))(self, x, w, dim)
+        x, w = mm.cast(x, dtype), mm.cast(w, dtype)
+        return mm.cast(draw(st.sampled_from(MIXTURES))(self, x, w, dim), "float64")
+
     def einsum(self) -> mm.Tensor:
         """Contracts two tensors down to some dims."""
         draw = self.draw
@@ -40,12 +91,7 @@ class Chain:
         present = list(dict.fromkeys([*left.shape, *right.shape]))
         kept = [d for d in draw(st.permutations(present)) if draw(st.booleans())][:3]
         y = mm.einsum([left, right], kept)
-        choices = [
-            lambda: y,
-            lambda: mm.tanh(y),
-            lambda: y * 2.0 + y,
-            lambda: mm.tanh(mm.reduce_sum(y)) * y,
-        ]
+        choices = [lambda: y, lambda: mm.tanh(y), lambda: y * 2.0 + y, lambda: mm.tanh(mm.reduce_sum(y)) * y]
         return draw(st.sampled_from(choices))()
 
     def along_a_dim(self) -> mm.Tensor:
@@ -67,6 +113,46 @@ class Chain:
         return [self.made[-1], loss, *grads], self.feeds
 
 
+def _times_its_sum(c: Chain, x: mm.Tensor, w: mm.Tensor, dim: str) -> mm.Tensor:
+    return mm.tanh(x * mm.reduce_sum(w, reduced_dim=dim))
+
+
+def _weighted(c: Chain, x: mm.Tensor, w: mm.Tensor, dim: str) -> mm.Tensor:
+    return mm.softmax(w, dim) * x
+
+
+def _normalized(c: Chain, x: mm.Tensor, w: mm.Tensor, dim: str) -> mm.Tensor:
+    centred = w - mm.reduce_mean(w, reduced_dim=dim)
+    return x + centred * mm.rsqrt(mm.reduce_mean(mm.square(centred), reduced_dim=dim) + 0.1)
+
+
+def _dropped(c: Chain, x: mm.Tensor, w: mm.Tensor, dim: str) -> mm.Tensor:
+    return mm.dropout(w, True, rate=0.3) + x * mm.dropout(x, True, rate=0.4)
+
+
+def _both_sums(c: Chain, x: mm.Tensor, w: mm.Tensor, dim: str) -> mm.Tensor:
+    """Sums along and across the rows of one tensor."""
+    y = mm.sigmoid(w) * x
+    return mm.reduce_sum(y) * 0.1 + mm.reduce_sum(y * x, reduced_dim=dim)
+
+
+def _scored(c: Chain, x: mm.Tensor, w: mm.Tensor, dim: str) -> mm.Tensor:
+    """Scores of all pairs along a dim, and what they weigh: long enough for a loop."""
+    new = next(c.fresh)
+    keys = mm.rename(w, {dim: new})
+    scores = mm.einsum([x, keys], [x.shape.dim(dim), keys.shape.dim(new)])
+    return mm.einsum([mm.softmax(scores, new), keys], x.shape)
+
+
+def _part(c: Chain, x: mm.Tensor, w: mm.Tensor, dim: str) -> mm.Tensor:
+    """A dim of one name in two sizes."""
+    part = mm.slice(w, 0, c.draw(st.integers(1, x.shape.dim(dim).size)), x.shape.dim(dim))
+    return mm.reduce_sum(mm.tanh(part) * part, reduced_dim=dim) + mm.reduce_sum(x, reduced_dim=dim)
+
+
+MIXTURES = (_times_its_sum, _weighted, _normalized, _dropped, _both_sums, _scored, _part)
+
+
 def _shifted(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
     offset = c.draw(st.integers(-dim.size - 1, dim.size + 1))
     return mm.shift(x, offset, dim, wrap=c.draw(st.booleans()))
@@ -74,9 +160,7 @@ def _shifted(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
 
 def _sliced(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
     begin = c.draw(st.integers(0, dim.size - 1))
-    return mm.slice(
-        x, begin, c.draw(st.integers(1, dim.size - begin)), dim, stride=c.draw(st.integers(1, 3))
-    )
+    return mm.slice(x, begin, c.draw(st.integers(1, dim.size - begin)), dim, stride=c.draw(st.integers(1, 3)))
 
 
 def _padded(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
@@ -137,16 +221,17 @@ def _convolved(c: Chain, x: mm.Tensor, dim: mm.Dimension) -> mm.Tensor:
     taps = mm.Dimension(next(c.fresh), c.draw(st.integers(1, 4)))
     c.feed(mm.Shape([taps]))
     c.sources.append(c.made.pop())
-    slide = mm.Slide(
-        dim.name, taps.name, "_new", stride=c.draw(st.integers(1, 3)),
-        dilation=c.draw(st.integers(1, 2)), before=c.draw(st.integers(-1, 4)),
-    )  # fmt: skip
+    slide = mm.ConvDims(
+        dim.name,
+        taps.name,
+        "_new",
+        stride=c.draw(st.integers(1, 3)),
+        dilation=c.draw(st.integers(1, 2)),
+        before=c.draw(st.integers(-1, 4)),
+    )
     size = c.draw(st.integers(1, 8))
     shape = [mm.Dimension("_new", size) if d == dim else d for d in x.shape]
     return mm.conv(x, c.sources[-1], [slide], shape)
 
 
-STEPS = (
-    _shifted, _sliced, _padded, _joined, _reshaped, _renamed, _summed, _picked, _scattered, _ranked,
-    _convolved,
-)  # fmt: skip
+STEPS = (_shifted, _sliced, _padded, _joined, _reshaped, _renamed, _summed, _picked, _scattered, _ranked, _convolved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 # Read by the BLAS when NumPy is imported: two cores are shared by several test processes.
@@ -15,6 +16,20 @@ from hypothesis import settings  # noqa: E402
 settings.register_profile("meshmpi", deadline=None, derandomize=True, max_examples=60)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "meshmpi"))
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@pytest.fixture(autouse=True)
+def _stays_in_its_folder():
+    """Fails a test that leaves the process in another folder, where the next ones find no file."""
+    before, handlers = os.getcwd(), [signal.getsignal(s) for s in SIGNALS]
+    yield
+    assert [signal.getsignal(s) for s in SIGNALS] == handlers, "the test has left a handler of a signal"
+    after = os.getcwd()
+    os.chdir(before)
+    assert after == before, f"the test has changed the working folder to {after}"
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from meshmpi.dims import Shape
 from meshmpi.graph import Graph, Operation, Tensor
-from meshmpi.scalar import FLOATS
+from meshmpi.ir.scalar import FLOATS
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -34,9 +34,13 @@ class Environment:
 
 
 def evaluate(
-    graph: Graph, fetches: Sequence[Tensor], feeds: Arrays, variables: Arrays | None = None,
-    step: int = 0, seed: int = 0,
-) -> list[np.ndarray]:  # fmt: skip
+    graph: Graph,
+    fetches: Sequence[Tensor],
+    feeds: Arrays,
+    variables: Arrays | None = None,
+    step: int = 0,
+    seed: int = 0,
+) -> list[np.ndarray]:
     """Values of ``fetches``.
 
     Args:
@@ -60,9 +64,16 @@ def evaluate(
 
 
 def directional_derivative(
-    graph: Graph, y: Tensor, name: str, direction: np.ndarray, feeds: Arrays,
-    variables: Arrays | None = None, step: int = 0, seed: int = 0, epsilon: float = 1e-5,
-) -> float:  # fmt: skip
+    graph: Graph,
+    y: Tensor,
+    name: str,
+    direction: np.ndarray,
+    feeds: Arrays,
+    variables: Arrays | None = None,
+    step: int = 0,
+    seed: int = 0,
+    epsilon: float = 1e-5,
+) -> float:
     """d/dh of sum(y) with the feed or variable ``name`` moved by h * direction, central."""
 
     def total(h: float) -> float:
@@ -144,9 +155,7 @@ def _erf(x: np.ndarray) -> np.ndarray:
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.where(
-        x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))
-    )
+    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -192,9 +201,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _elementwise(op: Any, inputs: list, env: Environment) -> np.ndarray:
-    arrays = iter(
-        aligned(v, x.shape, op.output.shape) for v, x in zip(inputs, op.inputs, strict=True)
-    )
+    arrays = iter(aligned(v, x.shape, op.output.shape) for v, x in zip(inputs, op.inputs, strict=True))
     args = [next(arrays) if isinstance(a, Tensor) else a for a in op.args]
     value = _FUNCTIONS[op.function](*args)
     return _as(np.broadcast_to(value, op.output.shape.sizes), op.output.dtype)
@@ -210,6 +217,10 @@ def _reduce(op: Any, inputs: list, env: Environment) -> np.ndarray:
     out = op.output.shape
     gone = tuple(i for i, d in enumerate(x.shape) if d not in out)
     kept = Shape([d for d in x.shape if d in out])
+    if op.band is not None:
+        value = value.copy()
+        for at in _pairs(op.band, [x.shape], inside=False):
+            value[_taken(x.shape, at)] = {"sum": 0.0, "max": -math.inf, "min": math.inf}[op.op]
     reduced = np.asarray(_REDUCTIONS[op.op](value, axis=gone))
     return _as(aligned(reduced, kept, out), op.output.dtype)
 
@@ -220,7 +231,26 @@ def _einsum(op: Any, inputs: list, env: Environment) -> np.ndarray:
     for x, value in zip(op.inputs, inputs, strict=True):
         operands += [value, [letters.setdefault(n, len(letters)) for n in x.shape.names]]
     out = [letters[n] for n in op.output.shape.names]
-    return _as(np.einsum(*operands, out), op.output.dtype)
+    if op.band is None:
+        return _as(np.einsum(*operands, out), op.output.dtype)
+    total = np.zeros(op.output.shape.sizes, inputs[0].dtype)
+    for at in _pairs(op.band, [x.shape for x in op.inputs], inside=True):
+        parts = [x[_taken(t.shape, at)] for t, x in zip(op.inputs, inputs, strict=True)]
+        product = np.einsum(parts[0], operands[1], parts[1], operands[3], out)
+        total[_taken(op.output.shape, at)] += product
+    return _as(total, op.output.dtype)
+
+
+def _pairs(band: Any, shapes: Sequence[Shape], inside: bool) -> list[dict[str, int]]:
+    """The pairs of indices inside a band, or those outside."""
+    sizes = {d.name: d.size for s in shapes for d in s}
+    pairs = itertools.product(range(sizes[band.rows]), range(sizes[band.columns]))
+    return [{band.rows: r, band.columns: c} for r, c in pairs if band.holds(r, c) == inside]
+
+
+def _taken(shape: Shape, at: Mapping[str, int]) -> tuple[slice, ...]:
+    """The elements with the indices ``at``, dims kept."""
+    return tuple(slice(at[n], at[n] + 1) if n in at else slice(None) for n in shape.names)
 
 
 def _conv(op: Any, inputs: list, env: Environment) -> np.ndarray:
@@ -231,15 +261,17 @@ def _conv(op: Any, inputs: list, env: Environment) -> np.ndarray:
         sliding = {s[role]: f"?{k}" for k, s in enumerate(op.slides)}
         names = [sliding.get(n, n) for n in t.shape.names]
         ids.append([letters.setdefault(n, len(letters)) for n in names])
-    sizes = [
-        [t.shape.dim(s[role]).size for role, t in enumerate((*op.inputs, op.output))]
-        for s in op.slides
-    ]
+    sizes = [[t.shape.dim(s[role]).size for role, t in enumerate((*op.inputs, op.output))] for s in op.slides]
     triples = [
-        [(i, k, o) for i in range(n) for k in range(taps) for o in range(m)
-         if s.base * i == s.stride * o + s.dilation * k - s.before]
+        [
+            (i, k, o)
+            for i in range(n)
+            for k in range(taps)
+            for o in range(m)
+            if s.base * i == s.stride * o + s.dilation * k - s.before
+        ]
         for s, (n, taps, m) in zip(op.slides, sizes, strict=True)
-    ]  # fmt: skip
+    ]
     y = np.zeros(op.output.shape.sizes, np.result_type(*inputs))
     arrays = (*inputs, y)
     for meeting in itertools.product(*triples):

@@ -18,15 +18,27 @@ def array(*sizes: int) -> np.ndarray:
 
 
 def results(
-    graph: mm.Graph, layout: str, fetches: Sequence[mm.Tensor], feeds: Mapping[str, object],
-    updates: Sequence[mm.Update] = (), names: Sequence[str] = (), optimize: bool = True,
-    storage: str | None = None, mesh: str = MESH,
-) -> list[np.ndarray]:  # fmt: skip
+    graph: mm.Graph,
+    layout: str,
+    fetches: Sequence[mm.Tensor],
+    feeds: Mapping[str, object],
+    updates: Sequence[mm.Update] = (),
+    names: Sequence[str] = (),
+    optimize: bool = True,
+    storage: str | None = None,
+    mesh: str = MESH,
+) -> list[np.ndarray]:
     """Fetches and variables after two steps."""
     step = mm.compile(
-        graph, mm.SimulatedMesh(mesh), layout, fetches=fetches, updates=updates,
-        optimize=optimize, storage=storage, kernels="numpy",
-    )  # fmt: skip
+        graph,
+        mm.SimulatedMesh(mesh),
+        layout,
+        fetches=fetches,
+        updates=updates,
+        optimize=optimize,
+        storage=storage,
+        kernels="numpy",
+    )
     step(feeds)
     got = step(feeds)
     values = [np.asarray(v.numpy() if isinstance(v, mm.ShardedArray) else v) for v in got.values()]
@@ -38,11 +50,7 @@ def test_a_sum_is_pending_in_all_inputs_of_a_map_or_in_none(optimize: bool) -> N
     """The minimum cut once left one operand of an addition pending and the other finished."""
     i, j, k, n = (mm.Dimension(d, s) for d, s in (("i", 4), ("j", 6), ("k", 5), ("l", 3)))
     with mm.Graph() as graph:
-        a, b, c = (
-            mm.placeholder("a", [i, j]),
-            mm.placeholder("b", [j, k]),
-            mm.placeholder("c", [k, i, n]),
-        )
+        a, b, c = (mm.placeholder("a", [i, j]), mm.placeholder("b", [j, k]), mm.placeholder("c", [k, i, n]))
         ys = [mm.einsum([a, b, c], [n]), mm.einsum([a, b, c], [i, k]), mm.einsum([a, a], [i])]
         ys += mm.gradients(mm.add_n([mm.reduce_sum(y) for y in ys]), [a, b, c])
     feeds = {"a": array(4, 6), "b": array(6, 5), "c": array(5, 4, 3)}
@@ -70,10 +78,7 @@ def test_variables_rotate_under_new_names(layout: str) -> None:
     with mm.Graph() as graph:
         p, q = (mm.get_variable(n, [A], initializer=array(5) + k) for k, n in enumerate("pq"))
         r = mm.get_variable("r", [other], initializer=array(5) + 2)
-        updates = [
-            mm.assign(p, q), mm.assign(q, mm.rename(r, {"b": "a"})),
-            mm.assign(r, mm.rename(p, {"a": "b"})),
-        ]  # fmt: skip
+        updates = [mm.assign(p, q), mm.assign(q, mm.rename(r, {"b": "a"})), mm.assign(r, mm.rename(p, {"a": "b"}))]
     got = results(graph, layout, [], {}, updates, ["p", "q", "r"])
     for value, k in zip(got, (2, 0, 1), strict=True):
         np.testing.assert_array_equal(value, array(5) + k)
@@ -104,17 +109,12 @@ def test_gradient_of_a_tensor_that_is_both_x_and_y() -> None:
     assert dz == 1
 
 
-@pytest.mark.parametrize(
-    "layout", ["a:rows", "b:cols", "a:rows;b:cols", "b:cols+rows", "d:rows+cols"]
-)
+@pytest.mark.parametrize("layout", ["a:rows", "b:cols", "a:rows;b:cols", "b:cols+rows", "d:rows+cols"])
 @pytest.mark.parametrize("storage", [None, "b?:rows", "d?:cols", "b?:cols+rows"])
 def test_uneven_and_empty_blocks_with_storage_rules(layout: str, storage: str | None) -> None:
     one, two = mm.Dimension("a", 1), mm.Dimension("d", 2)
     with mm.Graph() as graph:
-        x, w = (
-            mm.placeholder("x", [one, B]),
-            mm.get_variable("w", [B, two], initializer=array(6, 2)),
-        )
+        x, w = (mm.placeholder("x", [one, B]), mm.get_variable("w", [B, two], initializer=array(6, 2)))
         h = mm.softmax(mm.einsum([x, w], [one, two]), two)
         loss = mm.reduce_mean(mm.square(h - 0.25)) + mm.reduce_max(w) * 0.1
         updates = mm.optimize.Adam(1e-2).minimize(loss)
@@ -131,16 +131,12 @@ def test_reductions_of_narrow_types_over_split_dims(dtype: str, layout: str) -> 
     with mm.Graph() as graph:
         x = mm.placeholder("x", [A, B], dtype)
         ys = (
-            [mm.reduce_any(x, reduced_dim="a"), mm.reduce_all(x)] if dtype == "bool"
-            else [
-                mm.reduce_sum(x, reduced_dim="a"), mm.reduce_max(x),
-                mm.reduce_min(x, reduced_dim="b"),
-            ]
-        )  # fmt: skip
+            [mm.reduce_any(x, reduced_dim="a"), mm.reduce_all(x)]
+            if dtype == "bool"
+            else [mm.reduce_sum(x, reduced_dim="a"), mm.reduce_max(x), mm.reduce_min(x, reduced_dim="b")]
+        )
     fed = np.arange(30).reshape(5, 6) % 8
-    feeds = {
-        "x": fed > 3 if dtype == "bool" else fed.astype("float32" if dtype == "bfloat16" else dtype)
-    }
+    feeds = {"x": fed > 3 if dtype == "bool" else fed.astype("float32" if dtype == "bfloat16" else dtype)}
     want = results(graph, "", ys, feeds, optimize=False)
     for x, y in zip(want, results(graph, layout, ys, feeds), strict=True):
         np.testing.assert_array_equal(x.astype("float64"), y.astype("float64"))
@@ -158,29 +154,17 @@ def _graph_errors() -> list[tuple[str, type[mm.MeshmpiError], Callable[[mm.Tenso
         ("int", mm.ShapeError, lambda x: mm.constant(1.5, (), "int32"), "1.5 does not fit"),
         ("uint8", mm.ShapeError, lambda x: mm.cast(x, "uint8") + 256, "256 does not fit"),
         ("size", mm.ShapeError, lambda x: mm.einsum([x, x], [("a", 6)]), "has size 6, and 5 in"),
-        ("fetch", mm.ShapeError, lambda x: mm.plan(x.graph, MESH, fetches=x), "one tensor"),
-        (
-            "fetched",
-            mm.ShapeError,
-            lambda x: mm.plan(x.graph, MESH, fetches={"x": "x"}),
-            "not a tensor",
-        ),
+        ("fetched", mm.ShapeError, lambda x: mm.plan(x.graph, MESH, fetches={"x": "x"}), "not a tensor"),
         ("update", mm.ShapeError, lambda x: mm.plan(x.graph, MESH, updates=[x]), "update"),
-        (
-            "mesh",
-            mm.MeshError,
-            lambda x: mm.compile(x.graph, MESH, fetches=[x]),
-            "no mesh to run on",
-        ),
+        ("mesh", mm.MeshError, lambda x: mm.compile(x.graph, MESH, fetches=[x]), "not a mesh"),
         ("axes", mm.MeshError, lambda x: mm.plan(x.graph, "rows:2;rows:3"), "its own name"),
     ]
 
 
-@pytest.mark.parametrize(("kind", "build", "text"), [c[1:] for c in _graph_errors()],
-                         ids=[c[0] for c in _graph_errors()])  # fmt: skip
-def test_errors_say_what_is_wrong(
-    kind: type[mm.MeshmpiError], build: Callable[[mm.Tensor], object], text: str
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "build", "text"), [c[1:] for c in _graph_errors()], ids=[c[0] for c in _graph_errors()]
+)
+def test_errors_say_what_is_wrong(kind: type[mm.MeshmpiError], build: Callable[[mm.Tensor], object], text: str) -> None:
     with mm.Graph():
         x = mm.placeholder("x", [A])
         with pytest.raises(kind, match=text) as caught:
@@ -196,8 +180,7 @@ def test_lowering_and_passes_are_linear_in_layers() -> None:
             h = mm.placeholder("x", [A, B])
             for k in range(layers):
                 h = h + mm.tanh(
-                    mm.einsum([h, mm.get_variable(f"w{k}", [B, C])], [A, C])
-                    @ mm.get_variable(f"v{k}", [C, B])
+                    mm.einsum([h, mm.get_variable(f"w{k}", [B, C])], [A, C]) @ mm.get_variable(f"v{k}", [C, B])
                 )
             loss = mm.reduce_mean(mm.square(h))
             updates = mm.optimize.SGD(0.1).minimize(loss)
@@ -210,7 +193,7 @@ def test_lowering_and_passes_are_linear_in_layers() -> None:
 
 
 def test_gradients_by_something_that_is_no_tensor():
-    with mm.Graph() as graph:
+    with mm.Graph():
         w = mm.get_variable("w", "a:3")
-        with pytest.raises(mm.ShapeError, match="is not a tensor.*get_variable"):
-            mm.gradients(mm.reduce_sum(w), [graph.variables["w"]])
+        with pytest.raises(mm.ShapeError, match="is not a Variable or a tensor.*get_variable"):
+            mm.gradients(mm.reduce_sum(w), ["w"])

@@ -24,9 +24,7 @@ def _lookup(may_miss: bool = False):
 
 
 def _run(graph: mm.Graph, fetches: list, layout: str, kernels: str, ids: np.ndarray, **options):
-    step = mm.compile(
-        graph, mm.SimulatedMesh("r:2;c:2"), layout, fetches=fetches, kernels=kernels, **options
-    )
+    step = mm.compile(graph, mm.SimulatedMesh("r:2;c:2"), layout, fetches=fetches, kernels=kernels, **options)
     table = np.arange(10, dtype=np.float32).reshape(5, 2)
     feeds = {"table": table, "ids": ids}
     got = step({n: a for n, a in feeds.items() if n in step.program.feeds})
@@ -86,9 +84,7 @@ def test_batches_are_checked_and_named_by_global_position():
 def test_what_may_miss_is_not_checked():
     graph, y, z = _lookup(may_miss=True)
     ids = GOOD - 3
-    plain, checked = (
-        _run(graph, [y, z], "v:c;b:r", "numpy", ids, debug=debug) for debug in (False, True)
-    )
+    plain, checked = (_run(graph, [y, z], "v:c;b:r", "numpy", ids, debug=debug) for debug in (False, True))
     assert all(np.array_equal(a, b) for a, b in zip(plain, checked, strict=True))
     with mm.Graph() as graph:
         x, ids = mm.placeholder("table", "v:5;d:2"), mm.placeholder("ids", "d:2", "int32")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+import warnings
+
 import pytest
 
 import meshmpi as mm
@@ -72,3 +75,50 @@ def test_a_named_gradient_is_fetched_from_a_training_step():
     assert dx is not None
     assert dx.name not in mm.plan(graph, MESH, LAYOUT).program.fetches
     assert dx.name in mm.plan(graph, MESH, LAYOUT, fetches=[dx]).program.fetches
+
+
+# ---- updates that compile() was not given --------------------------------------------------------
+
+
+def compiled(**options) -> mm.Graph:
+    with mm.Graph() as graph:
+        _, loss = loss_of_two_layers()
+        options = {k: v(loss) if callable(v) else v for k, v in options.items()}
+    mm.compile(graph, mm.SimulatedMesh("a:1"), fetches=[loss], **options)
+    return graph
+
+
+def test_updates_that_are_left_out_are_named_once_and_with_the_users_line():
+    with mm.Graph() as graph:
+        _, loss = loss_of_two_layers()
+        mm.optimize.Adam(0.1).minimize(loss)
+    mesh = mm.SimulatedMesh("a:1")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            mm.compile(graph, mesh, fetches=[loss])
+    (warning,) = caught
+    assert warning.category is mm.UnusedUpdatesWarning
+    text = str(warning.message)
+    names = [u.variable.name for u in graph.updates]
+    assert all(f"'{name}'" in text for name in names[:4]) and f"and {len(names) - 4} more" in text
+    assert text.count("test_default_fetches.py:") == 1 and "updates=[]" in text
+    assert warning.filename == __file__
+    assert "mm.compile(graph, mesh" in linecache.getline(__file__, warning.lineno)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"updates": []}, {"updates": ()}, {"updates": mm.optimize.SGD(0.1).minimize}, {}],
+    ids=["empty list", "empty tuple", "the optimizer's", "a graph without updates"],
+)
+def test_nothing_is_said_of_updates_that_were_decided_upon(options):
+    compiled(**options)  # a warning would be an error here
+
+
+def test_updates_of_the_users_own_count_too():
+    with mm.Graph() as graph:
+        n = mm.get_variable("n", (), "int32")
+        mm.assign(n, n + 1)
+    with pytest.warns(mm.UnusedUpdatesWarning, match=r"updates of 'n' \(the first made at"):
+        mm.compile(graph, mm.SimulatedMesh("a:1"), fetches=[n])

@@ -15,10 +15,15 @@ MESH = MeshShape("rows:2;cols:3")
 
 @pytest.mark.parametrize(
     "given",
-    ["a:4;b:8", "a:4,b:8", " a:4 ; b:8 ; ", [("a", 4), ("b", 8)],
-     [Dimension("a", 4), ("b", np.int64(8))],
-     Shape("a:4;b:8")],
-)  # fmt: skip
+    [
+        "a:4;b:8",
+        "a:4,b:8",
+        " a:4 ; b:8 ; ",
+        [("a", 4), ("b", 8)],
+        [Dimension("a", 4), ("b", np.int64(8))],
+        Shape("a:4;b:8"),
+    ],
+)
 def test_shape_accepts_strings_pairs_and_dimensions(given):
     shape = Shape(given)
     assert shape == (Dimension("a", 4), Dimension("b", 8))
@@ -98,9 +103,7 @@ def test_block_index_depends_on_the_order_of_axes():
     assert MESH.in_mesh_order(["cols", "rows", "cols"]) == ("rows", "cols")
 
 
-@pytest.mark.parametrize(
-    "given", ["rows:2;cols:3", {"rows": 2, "cols": 3}, [("rows", 2), ("cols", 3)], MESH]
-)
+@pytest.mark.parametrize("given", ["rows:2;cols:3", {"rows": 2, "cols": 3}, [("rows", 2), ("cols", 3)], MESH])
 def test_mesh_shape_accepts(given):
     assert MeshShape(given) == MESH and hash(MeshShape(given)) == hash(MESH)
     assert eval(repr(MESH)) == MESH
@@ -122,17 +125,19 @@ def test_bad_mesh_shapes_are_refused(given, words):
 
 
 def test_unknown_axis_is_named_with_a_suggestion():
-    with pytest.raises(
-        MeshError, match=r"mesh \{rows: 2, cols: 3\} has no axis 'row'. Did you mean 'rows'\?"
-    ):
+    with pytest.raises(MeshError, match=r"mesh \{rows: 2, cols: 3\} has no axis 'row'. Did you mean 'rows'\?"):
         MESH.axis_size("row")
 
 
 @pytest.mark.parametrize(
     "given",
-    ["batch:rows;heads:cols+rows", "batch:rows, heads:cols+rows",
-     {"batch": "rows", "heads": ("cols", "rows")}, [("batch", ["rows"]), ("heads", "cols+rows")]],
-)  # fmt: skip
+    [
+        "batch:rows;heads:cols+rows",
+        "batch:rows, heads:cols+rows",
+        {"batch": "rows", "heads": ("cols", "rows")},
+        [("batch", ["rows"]), ("heads", "cols+rows")],
+    ],
+)
 def test_layout_accepts(given):
     layout = Layout(given)
     assert layout.axes("batch") == ("rows",) and layout.axes("heads") == ("cols", "rows")

@@ -16,15 +16,7 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi.errors import (
-    FeedError,
-    LayoutError,
-    MeshError,
-    MeshmpiError,
-    ProgramError,
-    ShapeError,
-    VariableError,
-)  # fmt: skip
+from meshmpi.errors import FeedError, LayoutError, MeshError, MeshmpiError, ProgramError, ShapeError, VariableError
 
 HERE = Path(__file__).name
 
@@ -87,12 +79,16 @@ def test_sizes_that_disagree(graph):
 
 def test_unknown_output_dimension_is_suggested(graph):
     x, w = mm.placeholder("x", "batch:8;d_ff:32"), mm.placeholder("w", "d_ff:32;d_model:16")
-    e = refused(ShapeError, lambda: mm.einsum([x, w], "batch:8;d_modell:16"), "'d_modell'", "(16)",
-                "[batch=8, d_ff=32]", "Did you mean 'd_model'?")  # fmt: skip
-    assert f"{HERE}:{line() - 2}" in str(e)
-    refused(
-        ShapeError, lambda: mm.reduce_sum(x, reduced_dim="bach"), "'bach'", "Did you mean 'batch'?"
+    e = refused(
+        ShapeError,
+        lambda: mm.einsum([x, w], "batch:8;d_modell:16"),
+        "'d_modell'",
+        "(16)",
+        "[batch=8, d_ff=32]",
+        "Did you mean 'd_model'?",
     )
+    assert f"{HERE}:{line() - 6}" in str(e)
+    refused(ShapeError, lambda: mm.reduce_sum(x, reduced_dim="bach"), "'bach'", "Did you mean 'batch'?")
     refused(ShapeError, lambda: mm.reduce_sum(x, output_shape="d_f:32"), "d_f=32", "'d_ff'")
     refused(ShapeError, lambda: mm.rename(x, {"d_f": "y"}), "'d_f'", "'d_ff'")
 
@@ -118,13 +114,9 @@ def test_structural_mistakes(graph):
     refused(ShapeError, lambda: mm.split(x, "b", 4), "'b'", "6", "4")
     refused(ShapeError, lambda: mm.split(x, "b", [1, 2]), "3", "'b'", "6")
     refused(ShapeError, lambda: mm.pad(x, [-1, 0], "b"), "-1", "mm.slice()")
-    refused(
-        ShapeError, lambda: mm.concat([x, mm.placeholder("y", "a:5;b:6")], "b"), "[a=5, b=6]", "'b'"
-    )
+    refused(ShapeError, lambda: mm.concat([x, mm.placeholder("y", "a:5;b:6")], "b"), "[a=5, b=6]", "'b'")
     refused(ShapeError, lambda: mm.top_k(x, "b", mm.Dimension("k", 7)), "k=7", "6", "'b'")
-    refused(
-        ShapeError, lambda: mm.replace_dimensions(x, ["b", "a"], mm.Dimension("m", 24)), "adjacent"
-    )
+    refused(ShapeError, lambda: mm.replace_dimensions(x, ["b", "a"], mm.Dimension("m", 24)), "adjacent")
 
 
 def test_arrays_do_not_mix_with_tensors(graph):
@@ -184,14 +176,26 @@ def test_gradient_seed_of_another_shape(graph):
 
 def test_unknown_mesh_axis(graph):
     loss = _model()
-    refused(LayoutError, lambda: _compile(graph, loss, "batch:row"), "'batch'", "'row'",
-            "{rows: 2, cols: 2}", "Did you mean 'rows'?")  # fmt: skip
+    refused(
+        LayoutError,
+        lambda: _compile(graph, loss, "batch:row"),
+        "'batch'",
+        "'row'",
+        "{rows: 2, cols: 2}",
+        "Did you mean 'rows'?",
+    )
 
 
 def test_unknown_dimension(graph):
     loss = _model()
-    refused(LayoutError, lambda: _compile(graph, loss, "bacth:rows"), "'bacth'", "no tensor",
-            "Did you mean 'batch'?", "'bacth?'")  # fmt: skip
+    refused(
+        LayoutError,
+        lambda: _compile(graph, loss, "bacth:rows"),
+        "'bacth'",
+        "no tensor",
+        "Did you mean 'batch'?",
+        "'bacth?'",
+    )
     _compile(graph, loss, "bacth?:rows")
 
 
@@ -199,17 +203,23 @@ def test_two_dimensions_on_one_axis(graph):
     x = mm.placeholder("x", "batch:4;io:6")
     made = line() - 1
     loss = mm.reduce_sum(x)
-    e = refused(LayoutError, lambda: _compile(graph, loss, "batch:cols;io:rows+cols"),
-                "[batch=4, io=6]", "'cols'", "size 2", "'batch'", "'io'", "mm.rename")  # fmt: skip
+    e = refused(
+        LayoutError,
+        lambda: _compile(graph, loss, "batch:cols;io:rows+cols"),
+        "[batch=4, io=6]",
+        "'cols'",
+        "size 2",
+        "'batch'",
+        "'io'",
+        "mm.rename",
+    )
     assert f"{HERE}:{made}" in str(e)
 
 
 def test_malformed_layouts(graph):
     loss = _model()
     refused(LayoutError, lambda: _compile(graph, loss, "batch"), "'batch'", "no colon")
-    refused(
-        LayoutError, lambda: _compile(graph, loss, "batch:rows;batch:cols"), "'batch'", "2 times"
-    )
+    refused(LayoutError, lambda: _compile(graph, loss, "batch:rows;batch:cols"), "'batch'", "2 times")
     refused(LayoutError, lambda: _compile(graph, loss, "batch:rows+rows"), "'rows'", "twice")
 
 
@@ -259,14 +269,7 @@ def test_misshapen_feed(step):
 
 
 def test_feed_of_another_type(step):
-    refused(
-        FeedError,
-        lambda: step(x=X, i=INDEX.astype(np.float32)),
-        "'i'",
-        "float32",
-        "int32",
-        "astype",
-    )
+    refused(FeedError, lambda: step(x=X, i=INDEX.astype(np.float32)), "'i'", "float32", "int32", "astype")
     refused(FeedError, lambda: step(x=X.astype(np.int64), i=INDEX), "'x'", "int64", "float32")
 
 
@@ -277,18 +280,12 @@ def test_unknown_variable(step):
 
 
 def test_initializer_of_another_shape(graph):
-    w = mm.get_variable("w", "a:4", initializer=np.zeros(5))
-    refused(VariableError, lambda: _compile(graph, w), "'w'", "(5,)", "[a=4]")
+    refused(VariableError, lambda: mm.get_variable("w", "a:4", initializer=np.zeros(5)), "'w'", "(5,)", "[a=4]")
 
 
 def test_what_is_not_a_tensor_cannot_be_fetched(graph):
     x = mm.placeholder("x", "a:4")
-    refused(
-        ShapeError,
-        lambda: mm.compile(graph, SilentMesh("rows:2"), fetches=["x"]),
-        "'x'",
-        "not a tensor",
-    )
+    refused(ShapeError, lambda: mm.compile(graph, SilentMesh("rows:2"), fetches=["x"]), "'x'", "not a tensor")
     assert x.shape.names == ("a",)
 
 
@@ -298,8 +295,13 @@ def test_two_programs_share_variables_only_in_one_layout(graph):
     first = mm.compile(graph, mesh, "a:rows", fetches=[w])
     mm.compile(graph, mesh, "a:rows", fetches=[w * 2.0], variables=first.variables)
     shared = first.variables
-    refused(VariableError, lambda: mm.compile(graph, mesh, "a:cols", fetches=[w], variables=shared),
-            "'w'", "a=4/rows", "a=4/cols")  # fmt: skip
+    refused(
+        VariableError,
+        lambda: mm.compile(graph, mesh, "a:cols", fetches=[w], variables=shared),
+        "'w'",
+        "a=4/rows",
+        "a=4/cols",
+    )
 
 
 def test_all_errors_are_of_one_family():
@@ -329,7 +331,7 @@ def _compile_line() -> str:
 
 
 def test_code_that_dataclasses_write_is_not_the_users():
-    from meshmpi.train.decoding import Sampling
+    from meshmpi.transformer.decoding.decoding import Sampling
 
     e = refused(mm.ConfigError, lambda: Sampling(temperature=-1.0), "-1.0")
     assert e.where == f"the call at {__file__}:{line() - 1}"

@@ -11,9 +11,9 @@ import difflib
 import pytest
 
 import meshmpi as mm
+from meshmpi.ir.program import Program
 from meshmpi.nn.optimize import AdamW
-from meshmpi.nn.transformer import parameter_count
-from meshmpi.program import Program
+from meshmpi.transformer.models import parameter_count
 from tests.golden import BATCH, CONFIG, GOLDEN, path, program, transformer, two_layer_network
 
 
@@ -125,22 +125,18 @@ def _layer_pair(layout: str, mesh: str) -> dict[str, int]:
         ("", "all:4", {}),
         ("batch:all", "all:4", {"all": 2 * IO * H}),
         ("hidden:all", "all:4", {"all": 2 * B * IO}),
+        ("batch:rows;hidden:cols", "rows:2;cols:3", {"rows": 2 * IO * H // 3, "cols": 2 * B * IO // 2}),
         (
-            "batch:rows;hidden:cols", "rows:2;cols:3",
-            {"rows": 2 * IO * H // 3, "cols": 2 * B * IO // 2},
-        ),
-        (
-            "batch:rows;hidden:cols;io:planes", "rows:2;cols:3;planes:4",
+            "batch:rows;hidden:cols;io:planes",
+            "rows:2;cols:3;planes:4",
             {"rows": 2 * IO * H // 12, "cols": 2 * B * IO // 8, "planes": 2 * B * H // 6},
         ),
     ],
-)  # fmt: skip
+)
 def test_values_of_table_1(layout: str, mesh: str, want: dict[str, int]):
     assert _layer_pair(layout, mesh) == want
 
 
 def test_an_illegal_layout_of_the_two_layer_network():
-    with pytest.raises(
-        mm.LayoutError, match=r"\[io=6, hidden=12\] would be split twice over mesh axis 'rows'"
-    ):
+    with pytest.raises(mm.LayoutError, match=r"\[io=6, hidden=12\] would be split twice over mesh axis 'rows'"):
         program(two_layer_network, "io:rows;hidden:rows")

@@ -38,9 +38,7 @@ def stack(recompute: bool, layers: int = LAYERS) -> tuple[mm.Graph, list[mm.Tens
 
 def results(graph: mm.Graph, fetches: list[mm.Tensor], layout: str, optimize: bool = True):
     mesh = mm.SimulatedMesh("r:2;c:3")
-    step = mm.compile(
-        graph, mesh, layout, fetches=fetches, kernels="numpy", seed=5, optimize=optimize
-    )
+    step = mm.compile(graph, mesh, layout, fetches=fetches, kernels="numpy", seed=5, optimize=optimize)
     values = [step(x=X)[t] for t in fetches for _ in range(2)]  # two steps: other dropout masks
     arrays = [np.asarray(v.numpy() if isinstance(v, mm.ShardedArray) else v) for v in values]
     return step, arrays
@@ -92,8 +90,7 @@ def test_lowered_programs_agree_too():
 
 def test_program_text_is_the_same_for_each_graph():
     plans = [
-        mm.plan(graph, "r:2", "b:r", fetches=fetches).program.text()
-        for graph, fetches in (stack(True), stack(True))
+        mm.plan(graph, "r:2", "b:r", fetches=fetches).program.text() for graph, fetches in (stack(True), stack(True))
     ]
     assert plans[0] == plans[1]
     assert "barrier=recompute" in plans[0]
@@ -107,9 +104,7 @@ def test_custom_gradient_refuses_what_would_lose_a_gradient():
         with pytest.raises(ShapeError, match=r"uses <Tensor other .* not among its inputs"):
             mm.custom_gradient(lambda t: t * other, lambda xs, ys, dys: dys, [x])
         with pytest.raises(ShapeError, match=r"uses <Tensor w .* not among its inputs"):
-            mm.custom_gradient(
-                lambda t: t * mm.get_variable("w", [B]), lambda xs, ys, dys: dys, [x]
-            )
+            mm.custom_gradient(lambda t: t * mm.get_variable("w", [B]), lambda xs, ys, dys: dys, [x])
         stopped = mm.stop_gradient(other)
         mm.custom_gradient(lambda t: t * stopped, lambda xs, ys, dys: dys, [x])
 

@@ -36,14 +36,20 @@ from apps.bench.bench import FULL, QUICK, TINY, Bench
 from apps.bench.step import rounds
 from apps.bench.tables import Table
 from meshmpi.errors import MeshmpiError
-from meshmpi.kernels import blas
+from meshmpi.kernels import product_choice
 
 PARTS: Mapping[str, Callable[[Bench], list[Table]]] = {
-    "step": rounds.measure, "loops": peer_loops.measure, "attention": peer_attention.measure,
-    "collectives": collectives.measure, "scaling": scaling.measure, "startup": startup.measure,
-    "overhead": overhead.measure, "predictions": predictions.measure, "esm2": esm2.measure,
+    "step": rounds.measure,
+    "loops": peer_loops.measure,
+    "attention": peer_attention.measure,
+    "collectives": collectives.measure,
+    "scaling": scaling.measure,
+    "startup": startup.measure,
+    "overhead": overhead.measure,
+    "predictions": predictions.measure,
+    "esm2": esm2.measure,
     "decoding": decoding.measure,
-}  # fmt: skip
+}
 EFFORTS = {"full": FULL, "quick": QUICK, "tiny": TINY}
 
 
@@ -60,9 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for variable in workers.forget_slowing_variables():
         say(f"unset {variable}: it would slow what is measured")
     folder = options.out.resolve()
-    found = peers.without("--no-peers") if options.no_peers else peers.install(
-        (options.peers or folder / "peers").resolve(), say
-    )  # fmt: skip
+    found = (
+        peers.without("--no-peers")
+        if options.no_peers
+        else peers.install((options.peers or folder / "peers").resolve(), say)
+    )
     effort = EFFORTS["tiny" if options.tiny else "quick" if options.quick else "full"]
     asked = {"rounds": options.rounds, "steps": options.steps}
     effort = effort._replace(**{name: n for name, n in asked.items() if n})
@@ -73,15 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m apps.bench", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m apps.bench", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "part",
-        nargs="*",
-        choices=[*PARTS, []],
-        metavar="part",
-        help=f"by default all: {', '.join(PARTS)}",
+        "part", nargs="*", choices=[*PARTS, []], metavar="part", help=f"by default all: {', '.join(PARTS)}"
     )
     parser.add_argument("--quick", action="store_true", help="at most five minutes")
     parser.add_argument("--tiny", action="store_true", help="a toy model: tries the bench itself")
@@ -114,11 +116,10 @@ def _measure(bench: Bench, parts: Sequence[str]) -> int:
 
 def about(bench: Bench) -> dict[str, str]:
     """The machine, versions and effort of a run."""
-    library = blas.find()
+    library = product_choice.chosen()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
-        "processor": f"{_processor()}, {os.cpu_count()} cores, load before this line "
-        f"{os.getloadavg()[0]:.1f}",
+        "processor": f"{_processor()}, {os.cpu_count()} cores, load before this line {os.getloadavg()[0]:.1f}",
         "Python": f"{platform.python_version()} on {platform.platform()}",
         "matrix products": f"{library.name} {library.version}",
         "effort": str(bench.effort._asdict()),

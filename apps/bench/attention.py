@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 import meshmpi as mm
-from meshmpi.passes.loops import form_loops
-from meshmpi.passes.pipeline import PASSES, optimize
-from meshmpi.program import Program
+from meshmpi.compiler.passes.loops import form_loops
+from meshmpi.compiler.passes.pipeline import PASSES, optimize
+from meshmpi.ir.program import Program
 from meshmpi.runtime.compiled import CompiledStep
 
 TOKENS, WIDTH, HEADS = 2048, 512, 8
@@ -44,12 +44,8 @@ def attention_layer(length: int, causal: bool) -> tuple[mm.Graph, dict[str, mm.T
         dims = [("batch", max(1, TOKENS // length)), ("length", length), ("d_model", WIDTH)]
         x = mm.placeholder("x", [mm.Dimension(*d) for d in dims])
         memory = mm.rename_dimension(x, "length", "memory_length")
-        mask = None
-        if causal:
-            mask = mm.attention_mask_autoregressive(x.shape[1], memory.shape[1])
-        y = mm.multihead_attention(
-            x, memory, mask, mm.Dimension("d_kv", WIDTH // HEADS), mm.Dimension("heads", HEADS)
-        )
+        d_kv, heads = mm.Dimension("d_kv", WIDTH // HEADS), mm.Dimension("heads", HEADS)
+        y = mm.multihead_attention(x, memory, None, d_kv, heads, causal=causal)
         loss = mm.reduce_sum(mm.square(y))
         weights = [v.outputs[0] for v in graph.operations if type(v).__name__ == "Read"]
         fetches = {"loss": loss}
@@ -84,8 +80,7 @@ def _step(program: Program, fetches: dict[str, mm.Tensor]) -> CompiledStep:
 
 def _measured(step: CompiledStep, seconds: float) -> Measured:
     memory = step.held_memory
-    over = ["+".join(map(str, i.attrs["over"])) for i in step.program.instructions
-            if i.kind == "loop"]  # fmt: skip
+    over = ["+".join(map(str, i.attrs["over"])) for i in step.program.instructions if i.kind == "loop"]
     held = memory["arena"] + memory["workspace"]
     return Measured(seconds, held, step.cost.flops, " and ".join(over))
 

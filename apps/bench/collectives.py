@@ -26,24 +26,22 @@ def measure(bench: Bench) -> list[Table]:
     if bench.peers.has("torch"):
         bench.say("collectives: gloo")
         try:
-            gloo = workers.group(RANKS, bench.peers.python, "messages.gloo_collectives", asked)[0][
-                "microseconds"
-            ]
+            gloo = workers.group(RANKS, bench.peers.python, "messages.gloo_collectives", asked)[0]["microseconds"]
         except BenchError as error:
             notes.append(f"gloo failed: {' '.join(str(error).split())}")
     else:
         notes.append(f"Left out: gloo: {bench.peers.missing['torch']}")
-    columns = ("collective", "bytes", "meshmpi", "mpi4py", "mpi4py in pieces of 16 MB", "gloo",
-               "meshmpi / best mpi4py")  # fmt: skip
+    columns = ("collective", "bytes", "meshmpi", "mpi4py", "mpi4py in pieces of 16 MB", "gloo", "meshmpi / best mpi4py")
     rows = [
         _row(kind, n, found[kind][str(n)], gloo.get(kind, {}).get(str(n)))
-        for kind in KINDS for n in SIZES if str(n) in found[kind]
-    ]  # fmt: skip
+        for kind in KINDS
+        for n in SIZES
+        if str(n) in found[kind]
+    ]
     title = f"Collectives on {RANKS} ranks of this machine, microseconds"
     return [Table("collectives", title, columns, rows, notes)]
 
 
 def _row(kind: str, n: int, of: Mapping[str, float], gloo: float | None) -> list[Cell]:
     plain = [of[name] for name in ("mpi4py", "pieces") if name in of]
-    return [kind, n, of["meshmpi"], of["mpi4py"], of.get("pieces"), gloo,
-            of["meshmpi"] / min(plain)]  # fmt: skip
+    return [kind, n, of["meshmpi"], of["mpi4py"], of.get("pieces"), gloo, of["meshmpi"] / min(plain)]

@@ -27,19 +27,16 @@ from threadpoolctl import threadpool_limits
 
 import meshmpi as mm
 from meshmpi.errors import ConfigError
+from meshmpi.ir.program import LocalType, Program
 from meshmpi.kernels import Runtime, blas, numpy_dtype
 from meshmpi.kernels.binding import Call, Operand, local_call
 from meshmpi.kernels.contraction import ContractPlan
-from meshmpi.program import LocalType, Program
-from meshmpi.train import config
-from meshmpi.train.model import build_training_graph
-from meshmpi.train.settings import Settings, transformer_config
+from meshmpi.transformer.tasks.registry import build_training_graph
+from meshmpi.transformer.training import config
+from meshmpi.transformer.training.settings import Settings, transformer_config
 
 CONFIG = Path(__file__).parent.parent / "transformer/configs/yardstick.toml"
-LAYOUTS = {
-    "data-parallel": "batch:rows",
-    "model-parallel": "heads:rows;d_ff:rows;vocab:rows",
-}
+LAYOUTS = {"data-parallel": "batch:rows", "model-parallel": "heads:rows;d_ff:rows;vocab:rows"}
 Kernel = Callable[[], None]
 
 
@@ -56,9 +53,7 @@ def _calls(program: Program) -> list[Call]:
 
 
 def _text(call: Call) -> str:
-    blocks = [
-        " ".join(f"{d}={n}" for d, n in x.extents().items()) for x in (*call.inputs, *call.outputs)
-    ]
+    blocks = [" ".join(f"{d}={n}" for d, n in x.extents().items()) for x in (*call.inputs, *call.outputs)]
     return f"[{blocks[0]}] [{blocks[1]}] -> [{blocks[2]}]"
 
 
@@ -145,9 +140,7 @@ def measure(kernels: Mapping[str, Kernel], rounds: int) -> dict[str, list[float]
 def training_program(settings: Settings, layout: str, ranks: int) -> Program:
     """The program of a training step with these settings."""
     built = build_training_graph(settings, transformer_config(settings.model, 1))
-    found = mm.plan(
-        built.graph, f"rows:{ranks}", layout, fetches=[built.loss], updates=built.updates
-    )  # fmt: skip
+    found = mm.plan(built.graph, f"rows:{ranks}", layout, fetches=[built.loss], updates=built.updates)
     return found.program
 
 
@@ -176,9 +169,7 @@ def report(program: Program, dtype: str, rounds: int, each: bool) -> list[str]:
             lines.append(f"  {times} x {text}: {count} of {m} x {k} x {n}, GFLOP/s:")
             rates = {name: 2e-9 * count * m * n * k / min(s) for name, s in seconds.items()}
             lines.append("      " + ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items()))
-    base = min(
-        (n for n in minima if n.startswith("bare")), key=lambda n: minima[n], default="matmul"
-    )
+    base = min((n for n in minima if n.startswith("bare")), key=lambda n: minima[n], default="matmul")
     lines.append(f"  {'':16} {'min ms':>8} {'median':>8} {'GFLOP/s':>8}  min / {base}")
     for name in sorted(minima, key=lambda n: minima[n]):
         lines.append(
@@ -198,21 +189,34 @@ def _libraries() -> list[blas.Blas]:
     return found
 
 
+def choice() -> list[str]:
+    """Milliseconds of the products by which a library is chosen, for each that can be used."""
+    from meshmpi.kernels import product_choice
+
+    kinds = product_choice.kinds(bfloat16=True)
+    found = product_choice.time_products(kinds)
+    return [f"{kind:28} {1e3 * s:7.3f} ms" for kind, s in sorted(found.items())]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--config", type=Path, default=CONFIG, help="of the model")
-    parser.add_argument(
-        "--set", action="append", default=[], help="a setting, as in model.layers=2"
-    )
+    parser.add_argument("--set", action="append", default=[], help="a setting, as in model.layers=2")
     parser.add_argument("--layout", choices=LAYOUTS, action="append", help="by default both")
     parser.add_argument("--dtype", action="append", help="by default float32 and bfloat16")
     parser.add_argument("--ranks", type=int, default=2, help="of which rank 0 is timed")
     parser.add_argument("--rounds", type=int, default=7, help="calls of each variant")
+    parser.add_argument(
+        "--choice", action="store_true", help="only the small products by which a library is chosen, measured now"
+    )
     parser.add_argument("--each", action="store_true", help="list every contraction")
     options = parser.parse_args(arguments)
     os.environ["MKL_NUM_THREADS"] = "1"  # read when MKL is loaded; NumPy's library already is
     threadpool_limits(1)
+    if options.choice:
+        print("\n".join(choice()))
+        return
     settings = config.load(Settings, options.config, options.set)
     for library in _libraries():
         print(f"{library.name} {library.version}, {library.threads} threads")

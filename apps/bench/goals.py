@@ -42,10 +42,7 @@ def _cells(tables: Tables, name: str, column: str) -> list[tuple[str, Cell]]:
 
 
 def _numbers(cells: Iterable[tuple[str, Cell]], begins: str = "") -> list[tuple[float, str]]:
-    return [
-        (float(cell), row) for row, cell in cells
-        if isinstance(cell, (int, float)) and row.startswith(begins)
-    ]  # fmt: skip
+    return [(float(cell), row) for row, cell in cells if isinstance(cell, (int, float)) and row.startswith(begins)]
 
 
 def _most(name: str, column: str, begins: str = "") -> Callable[[Tables], Found]:
@@ -82,9 +79,7 @@ def _on_openblas(tables: Tables) -> Found:
 
 def _fastest_peer(tables: Tables) -> Found:
     cells = _cells(tables, "step", "ms per step")
-    return min(
-        _numbers(((r, c) for r, c in cells if "bfloat16" not in r), "PyTorch"), default=None
-    )  # fmt: skip
+    return min(_numbers(((r, c) for r, c in cells if "bfloat16" not in r), "PyTorch"), default=None)
 
 
 def _slowest_collective(tables: Tables) -> Found:
@@ -92,8 +87,7 @@ def _slowest_collective(tables: Tables) -> Found:
     if table is None:
         return None
     ratios = zip(table.rows, table.column("meshmpi / best mpi4py"), strict=True)
-    found = [(float(x), f"{row[0]} of {row[1]:,} bytes") for row, x in ratios
-             if isinstance(x, (int, float))]  # fmt: skip
+    found = [(float(x), f"{row[0]} of {row[1]:,} bytes") for row, x in ratios if isinstance(x, (int, float))]
     return max(found, default=None)
 
 
@@ -101,12 +95,18 @@ GOALS = (
     Goal("float32, data-parallel: step / bare products", 1.10, _only("meshmpi data-parallel")),
     Goal("float32, model-parallel: step / bare products", 1.20, _only("meshmpi model-parallel")),
     Goal("bfloat16: step / bare products", 0.42, _step("meshmpi data-parallel, bfloat16")),
-    Goal("with OpenBLAS: ms per step, against PyTorch's best in float32", _fastest_peer,
-         _on_openblas),
-    Goal("peak MB per process, float32", 700,
-         lambda tables: max(filter(None, (
-             _only(f"meshmpi {layout}-parallel", "peak MB per process")(tables)
-             for layout in ("data", "model"))), default=None)),
+    Goal("with OpenBLAS: ms per step, against PyTorch's best in float32", _fastest_peer, _on_openblas),
+    Goal(
+        "peak MB per process, float32",
+        700,
+        lambda tables: max(
+            filter(
+                None,
+                (_only(f"meshmpi {layout}-parallel", "peak MB per process")(tables) for layout in ("data", "model")),
+            ),
+            default=None,
+        ),
+    ),
     Goal("slowest generated loop / plain C", NOISE, _most("loops", "meshmpi / plain C")),
     Goal("slowest collective / the best call of mpi4py", 1.2, _slowest_collective),
     Goal("calling the instructions, % of the step", 2, _most("overhead share", "% of the step")),
@@ -114,7 +114,7 @@ GOALS = (
     Goal("lowering and passes, s", 1, _most("planning", "lowering and passes")),
     Goal("cold build of kernels, s", 20, _most("planning", "cold build of kernels")),
     Goal("warm start to a step that is ready, s", 2, _most("start", "warm", "ready")),
-)  # fmt: skip
+)
 
 
 def table(made: Sequence[Table]) -> Table:
@@ -132,8 +132,6 @@ def table(made: Sequence[Table]) -> Table:
             rows.append([goal.what, limit and limit[0], found and found[0], "not measured", None])
             continue
         of = f"{found[1]} against {limit[1]}" if limit[1] else found[1]
-        rows.append(
-            [goal.what, limit[0], found[0], "yes" if found[0] <= limit[0] else "**no**", of]
-        )
+        rows.append([goal.what, limit[0], found[0], "yes" if found[0] <= limit[0] else "**no**", of])
     columns = ("goal", "at most", "measured", "met", "of")
     return Table("goals", "Goals", columns, rows)

@@ -35,8 +35,13 @@ def measure(bench: Bench) -> list[Table]:
         each = 1e3 * result["milliseconds"] / result["instructions"]
         traced = 1e3 * (result["traced"] - result["milliseconds"]) / result["instructions"]
         rows.append([kernels, result["instructions"], result["milliseconds"], each, traced])
-    columns = ("kernels", "instructions that run", "ms per step", "microseconds per instruction",
-               "more where traced, microseconds")  # fmt: skip
+    columns = (
+        "kernels",
+        "instructions that run",
+        "ms per step",
+        "microseconds per instruction",
+        "more where traced, microseconds",
+    )
     title = "Python: a program of tiny instructions, one rank"
     each, traced = (float(rows[0][k] or 0) for k in (3, 4))
     return [Table("overhead", title, columns, rows), _share(bench, each, traced)]
@@ -45,18 +50,38 @@ def measure(bench: Bench) -> list[Table]:
 def _share(bench: Bench, microseconds: float, traced: float) -> Table:
     """What so many microseconds per instruction are of a step of the model, on two ranks."""
     bench.say("overhead: the yardstick's instructions")
-    asked = ["--start", str(bench.start()), "--mesh", "all:2", "--layout",
-             LAYOUTS["data-parallel"], "--steps", str(min(8, bench.effort.steps)),
-             "--traced"]  # fmt: skip
+    asked = [
+        "--start",
+        str(bench.start()),
+        "--mesh",
+        "all:2",
+        "--layout",
+        LAYOUTS["data-parallel"],
+        "--steps",
+        str(min(8, bench.effort.steps)),
+        "--traced",
+    ]
     result = workers.on_ranks(2, "step.meshmpi_step", asked)[0]
     step = statistics.median(result["seconds"])
     spent = 1e-6 * microseconds * result["instructions"]
     plain = statistics.median(a for a, _ in result["pairs"])
     more = statistics.median(b - a for a, b in result["pairs"]) / plain
-    row: list[Cell] = [result["instructions"], 1e3 * spent, 1e3 * step, 100 * spent / step,
-                       1e-4 * traced * result["instructions"] / step, 100 * more]  # fmt: skip
-    columns = ("instructions", "ms for calling them", "ms per step", "% of the step",
-               "% more where traced, at that rate", "% more where traced, measured")  # fmt: skip
+    row: list[Cell] = [
+        result["instructions"],
+        1e3 * spent,
+        1e3 * step,
+        100 * spent / step,
+        1e-4 * traced * result["instructions"] / step,
+        100 * more,
+    ]
+    columns = (
+        "instructions",
+        "ms for calling them",
+        "ms per step",
+        "% of the step",
+        "% more where traced, at that rate",
+        "% more where traced, measured",
+    )
     title = "Python: the yardstick's instructions at that rate, two ranks"
     return Table("overhead share", title, columns, [row])
 
@@ -73,9 +98,7 @@ def main() -> None:
         y = mm.placeholder("x", "rows:4;columns:4")
         w = mm.get_variable("w", [("columns", 4), ("inner", 4)])
         for _ in range(options.pairs):
-            y = mm.tanh(
-                mm.rename_dimension(mm.einsum([y, w], "rows:4;inner:4"), "inner", "columns")
-            )
+            y = mm.tanh(mm.rename_dimension(mm.einsum([y, w], "rows:4;inner:4"), "inner", "columns"))
         mean = mm.reduce_mean(y)
     import numpy as np
 
@@ -94,9 +117,11 @@ def main() -> None:
     Tracer(step, CALLS)
     traced, counts = milliseconds(), step.program.counts()
     emit(
-        milliseconds=plain, traced=traced,
-        instructions=sum(n for kind, n in counts.items() if kind not in FREE), counts=counts,
-    )  # fmt: skip
+        milliseconds=plain,
+        traced=traced,
+        instructions=sum(n for kind, n in counts.items() if kind not in FREE),
+        counts=counts,
+    )
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ import numpy as np
 
 import meshmpi as mm
 from meshmpi.runtime.compiled import CompiledStep
-from meshmpi.train.config import load
-from meshmpi.train.model import build_training_graph
-from meshmpi.train.settings import Settings, transformer_config
+from meshmpi.transformer.tasks.registry import build_training_graph
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.settings import Settings, transformer_config
 
 CONFIG = Path(__file__).parents[1] / "transformer" / "configs" / "yardstick.toml"
 VOCABULARY = 8192

@@ -43,18 +43,8 @@ def measure(bench: Bench) -> list[Table]:
             if not off <= TOLERANCE:
                 notes.append(f"**{name} differs at length {length} by {off:.2g}.**")
         rows.append(row)
-    columns = [
-        "length",
-        *(
-            c
-            for n in names
-            for c in (f"{IMPLEMENTATIONS[n]}, ms", f"{IMPLEMENTATIONS[n]}, MB taken")
-        ),
-    ]
-    title = (
-        f"Causal attention forward and backward, {ATTENTION_TOKENS} tokens, {HEADS} heads of"
-        f" {D_KV}, one core"
-    )
+    columns = ["length", *(c for n in names for c in (f"{IMPLEMENTATIONS[n]}, ms", f"{IMPLEMENTATIONS[n]}, MB taken"))]
+    title = f"Causal attention forward and backward, {ATTENTION_TOKENS} tokens, {HEADS} heads of {D_KV}, one core"
     return [Table("attention", title, columns, rows, notes), _layers(bench)]
 
 
@@ -66,8 +56,13 @@ def _layers(bench: Bench) -> Table:
         asked = ["layer", "--length", str(length)]
         found = workers.alone(workers.PYTHON, "loops.attention_worker", asked)
         (stored, blocked), held = found["seconds"], found["held"]
-        rows.append([length, 1e3 * stored, 1e3 * blocked, blocked / stored,
-                     *(n / 1e6 for n in held)])  # fmt: skip
-    columns = ("length", "scores stored, ms", "by blocks, ms", "by blocks / stored",
-               "stored, MB held", "by blocks, MB held")  # fmt: skip
+        rows.append([length, 1e3 * stored, 1e3 * blocked, blocked / stored, *(n / 1e6 for n in held)])
+    columns = (
+        "length",
+        "scores stored, ms",
+        "by blocks, ms",
+        "by blocks / stored",
+        "stored, MB held",
+        "by blocks, MB held",
+    )
     return Table("attention layer", "A layer of meshmpi, one core", columns, rows)

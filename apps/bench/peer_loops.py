@@ -13,9 +13,13 @@ from apps.bench.workers import BenchError, Result
 from meshmpi.kernels.native import available
 
 IMPLEMENTATIONS = {
-    "meshmpi": "meshmpi, generated C", "meshmpi-numpy": "meshmpi, NumPy", "numpy": "NumPy, out=",
-    "c": "plain C", "torch": "PyTorch", "jax": "jax.jit",
-}  # fmt: skip
+    "meshmpi": "meshmpi, generated C",
+    "meshmpi-numpy": "meshmpi, NumPy",
+    "numpy": "NumPy, out=",
+    "c": "plain C",
+    "torch": "PyTorch",
+    "jax": "jax.jit",
+}
 NEEDS_COMPILER = ("meshmpi", "c")
 Found = Mapping[str, Sequence[Result]]
 

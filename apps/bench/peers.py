@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-REQUIREMENTS = {
-    "torch": "torch==2.13.0", "jax": "jax==0.10.2", "transformers": "transformers==5.23.0",
-}  # fmt: skip
+REQUIREMENTS = {"torch": "torch==2.13.0", "jax": "jax==0.10.2", "transformers": "transformers==5.23.0"}
 """What is installed.  Source: the versions that docs/performance.md compares with."""
 INSTALL_SECONDS = 900
 

@@ -11,9 +11,14 @@ from apps.bench.tables import Table
 OURS, OTHERS = "#1f6fb2", "#b0b0b0"
 COLOURS = ("#1f6fb2", "#e08214", "#7b3294", "#4d9221", "#b2182b", "#878787")
 OF_NAMES = {
-    "meshmpi": 0, "meshmpi, generated C": 0, "meshmpi, NumPy": 1, "NumPy, out=": 2, "plain C": 3,
-    "PyTorch": 4, "jax.jit": 5,
-}  # fmt: skip
+    "meshmpi": 0,
+    "meshmpi, generated C": 0,
+    "meshmpi, NumPy": 1,
+    "NumPy, out=": 2,
+    "plain C": 3,
+    "PyTorch": 4,
+    "jax.jit": 5,
+}
 """Who has which colour, in every panel."""
 
 
@@ -41,9 +46,7 @@ def draw(tables: Sequence[Table], path: Path) -> str:
         return "no plot: none of the parts that are drawn was measured"
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(7.5 * columns, 4.6 * rows), squeeze=False
-    )  # fmt: skip
+    figure, axes = pyplot.subplots(rows, columns, figsize=(7.5 * columns, 4.6 * rows), squeeze=False)
     for (panel, table), axis in zip(panels, axes.flat, strict=False):
         panel(axis, table)
         axis.spines[["top", "right"]].set_visible(False)
@@ -77,8 +80,7 @@ def _groups(title: str) -> Callable[[Any, Table], None]:
             at = [n + (k - (len(shown) - 1) / 2) * width for n in range(len(rows))]
             heights = [row[list(table.columns).index(name)] or 0 for row in rows]
             axis.bar(at, heights, width, label=name, color=_colour(name, k))
-        axis.set_xticks(range(len(rows)), [row[0] for row in rows], rotation=18, ha="right",
-                        fontsize=8)  # fmt: skip
+        axis.set_xticks(range(len(rows)), [row[0] for row in rows], rotation=18, ha="right", fontsize=8)
         axis.set_ylim(top=1.35 * axis.get_ylim()[1])  # room for the legend
         axis.legend(fontsize=8, frameon=False, ncols=2, loc="upper left")
         axis.set_title(title)
@@ -95,8 +97,7 @@ def _collectives(axis: Any, table: Table) -> None:
             column = list(table.columns).index(name)
             points = [(row[1], row[column]) for row in rows if row[column] is not None]
             if points:
-                axis.plot(*zip(*points, strict=True), style, color=colour, linewidth=1.4,
-                          label=f"{kind}, {name}")  # fmt: skip
+                axis.plot(*zip(*points, strict=True), style, color=colour, linewidth=1.4, label=f"{kind}, {name}")
     axis.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds")
     axis.legend(fontsize=7, frameon=False, ncols=2)
     axis.set_title("Collectives, 2 ranks")
@@ -107,10 +108,7 @@ def _lines(title: str, x: str, y_label: str) -> Callable[[Any, Table], None]:
 
     def panel(axis: Any, table: Table) -> None:
         for k, name in enumerate(c for c in table.columns if c.endswith(", ms")):
-            points = [
-                (a, b) for a, b in zip(table.column(x), table.column(name), strict=True)
-                if b is not None
-            ]  # fmt: skip
+            points = [(a, b) for a, b in zip(table.column(x), table.column(name), strict=True) if b is not None]
             if points:
                 who = name.removesuffix(", ms")
                 axis.plot(*zip(*points, strict=True), "o-", color=_colour(who, k), label=who)
@@ -128,10 +126,20 @@ def _scaling(axis: Any, table: Table) -> None:
     for name, colour in zip(series, COLOURS, strict=False):
         rows = [row for row in table.rows if row[0] == name]
         first = rows[0]
-        axis.plot([row[1] / first[1] for row in rows], [row[3] / first[3] for row in rows], "o-",
-                  color=colour, label=f"{name}, step")  # fmt: skip
-        axis.plot([row[1] / first[1] for row in rows], [row[5] / first[5] for row in rows], "x:",
-                  color=colour, label=f"{name}, lowering")  # fmt: skip
+        axis.plot(
+            [row[1] / first[1] for row in rows],
+            [row[3] / first[3] for row in rows],
+            "o-",
+            color=colour,
+            label=f"{name}, step",
+        )
+        axis.plot(
+            [row[1] / first[1] for row in rows],
+            [row[5] / first[5] for row in rows],
+            "x:",
+            color=colour,
+            label=f"{name}, lowering",
+        )
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     axis.set(xlabel="changed by this factor", ylabel="time, relative to the first")

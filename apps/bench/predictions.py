@@ -51,26 +51,30 @@ def _table(bench: Bench, mesh: str, ranks: int) -> Table:
     toy = bench.effort.points == 1
     sizes, count = (bench.effort.sizes, 3) if toy else (MODEL, LAYOUTS)
     rough = ["--repeats", "1", "--quick"] if toy else ["--repeats", "5"]
-    asked = ["--sizes", *map(str, sizes), "--mesh", mesh, "--layouts", str(count), "--steps",
-             str(bench.effort.steps), *rough]  # fmt: skip
+    asked = [
+        "--sizes",
+        *map(str, sizes),
+        "--mesh",
+        mesh,
+        "--layouts",
+        str(count),
+        "--steps",
+        str(bench.effort.steps),
+        *rough,
+    ]
     found = workers.on_ranks(ranks, "step.layouts_worker", asked)[0]["rows"]
     found.sort(key=lambda row: row[1])
     taken, predicted = [r[1] for r in found], [r[2] for r in found]
     ratios = [p / m for p, m in zip(predicted, taken, strict=True)]
-    rows = [
-        [layout or "(replicated)", 1e3 * m, 1e3 * p, p / m, bound]
-        for layout, m, p, _, bound in found
-    ]
+    rows = [[layout or "(replicated)", 1e3 * m, 1e3 * p, p / m, bound] for layout, m, p, _, bound in found]
     best = taken[min(range(len(found)), key=predicted.__getitem__)]
     off = statistics.median(abs(r - 1) for r in ratios)
     notes = [
         f"Kendall's tau of predicted and measured order: {kendall_tau(predicted, taken):.3f}.",
         f"Prediction / measurement: median {statistics.median(ratios):.3f}, from {min(ratios):.3f}"
         f" to {max(ratios):.3f}; half of them are within {off:.1%}.",
-        f"The layout predicted to be fastest takes {best / taken[0]:.3f} times the fastest one's"
-        " time.",
+        f"The layout predicted to be fastest takes {best / taken[0]:.3f} times the fastest one's time.",
         f"Model: {sizes}.",
     ]
     columns = ("layout", "measured ms", "predicted ms", "predicted / measured", "bound")
-    return Table(f"predictions {mesh}", f"Layouts on {mesh}: measured and predicted steps",
-                 columns, rows, notes)  # fmt: skip
+    return Table(f"predictions {mesh}", f"Layouts on {mesh}: measured and predicted steps", columns, rows, notes)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import meshmpi as mm
+from meshmpi.graph.ops.sources import ReadVariable
 from meshmpi.kernels.native import available
-from meshmpi.ops.sources import ReadVariable
 
 KERNELS = ("numpy", "native")
 
@@ -118,27 +118,25 @@ ROWS = (
     Row("Adam", 1024, 1024, _update(mm.optimize.Adam(1e-3))),
     Row("Adafactor", 1024, 1024, _update(mm.optimize.Adafactor(1e-3))),
     Row("sum of squares", 1024, 1024, _forward(lambda x: mm.reduce_sum(mm.square(x)))),
-    Row("sum over rows", 2048, 1024,
-        _forward(lambda x: mm.reduce_sum(x, output_shape=[x.shape[1]]))),
-    Row("sum over few rows", 8, 131072,
-        _forward(lambda x: mm.reduce_sum(x, output_shape=[x.shape[1]]))),
+    Row("sum over rows", 2048, 1024, _forward(lambda x: mm.reduce_sum(x, output_shape=[x.shape[1]]))),
+    Row("sum over few rows", 8, 131072, _forward(lambda x: mm.reduce_sum(x, output_shape=[x.shape[1]]))),
     Row("transpose + add", 1024, 1024, _transposed),
-)  # fmt: skip
+)
 
 
 def seconds(row: Row, rows: int, columns: int, kernels: str, repeats: int) -> float:
     """The least time of one run of the row's program."""
     with mm.Graph() as graph:
         fetches, updates = row.build(rows, columns)
-    step = mm.compile(
-        graph, mm.SimulatedMesh("all:1"), fetches=fetches, updates=updates, kernels=kernels
-    )
+    step = mm.compile(graph, mm.SimulatedMesh("all:1"), fetches=fetches, updates=updates, kernels=kernels)
     rng = np.random.default_rng(0)
     feeds = {
-        name: rng.standard_normal(t.shape.sizes, np.float32) if t.dtype == "float32"
+        name: rng.standard_normal(t.shape.sizes, np.float32)
+        if t.dtype == "float32"
         else rng.integers(0, columns, t.shape.sizes, np.int32)
-        for name, t in graph.placeholders.items() if name in step.program.feeds
-    }  # fmt: skip
+        for name, t in graph.placeholders.items()
+        if name in step.program.feeds
+    }
     step(feeds)
     run = step._executor.run
     least = float("inf")

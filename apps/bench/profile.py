@@ -45,9 +45,7 @@ def share(sizes: Sizes, split: str) -> Sizes:
     """
     if split == "data":
         return sizes._replace(batch=sizes.batch // RANKS)
-    return sizes._replace(
-        heads=sizes.heads // RANKS, d_ff=sizes.d_ff // RANKS, vocab=sizes.vocab // RANKS
-    )
+    return sizes._replace(heads=sizes.heads // RANKS, d_ff=sizes.d_ff // RANKS, vocab=sizes.vocab // RANKS)
 
 
 def _executor(sizes: Sizes, dtype: str) -> Any:
@@ -56,8 +54,8 @@ def _executor(sizes: Sizes, dtype: str) -> Any:
 
     import meshmpi as mm
     from apps.bench.step.meshmpi_step import settings
-    from meshmpi.train.model import build_training_graph
-    from meshmpi.train.settings import transformer_config
+    from meshmpi.transformer.tasks.registry import build_training_graph
+    from meshmpi.transformer.training.settings import transformer_config
 
     chosen = settings(sizes, dtype)
     built = build_training_graph(chosen, transformer_config(chosen.model, 1))
@@ -84,14 +82,14 @@ def measure(sizes: Sizes, split: str, rounds: int, dtype: str = "") -> tuple[lis
         dtype: Of activations; empty: float32.
     """
     from apps.bench.step.gemm_step import calls, products
-    from meshmpi.kernels import blas
+    from meshmpi.kernels import product_choice
 
     executor = _executor(share(sizes, split), dtype)
     instructions = executor.program.instructions
     bound = [(i, call) for i in instructions for call in executor._bind(i)]
     bare = [
         call
-        for times, call, _ in calls(products(sizes, split, RANKS), blas.find(), 0)
+        for times, call, _ in calls(products(sizes, split, RANKS), product_choice.chosen(), 0)
         for _ in range(times)
     ]
     least, least_bare = [float("inf")] * len(bound), float("inf")
@@ -110,11 +108,9 @@ def table(parts: Sequence[Part], bare: float, longest: int) -> list[Table]:
     by_kind: dict[str, list[float]] = {}
     for part in parts:
         by_kind.setdefault(part.kind, []).append(part.seconds)
-    rows = sorted(([k, len(s), 1e3 * sum(s), sum(s) / bare] for k, s in by_kind.items()),
-                  key=lambda row: -row[2])  # fmt: skip
+    rows = sorted(([k, len(s), 1e3 * sum(s), sum(s) / bare] for k, s in by_kind.items()), key=lambda row: -row[2])
     whole = sum(part.seconds for part in parts)
-    rows += [["all", len(parts), 1e3 * whole, whole / bare],
-             ["bare products", None, 1e3 * bare, 1.0]]  # fmt: skip
+    rows += [["all", len(parts), 1e3 * whole, whole / bare], ["bare products", None, 1e3 * bare, 1.0]]
     columns = ("kind", "instructions", "processor ms", "/ bare products")
     kinds = Table("profile", "One rank's step by kind of instruction", columns, rows)
     most = sorted(parts, key=lambda part: -part.seconds)[:longest]
@@ -136,9 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):  # NumPy's library may be loaded already
-        parts, bare = measure(
-            TOY if options.tiny else Sizes(), options.split, options.rounds, options.dtype
-        )
+        parts, bare = measure(TOY if options.tiny else Sizes(), options.split, options.rounds, options.dtype)
     print("\n".join(t.markdown() for t in table(parts, bare, options.longest)))
 
 

@@ -17,10 +17,7 @@ from apps.bench.step.yardstick import Sizes
 from apps.bench.tables import Table
 
 BASE = Sizes(vocab=2048, length=128, d_model=128, d_ff=512, heads=2, d_kv=64, layers=2, batch=8)
-SERIES = {
-    "d_model": (64, 128, 256, 512), "layers": (1, 2, 4, 8), "length": (64, 128, 256, 512),
-    "ranks": (1, 2, 4),
-}  # fmt: skip
+SERIES = {"d_model": (64, 128, 256, 512), "layers": (1, 2, 4, 8), "length": (64, 128, 256, 512), "ranks": (1, 2, 4)}
 RANKS = 2
 STEPS = 5
 
@@ -49,17 +46,30 @@ def measure(bench: Bench) -> list[Table]:
     for name, value, sizes, ranks in points(bench):
         bench.say(f"scaling: {name} {value}")
         asked = [
-            "--start", str(bench.start(sizes)), "--mesh", f"all:{ranks}", "--layout",
-            LAYOUTS["data-parallel"], "--steps", str(min(STEPS, bench.effort.steps)), "--plan",
-        ]  # fmt: skip
+            "--start",
+            str(bench.start(sizes)),
+            "--mesh",
+            f"all:{ranks}",
+            "--layout",
+            LAYOUTS["data-parallel"],
+            "--steps",
+            str(min(STEPS, bench.effort.steps)),
+            "--plan",
+        ]
         results = workers.on_ranks(ranks, "step.meshmpi_step", asked)
         seconds = max(statistics.median(r["seconds"]) for r in results)
         first = results[0]
         rate = 1e-9 * sum(r["flops"] for r in results) / seconds
-        rows.append([name, value, ranks, 1e3 * seconds, rate, first["plan_seconds"],
-                     first["instructions"]])  # fmt: skip
-    columns = ("changed", "to", "ranks", "ms per step", "GFLOP/s of all ranks",
-               "lowering and passes, s", "instructions")  # fmt: skip
+        rows.append([name, value, ranks, 1e3 * seconds, rate, first["plan_seconds"], first["instructions"]])
+    columns = (
+        "changed",
+        "to",
+        "ranks",
+        "ms per step",
+        "GFLOP/s of all ranks",
+        "lowering and passes, s",
+        "instructions",
+    )
     notes = [
         f"From vocab {BASE.vocab}, length {BASE.length}, d_model {BASE.d_model}, d_ff 4 x d_model,"
         f" {BASE.layers} layers, batch {BASE.batch}; data-parallel, one thread a rank.",

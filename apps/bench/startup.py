@@ -45,19 +45,26 @@ def measure(bench: Bench) -> list[Table]:
         "Rank 0 of 2. The launcher is mpirun's time before the process starts, and after its end.",
         f"Warm: the median of {WARM_STARTS}.",
     ]
-    tables = [Table("start", "Start-up of the yardstick, seconds",
-                    ("part", "cold", "warm", "warm, processor"), rows, notes)]  # fmt: skip
+    tables = [
+        Table("start", "Start-up of the yardstick, seconds", ("part", "cold", "warm", "warm, processor"), rows, notes)
+    ]
     return [*tables, _alone(bench)]
 
 
 def _start(bench: Bench, environment: dict[str, str]) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of each part, on the wall and of the processor."""
     began = time.perf_counter()
-    arguments = ["--start", str(bench.start()), "--mesh", f"all:{RANKS}", "--layout",
-                 LAYOUTS["data-parallel"], "--steps", "-1"]  # fmt: skip
-    result = workers.on_ranks(
-        RANKS, "step.meshmpi_step", arguments, environment=environment
-    )[0]  # fmt: skip
+    arguments = [
+        "--start",
+        str(bench.start()),
+        "--mesh",
+        f"all:{RANKS}",
+        "--layout",
+        LAYOUTS["data-parallel"],
+        "--steps",
+        "-1",
+    ]
+    result = workers.on_ranks(RANKS, "step.meshmpi_step", arguments, environment=environment)[0]
     whole = time.perf_counter() - began
     wall = {**result["parts"], "ready": result["ready"], "launcher": whole - result["ready"]}
     return wall, {**result["processor"], "ready": sum(result["processor"].values())}
@@ -70,13 +77,29 @@ def _alone(bench: Bench) -> Table:
     for layout in LAYOUTS:
         with tempfile.TemporaryDirectory() as cache:
             result = workers.alone(
-                workers.PYTHON, "startup", ["--start", str(bench.start()), "--layout", layout],
+                workers.PYTHON,
+                "startup",
+                ["--start", str(bench.start()), "--layout", layout],
                 environment={"MESHMPI_CACHE": cache},
-            )  # fmt: skip
-        rows.append([layout, *(result[x] for x in ("import", "graph", "plan", "build", "load")),
-                     result["functions"], result["instructions"]])  # fmt: skip
-    columns = ("layout", "import", "graph", "lowering and passes", "cold build of kernels",
-               "with cached kernels", "C functions", "instructions")  # fmt: skip
+            )
+        rows.append(
+            [
+                layout,
+                *(result[x] for x in ("import", "graph", "plan", "build", "load")),
+                result["functions"],
+                result["instructions"],
+            ]
+        )
+    columns = (
+        "layout",
+        "import",
+        "graph",
+        "lowering and passes",
+        "cold build of kernels",
+        "with cached kernels",
+        "C functions",
+        "instructions",
+    )
     return Table("planning", "Planning and building alone, seconds", columns, rows)
 
 
@@ -95,17 +118,14 @@ def main() -> None:
     from apps.bench.step.meshmpi_step import settings
     from apps.bench.step.yardstick import Start
     from meshmpi.kernels.native import CompilerError, NativeKernels
-    from meshmpi.train.model import build_training_graph
-    from meshmpi.train.settings import transformer_config
+    from meshmpi.transformer.tasks.registry import build_training_graph
+    from meshmpi.transformer.training.settings import transformer_config
 
     mark()
     chosen = settings(Start(options.start).sizes)
     built = build_training_graph(chosen, transformer_config(chosen.model, 1))
     mark()
-    planned = mm.plan(
-        built.graph, f"all:{RANKS}", LAYOUTS[options.layout], fetches=[built.loss],
-        updates=built.updates,
-    )  # fmt: skip
+    planned = mm.plan(built.graph, f"all:{RANKS}", LAYOUTS[options.layout], fetches=[built.loss], updates=built.updates)
     mark()
     functions = None
     try:
@@ -119,8 +139,7 @@ def main() -> None:
     found = dict(zip(("import", "graph", "plan", "build", "load"), spent, strict=True))
     if functions is None:
         found |= {"build": None, "load": None}
-    emit(**found, functions=functions, instructions=len(planned.program.instructions),
-         cores=os.cpu_count())  # fmt: skip
+    emit(**found, functions=functions, instructions=len(planned.program.instructions), cores=os.cpu_count())
 
 
 if __name__ == "__main__":

@@ -33,9 +33,8 @@ class System(NamedTuple):
 
 
 def take_turns(
-    bench: Bench, title: str, case: Any, model: Path, chosen: Sequence[System], steps: int,
-    notes: list[str],
-) -> Rounds:  # fmt: skip
+    bench: Bench, title: str, case: Any, model: Path, chosen: Sequence[System], steps: int, notes: list[str]
+) -> Rounds:
     """Runs every system once in each round; one that fails is noted and left out from then on."""
     found: dict[str, list[list[Result]]] = {s.name: [] for s in chosen}
     failed: list[str] = []
@@ -55,11 +54,10 @@ def take_turns(
 def median_seconds(found: Rounds) -> dict[str, float]:
     """System -> the median over rounds of the slowest process's median."""
     return {
-        name: statistics.median(
-            max(statistics.median(r["seconds"]) for r in results) for results in rounds
-        )
-        for name, rounds in found.items() if rounds
-    }  # fmt: skip
+        name: statistics.median(max(statistics.median(r["seconds"]) for r in results) for results in rounds)
+        for name, rounds in found.items()
+        if rounds
+    }
 
 
 def peer_seconds(chosen: Sequence[System], seconds: Mapping[str, float]) -> dict[int, float]:

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.errors import MeshmpiError
-from meshmpi.runtime.launch import THREAD_VARIABLES, launch
+from meshmpi.launch.command import THREAD_VARIABLES
+from meshmpi.launch.launch import launch
 from meshmpi.runtime.processes import stop_session
 
 ROOT = Path(__file__).parents[2]
-SLOWING = (
-    "OPENBLAS_CORETYPE", "OPENBLAS_VERBOSE", "MKL_DEBUG_CPU_TYPE", "PYTHONDONTWRITEBYTECODE",
-)  # fmt: skip
+SLOWING = ("OPENBLAS_CORETYPE", "OPENBLAS_VERBOSE", "MKL_DEBUG_CPU_TYPE", "PYTHONDONTWRITEBYTECODE")
 """Variables that choose other routines than a user's library would, or have every process compile
 its modules anew."""
 LIMIT_SECONDS = 900
@@ -42,9 +41,13 @@ def forget_slowing_variables() -> list[str]:
 
 
 def on_ranks(
-    ranks: int, module: str, arguments: Sequence[str], *, environment: Mapping[str, str] = {},
+    ranks: int,
+    module: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str] = {},
     seconds: float = LIMIT_SECONDS,
-) -> list[Result]:  # fmt: skip
+) -> list[Result]:
     """Results of a worker on MPI ranks of one thread each, by rank.
 
     Args:
@@ -55,25 +58,40 @@ def on_ranks(
         seconds: Time limit.
     """
     done = launch(
-        ranks, ["-m", f"apps.bench.{module}", *arguments], threads=1, capture_output=True,
-        timeout_seconds=seconds, cwd=ROOT, environment=dict(environment),
-    )  # fmt: skip
+        ranks,
+        ["-m", f"apps.bench.{module}", *arguments],
+        threads=1,
+        capture_output=True,
+        timeout_seconds=seconds,
+        cwd=ROOT,
+        environment=dict(environment),
+    )
     return _results(module, ranks, done.returncode, done.stdout, done.stderr)
 
 
 def alone(
-    python: str, module: str, arguments: Sequence[str], *, threads: int = 1,
-    environment: Mapping[str, str] = {}, seconds: float = LIMIT_SECONDS,
-) -> Result:  # fmt: skip
+    python: str,
+    module: str,
+    arguments: Sequence[str],
+    *,
+    threads: int = 1,
+    environment: Mapping[str, str] = {},
+    seconds: float = LIMIT_SECONDS,
+) -> Result:
     """The result of a worker in one process of ``threads`` threads; the rest as `on_ranks`."""
-    return group(1, python, module, arguments, threads=threads, environment=environment,
-                 seconds=seconds)[0]  # fmt: skip
+    return group(1, python, module, arguments, threads=threads, environment=environment, seconds=seconds)[0]
 
 
 def group(
-    size: int, python: str, module: str, arguments: Sequence[str], *, threads: int = 1,
-    environment: Mapping[str, str] = {}, seconds: float = LIMIT_SECONDS,
-) -> list[Result]:  # fmt: skip
+    size: int,
+    python: str,
+    module: str,
+    arguments: Sequence[str],
+    *,
+    threads: int = 1,
+    environment: Mapping[str, str] = {},
+    seconds: float = LIMIT_SECONDS,
+) -> list[Result]:
     """Results of a worker in several processes that find each other as torchrun's do.
 
     Args:
@@ -95,9 +113,15 @@ def group(
                 own = {**variables, "RANK": str(rank)} if size > 1 else variables
                 command = [python, "-m", f"apps.bench.{module}", *arguments]
                 process = subprocess.Popen(
-                    command, cwd=ROOT, env=own, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                    start_new_session=True, text=True,
-                )  # fmt: skip
+                    command,
+                    cwd=ROOT,
+                    env=own,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                    text=True,
+                )
                 started.append((process, out, err))
             return _joined(module, started, time.monotonic() + seconds)
         finally:
@@ -121,10 +145,7 @@ def _joined(module: str, started: Sequence[tuple], deadline: float) -> list[Resu
             file.seek(0)
             text.append(file.read())
     status = next((p.poll() for p, _, _ in started if p.poll() != 0), 0)
-    return _results(
-        module, len(started), 124 if status is None else status, "".join(texts[0]),
-        "".join(texts[1]),
-    )  # fmt: skip
+    return _results(module, len(started), 124 if status is None else status, "".join(texts[0]), "".join(texts[1]))
 
 
 def _results(module: str, size: int, status: int, out: str, err: str) -> list[Result]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from apps.esm2 import commands
 from apps.esm2.layouts import NAMES
 from apps.esm2.models import SIZES
-from meshmpi.cli import fail, on_ranks
+from meshmpi.commands.starting import fail, on_ranks
 from meshmpi.errors import MeshmpiError
 
 
@@ -92,7 +92,7 @@ def _train(made: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
-    from meshmpi.runtime import abort
+    from meshmpi.guard import abort
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)

@@ -10,9 +10,7 @@ import numpy as np
 RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO"
 """Letters of amino acids from number 4 on: the usual twenty, X for any, rare ones and B, Z."""
 TOKENS = ("<cls>", "<pad>", "<eos>", "<unk>", *RESIDUES, ".", "-", "<null_1>", "<mask>")
-CLS, PAD, EOS, UNKNOWN, MASK = (
-    TOKENS.index(t) for t in ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
-)
+CLS, PAD, EOS, UNKNOWN, MASK = (TOKENS.index(t) for t in ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"))
 FIRST_RESIDUE = TOKENS.index(RESIDUES[0])
 USUAL = tuple(range(FIRST_RESIDUE, FIRST_RESIDUE + 20))
 """Numbers of the twenty usual amino acids."""

@@ -12,19 +12,13 @@ import numpy as np
 
 import meshmpi as mm
 from apps.esm2 import embedding, fasta, layouts, models, planning, scoring
-from apps.esm2.inference import (
-    Build,
-    Inference,
-    residue_losses,
-    residue_vectors,
-    sums_of_vectors,
-)
+from apps.esm2.inference import Build, Inference, residue_losses, residue_vectors, sums_of_vectors
 from apps.esm2.rows import Window, windows
 from apps.esm2.weights import open_model
 from meshmpi.errors import ConfigError, DataError
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.world import world_size
-from meshmpi.train.signals import STOPPED
+from meshmpi.transformer.training.signals import STOPPED
 
 
 class Job(NamedTuple):
@@ -73,9 +67,7 @@ def score(options: argparse.Namespace) -> int:
     """Prints name, residues, log-likelihood and perplexity of every protein, tab-separated."""
     scoring.rounds(options.masked_share)
     job = _job(options, residue_losses)
-    found = scoring.score(
-        job.records, job.parts, job.run, options.tokens, options.masked_share, job.multiple
-    )
+    found = scoring.score(job.records, job.parts, job.run, options.tokens, options.masked_share, job.multiple)
     job.say("name\tresidues\tlog_likelihood\tperplexity")
     for s, record in zip(found, job.records, strict=True):
         job.say(f"{s.name}\t{len(s.residues)}\t{s.total:.4f}\t{s.perplexity:.4f}")
@@ -96,14 +88,10 @@ def embed(options: argparse.Namespace) -> int:
     job = _job(options, residue_vectors if options.per_residue else sums_of_vectors)
     arrays = {"names": np.array([r.name for r in job.records])}
     if options.per_residue:
-        vectors, starts = embedding.per_residue(
-            job.records, job.parts, job.run, options.tokens, job.multiple
-        )
+        vectors, starts = embedding.per_residue(job.records, job.parts, job.run, options.tokens, job.multiple)
         arrays |= {"embeddings": vectors, "starts": starts}
     else:
-        arrays["embeddings"] = embedding.means(
-            job.records, job.parts, job.run, options.tokens, job.multiple
-        )
+        arrays["embeddings"] = embedding.means(job.records, job.parts, job.run, options.tokens, job.multiple)
     from_first(job.run.mesh, lambda: _write(options.out, arrays))
     shape = " x ".join(map(str, arrays["embeddings"].shape))
     job.say(f"wrote {options.out}: {len(job.records)} proteins, {shape} numbers")
@@ -117,9 +105,7 @@ def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
         with open(path, "wb") as file:
             np.savez(file, **arrays)
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be written: {error.strerror}.", "Give another --out."
-        ) from error
+        raise DataError(f"{path} cannot be written: {error.strerror}.", "Give another --out.") from error
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -136,17 +122,19 @@ def plan(options: argparse.Namespace) -> int:
 def train(options: argparse.Namespace) -> int:
     """Trains as the settings say."""
     from apps.esm2.task import ProteinTask
-    from meshmpi.train.config import load
-    from meshmpi.train.loop import train as run
-    from meshmpi.train.settings import Settings
+    from meshmpi.transformer.training.config import load
+    from meshmpi.transformer.training.run import train as run
+    from meshmpi.transformer.training.settings import Settings
 
     overrides = list(options.set)
     if options.layout in layouts.NAMES:
         splits = layouts.splits(options.layout, world_size(), options.mesh or "")
         overrides += [
-            f"mesh.shape={splits.mesh}", f"mesh.layout={splits.layout}",
-            f"mesh.storage={splits.storage or ''}", f"model.residual_constraint={splits.residual}",
-        ]  # fmt: skip
+            f"mesh.shape={splits.mesh}",
+            f"mesh.layout={splits.layout}",
+            f"mesh.storage={splits.storage or ''}",
+            f"model.residual_constraint={splits.residual}",
+        ]
     else:
         for key, value in (("shape", options.mesh), ("layout", options.layout)):
             if value is not None:

@@ -12,17 +12,14 @@ from apps.esm2.rows import Batch, Window, batches
 
 
 def means(
-    records: Sequence[Record], parts: Sequence[Window], run: Inference, tokens: int,
-    multiple: int = 1,
-) -> np.ndarray:  # fmt: skip
+    records: Sequence[Record], parts: Sequence[Window], run: Inference, tokens: int, multiple: int = 1
+) -> np.ndarray:
     """float32 [records, d_model]: the mean of the vectors of residues, marks left out.
 
     Args: as `scoring.score`; ``run`` computes `sums_of_vectors`.  Collective.
     """
     out = np.zeros((len(records), run.config.d_model), np.float64)
-    for batch in batches(
-        [len(p.tokens) for p in parts], lambda k: parts[k].tokens, tokens, multiple
-    ):
+    for batch in batches([len(p.tokens) for p in parts], lambda k: parts[k].tokens, tokens, multiple):
         weights = np.zeros(batch.tokens.shape, run.config.dtype)
         for line, k in zip(weights, batch.rows, strict=False):
             line[parts[k].columns()] = 1.0 / len(records[parts[k].sequence].sequence)
@@ -32,9 +29,8 @@ def means(
 
 
 def per_residue(
-    records: Sequence[Record], parts: Sequence[Window], run: Inference, tokens: int,
-    multiple: int = 1,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    records: Sequence[Record], parts: Sequence[Window], run: Inference, tokens: int, multiple: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
     """Vectors of all residues, and where those of each record begin.
 
     Args: as `scoring.score`; ``run`` computes `residue_vectors`.  Collective.
@@ -44,9 +40,7 @@ def per_residue(
     """
     starts = np.cumsum([0, *(len(r.sequence) for r in records)], dtype=np.int64)
     out = np.zeros((int(starts[-1]), run.config.d_model), np.float32)
-    for batch in batches(
-        [len(p.tokens) for p in parts], lambda k: parts[k].tokens, tokens, multiple
-    ):
+    for batch in batches([len(p.tokens) for p in parts], lambda k: parts[k].tokens, tokens, multiple):
         for vectors, k in zip(run(batch), batch.rows, strict=False):
             part = parts[k]
             at = int(starts[part.sequence])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from apps.esm2.alphabet import RESIDUES
 from meshmpi.errors import DataError
+from meshmpi.files import plain
 
 _OTHER = re.compile(f"[^{RESIDUES}]")
 NUCLEOTIDES = frozenset("ACGTUN")
@@ -64,15 +65,13 @@ def read(path: str | Path, *, unknown_as_x: bool = False) -> list[Record]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        data = path.read_bytes()
+        data = plain.contents(path, None)
         if path.suffix == ".gz":
             data = gzip.decompress(data)
     except (EOFError, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is a damaged archive: {error}.", "Fetch it again.") from error
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}.", "Give the path of a FASTA file."
-        ) from error
+        raise DataError(f"{path} cannot be read: {error.strerror}.", "Give the path of a FASTA file.") from error
     try:
         return data.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -94,8 +93,7 @@ def _records(path: Path, lines: Iterable[str], unknown_as_x: bool) -> Iterator[R
         elif line:
             if not first:
                 raise DataError(
-                    f"{path}:{number}: letters come before the first header.",
-                    "Begin every record with a line '>name'.",
+                    f"{path}:{number}: letters come before the first header.", "Begin every record with a line '>name'."
                 )
             parts.append(_checked(path, number, line, unknown_as_x))
     if first:
@@ -112,9 +110,7 @@ def _name(path: Path, number: int, line: str) -> str:
 def _record(path: Path, name: str, line: int, parts: list[str]) -> Record:
     sequence = "".join(parts)
     if not sequence:
-        raise DataError(
-            f"{path}:{line}: record '{name}' has no letters.", "Remove it, or add its sequence."
-        )
+        raise DataError(f"{path}:{line}: record '{name}' has no letters.", "Remove it, or add its sequence.")
     if len(sequence) >= ENOUGH and NUCLEOTIDES.issuperset(sequence):
         raise DataError(
             f"{path}:{line}: record '{name}' has the letters"
@@ -143,7 +139,4 @@ def _checked(path: Path, number: int, line: str, unknown_as_x: bool) -> str:
         why, fix = "is inside a line", "Begin headers on a line of their own"
     else:
         why, fix = f"is no amino acid; known are {RESIDUES}", "Write X for an unknown residue"
-    raise DataError(
-        f"{path}:{number}: letter {letter!r} (column {column}) {why}.",
-        f"{fix}, or give --unknown-as-x.",
-    )
+    raise DataError(f"{path}:{number}: letter {letter!r} (column {column}) {why}.", f"{fix}, or give --unknown-as-x.")

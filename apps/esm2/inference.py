@@ -15,7 +15,7 @@ import meshmpi as mm
 from apps.esm2.alphabet import PAD
 from apps.esm2.layouts import Splits
 from apps.esm2.rows import Batch
-from meshmpi.nn.transformer import TransformerConfig, encoder, masked_lm
+from meshmpi.transformer.models import TransformerConfig, encoder, masked_lm
 
 Build = Callable[[TransformerConfig, mm.Shape], mm.Tensor]
 """Config and the shape [batch, length] of a batch -> what is fetched, in the current graph."""
@@ -61,9 +61,8 @@ class Inference:
     """
 
     def __init__(
-        self, config: TransformerConfig, mesh: Any, splits: Splits, build: Build,
-        fill: Callable[[Any], None],
-    ) -> None:  # fmt: skip
+        self, config: TransformerConfig, mesh: Any, splits: Splits, build: Build, fill: Callable[[Any], None]
+    ) -> None:
         self.config, self.mesh, self.splits = splits.config(config), mesh, splits
         self._build, self._fill = build, fill
         self._steps: dict[tuple[int, int], tuple[Any, mm.Tensor]] = {}
@@ -93,9 +92,13 @@ class Inference:
                 shape = mm.Shape([("batch", batch), ("length", length)])
                 fetched = self._build(self.config, shape)
             step = mm.compile(
-                graph, self.mesh, self.splits.layout, fetches=[fetched],
-                storage=self.splits.storage, variables=self._variables,
-            )  # fmt: skip
+                graph,
+                self.mesh,
+                self.splits.layout,
+                fetches=[fetched],
+                storage=self.splits.storage,
+                variables=self._variables,
+            )
             if self._variables is None:
                 self._variables = step.variables
                 self._fill(step.variables)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError, suggest
-from meshmpi.nn.transformer import TransformerConfig
+from meshmpi.transformer.models import TransformerConfig
 
 
 class Splits(NamedTuple):
@@ -58,14 +58,11 @@ def splits(name: str, ranks: int, mesh: str = "") -> Splits:
     axes = MeshShape(chosen).names
     if len(axes) != (2 if name == "2d" else 1):
         raise ConfigError(
-            f"layout '{name}' on the mesh '{chosen}'.",
-            "Give rows:N;cols:M for 2d, and one axis for the others.",
+            f"layout '{name}' on the mesh '{chosen}'.", "Give rows:N;cols:M for 2d, and one axis for the others."
         )
     if name == "2d":
         rows, cols = axes
-        return Splits(
-            chosen, f"batch:{rows};{_SPLIT.format(cols)}", f"d_model:{rows}", f"d_model:{cols}"
-        )
+        return Splits(chosen, f"batch:{rows};{_SPLIT.format(cols)}", f"d_model:{rows}", f"d_model:{cols}")
     (axis,) = axes
     layout = _SPLIT.format(axis) if name == "megatron" else f"batch:{axis}"
     return Splits(chosen, layout, None, "")

@@ -7,19 +7,35 @@ from __future__ import annotations
 
 from apps.esm2.alphabet import MASK, PAD, TOKENS
 from meshmpi.errors import ConfigError, suggest
-from meshmpi.nn.transformer import TransformerConfig
+from meshmpi.transformer.models import TransformerConfig
 
 SIZES = {
-    "8M": (6, 320, 20), "35M": (12, 480, 20), "150M": (30, 640, 20), "650M": (33, 1280, 20),
-    "3B": (36, 2560, 40), "15B": (48, 5120, 40),
-}  # fmt: skip
+    "8M": (6, 320, 20),
+    "35M": (12, 480, 20),
+    "150M": (30, 640, 20),
+    "650M": (33, 1280, 20),
+    "3B": (36, 2560, 40),
+    "15B": (48, 5120, 40),
+}
 """Name -> layers, d_model, heads; the feed-forward layers are four times as wide as the model."""
 OPTIONS = {
-    "norm": "layer", "norm_epsilon": 1e-5, "activation": "gelu_exact", "ff_bias": True,
-    "attention_bias": True, "tied_softmax": True, "scale_softmax": False, "softmax_bias": True,
-    "head_transform": True, "learned_positions": False, "rotary": True, "initializers": "gpt2",
-    "scale_logits": True, "padding_id": PAD, "mask_id": MASK, "token_dropout": 0.12,
-}  # fmt: skip
+    "norm": "layer",
+    "norm_epsilon": 1e-5,
+    "activation": "gelu_exact",
+    "ff_bias": True,
+    "attention_bias": True,
+    "tied_softmax": True,
+    "scale_softmax": False,
+    "softmax_bias": True,
+    "head_transform": True,
+    "learned_positions": False,
+    "rotary": True,
+    "initializers": "gpt2",
+    "scale_logits": True,
+    "padding_id": PAD,
+    "mask_id": MASK,
+    "token_dropout": 0.12,
+}
 """What makes a Transformer an ESM2."""
 
 
@@ -39,9 +55,16 @@ def esm2(size: str, length: int = 1024, **changes: object) -> TransformerConfig:
         raise ConfigError(f"there is no ESM2 of size '{size}'.", suggest(size, SIZES))
     layers, d_model, heads = SIZES[size]
     values = {
-        "vocab": len(TOKENS), "length": length, "d_model": d_model, "d_ff": 4 * d_model,
-        "heads": heads, "d_kv": d_model // heads, "layers": layers, **OPTIONS, **changes,
-    }  # fmt: skip
+        "vocab": len(TOKENS),
+        "length": length,
+        "d_model": d_model,
+        "d_ff": 4 * d_model,
+        "heads": heads,
+        "d_kv": d_model // heads,
+        "layers": layers,
+        **OPTIONS,
+        **changes,
+    }
     return TransformerConfig(**values)  # type: ignore[arg-type]
 
 

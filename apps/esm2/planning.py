@@ -12,9 +12,9 @@ from apps.esm2.inference import Build, residue_losses, residue_vectors
 from apps.esm2.layouts import Splits
 from apps.esm2.models import weight_count
 from meshmpi.api import Plan
-from meshmpi.nn.transformer import TransformerConfig
-from meshmpi.program import Program
-from meshmpi.scalar import ITEM_BYTES
+from meshmpi.ir.program import Program
+from meshmpi.ir.scalar import ITEM_BYTES
+from meshmpi.transformer.models import TransformerConfig
 
 BUILDS: dict[str, Build] = {"score": residue_losses, "embed": residue_vectors}
 
@@ -59,9 +59,7 @@ def weights(program: Program) -> Weights:
     for variable in program.variables.values():
         t = variable.type
         item = ITEM_BYTES[t.dtype]
-        blocks = [
-            math.prod(t.local_sizes(mesh, mesh.coordinates(r))) * item for r in range(mesh.size)
-        ]
+        blocks = [math.prod(t.local_sizes(mesh, mesh.coordinates(r))) * item for r in range(mesh.size)]
         by_rank = [a + b for a, b in zip(by_rank, blocks, strict=True)]
         total += t.shape.size * item
         if sorted(a for axes in t.splits for a in axes) == sorted(mesh.names):
@@ -78,8 +76,7 @@ def report(config: TransformerConfig, splits: Splits, batch: int, length: int, w
     most, ranks = max(found.by_rank), plan.program.mesh.size
     values = plan.program.values()
     lines = [
-        f"{weight_count(config):,} parameters by formula; {found.total // 4:,} in the program"
-        f" of '{what}'",
+        f"{weight_count(config):,} parameters by formula; {found.total // 4:,} in the program of '{what}'",
         f"mesh {plan.program.mesh} ({ranks} ranks), layout '{splits.layout}', storage"
         f" '{splits.storage or ''}', residual '{splits.residual}'",
         f"weights: {found.total:,} bytes, on a rank {most:,} ({most * ranks / found.total - 1:+.2%}"
@@ -90,14 +87,8 @@ def report(config: TransformerConfig, splits: Splits, batch: int, length: int, w
     ]
     for kind, table in cost.bytes_by.items():
         for axes, n in table.items():
-            calls = sum(
-                i.kind == kind and "+".join(i.attrs["axes"]) == axes
-                for i in plan.program.instructions
-            )
-            lines.append(
-                f"  {kind} over {axes}: {calls} calls, {values[kind][axes]:,} elements,"
-                f" {n:,} bytes sent"
-            )
+            calls = sum(i.kind == kind and "+".join(i.attrs["axes"]) == axes for i in plan.program.instructions)
+            lines.append(f"  {kind} over {axes}: {calls} calls, {values[kind][axes]:,} elements, {n:,} bytes sent")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     lines.append(
         f"{len(plan.program.instructions)} instructions, planned in {seconds:.1f} s; this process"

@@ -15,9 +15,12 @@ import numpy as np
 
 from apps.esm2 import fasta, similarity
 from apps.esm2.alphabet import numbers
+from apps.fetching.debian import debian_files
 from meshmpi.errors import DataError
-from meshmpi.train.cache import cache_folder, make_file
-from meshmpi.train.debian import debian_files
+from meshmpi.files import plain
+from meshmpi.files.cache import cache_folder, make_file, make_folder
+from meshmpi.transformer.training.corpora import checked_file
+from meshmpi.transformer.training.sealed import Sealed, seal
 
 NAME = "mmseqs2-examples"
 MEMBER = "example-data/DB.fasta.gz"
@@ -66,7 +69,7 @@ def load(name: str, share: float) -> Proteins:
 def fetched() -> Path:
     """The FASTA file of the package, fetched when it is not in the cache."""
     path = cache_folder("proteins") / f"{NAME}-{SHA256[:12]}.fasta.gz"
-    return make_file(path, _fetch)
+    return checked_file(make_file(path, _fetch), SHA256)
 
 
 def _fetch(path: Path) -> None:
@@ -87,14 +90,14 @@ def _families(path: Path, sequences: list[np.ndarray]) -> np.ndarray:
     stat = path.stat()
     rule = (similarity.WORD, similarity.LEAST_WORDS, similarity.LEAST_SHARE, similarity.COMMON)
     key = f"{os.path.realpath(path)}\n{stat.st_size}\n{stat.st_mtime_ns}\n{rule}"
-    kept = cache_folder("proteins") / f"families-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+    kept = cache_folder("proteins") / f"families-{hashlib.sha256(key.encode()).hexdigest()[:24]}-2"
 
-    def write(beside: Path) -> None:
-        with open(beside, "wb") as file:
-            np.save(file, similarity.families(sequences))
+    def fill(beside: Path) -> None:
+        np.save(beside / "families.npy", similarity.families(sequences))
+        seal(beside)
 
-    with open(make_file(kept, write), "rb") as file:
-        found = np.load(file)
+    sealed = Sealed(make_folder(kept, fill))
+    found = plain.parse_npy(sealed.read("families.npy"))
     if len(found) != len(sequences):
-        raise DataError(f"{kept} is damaged: {len(found)} entries.", f"Remove {kept}.")
+        raise sealed.damaged(f"{len(found)} families for {len(sequences)} sequences")
     return found

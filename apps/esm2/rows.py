@@ -54,9 +54,7 @@ class Batch(NamedTuple):
     rows: list[int]
 
 
-def windows(
-    records: Sequence[Record], longest: int, window: int = 0, path: str = "the file"
-) -> list[Window]:
+def windows(records: Sequence[Record], longest: int, window: int = 0, path: str = "the file") -> list[Window]:
     """The rows of all sequences.
 
     Args:
@@ -71,9 +69,9 @@ def windows(
     """
     if window and not 2 <= window <= longest - MARKS:
         raise DataError(
-            f"--window is {window} residues, but a row has at most {longest - MARKS} beside its"
-            " marks.", f"Give 2 to {longest - MARKS}.",
-        )  # fmt: skip
+            f"--window is {window} residues, but a row has at most {longest - MARKS} beside its marks.",
+            f"Give 2 to {longest - MARKS}.",
+        )
     found = []
     for number, record in enumerate(records):
         n = len(record.sequence)

@@ -61,9 +61,13 @@ def rounds(share: float | None) -> int | None:
 
 
 def score(
-    records: Sequence[Record], parts: Sequence[Window], run: Inference, tokens: int,
-    share: float | None = None, multiple: int = 1,
-) -> list[Score]:  # fmt: skip
+    records: Sequence[Record],
+    parts: Sequence[Window],
+    run: Inference,
+    tokens: int,
+    share: float | None = None,
+    multiple: int = 1,
+) -> list[Score]:
     """Scores of all records.  Collective.
 
     Args:

@@ -8,28 +8,16 @@ from typing import Any
 import numpy as np
 
 from apps.esm2 import proteins
-from apps.esm2.alphabet import (
-    CLS,
-    EOS,
-    FIRST_RESIDUE,
-    MASK,
-    PAD,
-    RESIDUES,
-    TOKENS,
-    USUAL,
-    letters,
-    numbers,
-)  # fmt: skip
+from apps.esm2.alphabet import CLS, EOS, FIRST_RESIDUE, MASK, PAD, RESIDUES, TOKENS, USUAL, letters, numbers
 from meshmpi.errors import DataError
 from meshmpi.runtime.agreement import from_first, gathered
-from meshmpi.train.masking import Masking
-from meshmpi.train.sequences import Sequences
-from meshmpi.train.settings import Settings
-from meshmpi.train.tasks.masked import MaskedData, MaskedTask
+from meshmpi.transformer.tasks.masked import MaskedData, MaskedTask
+from meshmpi.transformer.text.base import Vocabulary
+from meshmpi.transformer.training.masking import Masking
+from meshmpi.transformer.training.sequences import Sequences
+from meshmpi.transformer.training.settings import Settings
 
-SPECIAL = tuple(
-    k for k in range(len(TOKENS)) if not FIRST_RESIDUE <= k < FIRST_RESIDUE + len(RESIDUES)
-)
+SPECIAL = tuple(k for k in range(len(TOKENS)) if not FIRST_RESIDUE <= k < FIRST_RESIDUE + len(RESIDUES))
 
 
 def marked(residues: np.ndarray) -> np.ndarray:
@@ -37,7 +25,7 @@ def marked(residues: np.ndarray) -> np.ndarray:
     return np.concatenate([[CLS], residues, [EOS]]).astype(np.int32)
 
 
-class ProteinVocabulary:
+class ProteinVocabulary(Vocabulary):
     """The 33 tokens as a vocabulary of the trainer."""
 
     def __init__(self) -> None:
@@ -72,10 +60,9 @@ class ProteinTask(MaskedTask):
         from_first(self.mesh, lambda: load() and None)  # others read what the first has cached
         found = load()
         parts = [
-            Sequences([marked(s) for s, h in zip(found.sequences, found.held_out, strict=True)
-                       if h == held])
+            Sequences([marked(s) for s, h in zip(found.sequences, found.held_out, strict=True) if h == held])
             for held in (False, True)
-        ]  # fmt: skip
+        ]
         digests = gathered(self.mesh, parts[0].digest())
         if len(dict.fromkeys(digests)) > 1:
             other = next(r for r, d in enumerate(digests) if d != digests[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +9,10 @@ from typing import Any, NamedTuple
 from apps.esm2.alphabet import MASK, PAD, TOKENS
 from meshmpi import checkpoint
 from meshmpi.errors import CheckpointError
-from meshmpi.nn.transformer import TransformerConfig
-from meshmpi.train.config import from_dict
-from meshmpi.train.settings import Settings, transformer_config
+from meshmpi.files import plain
+from meshmpi.transformer.models import TransformerConfig
+from meshmpi.transformer.training.config import from_dict
+from meshmpi.transformer.training.settings import Settings, transformer_config
 
 
 class Model(NamedTuple):
@@ -43,28 +43,23 @@ def open_model(path: str | Path) -> Model:
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         return _hugging_face(folder)
-    there = [folder] if (folder / "manifest.json").is_file() else checkpoint.find(
-        folder / "checkpoints"
-    )  # fmt: skip
+    there = [folder] if (folder / "manifest.json").is_file() else checkpoint.find(folder / "checkpoints")
     if there:
         return _own(there[0])
     raise CheckpointError(
         f"{folder} has neither a config.json nor checkpoints.",
-        "Give the folder of a Hugging Face checkpoint of ESM2, or of a run of"
-        " `python -m apps.esm2 train`.",
+        "Give the folder of a Hugging Face checkpoint of ESM2, or of a run of `python -m apps.esm2 train`.",
     )
 
 
 def _hugging_face(folder: Path) -> Model:
-    from meshmpi.pretrained import architecture, load
+    from meshmpi.transformer.pretrained import architecture, load
 
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = plain.json_table(folder / "config.json")
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder / 'config.json'} cannot be read: {error}.", "Download it again."
-        ) from error
-    kind = values.get("model_type") if isinstance(values, dict) else None
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}.", "Download it again.") from error
+    kind = values.get("model_type")
     if kind != "esm":
         raise CheckpointError(
             f"{folder / 'config.json'} is of a model of type {kind!r}.",
@@ -88,9 +83,7 @@ def _own(folder: Path) -> Model:
     settings = from_dict(Settings, manifest.about["settings"])
     config = transformer_config(settings.model, len(TOKENS))
     _check_alphabet(folder, config)
-    return Model(
-        config, lambda variables: checkpoint.load(manifest, variables, extra=True), config.length
-    )
+    return Model(config, lambda variables: checkpoint.load(manifest, variables, extra=True), config.length)
 
 
 def _check_alphabet(where: Path, config: TransformerConfig) -> None:
@@ -99,6 +92,5 @@ def _check_alphabet(where: Path, config: TransformerConfig) -> None:
     wanted = {"vocab": len(TOKENS), "padding_id": PAD, "mask_id": MASK}
     if found != wanted:
         raise CheckpointError(
-            f"{where} describes a model with {found}, but ESM2 has {wanted}.",
-            "Give a checkpoint of ESM2.",
+            f"{where} describes a model with {found}, but ESM2 has {wanted}.", "Give a checkpoint of ESM2."
         )

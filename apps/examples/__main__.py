@@ -1,4 +1,4 @@
-"""Runs the examples: ``python -m meshmpi.runtime.launch -n 4 -m apps.examples``, or without MPI."""
+"""Runs the examples: ``python -m meshmpi.launch -n 4 -m apps.examples``, or without MPI."""
 
 import meshmpi as mm
 from apps.examples import contraction, kmeans, power_iteration

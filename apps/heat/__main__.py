@@ -1,7 +1,7 @@
 """Solves the heat equation on a grid split over a mesh and checks the result and the halos.
 
 python -m apps.heat --mesh "rows:2;cols:2" --size 256 --steps 100               simulated ranks
-python -m meshmpi.runtime.launch -n 4 -m apps.heat --mesh "rows:2;cols:2" --size 256x192
+python -m meshmpi.launch -n 4 -m apps.heat --mesh "rows:2;cols:2" --size 256x192
 python -m apps.heat --dims 3 --mesh "rows:2;cols:2;planes:2" --size 32 --boundary fixed --order 4
 """
 
@@ -77,15 +77,13 @@ def difference(problem: Problem, result: Result, options: argparse.Namespace) ->
         return "temperatures are bit-equal to those of one rank", True
     most = float(np.max(np.abs(one - result.u)))
     allowed = 0.0 if problem.method == "shift" else TOLERANCE[problem.dtype]
-    return f"temperatures differ from those of one rank by {most:.1e}, {allowed} allowed", (
-        most <= allowed
-    )
+    return f"temperatures differ from those of one rank by {most:.1e}, {allowed} allowed", (most <= allowed)
 
 
 def halo_text(result: Result) -> str:
-    """Formula, prediction and count of the first rank and of the busiest of this process."""
+    """Formula, prediction and account of the first rank and of the busiest of this process."""
     shown = {h.rank: h for h in (result.halos[0], max(result.halos, key=lambda h: h.counted))}
-    lines = [f"  {'halo bytes per step':24}{'formula':>12}{'predicted':>12}{'counted':>12}"]
+    lines = [f"  {'halo bytes per step':24}{'formula':>12}{'predicted':>12}{'accounted':>12}"]
     for h in shown.values():
         lines.append(f"  {f'rank {h.rank}':24}{h.formula:>12,}{h.predicted:>12,}{h.counted:>12,}")
     return "\n".join([*lines, f"  predicted for the busiest rank: {result.busiest:,}"])

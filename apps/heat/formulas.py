@@ -26,9 +26,7 @@ def default_layout(problem: Problem, mesh: MeshShape) -> str:
     return ";".join(f"{d}:{'+'.join(a)}" for d, a in zip(dims, axes, strict=False))
 
 
-def halo_elements(
-    problem: Problem, layout: Layout, mesh: MeshShape, coordinates: Mapping[str, int]
-) -> dict[str, int]:
+def halo_elements(problem: Problem, layout: Layout, mesh: MeshShape, coordinates: Mapping[str, int]) -> dict[str, int]:
     """Mesh axes, joined by + -> temperatures that the rank at ``coordinates`` sends over them."""
     axes = [layout.axes(d) for d in DIMS[: len(problem.sizes)]]
     blocks = [_block(n, mesh, a, coordinates) for n, a in zip(problem.sizes, axes, strict=True)]

@@ -14,10 +14,7 @@ import numpy as np
 import meshmpi as mm
 
 DIMS = ("x", "y", "z")
-SECOND_DIFFERENCE = {
-    2: {0: -2.0, 1: 1.0},
-    4: {0: -5 / 2, 1: 4 / 3, 2: -1 / 12},
-}
+SECOND_DIFFERENCE = {2: {0: -2.0, 1: 1.0}, 4: {0: -5 / 2, 1: 4 / 3, 2: -1 / 12}}
 """Order of accuracy -> distance -> weight of the cells so far away, on either side."""
 BOUNDARIES, METHODS = ("periodic", "fixed"), ("shift", "conv")
 
@@ -60,22 +57,18 @@ class Problem(NamedTuple):
     def check(self) -> None:
         """Raises ConfigError for a problem that there is not."""
         if not 1 <= len(self.sizes) <= len(DIMS) or min(self.sizes) < 1:
-            raise mm.ConfigError(
-                f"the grid is {self.sizes}.", f"Give 1 to {len(DIMS)} sizes of at least 1 cell."
-            )
+            raise mm.ConfigError(f"the grid is {self.sizes}.", f"Give 1 to {len(DIMS)} sizes of at least 1 cell.")
         choices = (
-            ("boundary", self.boundary, BOUNDARIES), ("method", self.method, METHODS),
+            ("boundary", self.boundary, BOUNDARIES),
+            ("method", self.method, METHODS),
             ("order", self.order, tuple(SECOND_DIFFERENCE)),
-        )  # fmt: skip
+        )
         for what, value, known in choices:
             if value not in known:
-                raise mm.ConfigError(
-                    f"the {what} is {value!r}.", f"Use one of {', '.join(map(str, known))}."
-                )
+                raise mm.ConfigError(f"the {what} is {value!r}.", f"Use one of {', '.join(map(str, known))}.")
         if (self.method, self.boundary) == ("conv", "periodic"):
             raise mm.ConfigError(
-                "a convolution counts what lies outside of the grid as 0, and the boundary is"
-                " periodic.",
+                "a convolution counts what lies outside of the grid as 0, and the boundary is periodic.",
                 "Use --method shift, or --boundary fixed.",
             )
 
@@ -112,13 +105,8 @@ def _by_shift(problem: Problem, u: mm.Tensor) -> mm.Tensor:
 def _by_conv(problem: Problem, u: mm.Tensor) -> mm.Tensor:
     reach = problem.reach
     taps = [mm.Dimension(f"{d.name}_tap", 2 * reach + 1) for d in u.shape]
-    stencil = mm.get_variable(
-        "stencil", taps, problem.dtype, initializer=stencil_array(problem), trainable=False
-    )
-    slides = [
-        mm.Slide(d.name, tap.name, d.name, before=reach)
-        for d, tap in zip(u.shape, taps, strict=True)
-    ]
+    stencil = mm.get_variable("stencil", taps, problem.dtype, initializer=stencil_array(problem), trainable=False)
+    slides = [mm.ConvDims(d.name, tap.name, d.name, before=reach) for d, tap in zip(u.shape, taps, strict=True)]
     return mm.conv(u, stencil, slides, u.shape)
 
 

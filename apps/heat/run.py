@@ -13,8 +13,8 @@ import numpy as np
 import meshmpi as mm
 from apps.heat.formulas import halo_elements
 from apps.heat.model import Problem, build
-from meshmpi.planner.cost import bytes_by_collective
-from meshmpi.scalar import ITEM_BYTES
+from meshmpi.compiler.cost import bytes_by_collective
+from meshmpi.ir.scalar import ITEM_BYTES
 
 
 class Halo(NamedTuple):
@@ -82,9 +82,7 @@ def _halo(problem: Problem, step: Any, layout: mm.Layout, rank: int, steps: int)
     formula = sum(halo_elements(problem, layout, mesh.shape, here).values())
     predicted = bytes_by_collective(step.program, here).get("shift", {})
     counted = sum(row[2] for row in counters.get("shift", {}).values())
-    return Halo(
-        rank, formula * ITEM_BYTES[problem.dtype], sum(predicted.values()), counted // steps
-    )
+    return Halo(rank, formula * ITEM_BYTES[problem.dtype], sum(predicted.values()), counted // steps)
 
 
 def on_one_rank(problem: Problem, steps: int, kernels: str = "auto") -> np.ndarray:

@@ -1,7 +1,7 @@
 """Multiplies two matrices in 1-D, 2-D and 3-D partitionings and compares what each sends.
 
 python -m apps.matmul                                           8 simulated ranks, 2 x 2 x 2
-python -m meshmpi.runtime.launch -n 8 -m apps.matmul            8 real ones
+python -m meshmpi.launch -n 8 -m apps.matmul            8 real ones
 python -m apps.matmul --mesh "rows:2;cols:3" --i 7 --j 9 --k 11
 """
 
@@ -35,13 +35,11 @@ def volume_text(v: Volume, layout: mm.Layout, mesh: mm.MeshShape) -> str:
 
 
 def comparison_text(m: Measurement) -> str:
-    """Formula, prediction and count of each quantity."""
-    lines = [f"  {'per rank and step':50}{'formula':>12}{'predicted':>12}{'counted':>12}"]
+    """Formula, prediction and account of each quantity."""
+    lines = [f"  {'per rank and step':50}{'formula':>12}{'predicted':>12}{'accounted':>12}"]
     for line in m.lines:
         verdict = "" if line.agrees else "   DIFFERS"
-        lines.append(
-            f"  {line.name:50}{line.formula:>12,}{line.predicted:>12,}{line.counted:>12,}{verdict}"
-        )
+        lines.append(f"  {line.name:50}{line.formula:>12,}{line.predicted:>12,}{line.counted:>12,}{verdict}")
     return "\n".join(lines)
 
 
@@ -90,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*(volume_text(v, m.layout, shape) for v in m.formulas.volumes), sep="\n")
         print(comparison_text(m), end="\n\n")
     print(summary_text(results), end="\n\n")
-    print("Formulas, predictions and counts", "agree exactly." if agree else "DIFFER.")
+    print("Formulas, predictions and accounts", "agree exactly." if agree else "DIFFER.")
     print(f"C, dA and dB differ from NumPy's by at most {error:.1e} of the largest element.")
     return 0 if agree and right else 1
 

@@ -12,8 +12,8 @@ import numpy as np
 import meshmpi as mm
 from apps.matmul.formulas import Formulas, Sizes, Volume, formulas
 from apps.two_layer.measure import Line
-from meshmpi.flops import local_flops
-from meshmpi.scalar import ITEM_BYTES
+from meshmpi.ir.flops import local_flops
+from meshmpi.ir.scalar import ITEM_BYTES
 
 
 class Measurement(NamedTuple):
@@ -42,9 +42,7 @@ def build(sizes: Sizes, dtype: str) -> tuple[mm.Graph, list[mm.Tensor]]:
     return graph, [c, da, db]
 
 
-def measure(
-    sizes: Sizes, mesh: Any, layout: str, *, steps: int = 2, dtype: str = "float64"
-) -> Measurement:
+def measure(sizes: Sizes, mesh: Any, layout: str, *, steps: int = 2, dtype: str = "float64") -> Measurement:
     """Runs ``steps`` steps and compares.
 
     Args:
@@ -69,10 +67,7 @@ def measure(
     lines = [*_local_lines(step, expected, steps), *_communication_lines(step, expected, steps)]
     a, b, dc = (x.astype("float64") for x in feeds.values())
     wanted = [a @ b, dc @ b.T, a.T @ dc]
-    errors = [
-        np.max(np.abs(results[t].numpy() - y)) / np.max(np.abs(y))
-        for t, y in zip(fetches, wanted, strict=True)
-    ]
+    errors = [np.max(np.abs(results[t].numpy() - y)) / np.max(np.abs(y)) for t, y in zip(fetches, wanted, strict=True)]
     return Measurement(mm.Layout(layout), expected, lines, float(max(errors)))
 
 
@@ -84,11 +79,10 @@ def _local_lines(step: Any, expected: Formulas, steps: int) -> list[Line]:
     return [
         Line("FLOP", expected.flops, products, counted),
         *(
-            Line(f"elements of {name} kept", n, program.feeds[name].max_elements(program.mesh),
-                 held[name])
+            Line(f"elements of {name} kept", n, program.feeds[name].max_elements(program.mesh), held[name])
             for name, n in expected.kept_elements.items()
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _communication_lines(step: Any, expected: Formulas, steps: int) -> list[Line]:

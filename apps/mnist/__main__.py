@@ -1,8 +1,8 @@
 r"""Trains a network of the class of LeNet on MNIST, split over a mesh in any dimension.
 
-python -m meshmpi.runtime.launch -n 2 -m apps.mnist                       images split by batch
-python -m meshmpi.runtime.launch -n 2 -m apps.mnist --mesh "rows:2" --layout "height:rows"
-python -m meshmpi.runtime.launch -n 4 -m apps.mnist --mesh "rows:2;cols:2" \
+python -m meshmpi.launch -n 2 -m apps.mnist                       images split by batch
+python -m meshmpi.launch -n 2 -m apps.mnist --mesh "rows:2" --layout "height:rows"
+python -m meshmpi.launch -n 4 -m apps.mnist --mesh "rows:2;cols:2" \
     --layout "height:rows;width:cols"                                     halos in both dims
 """
 
@@ -37,8 +37,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     for f in fields(Config):
         if f.name not in _FIXED:
             kind = type(f.default)
-            add(f"--{f.name.replace('_', '-')}", type=kind, default=f.default,
-                help=f"(default {f.default})")  # fmt: skip
+            add(f"--{f.name.replace('_', '-')}", type=kind, default=f.default, help=f"(default {f.default})")
     return parser.parse_args(arguments)
 
 
@@ -55,13 +54,9 @@ def bytes_text(result: Result) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains, tests and prints; 0 when bytes are as predicted."""
     options = parsed(arguments)
-    config = Config(
-        **{f.name: getattr(options, f.name) for f in fields(Config) if f.name not in _FIXED}
-    )
+    config = Config(**{f.name: getattr(options, f.name) for f in fields(Config) if f.name not in _FIXED})
     ranks = world_size()
-    mesh: Any = mm.Mesh(options.mesh or f"all:{ranks}") if ranks > 1 else mm.SimulatedMesh(
-        options.mesh or "all:1"
-    )  # fmt: skip
+    mesh: Any = mm.Mesh(options.mesh or f"all:{ranks}") if ranks > 1 else mm.SimulatedMesh(options.mesh or "all:1")
     layout = options.layout
     if layout is None:
         layout = f"batch:{'+'.join(mesh.shape.names)}"

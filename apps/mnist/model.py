@@ -59,16 +59,13 @@ class Network(NamedTuple):
 
 def logits(config: Config, images: mm.Tensor, is_training: bool) -> mm.Tensor:
     """[batch, classes] of images [batch, height, width, channels] in [0, 1]."""
-    y = mm.conv2d(
-        images, mm.Dimension("features", config.features), (5, 5), activation="relu", name="conv1"
-    )
+    y = mm.conv2d(images, mm.Dimension("features", config.features), (5, 5), activation="relu", name="conv1")
     y = mm.max_pool2d(y)
     y = mm.conv2d(y, mm.Dimension("deep", config.deep), (5, 5), activation="relu", name="conv2")
     y = mm.max_pool2d(y)
     y = mm.dense(
-        y, mm.Dimension("hidden", config.hidden), ["height", "width", "deep"], activation="relu",
-        name="hidden",
-    )  # fmt: skip
+        y, mm.Dimension("hidden", config.hidden), ["height", "width", "deep"], activation="relu", name="hidden"
+    )
     y = mm.dropout(y, is_training, rate=config.dropout)
     return mm.dense(y, CLASSES, name="classes")
 

@@ -14,7 +14,7 @@ import numpy as np
 import meshmpi as mm
 from apps.mnist.data import Digits, Mnist
 from apps.mnist.model import Config, build
-from meshmpi.planner.cost import bytes_by_collective
+from meshmpi.compiler.cost import bytes_by_collective
 
 TEST_BATCH = 1000
 
@@ -43,8 +43,7 @@ def batches(digits: Digits, batch: int, steps: int, seed: int) -> Iterator[Digit
     """``steps`` batches; every epoch in another order, and each image at most once in an epoch."""
     if batch > len(digits.labels):
         raise mm.ConfigError(
-            f"a batch of {batch} images is larger than the {len(digits.labels)} there are.",
-            "Take a smaller batch.",
+            f"a batch of {batch} images is larger than the {len(digits.labels)} there are.", "Take a smaller batch."
         )
     rng, order, at = np.random.default_rng(seed), np.array([], np.int64), 0
     for _ in range(steps):
@@ -56,9 +55,14 @@ def batches(digits: Digits, batch: int, steps: int, seed: int) -> Iterator[Digit
 
 
 def train(
-    config: Config, data: Mnist, mesh: Any, layout: str, seed: int = 0,
-    say: Callable[[str], None] = lambda line: None, kernels: str = "auto",
-) -> Result:  # fmt: skip
+    config: Config,
+    data: Mnist,
+    mesh: Any,
+    layout: str,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+    kernels: str = "auto",
+) -> Result:
     """Trains ``config.steps`` steps and tests.
 
     Args:
@@ -72,9 +76,8 @@ def train(
     """
     network = build(config, config.batch, is_training=True)
     step = mm.compile(
-        network.graph, mesh, layout, fetches=[network.loss], updates=network.updates, seed=seed,
-        kernels=kernels,
-    )  # fmt: skip
+        network.graph, mesh, layout, fetches=[network.loss], updates=network.updates, seed=seed, kernels=kernels
+    )
     losses: list[float] = []
     began = time.perf_counter()
     for images, labels in batches(data.train, config.batch, config.steps, seed):
@@ -87,13 +90,8 @@ def train(
     began = time.perf_counter()
     accuracy = test(config, data.test, step, layout, kernels)
     here = mesh.shape.coordinates(mesh.rank)
-    predicted = {
-        kind: sum(table.values()) for kind, table in bytes_by_collective(step.program, here).items()
-    }
-    return Result(
-        losses, accuracy, train_seconds, time.perf_counter() - began, predicted, counted,
-        step.program,
-    )  # fmt: skip
+    predicted = {kind: sum(table.values()) for kind, table in bytes_by_collective(step.program, here).items()}
+    return Result(losses, accuracy, train_seconds, time.perf_counter() - began, predicted, counted, step.program)
 
 
 def test(config: Config, digits: Digits, step: Any, layout: str, kernels: str = "auto") -> float:
@@ -102,9 +100,8 @@ def test(config: Config, digits: Digits, step: Any, layout: str, kernels: str = 
     batch = next(n for n in range(min(TEST_BATCH, count), 0, -1) if count % n == 0)
     network = build(config, batch, is_training=False)
     tested = mm.compile(
-        network.graph, step.mesh, layout, fetches=[network.right], variables=step.variables,
-        kernels=kernels,
-    )  # fmt: skip
+        network.graph, step.mesh, layout, fetches=[network.right], variables=step.variables, kernels=kernels
+    )
     right = 0
     for k in range(0, count, batch):
         part = Digits(digits.images[k : k + batch], digits.labels[k : k + batch])
@@ -115,6 +112,4 @@ def test(config: Config, digits: Digits, step: Any, layout: str, kernels: str = 
 def _counted(mesh: Any, steps: int) -> dict[str, int]:
     """Kind of collective -> bytes that the first rank of this process has sent in one step."""
     counters = mesh.counters[0] if isinstance(mesh.counters, list) else mesh.counters
-    return {
-        kind: sum(row[2] for row in table.values()) // steps for kind, table in counters.items()
-    }
+    return {kind: sum(row[2] for row in table.values()) // steps for kind, table in counters.items()}

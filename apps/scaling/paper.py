@@ -13,11 +13,24 @@ from meshmpi.planner.machine import Machine
 
 LAYOUT = "batch:batch;vocab:model;d_ff:model;heads:model"
 LENGTH, LM_BATCH, MT_BATCH = 256, 256, 128
-LANGUAGE = ("batch:32;model:1", "batch:32;model:1", "batch:8;model:4", "batch:8;model:4",
-            "batch:16;model:8", "batch:16;model:32", "batch:16;model:32")  # fmt: skip
+LANGUAGE = (
+    "batch:32;model:1",
+    "batch:32;model:1",
+    "batch:8;model:4",
+    "batch:8;model:4",
+    "batch:16;model:8",
+    "batch:16;model:32",
+    "batch:16;model:32",
+)
 """Mesh of each language model of Table 2, k = 0 to 6."""
-TRANSLATION = ("batch:32;model:1", "batch:8;model:4", "batch:8;model:4", "batch:16;model:8",
-               "batch:16;model:8", "batch:16;model:8")  # fmt: skip
+TRANSLATION = (
+    "batch:32;model:1",
+    "batch:8;model:4",
+    "batch:8;model:4",
+    "batch:16;model:8",
+    "batch:16;model:8",
+    "batch:16;model:8",
+)
 """Mesh of each translation model of Table 3, k = 0 to 5; the largest ran on 128 cores."""
 PAPER_SECONDS = {("language", 6): 46800 / 136000, ("translation", 5): 22 * 3600 / 154000}
 """Seconds of a step: hours that the paper states over steps."""
@@ -56,9 +69,16 @@ def predict(what: str, k: int, machine: Machine) -> Row:
     plan = mm.plan(graph, mesh, LAYOUT, fetches=[loss], updates=updates)
     found = mm.predict_time(plan.program, machine)
     return Row(
-        what, k, parameters, plan.program.mesh.size, found.seconds, found.efficiency,
-        plan.cost.peak_memory, plan.cost.bytes_sent, found.bound,
-    )  # fmt: skip
+        what,
+        k,
+        parameters,
+        plan.program.mesh.size,
+        found.seconds,
+        found.efficiency,
+        plan.cost.peak_memory,
+        plan.cost.bytes_sent,
+        found.bound,
+    )
 
 
 def _built(what: str, k: int) -> tuple[mm.Graph, mm.Tensor, list, int]:
@@ -97,9 +117,8 @@ def table(machine: Machine) -> list[str]:
             lines.append(
                 f"{what + ' ' + str(k):<14}{row.parameters:>14,}{row.ranks:>7}"
                 f"{1e3 * row.seconds:>10.1f}{row.efficiency:>9.0%}{row.memory / 1e9:>11.2f}"
-                f"{row.bytes_sent / 1e6:>10.0f}  {row.bound}"
-                + _stated(row)
-            )  # fmt: skip
+                f"{row.bytes_sent / 1e6:>10.0f}  {row.bound}" + _stated(row)
+            )
     return lines
 
 

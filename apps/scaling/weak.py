@@ -17,8 +17,8 @@ import numpy as np
 
 import meshmpi as mm
 from meshmpi.errors import MeshmpiError
-from meshmpi.measuring.calibrate import calibrate
-from meshmpi.runtime.launch import launch
+from meshmpi.launch.launch import launch
+from meshmpi.planner.calibrate import calibrate
 from meshmpi.runtime.world import world_size
 
 KINDS = {"data": "batch:all", "model": "heads:all;d_ff:all;vocab:all"}
@@ -31,10 +31,14 @@ def config(kind: str, ranks: int, tiny: bool) -> tuple[mm.transformer.Transforme
     """The model for a number of ranks, and its batch."""
     n = ranks if kind == "model" else 1
     model = mm.transformer.TransformerConfig(
-        vocab=(32 if tiny else VOCAB) * n, length=16 if tiny else 128,
-        d_model=16 if tiny else 256, d_ff=(32 if tiny else D_FF) * n, heads=HEADS * n,
-        d_kv=4 if tiny else 64, layers=2,
-    )  # fmt: skip
+        vocab=(32 if tiny else VOCAB) * n,
+        length=16 if tiny else 128,
+        d_model=16 if tiny else 256,
+        d_ff=(32 if tiny else D_FF) * n,
+        heads=HEADS * n,
+        d_kv=4 if tiny else 64,
+        layers=2,
+    )
     return model, BATCH * (ranks if kind == "data" else 1)
 
 
@@ -45,8 +49,7 @@ def run(kind: str, steps: int, tiny: bool) -> dict[str, float]:
     model, batch = config(kind, ranks, tiny)
     with mm.Graph() as graph:
         tokens, targets = (
-            mm.placeholder(n, [("batch", batch), ("length", model.length)], "int32")
-            for n in ("tokens", "targets")
+            mm.placeholder(n, [("batch", batch), ("length", model.length)], "int32") for n in ("tokens", "targets")
         )
         loss, _ = mm.transformer.lm_loss(model, tokens, targets, training=True)
         updates = mm.optimize.Adam(1e-3).minimize(loss)
@@ -66,10 +69,14 @@ def run(kind: str, steps: int, tiny: bool) -> dict[str, float]:
         if k >= WARMING:
             seconds.append(max(mesh.comm.allgather(time.perf_counter() - began)))
     return {
-        "rank": mesh.rank, "ranks": ranks, "seconds": statistics.median(seconds),
+        "rank": mesh.rank,
+        "ranks": ranks,
+        "seconds": statistics.median(seconds),
         "predicted": (before + predicted()) / 2,
-        "flops": step.cost.flops, "memory": step.held_bytes, "planned": step.cost.peak_memory,
-    }  # fmt: skip
+        "flops": step.cost.flops,
+        "memory": step.held_bytes,
+        "planned": step.cost.peak_memory,
+    }
 
 
 def curve(kind: str, ranks: list[int], steps: int, tiny: bool) -> list[str]:
@@ -83,9 +90,13 @@ def curve(kind: str, ranks: list[int], steps: int, tiny: bool) -> list[str]:
     for n in ranks:
         own = ["-m", "apps.scaling.weak", kind, "--steps", str(steps)]
         done = launch(
-            n, own + (["--tiny"] if tiny else []), threads=1, capture_output=True,
-            timeout_seconds=600, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
+            n,
+            own + (["--tiny"] if tiny else []),
+            threads=1,
+            capture_output=True,
+            timeout_seconds=600,
+            cwd=Path(__file__).parents[2],
+        )
         if done.returncode:
             raise MeshmpiError(f"{n} ranks failed: {done.stderr[-500:]}", "Run it by hand.")
         found = json.loads(done.stdout.strip().splitlines()[-1])

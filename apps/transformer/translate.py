@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi import cli
+from meshmpi.commands.starting import fail
 from meshmpi.errors import ConfigError, DataError, MeshmpiError
 from meshmpi.runtime.agreement import from_first
-from meshmpi.train.config import from_dict, load
-from meshmpi.train.settings import MeshSettings, Settings
-from meshmpi.train.setup import chosen_layout, make_mesh
+from meshmpi.transformer.training.config import from_dict, load
+from meshmpi.transformer.training.settings import MeshSettings, Settings
+from meshmpi.transformer.training.setup import chosen_layout, make_mesh
 
 _SEARCH = ("beams", "alpha", "sentence_batch")
 
@@ -29,9 +30,10 @@ _SEARCH = ("beams", "alpha", "sentence_batch")
 def parser() -> argparse.ArgumentParser:
     """The commands and their options; ``train`` has those of ``meshmpi train``."""
     made = argparse.ArgumentParser(
-        prog="python -m apps.transformer translate", description=__doc__,
+        prog="python -m apps.transformer translate",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     commands = made.add_subparsers(required=True, metavar="command")
     prepare = commands.add_parser("prepare", help="fetch, clean and divide pairs; print statistics")
     prepare.set_defaults(command=_prepare, ranks=None)
@@ -57,10 +59,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(given: Sequence[str]) -> int:
     """Runs one command; returns the exit status."""
-    from meshmpi.runtime import abort
+    from meshmpi.guard import abort
 
     if given[:1] == ["train"]:
-        return cli.main(given)
+        return cli.main(given, module="apps.transformer")
     options = parser().parse_args(given)
     abort.install_hooks()
     try:
@@ -68,13 +70,13 @@ def main(given: Sequence[str]) -> int:
             return _on_ranks(options.ranks, list(given))
         return options.command(options)
     except MeshmpiError as error:
-        cli.fail(f"{type(error).__name__}: {error}\n")
+        fail(f"{type(error).__name__}: {error}\n")
         return 1
 
 
 def _on_ranks(ranks: int, given: list[str]) -> int:
     """Starts the same command again on several ranks."""
-    from meshmpi.runtime.launch import launch
+    from meshmpi.launch.launch import launch
 
     at = next(k for k, word in enumerate(given) if word.startswith("--ranks"))
     rest = given[:at] + given[at + (1 if "=" in given[at] else 2) :]
@@ -92,7 +94,7 @@ def _on_ranks(ranks: int, given: list[str]) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from meshmpi.train.translation.data import prepare
+    from meshmpi.transformer.translation.data import prepare
 
     settings = load(Settings, options.config, options.set)
     if settings.task != "translation":
@@ -112,7 +114,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 def _opened(options: argparse.Namespace) -> tuple[Any, Settings, Any, str]:
     """The run, its settings as the options change them, the mesh and the layout."""
-    from meshmpi.train.saved import open_run
+    from meshmpi.transformer.training.saved import open_run
 
     saved = open_run(options.run)
     if saved.settings.task != "translation":
@@ -135,7 +137,7 @@ def _names(settings: Any) -> list[str]:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from meshmpi.train.saved import evaluate_run
+    from meshmpi.transformer.training.saved import evaluate_run
 
     saved, settings, mesh, layout = _opened(options)
 
@@ -153,8 +155,8 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _translate(options: argparse.Namespace) -> int:
     from meshmpi import checkpoint
-    from meshmpi.train.translation.pairs import file_lines, text_lines
-    from meshmpi.train.translation.translator import Translator
+    from meshmpi.transformer.translation.pairs import file_lines, text_lines
+    from meshmpi.transformer.translation.translator import Translator
 
     saved, settings, mesh, layout = _opened(options)
     name = str(options.input or "standard input")

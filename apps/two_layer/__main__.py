@@ -1,7 +1,7 @@
-"""Prints Table 1 of the paper with formula, predicted and counted values, for every layout.
+"""Prints Table 1 of the paper with formula, predicted and accounted values, for every layout.
 
 python -m apps.two_layer                                        8 simulated ranks
-python -m meshmpi.runtime.launch -n 4 -m apps.two_layer         4 real ones
+python -m meshmpi.launch -n 4 -m apps.two_layer         4 real ones
 python -m apps.two_layer draw                                   draws the paper's Figures 2 to 5
 """
 
@@ -59,14 +59,12 @@ def table_1_text(row: str, m: Measurement) -> str:
 
 
 def comparison_text(m: Measurement) -> str:
-    """Formula, prediction and count of each quantity, and the losses."""
-    lines = [f"  {'per rank and step':37}{'formula':>12}{'predicted':>12}{'counted':>12}"]
+    """Formula, prediction and account of each quantity, and the losses."""
+    lines = [f"  {'per rank and step':37}{'formula':>12}{'predicted':>12}{'accounted':>12}"]
     for line in m.lines:
         formula = "" if line.formula is None else f"{line.formula:,}"
         verdict = "" if line.agrees else "   DIFFERS"
-        lines.append(
-            f"  {line.name:37}{formula:>12}{line.predicted:>12,}{line.counted:>12,}{verdict}"
-        )
+        lines.append(f"  {line.name:37}{formula:>12}{line.predicted:>12,}{line.counted:>12,}{verdict}")
     losses = "  ".join(f"{loss:.9g}" for loss in m.losses)
     return "\n".join([*lines, f"  losses: {losses}"])
 
@@ -92,9 +90,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="training steps (default 3)")
     parser.add_argument("--ranks", type=int, default=8, help="simulated ranks (default 8)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
-    parser.add_argument(
-        "--first-layers", action="store_true", help="the gradient with respect to x is not wanted"
-    )
+    parser.add_argument("--first-layers", action="store_true", help="the gradient with respect to x is not wanted")
     return parser.parse_args(arguments)
 
 
@@ -113,15 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = {}
     for row, mesh, layout in legal_layouts(ranks):
         results[row] = measure(
-            sizes, make(mesh), layout, steps=options.steps, dtype=options.dtype,
-            input_gradient=not options.first_layers,
-        )  # fmt: skip
+            sizes, make(mesh), layout, steps=options.steps, dtype=options.dtype, input_gradient=not options.first_layers
+        )
     whole = make(f"all:{ranks}")
     refused = illegal_text(sizes, whole)
     reference = results["none"].losses
-    apart = max(
-        abs(a / b - 1) for m in results.values() for a, b in zip(m.losses, reference, strict=True)
-    )
+    apart = max(abs(a / b - 1) for m in results.values() for a, b in zip(m.losses, reference, strict=True))
     agree = all(line.agrees for m in results.values() for line in m.lines)
     same = apart < (1e-5 if options.dtype == "float32" else 1e-13)
     if whole.rank != 0:
@@ -130,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row, m in results.items():
         print(table_1_text(row, m), comparison_text(m), sep="\n", end="\n\n")
     print("Illegal layouts:", refused, sep="\n", end="\n\n")
-    print("Formulas, predictions and counts", "agree exactly." if agree else "DIFFER.")
+    print("Formulas, predictions and accounts", "agree exactly." if agree else "DIFFER.")
     print(f"Losses differ between layouts by at most {apart:.1e} of themselves.")
     return 0 if agree and same else 1
 

@@ -33,10 +33,8 @@ TABLE_1 = {
     "data": Row("b io h / n", "io h", "n/b", "b/n io + b/n h + io h"),
     "model": Row("b io h / n", "b io", "n/h", "b io + b h/n + io h/n"),
     "2-D": Row("b io h / rc", "b/r io + io h/c", "c/h + r/b", "b/r io + b/r h/c + io h/c"),
-    "3-D": Row(
-        "b io h / rcp", "b/r io/p + b/r h/c + io/p h/c", "c/h + p/io + r/b", "as communication"
-    ),
-}  # fmt: skip
+    "3-D": Row("b io h / rcp", "b/r io/p + b/r h/c + io/p h/c", "c/h + p/io + r/b", "as communication"),
+}
 """The name of a layout -> its row.  Constant factors are dropped, as in the paper."""
 
 
@@ -72,11 +70,7 @@ def formulas(sizes: Sizes, layout: Layout, mesh: MeshShape, input_gradient: bool
         if over:
             key = "+".join(mesh.in_mesh_order(over))
             values[key] = values.get(key, 0) + n
-    communication = sum(
-        n
-        for over, n in ((axes["hidden"], b * i), (axes["batch"], i * h), (axes["io"], b * h))
-        if over
-    )
+    communication = sum(n for over, n in ((axes["hidden"], b * i), (axes["batch"], i * h), (axes["io"], b * h)) if over)
     return Formulas(
         product_flops=(5 + g) * 2 * b * i * h,
         values=values,

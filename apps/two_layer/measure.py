@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import meshmpi as mm
 from apps.two_layer.formulas import Formulas, formulas
 from apps.two_layer.model import Sizes, build, feeds
-from meshmpi.flops import local_flops
-from meshmpi.scalar import ITEM_BYTES
+from meshmpi.ir.flops import local_flops
+from meshmpi.ir.scalar import ITEM_BYTES
 
 CACHE_LINE_BYTES = 64
 """Blocks are kept in whole cache lines."""
@@ -41,9 +41,8 @@ class Measurement(NamedTuple):
 
 
 def measure(
-    sizes: Sizes, mesh: Any, layout: str, *, steps: int = 3, input_gradient: bool = True,
-    dtype: str = "float32",
-) -> Measurement:  # fmt: skip
+    sizes: Sizes, mesh: Any, layout: str, *, steps: int = 3, input_gradient: bool = True, dtype: str = "float32"
+) -> Measurement:
     """Trains ``steps`` steps and compares.
 
     Args:
@@ -73,12 +72,7 @@ def _flop_lines(step: Any, expected: Formulas, steps: int) -> list[Line]:
     program, counted = step.program, step.counted_flops
     products = sum(local_flops(i, program) for i in program.instructions if i.kind == "contract")
     return [
-        Line(
-            "FLOP of matrix products",
-            expected.product_flops,
-            products,
-            counted["contract"] // steps,
-        ),
+        Line("FLOP of matrix products", expected.product_flops, products, counted["contract"] // steps),
         Line("FLOP, all", None, step.cost.flops, sum(counted.values()) // steps),
     ]
 
@@ -92,15 +86,19 @@ def _communication_lines(step: Any, expected: Formulas, steps: int) -> list[Line
     over = dict.fromkeys([*expected.values, *predicted, *rows])
     lines = [
         Line(
-            f"values all-reduced over {axes}", expected.values.get(axes, 0),
-            predicted.get(axes, 0), rows.get(axes, [0, 0])[1] // steps,
+            f"values all-reduced over {axes}",
+            expected.values.get(axes, 0),
+            predicted.get(axes, 0),
+            rows.get(axes, [0, 0])[1] // steps,
         )
         for axes in over
-    ]  # fmt: skip
+    ]
     total = Line(
-        "values all-reduced, all", sum(expected.values.values()), sum(predicted.values()),
+        "values all-reduced, all",
+        sum(expected.values.values()),
+        sum(predicted.values()),
         sum(row[1] for row in rows.values()) // steps,
-    )  # fmt: skip
+    )
     sent = sum(row[2] for row in rows.values()) // steps
     totals = [] if len(lines) == 1 else [total]
     return [*lines, *totals, Line("bytes sent", None, step.cost.bytes_sent, sent)]
@@ -115,8 +113,10 @@ def _memory_lines(step: Any, expected: Formulas, dtype: str) -> list[Line]:
     predicted, held = step.cost.memory, step.held_memory
     return [
         Line(
-            "bytes of x, t, w, v, bias", kept, predicted["variables"] + predicted["feeds"],
+            "bytes of x, t, w, v, bias",
+            kept,
+            predicted["variables"] + predicted["feeds"],
             held["variables"] + held["feeds"],
         ),
         Line("bytes at the peak", None, step.cost.peak_memory, step.held_bytes),
-    ]  # fmt: skip
+    ]

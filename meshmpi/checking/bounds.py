@@ -1,8 +1,8 @@
 """How far a tensor may be from its exact value by rounding alone: running error analysis.
 
-Beside every value x of the one-rank program goes an array d of the same shape with
-|computed - exact| <= d to first order, whatever the layout and whatever the passes did.  It is
-carried from instruction to instruction:
+Every value x of the one-rank program has an array d of the same shape with |computed - exact| <= d
+to first order, for every layout and after all passes.  Each instruction computes the d of its results
+from those of its inputs:
 
 - A sum of n terms, in any order and grouping: |error| <= (n - 1) u sum |terms| + O(u^2), with u the
   unit roundoff (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2;
@@ -27,14 +27,15 @@ import numpy as np
 
 from meshmpi.checking.evaluate import evaluate_as
 from meshmpi.dims import Dimension, Shape
-from meshmpi.program import Instruction, Program
+from meshmpi.ir.kinds import Pad, Put, Shift
+from meshmpi.ir.program import Instruction, Program
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
-"""Of rounding to nearest: half the distance of 1 to the next number."""
+"""Unit roundoff: half the distance from 1 to the next number."""
 SMALLEST = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126}
 """Normal numbers; what lies below may be flushed to 0."""
 SPARE = 6
-"""Roundings granted to a sum beside its additions; see above."""
+"""Roundings granted to a sum in addition to those of its additions; see above."""
 ULPS = 8
 """Unit roundoffs of one elementwise function: 4 units in the last place.  Assumption, about the
 worst that NumPy and C libraries document for the transcendental functions used here."""
@@ -55,7 +56,7 @@ class Bounds:
 
     def observe(self, i: Instruction, inputs: Sequence, results: Sequence) -> None:
         """Adds the errors of the results of one instruction."""
-        if i.kind == "write":
+        if not i.outputs:
             return
         errors = [self.errors[v] for v in i.inputs]
         with np.errstate(all="ignore"):
@@ -64,11 +65,11 @@ class Bounds:
             self.errors[v] = None if e is None else np.where(np.isnan(e), np.inf, e)
 
     def roundoff(self, v: int) -> float:
-        """Of the type in which value ``v`` is stored; 0 for whole numbers."""
+        """Unit roundoff of the type in which value ``v`` is stored; 0 for whole numbers."""
         return ROUNDOFF.get(self.precision[v], 0.0)
 
     def sums(self, v: int) -> float:
-        """Of the type in which sums that make ``v`` are formed."""
+        """Unit roundoff of the type in which the sums that make ``v`` are formed."""
         dtype = self.precision[v]
         return ROUNDOFF["float32"] if dtype == "bfloat16" else ROUNDOFF.get(dtype, 0.0)
 
@@ -85,9 +86,9 @@ class Bounds:
     def of_sum(
         self, i: Instruction, terms: int, magnitude: np.ndarray, carried: np.ndarray | None
     ) -> list[np.ndarray | None]:
-        """Of a result that is a sum of ``terms`` terms whose absolute values sum to ``magnitude``.
+        """Errors of a sum of ``terms`` terms whose absolute values add up to ``magnitude``.
 
-        ``carried`` is what the errors of the terms come to.
+        ``carried`` is the sum of the errors of the terms.
         """
         (y,) = i.outputs
         unit = max(terms - 1, 0) * self.sums(y) + SPARE * self.roundoff(y)
@@ -129,9 +130,9 @@ def _moved(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) 
     """transpose, view, slice, concat, pad, put, ...: errors lie where the elements lie."""
     if all(e is None for e in es):
         return [None for _ in ys]
-    if i.kind in ("pad", "shift"):
-        i = i.replaced(attrs={**i.attrs, "value": 0.0})
-    keep = [2] if i.kind == "put" else []
+    if isinstance(i.attrs, (Pad, Shift)):
+        i = i.replaced(value=0.0)
+    keep = [2] if isinstance(i.attrs, Put) else []
     if any(es[k] is not None and es[k].any() for k in keep):  # it is not known which rows
         return [np.full(ys[0].shape, np.inf)]
     arrays = [x if k in keep else _dense(e, x) for k, (e, x) in enumerate(zip(es, xs, strict=True))]
@@ -153,9 +154,26 @@ def _map(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) ->
     return outs
 
 
-_EXACT = ("identity", "negative", "abs", "sign", "minimum", "maximum", "where", "floor",
-          "less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_and",
-          "logical_or", "logical_not", "isfinite")  # fmt: skip
+_EXACT = (
+    "identity",
+    "negative",
+    "abs",
+    "sign",
+    "minimum",
+    "maximum",
+    "where",
+    "floor",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "equal",
+    "not_equal",
+    "logical_and",
+    "logical_or",
+    "logical_not",
+    "isfinite",
+)
 """Scalar functions whose result needs no rounding."""
 
 
@@ -193,17 +211,14 @@ def _varied_numbers(i: Instruction, unit: float) -> list[Instruction]:
     """The same map with the numbers written in it rounded up, and down."""
     steps = i.attrs["expr"].steps
     inexact = [
-        a for s in steps for a in s.args
-        if isinstance(a, float) and a != np.float64(np.float32(a)) and np.isfinite(a)
-    ]  # fmt: skip
+        a for s in steps for a in s.args if isinstance(a, float) and a != np.float64(np.float32(a)) and np.isfinite(a)
+    ]
     if not inexact or not unit:
         return []
 
     def scaled(factor: float) -> Instruction:
-        new = tuple(
-            s._replace(args=tuple(a * factor if a in inexact else a for a in s.args)) for s in steps
-        )
-        return i.replaced(attrs={**i.attrs, "expr": i.attrs["expr"]._replace(steps=new)})
+        new = tuple(s._replace(args=tuple(a * factor if a in inexact else a for a in s.args)) for s in steps)
+        return i.replaced(expr=i.attrs["expr"]._replace(steps=new))
 
     return [scaled(1 + 4 * unit), scaled(1 - 4 * unit)]
 
@@ -223,7 +238,7 @@ def _reduce(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence)
         return [own + (larger - product)]
     if e is None:  # an extremum is one of the elements
         return [None]
-    return b.again(i.replaced(attrs={**i.attrs, "op": "max"}), [e])
+    return b.again(i.replaced(op="max"), [e])
 
 
 def _products(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
@@ -286,8 +301,7 @@ def _top_k(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) 
     gaps = np.abs(np.min(np.abs(np.diff(first, axis=axis)), axis, keepdims=True, initial=np.inf))
     unsure = np.where(gaps <= 2 * error, float(x[axis].size), 0.0)
     kept = Shape([Dimension(k.name, 1) if n == axis else d for n, d in enumerate(x)])
-    return [np.broadcast_to(_aligned(a, kept, _with_one(y, k)), y.sizes).copy()
-            for a in (error, unsure)]  # fmt: skip
+    return [np.broadcast_to(_aligned(a, kept, _with_one(y, k)), y.sizes).copy() for a in (error, unsure)]
 
 
 def _with_one(shape: Shape, dim: Dimension) -> Shape:
@@ -295,8 +309,18 @@ def _with_one(shape: Shape, dim: Dimension) -> Shape:
 
 
 _RULES: dict[str, Rule] = {
-    "feed": _exact, "read": _exact, "step": _exact, "iota": _exact, "random": _random,
-    "map": _map, "reduce": _reduce, "contract": _products, "conv": _products, "cumsum": _cumsum,
+    "feed": _exact,
+    "read": _exact,
+    "step": _exact,
+    "iota": _exact,
+    "random": _random,
+    "map": _map,
+    "reduce": _reduce,
+    "contract": _products,
+    "conv": _products,
+    "cumsum": _cumsum,
     "block_sum": _cumsum,
-    "gather": _gather, "scatter_add": _scatter_add, "top_k": _top_k,
-}  # fmt: skip
+    "gather": _gather,
+    "scatter_add": _scatter_add,
+    "top_k": _top_k,
+}

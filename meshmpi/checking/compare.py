@@ -12,7 +12,7 @@ from meshmpi.checking.observe import Blocks
 from meshmpi.checking.report import Difference
 from meshmpi.dims import MeshShape
 from meshmpi.graph import Tensor
-from meshmpi.program import LocalType, Source
+from meshmpi.ir.program import LocalType, Source
 
 
 class Shown(NamedTuple):
@@ -30,9 +30,8 @@ class Shown(NamedTuple):
 
 
 def compared(
-    tensor: Tensor, shown: Shown, want: np.ndarray, bound: np.ndarray | None, alone: np.ndarray,
-    mesh: MeshShape,
-) -> Difference:  # fmt: skip
+    tensor: Tensor, shown: Shown, want: np.ndarray, bound: np.ndarray | None, alone: np.ndarray, mesh: MeshShape
+) -> Difference:
     """Every rank's block against the same block of ``want``.
 
     Args:
@@ -60,9 +59,7 @@ def compared(
         if part.ratio > ratio:
             ratio, at_bound = part.ratio, part.at_bound
             place = part.where(t, [a for a, _ in ranges], rank)
-    return Difference(
-        shown.name, source, apart, at_bound, ratio, from_one, wrong, elements, undecided, place
-    )
+    return Difference(shown.name, source, apart, at_bound, ratio, from_one, wrong, elements, undecided, place)
 
 
 def worse(a: Difference, b: Difference) -> Difference:
@@ -92,8 +89,6 @@ class _Part:
 
     def where(self, t: LocalType, starts: Sequence[int], rank: int) -> str:
         """The element nearest to, or farthest beyond, its bound."""
-        index = ", ".join(
-            f"{n}={int(k) + s}" for n, k, s in zip(t.shape.names, self._at, starts, strict=True)
-        )
+        index = ", ".join(f"{n}={int(k) + s}" for n, k, s in zip(t.shape.names, self._at, starts, strict=True))
         got, want = (a[self._at].item() for a in (self.got, self.want))
         return f"[{index}] on rank {rank}: {got!r}, not {want!r}"

@@ -10,18 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshmpi.ir.kinds import Shift
+from meshmpi.ir.program import Instruction, Program
 from meshmpi.kernels import Runtime, bind, numpy_dtype, workspace_bytes
-from meshmpi.program import Instruction, Program
 from meshmpi.runtime.arrays import aligned_empty
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 
-MOVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-"""Kinds that change nothing over axes of size 1."""
 
-
-def evaluate(
-    i: Instruction, program: Program, inputs: Sequence[np.ndarray], step: int = 0
-) -> list[np.ndarray]:
+def evaluate(i: Instruction, program: Program, inputs: Sequence[np.ndarray], step: int = 0) -> list[np.ndarray]:
     """The results of one local instruction on one rank, in new arrays.
 
     Args:
@@ -32,14 +28,14 @@ def evaluate(
     """
     here = dict.fromkeys(program.mesh.names, 0)
     outs = [program.types[v] for v in i.outputs]
-    if i.kind in MOVES:
+    if i.communicates and not isinstance(i.attrs, Shift):  # changes nothing over axes of size 1
         return [np.array(x) for x in inputs]
     results = [np.empty(t.local_sizes(program.mesh, here), numpy_dtype(t.dtype)) for t in outs]
-    if i.kind == "shift":
-        axis, exchange = outs[0].shape.position(i.attrs["dim"]), program.exchange(i)
-        mesh, value = SimulatedMesh(program.mesh), i.attrs["value"]
+    if isinstance(i.attrs, Shift):
+        axis, exchange = outs[0].shape.position(i.attrs.dim), i.attrs.exchange(program, i)
+        mesh, value = SimulatedMesh(program.mesh), i.attrs.value
         xs = [[np.asarray(x, order="C")] for x in inputs]
-        mesh.shift(xs, results, axis, exchange, i.attrs["axes"], value)
+        mesh.shift(xs, results, axis, exchange, i.attrs.axes, value)
         return results
     arrays = {v: np.asarray(x, order="C") for v, x in zip(i.inputs, inputs, strict=True)}
     arrays.update(zip(i.outputs, results, strict=True))
@@ -62,10 +58,9 @@ def evaluate_as(
         for n, v, t in ((n, v, program.types[v]) for n, v in zip(own, old, strict=True))
     }
     ins, outs = own[: len(i.inputs)], own[len(i.inputs) :]
-    alone = Instruction(i.kind, ins, outs, i.attrs, i.source)
+    alone = Instruction(i.attrs, ins, outs, i.source)
     small = Program(program.mesh, types, (alone,), {}, {}, {}, program.seed)
     converted = [
-        np.asarray(x).astype(numpy_dtype(types[n].dtype), copy=False)
-        for n, x in zip(ins, inputs, strict=True)
+        np.asarray(x).astype(numpy_dtype(types[n].dtype), copy=False) for n, x in zip(ins, inputs, strict=True)
     ]
     return evaluate(alone, small, converted)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshmpi.graph import Graph, Tensor
-from meshmpi.scalar import FLOATS
+from meshmpi.ir.scalar import FLOATS
 
 
 def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:

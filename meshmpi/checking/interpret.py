@@ -16,13 +16,16 @@ import numpy as np
 
 from meshmpi.checking.evaluate import evaluate
 from meshmpi.checking.widen import widened
+from meshmpi.compiler.lowering import lower
 from meshmpi.dims import Layout, MeshShape
 from meshmpi.errors import FeedError, RangeError, ShapeError, suggest
 from meshmpi.graph import Graph, Tensor, Update
+from meshmpi.graph.arguments import checked
+from meshmpi.graph.fetches import named_fetches, needed_operations
+from meshmpi.graph.ops.placement import Constrain
+from meshmpi.ir.kinds import Feed, Read, Write
+from meshmpi.ir.program import Program
 from meshmpi.kernels import numpy_dtype
-from meshmpi.lowering import lower
-from meshmpi.ops.placement import Constrain
-from meshmpi.program import Program
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from meshmpi.runtime.variables import VariableStore
 
@@ -52,9 +55,8 @@ class Computed(NamedTuple):
         if not finite.size:
             return f"{head} no finite element"
         lost = x.size - finite.size
-        return (
-            f"{head} min {finite.min():.6g}, mean {finite.mean():.6g}, max {finite.max():.6g}"
-            + (f", {lost} not finite" if lost else "")
+        return f"{head} min {finite.min():.6g}, mean {finite.mean():.6g}, max {finite.max():.6g}" + (
+            f", {lost} not finite" if lost else ""
         )
 
 
@@ -77,19 +79,18 @@ class Reference:
 
 def needed_tensors(graph: Graph, wanted: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that ``wanted`` depend on and they themselves, in graph order."""
-    need = {t.operation for t in wanted}
-    out: list[Tensor] = []
-    for operation in reversed(graph.operations):
-        if operation in need:
-            out += reversed(operation.outputs)
-            need.update(x.operation for x in operation.inputs)
-    return out[::-1]
+    return [t for operation in needed_operations(graph, wanted) for t in operation.outputs]
 
 
 def lowered_with_values(
-    graph: Graph, mesh: MeshShape, layout: Layout, fetches: Mapping[str, Tensor],
-    updates: Sequence[Update], storage: Layout | None, seed: int,
-) -> tuple[Program, dict[Tensor, int]]:  # fmt: skip
+    graph: Graph,
+    mesh: MeshShape,
+    layout: Layout,
+    fetches: Mapping[str, Tensor],
+    updates: Sequence[Update],
+    storage: Layout | None,
+    seed: int,
+) -> tuple[Program, dict[Tensor, int]]:
     """The unoptimised program, and for each tensor that is computed the value that it is.
 
     Lowering is deterministic: with everything fetched, operations get the same numbers.
@@ -128,44 +129,45 @@ def reference(
         seed: Of all random numbers.
         wide: Whether in float64.
     """
-    program, values = lowered_with_values(
-        graph, one_rank(graph), Layout(), fetches, updates, None, seed
-    )
+    program, values = lowered_with_values(graph, one_rank(graph), Layout(), fetches, updates, None, seed)
     program = widened(program) if wide else program
     return Reference(program, by_value(values), tuple(values), fetches)
 
 
+@checked
 def interpret(
-    graph: Graph, feeds: Mapping[str, Any] | None = None,
-    fetches: Sequence[Tensor] | Mapping[str, Tensor] | None = None, *,
-    updates: Sequence[Update] = (), variables: Mapping[str, Any] | None = None,
-    float64: bool = False, seed: int = 0, step: int = 0, prints: Sequence[Place] = (),
+    graph: Graph,
+    feeds: Mapping[str, Any] | None = None,
+    fetches: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
+    *,
+    updates: Sequence[Update] = (),
+    variables: Mapping[str, Any] | None = None,
+    float64: bool = False,
+    seed: int = 0,
+    step: int = 0,
+    prints: Sequence[Place] = (),
     breakpoints: Sequence[Place] | Mapping[Place, Callable[[Computed], Any]] = (),
     check_finite: bool = False,
-) -> dict[Any, np.ndarray]:  # fmt: skip
-    """Computes a graph op by op in this process, and lets you look at any tensor on the way.
+) -> dict[Any, np.ndarray]:
+    """Computes a graph op by op in this process; you may look at any tensor on the way.
 
     Args:
         graph: What to compute.
         feeds: Placeholder name -> array of the global shape.
-        fetches: Tensors wanted; default: every tensor that no operation uses.
-        updates: Variable updates whose new values are wanted too, under the variables' names.
-        variables: Name -> value at the start; default: by their initializers and ``seed``.
-        float64: Compute with every float in float64 instead of its own type.
-        seed, step: Of random numbers.
-        prints: Places whose tensors are printed when they have been computed: a tensor, its name,
-            or ``"model.py:12"``, the line that made it.
-        breakpoints: Places at which Python's `breakpoint()` is called, with the `Computed` as
-            ``computed``; or place -> a function that is called with it instead.
-        check_finite: Raise where a tensor is not finite though its inputs are.
+        fetches: Tensors wanted; default: those of `mm.plan`.
+        updates: Updates whose new values are wanted too, under the variables' names.
+        variables: Name -> value at the start; default: by initializers and ``seed``.
+        float64, seed, step: Whether to compute all floats in float64; of random numbers.
+        prints: Places whose tensors are printed: a tensor, its name, or ``"model.py:12"``, its line.
+        breakpoints: Places at which `breakpoint()` is called; or place -> function of a `Computed`.
+        check_finite: Raise if a tensor is not finite though its inputs are.
 
     Returns:
         Tensor (and fetch or variable name) -> whole array.
 
     Raises:
-        RangeError: ``check_finite`` found something: tensor, place, how many elements, which first.
-        ShapeError: A place that no tensor was made at.
-        FeedError: A feed is missing or has another shape.
+        RangeError: ``check_finite`` found something.
+        ShapeError, FeedError: No tensor was made at a place; a feed is missing or has another shape.
 
     Example:
         >>> import meshmpi as mm
@@ -201,10 +203,14 @@ def _as_stored(value: np.ndarray, u: Update) -> np.ndarray:
 
 
 def run(
-    ref: Reference, feeds: Mapping[str, Any], variables: Mapping[str, Any] | None, seed: int,
-    step: int, observe: Callable[[Any, list, list], None] | None = None,
+    ref: Reference,
+    feeds: Mapping[str, Any],
+    variables: Mapping[str, Any] | None,
+    seed: int,
+    step: int,
+    observe: Callable[[Any, list, list], None] | None = None,
     instead: Mapping[Tensor, np.ndarray] | None = None,
-) -> Iterator[Computed]:  # fmt: skip
+) -> Iterator[Computed]:
     """Runs the program of one rank; yields every tensor of the graph in the order of the graph.
 
     Args:
@@ -227,12 +233,12 @@ def run(
 
     for i in program.instructions:
         ins = [arrays[v] for v in i.inputs]
-        if i.kind == "write":
+        if isinstance(i.attrs, Write):
             results = []
-        elif i.kind == "feed":
-            results = [fed(program, i.attrs["name"], feeds)]
-        elif i.kind == "read":
-            results = [start[i.attrs["variable"]]]
+        elif isinstance(i.attrs, Feed):
+            results = [fed(program, i.attrs.name, feeds)]
+        elif isinstance(i.attrs, Read):
+            results = [start[i.attrs.variable]]
         else:
             results = evaluate(i, program, ins, step)
         if observe is not None:
@@ -282,15 +288,12 @@ def fed(program: Program, name: str, feeds: Mapping[str, Any]) -> np.ndarray:
     array = np.asarray(feeds[name])
     if array.shape != t.shape.sizes:
         raise FeedError(
-            f"feed '{name}' has shape {array.shape}, the placeholder {t.shape}.",
-            "Give the array of the global shape.",
+            f"feed '{name}' has shape {array.shape}, the placeholder {t.shape}.", "Give the array of the global shape."
         )
     return array.astype(numpy_dtype(t.dtype), order="C")
 
 
-def initial_variables(
-    program: Program, given: Mapping[str, Any] | None, seed: int
-) -> dict[str, np.ndarray]:
+def initial_variables(program: Program, given: Mapping[str, Any] | None, seed: int) -> dict[str, np.ndarray]:
     """Name -> whole first value, in the type of the program; ``given`` ones instead of others."""
     store = VariableStore(SimulatedMesh(program.mesh), [0])
     for variable in program.variables.values():
@@ -316,24 +319,19 @@ def at_place(tensors: Sequence[Tensor], place: Place) -> list[Tensor]:
     if isinstance(place, Tensor):
         found = [t for t in tensors if t is place]
     else:
-        found = [
-            t for t in tensors
-            if place in (t.name, _place(t), f"{t.source.file}:{t.source.line}")
-        ]  # fmt: skip
+        found = [t for t in tensors if place in (t.name, _place(t), f"{t.source.file}:{t.source.line}")]
     if found:
         return found
     known = [*(t.name for t in tensors), *(_place(t) for t in tensors)]
     name = place.name if isinstance(place, Tensor) else place
     raise ShapeError(
-        f"no tensor that is computed is called '{name}' or was made there.",
-        suggest(name, list(dict.fromkeys(known))),
+        f"no tensor that is computed is called '{name}' or was made there.", suggest(name, list(dict.fromkeys(known)))
     )
 
 
 def _watchers(
-    ref: Reference, prints: Sequence[Place],
-    breakpoints: Sequence[Place] | Mapping[Place, Callable[[Computed], Any]],
-) -> dict[Tensor, list[Callable[[Computed], Any]]]:  # fmt: skip
+    ref: Reference, prints: Sequence[Place], breakpoints: Sequence[Place] | Mapping[Place, Callable[[Computed], Any]]
+) -> dict[Tensor, list[Callable[[Computed], Any]]]:
     if isinstance(prints, (str, Tensor)):
         prints = [prints]
     if isinstance(breakpoints, (str, Tensor)):
@@ -362,24 +360,10 @@ def _check_finite(computed: Computed) -> None:
         return
     bad = np.argwhere(~np.isfinite(x.astype(np.float64)))
     first = ", ".join(f"{n}={k}" for n, k in zip(t.shape.names, map(int, bad[0]), strict=True))
-    before = "; ".join(
-        f"{u.name} in [{a.min():.6g}, {a.max():.6g}]" for u, a in computed.inputs.items() if a.size
-    )
+    before = "; ".join(f"{u.name} in [{a.min():.6g}, {a.max():.6g}]" for u, a in computed.inputs.items() if a.size)
     how_many = "1 element that is" if len(bad) == 1 else f"{len(bad)} elements that are"
     raise RangeError(
-        f"tensor {t.name} {t.shape} has {how_many} not finite, the first {x[tuple(bad[0])]} at"
-        f" [{first}].",
-        f"Its inputs are finite: {before}." if before else "It has no inputs.", str(t.source),
-    )  # fmt: skip
-
-
-def named_fetches(
-    graph: Graph, fetches: Sequence[Tensor] | Mapping[str, Tensor] | None
-) -> dict[str, Tensor]:
-    """Name -> tensor; by default every tensor that no operation uses."""
-    if fetches is None:
-        used = {x for o in graph.operations for x in o.inputs}
-        fetches = [t for o in graph.operations for t in o.outputs if t not in used]
-    if isinstance(fetches, Mapping):
-        return dict(fetches)
-    return {t.name: t for t in fetches}
+        f"tensor {t.name} {t.shape} has {how_many} not finite, the first {x[tuple(bad[0])]} at [{first}].",
+        f"Its inputs are finite: {before}." if before else "It has no inputs.",
+        str(t.source),
+    )

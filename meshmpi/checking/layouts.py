@@ -49,10 +49,7 @@ class Layouts:
             return text
         shown = "; ".join(f"{a} and {b} ({where})" for a, b, where in self.clashes[:3])
         more = f" and {len(self.clashes) - 3} more pairs" if len(self.clashes) > 3 else ""
-        return (
-            f"{text}; {illegal:,} split a tensor twice over one axis: these have a tensor in"
-            f" common: {shown}{more}"
-        )
+        return f"{text}; {illegal:,} split a tensor twice over one axis: these have a tensor in common: {shown}{more}"
 
 
 def axes_choices(mesh: MeshShape) -> list[Axes]:
@@ -63,10 +60,7 @@ def axes_choices(mesh: MeshShape) -> list[Axes]:
 
 def splittable(graph: Graph) -> list[str]:
     """Dims that a user's layout may mention: not those that the library named for itself."""
-    return [
-        n for n in graph.dim_names
-        if not n.startswith("_") and n not in graph.followers
-    ]  # fmt: skip
+    return [n for n in graph.dim_names if not n.startswith("_") and n not in graph.aligned]
 
 
 def clashes(graph: Graph) -> dict[tuple[str, str], str]:
@@ -84,9 +78,7 @@ def clashes(graph: Graph) -> dict[tuple[str, str], str]:
     return found
 
 
-def legal_layouts(
-    graph: Graph, mesh: MeshShape, sample: int | None = None, seed: int = 0
-) -> Layouts:
+def legal_layouts(graph: Graph, mesh: MeshShape, sample: int | None = None, seed: int = 0) -> Layouts:
     """The layouts of a graph: all that are legal, or a seeded sample of them.
 
     A layout gives each dimension no axis, one, or several in any order; it is illegal when a tensor
@@ -120,9 +112,10 @@ def as_text(choice: Choice) -> str:
 def _fits(name: str, axes: Axes, done: Choice, pairs: dict[tuple[str, str], str]) -> bool:
     return not any(
         axis in taken
-        for other, taken in done.items() if (other, name) in pairs or (name, other) in pairs
+        for other, taken in done.items()
+        if (other, name) in pairs or (name, other) in pairs
         for axis in axes
-    )  # fmt: skip
+    )
 
 
 def _assignments(
@@ -141,9 +134,14 @@ def _assignments(
 
 
 def _sampled(
-    listed: list[Choice], whole: bool, names: Sequence[str], choices: Sequence[Axes],
-    pairs: dict[tuple[str, str], str], sample: int, seed: int,
-) -> list[Choice]:  # fmt: skip
+    listed: list[Choice],
+    whole: bool,
+    names: Sequence[str],
+    choices: Sequence[Axes],
+    pairs: dict[tuple[str, str], str],
+    sample: int,
+    seed: int,
+) -> list[Choice]:
     """The empty layout and ``sample - 1`` others, evenly drawn where all are known.
 
     Otherwise each gives axes to the dims in random order, so that none is favoured by its name.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
 from meshmpi.dims import Axes
+from meshmpi.ir.program import Instruction, Program
 from meshmpi.kernels import numpy_dtype
-from meshmpi.program import Instruction, Program
+from meshmpi.kernels.native import NativeKernels
 from meshmpi.runtime.arrays import block_of
 from meshmpi.runtime.executor import Executor
+from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.variables import VariableStore
 
 Blocks = dict[int, np.ndarray]
 """Rank -> its block; the ranks that this process plays."""
+Kernels = Union[str, NativeKernels]
 Observer = Callable[[Instruction, int, Blocks, "Blocks | None"], None]
 """Called with an instruction, a value it made, the blocks of that value and, where a sum is still
 pending, the sums of the magnitudes of its terms: how much rounding it may yet get."""
@@ -28,17 +31,18 @@ class ObservedExecutor(Executor):
     Values held in windows are not shown: no tensor of a graph is.
     """
 
-    def __init__(
-        self, program: Program, mesh: Any, store: VariableStore, kernels: str, observe: Observer
-    ):
-        self._observe = observe
-        super().__init__(program, mesh, store, kernels)
+    def __init__(self, program: Program, mesh: AnyMesh, store: VariableStore, kernels: Kernels, observe: Observer):
+        self._observe, self._built = observe, None if isinstance(kernels, str) else kernels
+        super().__init__(program, mesh, store, kernels if isinstance(kernels, str) else "native")
+
+    def _native_kernels(self, kernels: str) -> NativeKernels | None:
+        return super()._native_kernels(kernels) if self._built is None else self._built
 
     def _bind(self, i: Instruction) -> list[Callable[[], None]]:
         return [*super()._bind(i), lambda: self._show(i)]
 
     def _show(self, i: Instruction) -> None:
-        if i.attrs.get("start"):
+        if i.in_background:
             return  # still on its way: what waits for it shows it
         for v in i.outputs:
             t = self.program.types[v]
@@ -56,13 +60,18 @@ class ObservedExecutor(Executor):
 
     def _finish(self, blocks: Blocks, axes: Axes, op: str) -> None:
         arrays = list(blocks.values())
-        self.mesh.all_reduce(arrays if self.simulated else arrays[0], axes, op)
+        self.mesh.bind("all_reduce", arrays if self.simulated else arrays[0], axes, op)()
 
 
 def run_observed(
-    program: Program, mesh: Any, feeds: Mapping[str, Any], variables: Mapping[str, np.ndarray],
-    step: int, kernels: str, observe: Observer,
-) -> tuple[dict[str, Blocks], dict[str, Blocks]]:  # fmt: skip
+    program: Program,
+    mesh: AnyMesh,
+    feeds: Mapping[str, Any],
+    variables: Mapping[str, np.ndarray],
+    step: int,
+    kernels: Kernels,
+    observe: Observer,
+) -> tuple[dict[str, Blocks], dict[str, Blocks]]:
     """One step of a program.
 
     Args:
@@ -71,13 +80,13 @@ def run_observed(
         feeds: Placeholder name -> whole array.
         variables: Name -> whole array at the start.
         step: The number of the step.
-        kernels: As of `mm.compile`.
+        kernels: As of `mm.compile`, or those that were built for this program, the same object.
         observe: Sees every value.
 
     Returns:
         Fetch name -> blocks, and variable name -> blocks after the step.
     """
-    simulated = not hasattr(mesh, "comm")
+    simulated = mesh.simulated
     store = VariableStore(mesh, list(range(mesh.shape.size)) if simulated else [mesh.rank])
     for variable in program.variables.values():
         store.add(variable, program.seed)
@@ -89,8 +98,5 @@ def run_observed(
         for s in executor.states:
             np.copyto(s.feeds[name], block_of(whole, t, mesh.shape, s.coordinates))
     executor.run()
-    fetched = {
-        name: {s.rank: s.arrays[v].copy() for s in executor.states}
-        for name, v in program.fetches.items()
-    }
+    fetched = {name: {s.rank: s.arrays[v].copy() for s in executor.states} for name, v in program.fetches.items()}
     return fetched, {name: dict(store.blocks[name]) for name in program.variables}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshmpi.program import Source
+from meshmpi.ir.program import Source
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Difference:
         apart: The largest difference of an element; infinite where only one is finite.
         bound: What rounding alone may come to, at the element whose difference exceeds its bound
             most; see `meshmpi.checking.bounds`.
-        ratio: Difference over bound there: above 1 it is no rounding.
+        ratio: Difference divided by bound there; above 1 it is not rounding.
         from_one: The largest difference from what one rank computes from the start, in which the
             rounding of everything before is contained.
         wrong: How many elements are beyond their bounds, counted on every rank that holds them.
@@ -59,6 +59,7 @@ class Check:
         first: The first tensor, in graph order, that is beyond its bound.
         instruction: The instruction that made it, as text.
         stage: ``"lowering"``, or the pass after which the program is wrong, or ``"running"``.
+        native: Whether it is wrong by generated kernels only, and right by NumPy's.
         error: What was raised instead of an answer.
         refused: Why the layout is illegal, where lowering found it so.
         remedy: What would make it legal.
@@ -72,6 +73,7 @@ class Check:
     first: Difference | None = None
     instruction: str = ""
     stage: str = ""
+    native: bool = False
     error: str = ""
     refused: str = ""
     remedy: str = ""
@@ -92,12 +94,12 @@ class Check:
         lines = [f"{name} is WRONG. First difference: {self.first.source}", f"  {self.first}"]
         if self.instruction:
             lines.append(f"  made by {self.instruction}")
+        if self.native:
+            lines.append("  it is right by NumPy's kernels; by the generated ones")
         if self.stage == "lowering":
             lines.append("  the program as lowered, without passes, is wrong already")
         else:
-            lines.append(
-                f"  the program as lowered is right; it is wrong after the pass '{self.stage}'"
-            )
+            lines.append(f"  the program as lowered is right; it is wrong after the pass '{self.stage}'")
         return "\n".join(lines)
 
 
@@ -108,12 +110,14 @@ class Report:
     Attributes:
         checks: One for each layout tried, illegal ones included.
         precision: "float64" or "own".
-        skipped: About layouts that were not tried, as sentences.
+        skipped: About layouts and kernels that were not tried, as sentences.
+        native: Whether programs were run by generated kernels, too.
     """
 
     checks: list[Check]
     precision: str
     skipped: list[str] = field(default_factory=list)
+    native: bool = False
 
     @property
     def ok(self) -> bool:
@@ -177,9 +181,7 @@ class Report:
         if len(wrong) > 5:
             lines.append(f"and {len(wrong) - 5} more layouts are wrong.")
         if any(c.differences for c in self.checks):
-            lines += [
-                "Largest differences of an operation from one rank, against the bound of rounding:"
-            ]
+            lines += ["Largest differences of an operation from one rank, against the bound of rounding:"]
             lines.append(self.table(rows))
         return "\n".join(lines)
 
@@ -188,6 +190,7 @@ class Report:
         if not tried:
             return "No layout was tried: nothing is verified."
         in_what = "in float64" if self.precision == "float64" else "in the types of the graph"
+        in_what += ", by NumPy's kernels and by generated ones" if self.native else ""
         if wrong:
             return f"{wrong} of {tried} layouts are wrong, {in_what}."
         if tried == 1:

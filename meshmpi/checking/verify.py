@@ -1,9 +1,10 @@
 """verify(): every layout computes what one rank does, or which operation does not.
 
-A layout is run twice: as lowered, where every tensor of the graph is a value of the program, and as
-the passes leave it.  Then one rank computes every operation again (`interpret`), from what the
-layout made of its inputs, with an error bound beside every value (`bounds`).  Each rank's block of
-each tensor is compared with that, so that replicas which differ from each other are found as well.
+A layout is run as lowered, where every tensor of the graph is a value of the program, and as the
+passes leave it, by NumPy's kernels and by the generated ones that a large step runs.  Then one rank
+computes every operation again (`interpret`), from what the layout made of its inputs, with an error
+bound beside every value (`bounds`).  Each rank's block of each tensor is compared with that, so
+that replicas which differ from each other are found as well.
 """
 
 from __future__ import annotations
@@ -22,25 +23,28 @@ from meshmpi.checking.interpret import (
     initial_variables,
     interpret,
     lowered_with_values,
-    named_fetches,
     needed_tensors,
     reference,
     run,
 )
 from meshmpi.checking.layouts import legal_layouts
-from meshmpi.checking.observe import Blocks, run_observed
+from meshmpi.checking.observe import Blocks, Kernels, run_observed
 from meshmpi.checking.report import Check, Difference, Report
 from meshmpi.checking.widen import widened
+from meshmpi.compiler.passes import pipeline
 from meshmpi.dims import Layout, LayoutLike, MeshShape
-from meshmpi.errors import ConfigError, LayoutError, MeshmpiError
+from meshmpi.errors import ConfigError, LayoutError, MeshmpiError, suggest
 from meshmpi.graph import Graph, Tensor, Update
-from meshmpi.passes import pipeline
-from meshmpi.program import Instruction, LocalType, Program
+from meshmpi.graph.arguments import checked
+from meshmpi.graph.fetches import named_fetches
+from meshmpi.ir.program import Instruction, LocalType, Program, Violation
+from meshmpi.ir.verify import verify as check_types
+from meshmpi.kernels.native import CompilerError, NativeKernels
 from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.arrays import gather_whole
+from meshmpi.runtime.executor import KERNELS, built_on_all
+from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
-from meshmpi.typerules import Violation
-from meshmpi.typerules import verify as check_types
 
 PRECISIONS = ("float64", "own")
 Meshes = Union[str, MeshShape, Sequence[Union[str, MeshShape]]]
@@ -48,52 +52,51 @@ FAILURES = (MeshmpiError, Violation, ValueError, LookupError, AssertionError)
 """How a broken program shows when it is lowered, rewritten or run."""
 
 
+@checked
 def verify(
-    graph: Graph, layouts: str | Sequence[LayoutLike] = "all", mesh: Meshes = "rows:2;cols:2",
+    graph: Graph,
+    layouts: str | Sequence[LayoutLike] = "all",
+    mesh: Meshes = "rows:2;cols:2",
     fetches: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
-    updates: Sequence[Update] | None = None, feeds: Mapping[str, Any] | None = None, *,
-    ranks: str = "simulated", sample: int | None = None, precision: str = "float64",
-    variables: Mapping[str, Any] | None = None, warm_steps: int = 1, storage: LayoutLike = None,
-    kernels: str = "numpy", seed: int = 0,
-) -> Report:  # fmt: skip
+    updates: Sequence[Update] | None = None,
+    feeds: Mapping[str, Any] | None = None,
+    *,
+    ranks: str = "simulated",
+    sample: int | None = None,
+    precision: str = "float64",
+    variables: Mapping[str, Any] | None = None,
+    warm_steps: int = 1,
+    storage: LayoutLike = None,
+    kernels: str = "auto",
+    seed: int = 0,
+) -> Report:
     """Runs a graph in many layouts and compares every tensor with what one rank computes.
 
-    Every operation is computed once more on one rank, from what the layout made of its inputs, and
-    must give what the layout gave, up to rounding in any order of summation: to first order
-    (n + 5) u sum |terms| for a sum of n terms, u the unit roundoff (Higham, Accuracy and Stability
-    of Numerical Algorithms, section 4.2; `meshmpi.checking.bounds` says all of it).  Where all
-    operations pass, the layout computes the same function; no bound grows with depth.  Nothing is
-    tuned: a difference beyond a bound is a mistake, or an overflow.
+    One rank computes every operation again, from what the layout made of its inputs.  Both must agree
+    up to rounding: for a sum of n terms, to first order (n + 5) u sum |terms|, u the unit roundoff
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2; see `meshmpi.checking.bounds`).
+    No bound is tuned or grows with depth: a larger difference is a mistake or an overflow.
 
     Args:
-        graph: With gradients and updates, of sizes that one process can hold: every tensor is kept
-            whole, in float64, with its bound.
-        layouts: "all" legal ones, or those to try; one of these that is illegal on a mesh makes the
-            report not ok.
+        graph: With gradients and updates; every tensor is kept whole in float64, with its bound.
+        layouts: "all" legal ones, or those to try; a named layout that is illegal counts as wrong.
         mesh: One mesh shape or several.
-        fetches: Default: every tensor that no operation uses.
-        updates: Default: those registered with the graph.
-        feeds: Placeholder name -> array; default: random numbers.
-        ranks: "simulated", or "mpi": this process is one rank of a job of as many ranks as the mesh
-            has; all ranks must call it.
-        sample: Most layouts for each mesh, where "all" are more; the empty one and a seeded choice.
-        precision: "float64" computes everything in float64 on both sides, where bounds are so small
-            that no mistake hides below them; "own" in the types of the graph, against float64.
-        variables: Name -> value at the start.  Default: by their initializers.
+        fetches, updates: Default: as for `mm.plan`.
+        feeds, variables: Name -> array; default: random numbers, and values by the initializers.
+        ranks: "simulated", or "mpi": collective, in a job of as many ranks as the mesh has.
+        sample: Maximum number of layouts for each mesh: the empty one and a seeded choice.
+        precision: "float64" on both sides, or "own": the types of the graph, against float64.
         warm_steps: Steps that one rank takes first, so that no bias and no slot is still 0.
-        storage: As of `mm.compile`.
-        kernels: "numpy", or "native" for generated C.
-        seed: Of variables, random numbers, feeds and sample.
+        kernels: "numpy"; "native": generated C kernels run too; "auto": if there is a C compiler.
+        storage, seed: As for `mm.compile`; the seed is also that of feeds and sample.
 
     Returns:
-        A `Report`: ``.ok``, ``print(report)``, ``.wrong[0].first.source``.  It is not ok where no
-        layout was tried, or where one was named that is illegal, which is then among ``.wrong``
-        and has ``.refused`` and ``.remedy``.
+        A `Report`: ``.ok``, ``print(report)``, ``.wrong[0].first.source``; not ok if nothing was tried.
 
     Raises:
         ConfigError, FeedError: Before anything runs.
     """
-    _check_options(precision, ranks, sample)
+    _check_options(precision, ranks, sample, seed, kernels)
     named = named_fetches(graph, fetches)
     chosen = list(graph.updates if updates is None else updates)
     given = random_feeds(graph, seed) if feeds is None else dict(feeds)
@@ -103,29 +106,53 @@ def verify(
     shapes = [mesh] if isinstance(mesh, (str, MeshShape)) else list(mesh)
     for shape in map(MeshShape, shapes):
         tried = _tried(graph, layouts, shape, sample, seed, report)
-        for layout in tried:
-            runner = _Runner(truth, shape, Layout(layout), Layout(storage), ranks, kernels)
+        where = SimulatedMesh(shape) if ranks == "simulated" else _real_mesh(shape)
+        runners = [_Runner(truth, where, Layout(one), Layout(storage)) for one in tried]
+        native = None if kernels == "numpy" else _built(where, runners, kernels, report)
+        for runner in runners:
             runner.check_.named = layouts != "all"
-            report.checks.append(runner.check())
+            report.checks.append(runner.check(native))
     return report
 
 
-def _check_options(precision: str, ranks: str, sample: int | None) -> None:
+def _built(mesh: AnyMesh, runners: Sequence[_Runner], kernels: str, report: Report) -> NativeKernels | None:
+    """The generated kernels of all layouts, built together; None where none can be had."""
+    programs = [r.final for r in runners if r.final is not None]
+    here = range(mesh.shape.size) if mesh.simulated else [mesh.rank]
+    try:
+        native = built_on_all(mesh, programs, [mesh.shape.coordinates(r) for r in here])
+    except CompilerError as e:
+        if kernels == "native":
+            raise ConfigError(
+                f"kernels='native' needs a C compiler that works on every rank; {e}",
+                "Or use kernels='auto', which verifies NumPy's kernels where there is none.",
+            ) from None
+        report.skipped.append(f"Generated kernels were not run: {e}")
+        return None
+    report.native = True
+    if native.refused:
+        words = next(iter(native.refused.values()))
+        report.skipped.append(f"{len(native.refused)} kernels were not built: {words}")
+    return native
+
+
+def _check_options(precision: str, ranks: str, sample: int | None, seed: int, kernels: str) -> None:
     if precision not in PRECISIONS or ranks not in ("simulated", "mpi"):
         raise ConfigError(
             f"verify(precision={precision!r}, ranks={ranks!r}) is not known.",
             "precision is 'float64' or 'own', ranks is 'simulated' or 'mpi'.",
         )
+    if kernels not in KERNELS:
+        raise ConfigError(f"there are no kernels '{kernels}'.", suggest(kernels, KERNELS))
+    if seed < 0:
+        raise ConfigError(f"the seed is {seed}.", "Give a number of at least 0.")
     if sample is not None and sample < 1:
-        raise ConfigError(
-            f"a sample of {sample} layouts verifies nothing.", "Ask for at least 1, or for all."
-        )
+        raise ConfigError(f"a sample of {sample} layouts verifies nothing.", "Ask for at least 1, or for all.")
 
 
 def _tried(
-    graph: Graph, layouts: str | Sequence[LayoutLike], shape: MeshShape, sample: int | None,
-    seed: int, report: Report,
-) -> Iterable[LayoutLike]:  # fmt: skip
+    graph: Graph, layouts: str | Sequence[LayoutLike], shape: MeshShape, sample: int | None, seed: int, report: Report
+) -> Iterable[LayoutLike]:
     """The layouts to try on one mesh; those left out are noted in the report."""
     if not isinstance(layouts, str):
         return layouts
@@ -171,18 +198,22 @@ class Truth:
     """
 
     def __init__(
-        self, graph: Graph, fetches: Mapping[str, Tensor], updates: Sequence[Update],
-        feeds: Mapping[str, Any], variables: Mapping[str, Any] | None, warm_steps: int,
-        precision: str, seed: int,
-    ):  # fmt: skip
+        self,
+        graph: Graph,
+        fetches: Mapping[str, Tensor],
+        updates: Sequence[Update],
+        feeds: Mapping[str, Any],
+        variables: Mapping[str, Any] | None,
+        warm_steps: int,
+        precision: str,
+        seed: int,
+    ):
         self.graph, self.fetches, self.updates = graph, fetches, updates
         self.feeds, self.precision, self.seed, self.step = feeds, precision, seed, warm_steps
         own = reference(graph, fetches, updates, seed, False)
         self.start = initial_variables(own.program, variables, seed)
         for step in range(warm_steps):
-            news = interpret(
-                graph, feeds, fetches, updates=updates, variables=self.start, seed=seed, step=step
-            )
+            news = interpret(graph, feeds, fetches, updates=updates, variables=self.start, seed=seed, step=step)
             self.start.update({u.variable.name: news[u.variable.name] for u in updates})
         self.after = {u.variable.name: u.value for u in self.updates}
         self._wide = reference(graph, fetches, updates, seed, True)
@@ -190,9 +221,7 @@ class Truth:
         self._dtypes = {v: narrow.get(v, t).dtype for v, t in self._wide.program.types.items()}
         self.values = {t: value for t, value, _ in self.judged({})}
 
-    def judged(
-        self, seen: Mapping[Tensor, Seen]
-    ) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray | None]]:
+    def judged(self, seen: Mapping[Tensor, Seen]) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray | None]]:
         """What each tensor must be, and by how much it may differ, in the order of the graph.
 
         Every operation is computed from what the layout itself has made of its inputs, where that
@@ -210,12 +239,11 @@ class Truth:
         value_of = {t: v for v, ts in self._wide.made.items() for t in ts}
         # In float64 the reference is rounded as well, so that two errors may add up.
         twice = 1 if self.precision == "own" else 2
-        instead = {t: s.whole.astype(np.float64) if s.whole.dtype.kind not in "iub" else s.whole
-                   for t, s in seen.items()}  # fmt: skip
+        instead = {
+            t: s.whole.astype(np.float64) if s.whole.dtype.kind not in "iub" else s.whole for t, s in seen.items()
+        }
         with np.errstate(all="ignore"):
-            for c in run(
-                self._wide, self.feeds, self.start, self.seed, self.step, bounds.observe, instead
-            ):
+            for c in run(self._wide, self.feeds, self.start, self.seed, self.step, bounds.observe, instead):
                 e = bounds.errors[value_of[c.tensor]]
                 yield c.tensor, c.value, None if e is None else twice * e
                 if c.tensor in seen:
@@ -223,63 +251,86 @@ class Truth:
 
 
 class _Runner:
-    """One layout on one mesh."""
+    """One layout on one mesh.
 
-    def __init__(
-        self, truth: Truth, shape: MeshShape, layout: Layout, storage: Layout, ranks: str,
-        kernels: str,
-    ):  # fmt: skip
-        self.truth, self.shape, self.layout, self.storage = truth, shape, layout, storage
-        self.kernels = kernels
-        self.mesh: Any = SimulatedMesh(shape) if ranks == "simulated" else _real_mesh(shape)
-        self.check_ = Check(str(shape), str(layout))
+    Attributes:
+        stages: The program as lowered, and after each pass; none where the layout is illegal.
+        final: The last of them in the precision of the check; None where a pass failed.
+    """
 
-    def check(self) -> Check:
-        """Lowered, then optimised; stops at what is wrong."""
+    def __init__(self, truth: Truth, mesh: AnyMesh, layout: Layout, storage: Layout):
+        self.truth, self.mesh, self.shape = truth, mesh, mesh.shape
+        self.check_ = Check(str(mesh.shape), str(layout))
+        self.stages: list[Program] = []
+        self.made: Mapping[int, list[Tensor]] = {}
+        self._broken: tuple[str, Exception] | None = None
+        self._lower(layout, storage)
+        self.final = self._as_run(self.stages[-1]) if self.stages and not self._broken else None
+
+    def _lower(self, layout: Layout, storage: Layout) -> None:
         t, out = self.truth, self.check_
         try:
-            program, values = lowered_with_values(
-                t.graph, self.shape, self.layout, t.fetches, t.updates, self.storage, t.seed
-            )
+            program, values = lowered_with_values(t.graph, self.shape, layout, t.fetches, t.updates, storage, t.seed)
         except LayoutError as e:
             out.refused, out.remedy = e.problem, e.remedy
-            return out
+            return
         except FAILURES as e:
-            return self._failed("lowering", e)
-        made = by_value(values)
-        out.stage = "lowering"
-        if not self._agrees(program, made):
-            return out
-        return self._check_passes(program, made)
-
-    def _check_passes(self, program: Program, made: Mapping[int, list[Tensor]]) -> Check:
-        """Runs what the passes leave; where that is wrong, finds the first pass that is."""
-        stages, passes = [program], pipeline.PASSES
-        for one in passes:
+            self._failed("lowering", e)
+            return
+        self.made = by_value(values)
+        self.stages.append(program)
+        for one in pipeline.PASSES:
             try:
-                stages.append(one(stages[-1]))
-                check_types(stages[-1])
+                program = one(program)
+                check_types(program)
             except FAILURES as e:
-                return self._failed(_name(one), e)
-        self.check_.stage = ""
-        if self._agrees(stages[-1], made):
-            return self.check_
-        for one, after in zip(passes, stages[1:], strict=True):
+                self._broken = _name(one), e
+                return
+            self.stages.append(program)
+
+    def check(self, native: NativeKernels | None) -> Check:
+        """As lowered, then as the passes leave it, by each kind of kernels; stops at a mistake.
+
+        Args:
+            native: The generated kernels of `final`, if they are to be run too.
+        """
+        out = self.check_
+        if not self.stages:
+            return out
+        out.stage = "lowering"
+        if not self._agrees(self._as_run(self.stages[0]), "numpy"):
+            return out
+        if self._broken is not None:
+            return self._failed(*self._broken)
+        out.stage = ""
+        assert self.final is not None
+        if not self._agrees(self.final, "numpy"):
+            self._find_stage("numpy")
+        elif native is not None and not self._agrees(self.final, native):
+            out.native = True
+            self._find_stage("native")
+        return out
+
+    def _find_stage(self, kernels: str) -> None:
+        """Runs the stages until one is wrong, and says which."""
+        names = ["lowering", *map(_name, pipeline.PASSES)]
+        for name, program in zip(names, self.stages, strict=True):
             self.check_.first, self.check_.error, self.check_.instruction = None, "", ""
-            self.check_.stage = _name(one)
-            if not self._agrees(after, made):
+            self.check_.stage = name
+            if not self._agrees(self._as_run(program), kernels):
                 break
-        return self.check_
+
+    def _as_run(self, program: Program) -> Program:
+        return widened(program) if self.truth.precision == "float64" else program
 
     def _failed(self, stage: str, e: Exception) -> Check:
         self.check_.stage = stage
         self.check_.error = f"{type(e).__name__}: {e}"
         return self.check_
 
-    def _agrees(self, program: Program, made: Mapping[int, list[Tensor]]) -> bool:
+    def _agrees(self, program: Program, kernels: Kernels) -> bool:
         """Runs a program and compares all that it shows of the graph's tensors."""
-        t, out = self.truth, self.check_
-        program = widened(program) if t.precision == "float64" else program
+        t, out, made = self.truth, self.check_, self.made
         shown: dict[Tensor, list[Shown]] = {}
         seen: dict[Tensor, Seen] = {}
         by: dict[str, Instruction] = {}
@@ -294,9 +345,7 @@ class _Runner:
                     by[tensor.name] = i
 
         try:
-            fetched, left = run_observed(
-                program, self.mesh, t.feeds, t.start, t.step, self.kernels, observe
-            )
+            fetched, left = run_observed(program, self.mesh, t.feeds, t.start, t.step, kernels, observe)
         except FAILURES as e:
             self._failed(out.stage or "running", e)
             return False
@@ -319,9 +368,12 @@ class _Runner:
         return Seen(whole, roundings * ROUNDOFF.get(t.dtype, 0.0) * terms)
 
     def _judge(
-        self, program: Program, shown: Mapping[Tensor, list[Shown]],
-        seen: Mapping[Tensor, Seen], by: Mapping[str, Instruction],
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        shown: Mapping[Tensor, list[Shown]],
+        seen: Mapping[Tensor, Seen],
+        by: Mapping[str, Instruction],
+    ) -> None:
         """Keeps the worst of each tensor and the first wrong one in the order of the graph."""
         for tensor, want, bound in self.truth.judged(seen):
             if tensor in seen:

@@ -1,7 +1,7 @@
 """A program in float64: the same instructions on the same blocks, with every rounding made small.
 
-Layouts, collectives and what passes decided stay as they are, so that a difference which is more
-than float64 rounding is no rounding at all.
+Layouts, collectives and the decisions of passes stay as they are.  So a difference that exceeds
+float64 rounding is a mistake.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from meshmpi.program import Instruction, LocalType, Program
-from meshmpi.scalar import FLOATS, Expr, Step
+from meshmpi.ir.kinds import Map, Random, Region
+from meshmpi.ir.program import Instruction, LocalType, Program
+from meshmpi.ir.scalar import FLOATS, Expr, Step
 
 
 def widened(program: Program) -> Program:
@@ -24,10 +25,12 @@ def widened(program: Program) -> Program:
     types = {v: _wide(t) for v, t in program.types.items()}
     instructions = _all(program.instructions, program.types, types, fresh)
     return replace(
-        program, types=types, instructions=tuple(instructions),
+        program,
+        types=types,
+        instructions=tuple(instructions),
         variables={n: replace(v, type=_wide(v.type)) for n, v in program.variables.items()},
         feeds={n: _wide(t) for n, t in program.feeds.items()},
-    )  # fmt: skip
+    )
 
 
 def _wide(t: LocalType) -> LocalType:
@@ -35,23 +38,18 @@ def _wide(t: LocalType) -> LocalType:
 
 
 def _all(
-    instructions: Iterable[Instruction], old: Mapping[int, LocalType], types: dict[int, LocalType],
-    fresh: Iterable[int],
-) -> list[Instruction]:  # fmt: skip
+    instructions: Iterable[Instruction], old: Mapping[int, LocalType], types: dict[int, LocalType], fresh: Iterable[int]
+) -> list[Instruction]:
     """The instructions in float64; types of values made on the way are added to ``types``."""
     out: list[Instruction] = []
     for i in instructions:
-        attrs = dict(i.attrs)
-        if "expr" in attrs:
-            attrs["expr"] = _expression(attrs["expr"])
-        if "body" in attrs:
-            inside = {**old, **attrs.get("inner", {})}
-            inner = {v: _wide(t) for v, t in attrs.get("inner", {}).items()}
-            attrs["body"] = tuple(_all(attrs["body"], inside, inner, fresh))
-            if "inner" in attrs:
-                attrs["inner"] = inner
-        i = i.replaced(attrs=attrs)
-        if i.kind == "random" and old[i.outputs[0]].dtype != "float64":
+        if isinstance(i.attrs, Map):
+            i = i.replaced(expr=_expression(i.attrs.expr))
+        if isinstance(i.attrs, Region):
+            inner = {v: _wide(t) for v, t in i.attrs.inner.items()}
+            body = _all(i.attrs.body, {**old, **i.attrs.inner}, inner, fresh)
+            i = i.replaced(body=tuple(body), inner=inner)
+        if isinstance(i.attrs, Random) and old[i.outputs[0]].dtype != "float64":
             out += _drawn_and_cast(i, old[i.outputs[0]], types, fresh)
         else:
             out.append(i)
@@ -64,13 +62,11 @@ def _drawn_and_cast(
     (y,), drawn = i.outputs, next(iter(fresh))
     types[drawn] = t
     expr = Expr((Step("cast", ("i0",), "float64"),), ("t0",))
-    cast = Instruction("map", (drawn,), (y,), {"expr": expr}, i.source)
+    cast = Instruction(Map(expr), (drawn,), (y,), i.source)
     return [i.replaced(outputs=(drawn,)), cast]
 
 
 def _expression(expr: Expr) -> Expr:
-    """The tape in float64.  Numbers in it stay exact: a float literal is what the user wrote."""
-    steps = [
-        s._replace(dtype="float64") if s.dtype in FLOATS else s for s in expr.steps
-    ]  # fmt: skip
+    """The expression in float64.  Numbers in it stay exact: a float literal is what the user wrote."""
+    steps = [s._replace(dtype="float64") if s.dtype in FLOATS else s for s in expr.steps]
     return expr._replace(steps=tuple(steps))

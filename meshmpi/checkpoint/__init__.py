@@ -1,20 +1,20 @@
 """Checkpoints: every rank writes what it holds; any mesh, layout or storage reads it back."""
 
 from meshmpi.checkpoint.background import BackgroundSaver
+from meshmpi.checkpoint.buddies import Buddies
 from meshmpi.checkpoint.folder import find
-from meshmpi.checkpoint.loading import load, load_newest
-from meshmpi.checkpoint.manifest import (
-    ForeignCheckpointError,
-    Manifest,
-    check_same_model,
-    read_manifest,
-)
-from meshmpi.checkpoint.partners import Partners
+from meshmpi.checkpoint.loading import Loaded, load, load_newest
+from meshmpi.checkpoint.manifest import ForeignCheckpointError, Manifest, check_same_model, read_manifest
 from meshmpi.checkpoint.saving import owns_block, save
+
+Partners = Buddies
+"""The former name of `Buddies`."""
 
 __all__ = [
     "BackgroundSaver",
+    "Buddies",
     "ForeignCheckpointError",
+    "Loaded",
     "Manifest",
     "Partners",
     "check_same_model",

@@ -1,7 +1,6 @@
-"""Writing so that it is on disk: files and folders are waited for, and every failure has a path.
+"""Files and folders that are on disk when the call returns, and that appear whole or not at all.
 
-All system calls of a save are made here, through `system`, which trials replace by one that fails.
-Knows nothing of what is written.
+Every error carries a path.  Knows nothing of what is written.
 """
 
 from __future__ import annotations
@@ -17,23 +16,24 @@ from typing import Any, TypeVar
 from meshmpi.errors import CheckpointError
 
 T = TypeVar("T")
-system: Any = os
-"""Where open, write, fsync, close, rename, mkdir, rmdir, unlink, lstat and listdir come from."""
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)  # of file systems that keep names safe themselves
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)  # from file systems that need no fsync of folders
 
 
-def unwritable(error: OSError, rank: int) -> CheckpointError:
-    """The error for a save that failed: rank, path, what the system said, and its number."""
-    code = errno.errorcode.get(error.errno or 0, "?")
-    return CheckpointError(
-        f"rank {rank} cannot write {error.filename}: {error.strerror} ({code}, errno"
-        f" {error.errno}).",
-        "Make room or choose another folder; earlier checkpoints are untouched.",
-    )
+@contextlib.contextmanager
+def errors_of(rank: int) -> Iterator[None]:
+    """Turns an OSError into a CheckpointError with rank, path, and the system's text and number."""
+    try:
+        yield
+    except OSError as error:
+        code = errno.errorcode.get(error.errno or 0, "?")
+        raise CheckpointError(
+            f"rank {rank} cannot write {error.filename}: {error.strerror} ({code}, errno {error.errno}).",
+            "Make room or choose another folder; earlier checkpoints are untouched.",
+        ) from error
 
 
 def _call(path: Path, function: Callable[..., T], *arguments: Any) -> T:
-    """Calls; an error carries the path, also where only a number of a file was given."""
+    """Calls; the path is in the error even where the system was given only a file number."""
     try:
         return function(*arguments)
     except OSError as error:
@@ -42,21 +42,21 @@ def _call(path: Path, function: Callable[..., T], *arguments: Any) -> T:
 
 @contextlib.contextmanager
 def _open(path: Path, flags: int) -> Iterator[int]:
-    file = _call(path, system.open, path, flags | os.O_CLOEXEC, 0o666)
+    file = _call(path, os.open, path, flags | os.O_CLOEXEC, 0o666)
     try:
         yield file
     except BaseException:
         with contextlib.suppress(OSError):  # the first error counts
-            system.close(file)
+            os.close(file)
         raise
-    _call(path, system.close, file)  # network file systems may only now say that the disk is full
+    _call(path, os.close, file)  # a network file system may report only here that the disk is full
 
 
 def write_file(path: Path, pieces: Iterable[Any]) -> None:
     """Writes a file and waits until its bytes are on disk.
 
     Args:
-        path: The file; one that is there is replaced.
+        path: The file; an existing one is overwritten.
         pieces: Buffers of bytes, one after the other.
 
     Raises:
@@ -66,26 +66,39 @@ def write_file(path: Path, pieces: Iterable[Any]) -> None:
         for piece in pieces:
             view = memoryview(piece).cast("B")
             while view:
-                view = view[_call(path, system.write, file, view) :]
-        _call(path, system.fsync, file)
+                view = view[_call(path, os.write, file, view) :]
+        _call(path, os.fsync, file)
+
+
+def replace_file(path: Path, pieces: Iterable[Any]) -> None:
+    """Writes a file beside its name and renames it: readers find the old file or the whole new one.
+
+    Raises:
+        OSError: With the path; what was there before is untouched.
+    """
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        write_file(beside, pieces)
+        rename(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(beside)
+        raise
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
     """Waits until the names in a folder are on disk."""
     with _open(folder, os.O_RDONLY | os.O_DIRECTORY) as file:
         try:
-            _call(folder, system.fsync, file)
+            _call(folder, os.fsync, file)
         except OSError as error:
             if error.errno not in _NO_FOLDER_SYNC:
                 raise
 
 
-def make_folder(folder: Path, sync: bool = True) -> None:
-    """Makes a folder and those above it, as far as they are missing.
-
-    Args:
-        folder: The folder.
-        sync: Whether to wait until their names are on disk.
+def make_folder(folder: Path) -> None:
+    """Makes a folder and all missing ones above it, and waits until their names are on disk.
 
     Raises:
         OSError: One cannot be made.
@@ -96,27 +109,84 @@ def make_folder(folder: Path, sync: bool = True) -> None:
         folder = folder.parent
     for new in reversed(missing):
         try:
-            _call(new, system.mkdir, new)
+            _call(new, os.mkdir, new)
         except FileExistsError:
             if not new.is_dir():  # else another process was faster
                 raise
-        if sync:
-            sync_folder(new.parent)
+        sync_folder(new.parent)
 
 
 def rename(old: Path, new: Path) -> None:
-    """Gives a file or folder another name; one step."""
-    _call(new, system.rename, old, new)
+    """Gives a file or folder another name, in one step."""
+    _call(new, os.rename, old, new)
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a folder and all in it; what is not there is no error."""
+    """Removes a file, or a folder and all in it; does nothing if it does not exist."""
     try:
-        if stat.S_ISDIR(_call(path, system.lstat, path).st_mode):
-            for name in sorted(_call(path, system.listdir, path)):
+        if stat.S_ISDIR(_call(path, os.lstat, path).st_mode):
+            for name in sorted(_call(path, os.listdir, path)):
                 remove(path / name)
-            _call(path, system.rmdir, path)
+            _call(path, os.rmdir, path)
         else:
-            _call(path, system.unlink, path)
+            _call(path, os.unlink, path)
     except FileNotFoundError:
         return
+
+
+class DurableFolder:
+    """A folder that appears under its name with everything that was written into it, or not at all.
+
+    As a context manager it is published at the end of the block and discarded after an error.
+    Several processes may write into one: one of them makes and publishes it.
+
+    Args:
+        path: Its name.
+        partial: Where it is written, in the same parent.
+        replaced: Where a folder of the same name goes in the moment of the rename.
+    """
+
+    def __init__(self, path: Path, partial: Path, replaced: Path) -> None:
+        self.path, self.partial, self.replaced = path, partial, replaced
+
+    def __enter__(self) -> DurableFolder:
+        if not self.partial.is_dir():
+            self.make()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.discard()
+            return
+        try:
+            self._publish()
+        except BaseException:
+            self.discard()
+            raise
+
+    def make(self) -> None:
+        """Makes the partial folder.  Its name need not be on disk: publishing changes it."""
+        _call(self.partial, os.mkdir, self.partial)
+
+    def write(self, name: str, pieces: Iterable[Any]) -> None:
+        """Writes a file; arguments and errors as in `write_file`."""
+        write_file(self.partial / name, pieces)
+
+    def discard(self) -> None:
+        """Removes what was written, as far as possible: the disk may be full or gone."""
+        with contextlib.suppress(OSError):
+            remove(self.partial)
+
+    def _publish(self) -> None:
+        sync_folder(self.partial)
+        if self.path.exists():
+            # A job killed between the two renames leaves the old folder under the name `replaced`.
+            rename(self.path, self.replaced)
+            try:
+                rename(self.partial, self.path)
+            except OSError:
+                rename(self.replaced, self.path)
+                raise
+        else:
+            rename(self.partial, self.path)
+        sync_folder(self.path.parent)

@@ -1,25 +1,28 @@
-"""Which checkpoints of a folder count, and what killed jobs have left among them.
+"""Which checkpoints in a folder count, and what killed jobs have left among them.
 
-Checkpoints are ordered by step.  So when one is saved though there are later ones, as after going
-back to an older checkpoint, the later ones must count no more from the very moment at which it has
-its name: a file beside them says so in advance; then they move into a folder of their own.
+Checkpoints are ordered by step.  After a run goes back to an older checkpoint it saves one although
+there are later ones.  These must stop counting in the very moment in which the new one gets its
+name.  So an empty file, written in advance, says which ones the new one gives up, and after the
+rename they are moved into a folder of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from meshmpi.checkpoint import disk
 from meshmpi.checkpoint.shard import Identity
+from meshmpi.files import plain
 
 PARTIAL, GONE = ".partial", ".gone"
-"""End the hidden names of a checkpoint that is being written, and of one that is being removed."""
+"""Endings of the hidden names of checkpoints that are being written, and being removed."""
 REPLACED = ".old"
-"""Ends the hidden name of a checkpoint while one of the same step takes its place."""
+"""Ending of the hidden name of a checkpoint while another one of the same step takes its place."""
 MANIFEST = "manifest.json"
 NAME = re.compile(r"^step-(\d{8,})$")
 _HIDDEN = re.compile(rf"^\.step-(\d{{8,}})\{REPLACED}$")
@@ -31,17 +34,23 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def partial_name(identity: Identity) -> str:
-    """Where a checkpoint is written; the name is of this save alone."""
-    return f".{step_name(identity.step)}-{identity.checkpoint}{PARTIAL}"
+def durable_folder(folder: Path, identity: Identity) -> disk.DurableFolder:
+    """The folder of a checkpoint.
+
+    Every save has a partial folder of its own, so that a lost rank or thread that still writes for
+    a save that was given up cannot write into another one.
+    """
+    name = step_name(identity.step)
+    partial = f".{name}-{identity.checkpoint}{PARTIAL}"
+    return disk.DurableFolder(folder / name, folder / partial, folder / f".{name}{REPLACED}")
 
 
 class Turn(NamedTuple):
-    """A save that gives up the checkpoints of all steps after one, but for its own.
+    """A save that gives up all other checkpoints of steps later than ``after``.
 
     Attributes:
-        identity: Of the checkpoint that is saved.
-        after: The last step of those before that still counts.
+        identity: The checkpoint that is saved.
+        after: The last earlier step that still counts.
     """
 
     identity: Identity
@@ -49,7 +58,7 @@ class Turn(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name of the empty file that says so."""
+        """The name of the empty file that announces it."""
         return f".{step_name(self.identity.step)}-{self.identity.checkpoint}-after-{self.after:08d}"
 
     @property
@@ -58,22 +67,22 @@ class Turn(NamedTuple):
         return f"abandoned-after-{self.after:08d}-{self.identity.checkpoint[:8]}"
 
     def counts(self, folder: Path) -> bool:
-        """Whether its checkpoint, and no other of that step, has got its name."""
+        """Whether its checkpoint, and not another one of that step, has its name."""
         try:
-            text = (folder / step_name(self.identity.step) / MANIFEST).read_bytes()
+            text = plain.contents(folder / step_name(self.identity.step) / MANIFEST, links=False)
         except OSError:
             return False
         return self.identity.checkpoint.encode() in text
 
     def gives_up(self, name: str, step: int) -> bool:
-        """Whether a checkpoint counts no more."""
+        """Whether a checkpoint no longer counts."""
         return step > self.after and name != step_name(self.identity.step)
 
 
 def find(folder: str | os.PathLike[str]) -> list[Path]:
-    """The checkpoints in a folder, the last saved first: steps descend.
+    """The checkpoints in a folder, newest first, which means by descending step.
 
-    One that was being replaced by another of its step when the job was killed is among them.
+    A checkpoint that was just being replaced by another one of its step when the job was killed is included.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -81,9 +90,7 @@ def find(folder: str | os.PathLike[str]) -> list[Path]:
     names = sorted(p.name for p in folder.iterdir())  # hidden names first: the others win
     turns = [t for t in _turns(names) if t.counts(folder)]
     found = {
-        step: folder / name
-        for name, step in _checkpoints(names)
-        if not any(t.gives_up(name, step) for t in turns)
+        step: folder / name for name, step in _checkpoints(names) if not any(t.gives_up(name, step) for t in turns)
     }
     return [path for _, path in sorted(found.items(), reverse=True)]
 
@@ -99,7 +106,7 @@ def _turns(names: Iterable[str]) -> list[Turn]:
 
 
 def clean(folder: Path) -> list[str]:
-    """Finishes what a killed job had begun: half-written and half-removed checkpoints go.
+    """Finishes what a killed job has begun: removes half-written and half-removed checkpoints.
 
     Returns:
         Which checkpoints were set aside, as lines.
@@ -114,7 +121,7 @@ def clean(folder: Path) -> list[str]:
         if turn.counts(folder):
             lines.append(set_aside(folder, turn))
         else:
-            revoke(folder, turn)
+            _revoke(folder, turn)
     for path in sorted(folder.iterdir()):
         if not path.name.startswith(".step-"):
             continue
@@ -131,34 +138,36 @@ def clean(folder: Path) -> list[str]:
 
 
 def turn_back(folder: Path, identity: Identity, after: int) -> Turn | None:
-    """What a save gives up; None where there is nothing.
-
-    Args:
-        folder: Of the checkpoints.
-        identity: Of the new one.
-        after: The last step that is not given up.
-    """
+    """The checkpoints that a save gives up: those of steps later than ``after``; None if there are none."""
     turn = Turn(identity, min(after, identity.step))
     there = _checkpoints(p.name for p in folder.iterdir())
     return turn if any(step > turn.after for _, step in there) else None
 
 
-def announce(folder: Path, turn: Turn) -> None:
-    """Says in advance what is given up; the rename that gives the new one its name makes it true.
+@contextlib.contextmanager
+def announced(folder: Path, turn: Turn | None) -> Iterator[None]:
+    """Writes in advance which checkpoints are given up; the rename inside the block makes it true.
+
+    After an error it is taken back, unless the new checkpoint has got its name.
 
     Raises:
         OSError: The file cannot be written.
     """
-    disk.write_file(folder / turn.file, [])
-    disk.sync_folder(folder)
+    if turn is None:
+        yield
+        return
+    try:
+        disk.write_file(folder / turn.file, [])
+        disk.sync_folder(folder)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if not turn.counts(folder):
+                _revoke(folder, turn)
+        raise
 
 
-def revoke(folder: Path, turn: Turn) -> None:
-    """Takes back what `announce` has said.
-
-    Raises:
-        OSError: It cannot.
-    """
+def _revoke(folder: Path, turn: Turn) -> None:
     disk.remove(folder / turn.file)
     disk.sync_folder(folder)
 
@@ -178,7 +187,7 @@ def set_aside(folder: Path, turn: Turn) -> str:
     if moved:
         disk.sync_folder(aside)
     disk.sync_folder(folder)
-    revoke(folder, turn)
+    _revoke(folder, turn)
     if not moved:  # a killed job had moved all of them
         return ""
     return (

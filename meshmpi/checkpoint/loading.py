@@ -13,26 +13,20 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshmpi.checkpoint.buddies import Buddies
 from meshmpi.checkpoint.folder import clean, find
-from meshmpi.checkpoint.manifest import (
-    ForeignCheckpointError,
-    Manifest,
-    Ranges,
-    check_same_model,
-    read_manifest,
-)
-from meshmpi.checkpoint.partners import Partners
+from meshmpi.checkpoint.manifest import ForeignCheckpointError, Manifest, Ranges, check_same_model, read_manifest
 from meshmpi.checkpoint.shard import DamagedShardError, ShardReader
 from meshmpi.errors import CheckpointError, MeshmpiError
 from meshmpi.runtime.agreement import from_first, gathered
 from meshmpi.runtime.variables import VariableStore
 
 MEMORY_SHARE = 0.5
-"""Of the memory that is free, the most that is taken to read everything once.  Assumption."""
+"""Maximum share of the free memory that is used to read everything before it is copied.  Assumption."""
 
 
 class _Part(NamedTuple):
@@ -46,11 +40,49 @@ class _Part(NamedTuple):
     rank: int
 
 
+class Loaded(NamedTuple):
+    """What `load_newest` has loaded; ``manifest, notes = loaded`` as well.
+
+    Attributes:
+        manifest: What the checkpoint says of itself.
+        notes: What was wrong with newer ones or was left by killed saves.
+    """
+
+    manifest: Manifest
+    notes: list[str]
+
+    @property
+    def path(self) -> Path:
+        """The folder of the checkpoint."""
+        return self.manifest.folder
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        return self.manifest.step
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the writer passed as ``about``."""
+        return self.manifest.about
+
+    def __repr__(self) -> str:
+        notes = "".join(f"; note: {note}" for note in self.notes)
+        return f"<Loaded {self.path}, step {self.step}{notes}>"
+
+
 def load(
-    checkpoint: str | os.PathLike[str] | Manifest, store: VariableStore, *, extra: bool = False,
-    partners: Partners | None = None, say: Callable[[str], None] = warnings.warn,
-) -> Manifest:  # fmt: skip
+    checkpoint: str | os.PathLike[str] | Manifest,
+    store: VariableStore,
+    *,
+    extra: bool = False,
+    buddies: Buddies | None = None,
+    say: Callable[[str], None] = warnings.warn,
+) -> Manifest:
     """Reads all variables of ``store`` from a checkpoint of any mesh, layout and storage.
+
+    The steps compiled for the store go on with the step numbers that they had when it was saved, so
+    that dropout goes on with the same random numbers.
 
     Each rank reads the rows that it needs and verifies them before anything is overwritten.
     Collective: an error on one rank is raised on all.
@@ -59,8 +91,11 @@ def load(
         checkpoint: Its folder or manifest.
         store: ``step.variables`` of a compiled step.
         extra: Whether the checkpoint may hold more than the store (sampling needs no optimizer).
-        partners: Who may have copies of damaged files.
+        buddies: Who may have copies of damaged files.
         say: Takes what was restored, on rank 0.
+
+    Returns:
+        What the checkpoint says of itself: ``path``, ``step``, ``about`` ...
 
     Raises:
         CheckpointError: It is missing, damaged, or of another model.
@@ -78,7 +113,7 @@ def load(
             break
         damaged = sorted({e.file for e in errors if isinstance(e, DamagedShardError)} - tried)
         tried.update(damaged)
-        notes = partners.restore(manifest, damaged) if partners is not None and damaged else []
+        notes = buddies.restore(manifest, damaged) if buddies is not None and damaged else []
         if not notes:
             raise errors[0]
         problems = {getattr(e, "file", e.problem): e.problem for e in reversed(errors)}
@@ -86,6 +121,7 @@ def load(
             say(line)  # what is wrong with a file once, not by every rank that reads it
     for part, array in staged if staged is not None else _arrays(manifest, store):
         store.blocks[part.name][part.rank][part.target] = array
+    store.step_numbers = manifest.step_numbers
     return manifest
 
 
@@ -94,7 +130,7 @@ def _staged(
 ) -> tuple[list[tuple[_Part, np.ndarray]] | None, MeshmpiError | None]:
     """All parts, verified; None where memory is short.  Or what is wrong with them."""
     try:
-        if _fits(store):
+        if fits_twice(store):
             return list(_arrays(manifest, store)), None
         for _ in _arrays(manifest, store):  # verifies
             pass
@@ -103,8 +139,8 @@ def _staged(
     return None, None
 
 
-def _fits(store: VariableStore) -> bool:
-    """Whether a second copy of this process's blocks fits into memory beside the first.
+def fits_twice(store: VariableStore) -> bool:
+    """Whether a second copy of this process's blocks fits into memory in addition to the first.
 
     As many processes as there are cores are taken to do the same on this host.
     """
@@ -114,16 +150,17 @@ def _fits(store: VariableStore) -> bool:
         free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
     except (OSError, StopIteration, ValueError):
         return False
-    processes = 1 if getattr(store.mesh, "comm", None) is None else min(
-        store.mesh.size, os.cpu_count() or 1
-    )  # fmt: skip
+    processes = 1 if store.mesh.comm is None else min(store.mesh.size, os.cpu_count() or 1)
     return needed * processes <= MEMORY_SHARE * free
 
 
 def load_newest(
-    folder: str | os.PathLike[str], store: VariableStore, *, partners: Partners | None = None,
+    folder: str | os.PathLike[str],
+    store: VariableStore,
+    *,
+    buddies: Buddies | None = None,
     say: Callable[[str], None] = warnings.warn,
-) -> tuple[Manifest, list[str]]:  # fmt: skip
+) -> Loaded:
     """Loads the newest whole checkpoint of a folder and removes what killed saves have left there.
 
     Collective.
@@ -131,11 +168,11 @@ def load_newest(
     Args:
         folder: Where checkpoints are kept.
         store: ``step.variables`` of a compiled step.
-        partners: Who may have copies of damaged files.
+        buddies: Who may have copies of damaged files.
         say: Takes what was restored, on rank 0.
 
     Returns:
-        Its manifest, and what was wrong with newer ones or was left by killed saves.
+        What was loaded; ``.path``, ``.step``, ``.about``.
 
     Raises:
         CheckpointError: There is none, all are damaged, or the newest whole one is foreign.
@@ -151,20 +188,17 @@ def load_newest(
 
     found, notes = from_first(store.mesh, look)
     if not found:
-        raise CheckpointError(
-            f"there is no checkpoint in {folder}.", "Start without --resume, or name another run."
-        )
+        raise CheckpointError(f"there is no checkpoint in {folder}.", "Start without --resume, or name another run.")
     damaged: list[str] = []
     for checkpoint in found:
         try:
-            return load(checkpoint, store, partners=partners, say=say), notes
+            return Loaded(load(checkpoint, store, buddies=buddies, say=say), notes)
         except ForeignCheckpointError:
             raise
         except CheckpointError as error:
             damaged.append(error.problem)
             notes.append(
-                f"{error.problem} Resuming from the newest whole checkpoint; remove {checkpoint}"
-                " to silence this."
+                f"{error.problem} Resuming from the newest whole checkpoint; remove {checkpoint} to silence this."
             )
     raise CheckpointError(
         f"no checkpoint in {folder} is whole: {' '.join(damaged)}",
@@ -207,6 +241,19 @@ def _parts(manifest: Manifest, store: VariableStore, name: str, rank: int) -> li
     return [_Part(name, *piece, rank) for piece in pieces(manifest, name, wanted)]
 
 
+def placed(wanted: Ranges, ranges: Ranges) -> tuple[Ranges, tuple[slice, ...]]:
+    """The part that two blocks have in common (all in global ranges).
+
+    Returns:
+        Its ranges inside the block ``ranges``; where it belongs inside ``wanted``.
+    """
+    common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, ranges, strict=True)]
+    return (
+        tuple((a - c, b - c) for (a, b), (c, _) in zip(common, ranges, strict=True)),
+        tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(common, wanted, strict=True)),
+    )
+
+
 def pieces(
     manifest: Manifest, name: str, wanted: Ranges
 ) -> Iterator[tuple[str, tuple[int, ...], Ranges, tuple[slice, ...]]]:
@@ -222,14 +269,9 @@ def pieces(
     """
     covered = 0
     for file, ranges in manifest.blocks(name, wanted):
-        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, ranges, strict=True)]
-        covered += math.prod(b - a for a, b in common)
-        yield (
-            file,
-            tuple(d - c for c, d in ranges),
-            tuple((a - c, b - c) for (a, b), (c, _) in zip(common, ranges, strict=True)),
-            tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(common, wanted, strict=True)),
-        )
+        source, target = placed(wanted, ranges)
+        covered += math.prod(b - a for a, b in source)
+        yield file, tuple(d - c for c, d in ranges), source, target
     if covered != math.prod(b - a for a, b in wanted):
         raise CheckpointError(
             f"the checkpoint {manifest.folder} is damaged (it holds only part of '{name}').",

@@ -10,17 +10,22 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshmpi.checkpoint.folder import MANIFEST, NAME
-from meshmpi.checkpoint.shard import Identity, file_name
+from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, file_name
+from meshmpi.checkpoint.tensor_header import MOST_DIMS, MOST_SIZE
 from meshmpi.dims import MeshShape, Shape, block_range
 from meshmpi.errors import CheckpointError
-from meshmpi.program import LocalType
+from meshmpi.files import plain
+from meshmpi.ir.program import LocalType
+from meshmpi.runtime.arrays import numpy_dtype
 from meshmpi.runtime.variables import VariableStore
 
 FORMAT = 2
@@ -35,12 +40,13 @@ class Manifest:
     Attributes:
         folder: Where it is.
         step: Training steps done.
-        about: What the writer told: settings, layout, data and so on.
+        about: What the writer passed as ``about``: settings, layout, data and so on.
         tensors: Name -> ``dims``, ``shape`` (global), ``dtype``, ``split`` (axes of each dim).
         identity: The number of this checkpoint and its step, which its files name too.
         mesh: Of the ranks that wrote it.
         files: Name -> ``bytes`` and ``header``, the hash of its header.
         time: When it was written, seconds since 1970.
+        step_numbers: As `VariableStore.step_numbers`; empty where an earlier version wrote it.
     """
 
     folder: Path
@@ -51,6 +57,15 @@ class Manifest:
     mesh: MeshShape
     files: dict[str, dict[str, Any]]
     time: float
+    step_numbers: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.folder}, step {self.step}: {len(self.tensors)} tensors, {self.data_bytes} bytes>"
+
+    @property
+    def path(self) -> Path:
+        """Where it is: the same as ``folder``."""
+        return self.folder
 
     @property
     def data_bytes(self) -> int:
@@ -77,17 +92,15 @@ class Manifest:
 
     def blocks(self, name: str, wanted: Ranges) -> Iterator[Block]:
         """The stored blocks of a tensor that have a part of ``wanted`` (global ranges)."""
-        t = self.type(name)
-        along = [
-            list(_overlapping(self.mesh, d.size, axes, w))
-            for d, axes, w in zip(t.shape, t.splits, wanted, strict=True)
-        ]
-        for parts in itertools.product(*along):
-            coordinates = dict.fromkeys(self.mesh.names, 0)
-            for _, where in parts:
-                coordinates |= where
-            ranges = tuple(r for r, _ in parts)
-            yield Block(file_name(self.mesh.rank(coordinates)), ranges)
+        for coordinates, ranges in blocks_of(self.type(name), self.mesh, wanted):
+            file = file_name(self.mesh.rank(coordinates))
+            if file not in self.files:
+                raise CheckpointError(
+                    f"the checkpoint {self.folder} is damaged ({file}, which has a part of"
+                    f" '{name}', is not in its manifest).",
+                    f"Remove {self.folder}.",
+                )
+            yield Block(file, ranges)
 
 
 class Block(NamedTuple):
@@ -97,18 +110,40 @@ class Block(NamedTuple):
     ranges: Ranges
 
 
+def blocks_of(t: LocalType, mesh: MeshShape, wanted: Ranges) -> Iterator[tuple[dict[str, int], Ranges]]:
+    """The blocks of a value that have a part of ``wanted`` (global ranges).
+
+    Yields:
+        Coordinates of the first rank that holds the block; its global ranges.
+    """
+    along = [list(_overlapping(mesh, d.size, axes, w)) for d, axes, w in zip(t.shape, t.splits, wanted, strict=True)]
+    for parts in itertools.product(*along):
+        coordinates = dict.fromkeys(mesh.names, 0)
+        for _, where in parts:
+            coordinates |= where
+        yield coordinates, tuple(r for r, _ in parts)
+
+
 def _overlapping(
     mesh: MeshShape, size: int, axes: tuple[str, ...], wanted: tuple[int, int]
 ) -> Iterator[tuple[tuple[int, int], dict[str, int]]]:
     """Blocks of one dim that overlap a range, and the coordinates of those who hold them."""
     count = mesh.count(axes) if axes else 1
-    for k in range(count):
-        start, stop = block_range(size, count, k)
-        if max(start, wanted[0]) < min(stop, wanted[1]):
-            where, rest = {}, k
-            for axis in reversed(axes):  # the first axis is the major one
-                rest, where[axis] = divmod(rest, mesh.axis_size(axis))
-            yield (start, stop), where
+    place = wanted[0]
+    while place < min(wanted[1], size):
+        k = _block_of(place, size, count)
+        where, rest = {}, k
+        for axis in reversed(axes):  # the first axis is the major one
+            rest, where[axis] = divmod(rest, mesh.axis_size(axis))
+        start, place = block_range(size, count, k)
+        yield (start, place), where
+
+
+def _block_of(place: int, size: int, count: int) -> int:
+    """The number of the block that an index is in; see `block_range`."""
+    least, longer = divmod(size, count)
+    first = longer * (least + 1)  # of the blocks that have the least
+    return place // (least + 1) if place < first else longer + (place - first) // least
 
 
 def digest(text: str) -> str:
@@ -145,9 +180,14 @@ def _not_plain(value: Any, where: str) -> str:
 
 
 def manifest_text(
-    identity: Identity, mesh: MeshShape, types: Mapping[str, LocalType], about: Mapping[str, Any],
-    files: Mapping[str, Mapping[str, Any]], time: float,
-) -> str:  # fmt: skip
+    identity: Identity,
+    mesh: MeshShape,
+    types: Mapping[str, LocalType],
+    about: Mapping[str, Any],
+    files: Mapping[str, Mapping[str, Any]],
+    time: float,
+    step_numbers: Sequence[int] = (),
+) -> str:
     """The text of a manifest; its first line vouches for the second.
 
     Args:
@@ -157,21 +197,30 @@ def manifest_text(
         about: Plain values.
         files: Name -> what `Shard.record` says.
         time: Now, seconds since 1970.
+        step_numbers: As `VariableStore.step_numbers`.
     """
     tensors = {
         name: {
-            "dims": list(t.shape.names), "shape": list(t.shape.sizes), "dtype": t.dtype,
+            "dims": list(t.shape.names),
+            "shape": list(t.shape.sizes),
+            "dtype": t.dtype,
             "split": [list(axes) for axes in t.splits],
         }
         for name, t in types.items()
-    }  # fmt: skip
+    }
     text = json.dumps(
         {
-            "format": FORMAT, "checkpoint": identity.checkpoint, "step": identity.step,
-            "time": time, "mesh": [[a, mesh.axis_size(a)] for a in mesh.names],
-            "about": dict(about), "tensors": tensors, "files": dict(files),
+            "format": FORMAT,
+            "checkpoint": identity.checkpoint,
+            "step": identity.step,
+            "time": time,
+            "mesh": [[a, mesh.axis_size(a)] for a in mesh.names],
+            "step_numbers": list(step_numbers),
+            "about": dict(about),
+            "tensors": tensors,
+            "files": dict(files),
         }
-    )  # fmt: skip
+    )
     return f"{digest(text)}\n{text}\n"
 
 
@@ -184,42 +233,113 @@ def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
     folder = Path(checkpoint)
     path = folder / MANIFEST
     try:
-        expected, text, rest = path.read_bytes().decode("utf-8").split("\n")
+        data = plain.contents(path, links=False)
+        expected, text, rest = data.decode("utf-8").split("\n")
         if (found := digest(text)) != expected or rest:
             raise ValueError(f"checksum {found[:8]}.. expected {expected[:8]}..")
-        content = json.loads(text)
+        content = plain.parse_json(text)
+        if not isinstance(content, dict) or content.get("format") == FORMAT:
+            _check(content)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(
             f"there is no checkpoint in {folder}: {MANIFEST} is missing.",
             "Give a folder such as runs/name/checkpoints/step-00001200.",
         ) from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"the manifest of {folder} is damaged ({error}).", f"Remove {folder}."
-        ) from error
+        raise CheckpointError(f"the manifest of {folder} is damaged ({error}).", f"Remove {folder}.") from error
     if content.get("format") != FORMAT:
         raise CheckpointError(
-            f"the checkpoint {folder} has format {content.get('format')}, this version of meshmpi"
-            f" reads {FORMAT}.", "Use the version that wrote it.",
-        )  # fmt: skip
+            f"the checkpoint {folder} has format {content.get('format')}, this version of meshmpi reads {FORMAT}.",
+            "Use the version that wrote it.",
+        )
     named = NAME.match(folder.name)
     if named and int(named[1]) != content["step"]:
         raise CheckpointError(
-            f"the manifest of {folder} is of step {content['step']}: files of two checkpoints were"
-            " mixed.", f"Remove {folder}.",
-        )  # fmt: skip
+            f"the manifest of {folder} is of step {content['step']}: files of two checkpoints were mixed.",
+            f"Remove {folder}.",
+        )
     return Manifest(
-        folder, content["step"], content["about"], content["tensors"],
+        folder,
+        content["step"],
+        content["about"],
+        content["tensors"],
         Identity(content["checkpoint"], content["step"]),
-        MeshShape([(a, n) for a, n in content["mesh"]]), content["files"], content["time"],
-    )  # fmt: skip
+        MeshShape([(a, n) for a, n in content["mesh"]]),
+        content["files"],
+        content["time"],
+        tuple(content.get("step_numbers", ())),
+    )
+
+
+_FILE = re.compile(r"^rank-\d{5,9}\.safetensors$")
+_TABLES = ("about", "tensors", "files")
+
+
+def _check(content: Any) -> None:
+    """ValueError unless a manifest is made as `manifest_text` makes it.
+
+    What it says is then as small as its files are: nobody counts up ranks or asks for memory for
+    tensors that no file holds.
+    """
+    try:
+        step, number, time = content["step"], content["checkpoint"], content["time"]
+        axes = [(a, n) for a, n in content["mesh"]]
+        tables = [content[name] for name in _TABLES]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"it has no {error}") from None
+    if not all(isinstance(t, dict) for t in tables):
+        raise ValueError(f"{', '.join(_TABLES)} are no tables")
+    if type(step) is not int or step < 0 or not isinstance(number, str):
+        raise ValueError(f"it is of step {step!r}, checkpoint {number!r}")
+    if not isinstance(time, int | float):
+        raise ValueError(f"it was written at {time!r}")
+    _, tensors, files = tables
+    for name, record in files.items():
+        if not (plain.is_plain_name(name) and _FILE.match(name)):
+            raise ValueError(f"{name!r} is not the name of a file of a rank")
+        if not isinstance(record, dict) or not isinstance(record.get("header"), str):
+            raise ValueError(f"{name} has no hash")
+        _check_sizes(name, [record.get("bytes")])
+    numbers = content.get("step_numbers", [])
+    _check_sizes("a step number", numbers if isinstance(numbers, list) else [numbers])
+    _check_sizes("the mesh", [n for _, n in axes])
+    if len(axes) > MOST_DIMS or not all(isinstance(a, str) and n for a, n in axes):
+        raise ValueError(f"its mesh is {axes}"[:200])
+    names = [a for a, _ in axes]
+    needed = sum(_checked_bytes(name, t, names) for name, t in tensors.items())
+    held = sum(record["bytes"] for record in files.values())
+    if needed > held:
+        raise ValueError(f"its tensors take {needed} bytes, its files have {held}")
+
+
+def _check_sizes(what: str, sizes: list[Any]) -> None:
+    for n in sizes:
+        if type(n) is not int or not 0 <= n < MOST_SIZE:
+            raise ValueError(f"{what} has the size {n!r}"[:200])
+
+
+def _checked_bytes(name: str, t: Any, axes: list[str]) -> int:
+    """Bytes of a tensor of a manifest; ValueError unless it is described as it should be."""
+    parts = ("dims", "shape", "split")
+    if not isinstance(t, dict) or not all(isinstance(t.get(part), list) for part in parts):
+        raise ValueError(f"tensor '{name}' has no {', '.join(parts)}")
+    dims, shape, split = (t[part] for part in parts)
+    one = len(dims) == len(shape) == len(split) <= MOST_DIMS
+    dtype = t.get("dtype")
+    if not one or not all(isinstance(d, str) for d in (*dims, dtype)) or dtype not in FORMAT_NAMES:
+        raise ValueError(f"tensor '{name}' is {dtype!r}{dims}"[:200])
+    _check_sizes(f"tensor '{name}'", shape)
+    over = [axis for each in split for axis in (each if isinstance(each, list) else [None])]
+    if len(over) != len({*map(str, over)}) or not all(axis in axes for axis in over):
+        raise ValueError(f"tensor '{name}' is split over {split}"[:200])
+    return math.prod(shape) * numpy_dtype(dtype).itemsize
 
 
 def size_problem(manifest: Manifest) -> str:
     """The first file that is missing or has another length than was written, or empty."""
     for name, record in manifest.files.items():
         try:
-            size = (manifest.folder / name).stat().st_size
+            size = (manifest.folder / name).lstat().st_size
         except OSError as error:
             return f"{name}: {error.strerror}"
         if size != record["bytes"]:
@@ -240,19 +360,15 @@ def check_same_model(manifest: Manifest, store: VariableStore, extra: bool = Fal
             differences.append(f"it has no '{name}'")
         elif (there["shape"], there["dtype"]) != (list(t.shape.sizes), t.dtype):
             differences.append(
-                f"'{name}' is {there['dtype']}{there['shape']} there and"
-                f" {t.dtype}{list(t.shape.sizes)} here"
+                f"'{name}' is {there['dtype']}{there['shape']} there and {t.dtype}{list(t.shape.sizes)} here"
             )
         elif there["dims"] != list(t.shape.names):
             differences.append(f"'{name}' is {manifest.type(name).shape} there and {t.shape} here")
     if not extra:
-        differences += [
-            f"it has '{name}' in addition" for name in manifest.tensors if name not in store.types
-        ]
+        differences += [f"it has '{name}' in addition" for name in manifest.tensors if name not in store.types]
     if differences:
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
         raise ForeignCheckpointError(
-            f"the checkpoint {manifest.folder} belongs to another model:"
-            f" {'; '.join(differences[:3])}{more}.",
+            f"the checkpoint {manifest.folder} belongs to another model: {'; '.join(differences[:3])}{more}.",
             "Use the configuration that it was made with, or start anew in another folder.",
         )

@@ -1,7 +1,6 @@
-"""Saving: every rank writes what it holds, once; one rename makes it a checkpoint.
+"""Saving: every rank writes the blocks that it owns; one rename makes them a checkpoint.
 
-A checkpoint is a folder ``step-00001200`` with one file of tensors per writing rank and a manifest.
-It is written beside its name and renamed when all of it is on disk: a folder of that name is whole.
+A checkpoint is a folder ``step-00001200`` with one file of tensors for each writing rank, and a manifest.
 A block that several ranks hold is written once, by the lowest of them.
 
 Knows variables by name and block only: no model, no data, no training loop.
@@ -9,7 +8,6 @@ Knows variables by name and block only: no model, no data, no training loop.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import secrets
@@ -22,47 +20,37 @@ from typing import Any
 import numpy as np
 
 from meshmpi.checkpoint import disk
-from meshmpi.checkpoint.folder import (
-    GONE,
-    MANIFEST,
-    REPLACED,
-    Turn,
-    announce,
-    clean,
-    find,
-    partial_name,
-    revoke,
-    set_aside,
-    step_name,
-    turn_back,
-)
-from meshmpi.checkpoint.folder import PARTIAL as PARTIAL  # trials look for it here
-from meshmpi.checkpoint.manifest import (
-    check_plain,
-    manifest_text,
-    read_manifest,
-    size_problem,
-)
-from meshmpi.checkpoint.partners import Partners
+from meshmpi.checkpoint.buddies import Buddies
+from meshmpi.checkpoint.folder import GONE, MANIFEST, announced, clean, durable_folder, find, set_aside, turn_back
+from meshmpi.checkpoint.manifest import check_plain, manifest_text, read_manifest, size_problem
 from meshmpi.checkpoint.shard import Identity, Shard, make_shard
-from meshmpi.dims import MeshShape
 from meshmpi.errors import CheckpointError
-from meshmpi.program import LocalType
+from meshmpi.ir.program import LocalType
 from meshmpi.runtime.agreement import first_error, from_first, gathered
+from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.replicas import Replicas
 from meshmpi.runtime.variables import VariableStore
 
 Records = dict[str, dict[str, Any]]
-"""File -> what the manifest says of it."""
+"""File -> what the manifest says about it."""
+Blocks = Mapping[int, Mapping[str, np.ndarray]]
+"""Rank -> the blocks that it writes, by name of the variable."""
 
 
 def save(
-    folder: str | os.PathLike[str], store: VariableStore, step: int, about: Mapping[str, Any],
-    keep: int = 0, partners: Partners | None = None,
-    say: Callable[[str], None] = warnings.warn, after: int | None = None,
-) -> Path:  # fmt: skip
+    folder: str | os.PathLike[str],
+    store: VariableStore,
+    step: int,
+    about: Mapping[str, Any],
+    keep: int = 0,
+    buddies: Buddies | None = None,
+    say: Callable[[str], None] = warnings.warn,
+    after: int | None = None,
+    compared: bool = False,
+) -> Path:
     """Writes a checkpoint of all variables.  Collective.
 
-    It is the newest one then, also where there were some of later steps: those are set aside.
+    It becomes the newest checkpoint: those of later steps are set aside.
 
     Args:
         folder: Where checkpoints are kept, on a file system that all ranks see.
@@ -70,41 +58,151 @@ def save(
         step: Training steps done; names the checkpoint.
         about: Plain values for the manifest.
         keep: Newest checkpoints to keep; 0 keeps all.
-        partners: Who else keeps a copy of each rank's file.
-        say: Takes what was set aside, and what went wrong after the checkpoint was whole, on
-            rank 0.
-        after: The step that the training went back to: what was there of later steps is set aside;
-            default: ``step``.
+        buddies: Who else keeps a copy of each rank's file.
+        say: Called on rank 0 with what was set aside, and with what went wrong after the checkpoint was whole.
+        after: The step that the training went back to; checkpoints of later steps are set aside.
+            Default: ``step``.
+        compared: Whether it is known that ranks which hold the same block hold the same values.
 
     Returns:
         The folder of the new checkpoint.
 
     Raises:
-        CheckpointError: It cannot be written; what was there before is untouched.
+        CheckpointError: It cannot be written, or copies of a variable differ between ranks; earlier
+            checkpoints are untouched.
     """
-    place = begin(store.mesh, folder, step, about)
-    types = {name: v.type for name, v in store.types.items()}
-    shards = [make_shard(place.identity, rank, owned(store, rank)) for rank in store.ranks]
-    shards = [s for s in shards if s.data]
-    if partners is not None:
-        partners.exchange(place.target, place.identity, shards)
-    error, records = None, {}
+    saving = Save(folder, store, step, about, keep, buddies, say, after, compared)
+    saving.take({rank: owned(store, rank) for rank in store.ranks})
+    records, error = {}, None
     try:
-        records = place.write(shards)
-        if partners is not None:
-            partners.write(place.target)
-    except OSError as failure:
-        error = disk.unwritable(failure, store.mesh.rank)
-    error = first_error(store.mesh, error)
-    if error is not None:
-        from_first(store.mesh, place.discard)
-        raise error
-    files = {f: r for part in gathered(store.mesh, records) for f, r in part.items()}
-    shape, back_to = store.mesh.shape, place.identity.step if after is None else after
-    from_first(store.mesh, lambda: place.commit(shape, types, about, files, keep, say, back_to))
-    if partners is not None:
-        partners.drop_old(place.target)
-    return place.target
+        records = saving.write()
+    except CheckpointError as failure:
+        error = failure
+    saving.check(error)
+    files = saving.all_files(records)
+    from_first(store.mesh, lambda: saving.commit(files))
+    return saving.finish()
+
+
+class Save:
+    """One checkpoint on its way to disk: `take` its blocks, `write` them, `commit`, `finish`.
+
+    ``write`` and ``commit`` do not communicate and may run in a thread; everything else is collective.
+    Arguments and errors are those of `save`.
+
+    Attributes:
+        place: The folder, which has its name only after ``commit``.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        store: VariableStore,
+        step: int,
+        about: Mapping[str, Any],
+        keep: int = 0,
+        buddies: Buddies | None = None,
+        say: Callable[[str], None] = warnings.warn,
+        after: int | None = None,
+        compared: bool = False,
+    ) -> None:
+        if not compared:
+            check_replicas(store)
+        self._mesh, self._about, self._keep, self._buddies, self._say = store.mesh, dict(about), keep, buddies, say
+        self._types = {name: v.type for name, v in store.types.items()}
+        self._step_numbers = store.step_numbers
+        self.identity = begin(store.mesh, Path(folder), step, about)
+        self._after = self.identity.step if after is None else after
+        self.place = durable_folder(Path(folder), self.identity)
+        self._blocks: Blocks = {}
+        self._shards: list[Shard] | None = None
+
+    def take(self, blocks: Blocks) -> None:
+        """Says which blocks this process writes, and sends copies of them to buddies."""
+        self._blocks = blocks
+        if self._buddies is not None:
+            self._shards = self._made()
+            self._buddies.exchange(self.place.path, self.identity, self._shards)
+
+    def _made(self) -> list[Shard]:
+        return [make_shard(self.identity, rank, blocks) for rank, blocks in self._blocks.items() if blocks]
+
+    def write(self) -> Records:
+        """Writes the files of this process; returns what the manifest says about them.
+
+        Raises:
+            CheckpointError: It cannot.
+        """
+        shards = self._made() if self._shards is None else self._shards
+        with disk.errors_of(self._mesh.rank):
+            for shard in shards:
+                self.place.write(shard.file, shard.pieces)
+            if self._buddies is not None:
+                self._buddies.write(self.place.path)
+        return {shard.file: shard.record() for shard in shards}
+
+    def check(self, error: CheckpointError | None) -> None:
+        """Discards everything if any rank has an error, and raises that error on all ranks."""
+        found = first_error(self._mesh, error)
+        if found is not None:
+            from_first(self._mesh, self.place.discard)
+            raise found
+
+    def all_files(self, records: Records) -> Records:
+        """What the manifest says about the files of all ranks."""
+        return {f: r for part in gathered(self._mesh, records) for f, r in part.items()}
+
+    def commit(self, files: Records) -> None:
+        """Writes the manifest, gives the folder its name, removes old checkpoints.  Rank 0 only.
+
+        Raises:
+            CheckpointError: The checkpoint is not whole, or not certainly on disk.
+        """
+        folder, text = self.place.path.parent, self._manifest(files)
+        with disk.errors_of(0):
+            turn = turn_back(folder, self.identity, self._after)
+            with announced(folder, turn), self.place:
+                self._check_visible(files)
+                self.place.write(MANIFEST, [text.encode()])
+        try:
+            if turn is not None and (line := set_aside(folder, turn)):
+                self._say(line)
+            disk.remove(self.place.replaced)
+            drop_old(folder, self._keep)
+        except OSError as failure:
+            self._say(f"an old checkpoint stays: {failure.filename}: {failure.strerror}")
+
+    def _manifest(self, files: Records) -> str:
+        shape = self._mesh.shape
+        return manifest_text(self.identity, shape, self._types, self._about, files, time.time(), self._step_numbers)
+
+    def _check_visible(self, files: Records) -> None:
+        for name in files:
+            if not (self.place.partial / name).exists():
+                raise CheckpointError(
+                    f"rank 0 does not see {name}, which another rank has written to {self.place.partial}.",
+                    "Keep checkpoints on a file system that all nodes share.",
+                )
+
+    def finish(self) -> Path:
+        """Drops buddies' copies of checkpoints that are gone; returns the folder of the new one."""
+        if self._buddies is not None:
+            self._buddies.drop_old(self.place.path)
+        return self.place.path
+
+
+def check_replicas(store: VariableStore) -> None:
+    """Raises CheckpointError if ranks that hold the same block hold different values.  Collective.
+
+    Only one copy is written, so the difference would be lost without a trace.
+    """
+    found = Replicas(store).differences()
+    if found:
+        raise CheckpointError(
+            f"nothing is saved, as copies of variables differ: {found[0]}.",
+            "Go on from the last checkpoint. If the ranks were fed different arrays,"
+            " mm.compile(..., debug=True) tells which.",
+        )
 
 
 def owns_block(t: LocalType, coordinates: Mapping[str, int]) -> bool:
@@ -122,36 +220,24 @@ def owned(store: VariableStore, rank: int) -> dict[str, np.ndarray]:
     }
 
 
-def begin(
-    mesh: Any, folder: str | os.PathLike[str], step: int, about: Mapping[str, Any] | None = None
-) -> Place:
+def begin(mesh: AnyMesh, folder: Path, step: int, about: Mapping[str, Any]) -> Identity:
     """Removes what killed saves have left and makes the folder of a new one.  Collective.
-
-    Args:
-        mesh: Of the run.
-        folder: Of all checkpoints.
-        step: Training steps done.
-        about: What the manifest shall say.
 
     Raises:
         CheckpointError: It cannot be made, or ``step`` or ``about`` cannot be written.
     """
-    folder = Path(folder)
     step = _checked_step(step)
 
-    def prepare() -> str:
-        check_plain(about or {})
-        place = Place(folder, Identity(secrets.token_hex(8), step))
-        try:
+    def prepare() -> Identity:
+        check_plain(about)
+        identity = Identity(secrets.token_hex(8), step)
+        with disk.errors_of(0):
             disk.make_folder(folder)
             clean(folder)
-            disk.make_folder(place.beside, sync=False)  # its last name is waited for
-        except OSError as error:
-            place.discard()
-            raise disk.unwritable(error, 0) from error
-        return place.identity.checkpoint
+            durable_folder(folder, identity).make()
+        return identity
 
-    return Place(folder, Identity(from_first(mesh, prepare), step))
+    return from_first(mesh, prepare)
 
 
 def _checked_step(step: Any) -> int:
@@ -161,110 +247,14 @@ def _checked_step(step: Any) -> int:
         number = -1
     if number < 0:
         raise CheckpointError(
-            f"a checkpoint of step {step!r} would not be found again: steps are whole numbers from"
-            " 0 on.", "Give the number of training steps done.",
-        )  # fmt: skip
+            f"a checkpoint of step {step!r} would not be found again: steps are whole numbers from 0 on.",
+            "Give the number of training steps done.",
+        )
     return number
 
 
-class Place:
-    """Where one checkpoint is written, and what makes it valid.
-
-    Args:
-        folder: Of all checkpoints.
-        identity: Of this one.
-
-    Attributes:
-        target: Its name once it is whole.
-        beside: Where it is written; the name is of this save alone, so that nobody who still writes
-            for one that was given up, a lost rank or a thread, writes into another.
-    """
-
-    def __init__(self, folder: Path, identity: Identity) -> None:
-        self.folder, self.identity = folder, identity
-        self.target = folder / step_name(identity.step)
-        self.beside = folder / partial_name(identity)
-        self._turn: Turn | None = None
-
-    def write(self, shards: list[Shard]) -> Records:
-        """Writes files of this process; returns what the manifest shall say of them.
-
-        Raises:
-            OSError: It cannot.
-        """
-        for shard in shards:
-            disk.write_file(self.beside / shard.file, shard.pieces)
-        return {shard.file: shard.record() for shard in shards}
-
-    def discard(self) -> None:
-        """Removes what was written, as far as that can be done: the disk may be full of it."""
-        with contextlib.suppress(OSError):
-            if self._turn is not None and not self._turn.counts(self.folder):
-                revoke(self.folder, self._turn)
-            disk.remove(self.beside)
-
-    def commit(
-        self, mesh: MeshShape, types: Mapping[str, LocalType], about: Mapping[str, Any],
-        files: Records, keep: int, say: Callable[[str], None], after: int | None = None,
-    ) -> None:  # fmt: skip
-        """Writes the manifest, gives the folder its name, removes old checkpoints.  Rank 0 only.
-
-        Arguments are those of `save`; ``files`` is what all ranks have written.  Without ``after``
-        nothing is set aside.
-
-        Raises:
-            CheckpointError: The checkpoint is not whole, or not certainly on disk.
-        """
-        try:
-            self._check_visible(files)
-            text = manifest_text(self.identity, mesh, types, about, files, time.time())
-            disk.write_file(self.beside / MANIFEST, [text.encode()])
-            disk.sync_folder(self.beside)
-            if after is not None:
-                self._turn = turn_back(self.folder, self.identity, after)
-            if self._turn is not None:
-                announce(self.folder, self._turn)
-            self._rename()
-        except OSError as failure:
-            self.discard()
-            raise disk.unwritable(failure, 0) from failure
-        except CheckpointError:
-            self.discard()
-            raise
-        try:
-            if self._turn is not None and (line := set_aside(self.folder, self._turn)):
-                say(line)
-            drop_old(self.folder, keep)
-        except OSError as failure:
-            say(f"an old checkpoint stays: {failure.filename}: {failure.strerror}")
-
-    def _check_visible(self, files: Records) -> None:
-        for name in files:
-            if not (self.beside / name).exists():
-                raise CheckpointError(
-                    f"rank 0 does not see {name}, which another rank has written to {self.beside}.",
-                    "Keep checkpoints on a file system that all nodes share.",
-                )
-
-    def _rename(self) -> None:
-        if self.target.exists():  # `find` and `clean` know what to do when killed between the two
-            old = self.folder / f".{self.target.name}{REPLACED}"
-            disk.rename(self.target, old)
-            try:
-                disk.rename(self.beside, self.target)
-            except OSError:
-                disk.rename(old, self.target)
-                raise
-            disk.sync_folder(self.folder)
-            if self._turn is None or not self._turn.gives_up(old.name, self.identity.step):
-                disk.remove(old)
-        else:
-            disk.rename(self.beside, self.target)
-            disk.sync_folder(self.folder)
-
-
 def drop_old(folder: Path, keep: int) -> None:
-    """Removes all but the newest ``keep`` checkpoints; what looks damaged does not count.
+    """Removes all but the newest ``keep`` checkpoints; those that look damaged do not count.
 
     Raises:
         OSError: One cannot be removed.

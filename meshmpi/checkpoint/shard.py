@@ -19,20 +19,21 @@ import numpy as np
 
 from meshmpi.checkpoint import hashing
 from meshmpi.checkpoint.hashing import PIECE_BYTES
-from meshmpi.checkpoint.tensor_header import (
-    Header,
-    HeaderError,
-    Stored,
-    make_header,
-    parse_header,
-)
+from meshmpi.checkpoint.tensor_header import MOST_HEADER_BYTES, Header, HeaderError, Stored, make_header, parse_header
 from meshmpi.errors import CheckpointError
+from meshmpi.files import plain
 from meshmpi.runtime.arrays import numpy_dtype
 
 FORMAT_NAMES = {
-    "float64": "F64", "float32": "F32", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "float64": "F64",
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
     "bool": "BOOL",
-}  # fmt: skip
+}
+"""Type of a variable -> its name in the format; all of `meshmpi.ir.scalar.DTYPES`, as a test says."""
 Ranges = Sequence[tuple[int, int]]
 
 
@@ -88,7 +89,7 @@ def file_name(rank: int) -> str:
 
 
 def header_hash(header: bytes) -> str:
-    """Of the first bytes of a file, their length and the blanks at their end included."""
+    """Checksum of the first bytes of a file, including their length and the blanks at their end."""
     return f"{hashing.hash_of(header):016x}"
 
 
@@ -124,7 +125,10 @@ def is_whole(data: np.ndarray, record: Mapping[str, Any]) -> bool:
     header = data[:length].tobytes()
     if data.size != record["bytes"] or header_hash(header) != record["header"]:
         return False
-    tensors, metadata, first = parse_header(header[8:], data.size - length)
+    try:
+        tensors, metadata, first = parse_header(header[8:], data.size - length)
+    except HeaderError:
+        return False
     expected = _hashes_in(Header(tensors, metadata, first))
     return all(
         _text(hashing.hashes(data[first + s.start : first + s.stop])) == expected.get(name)
@@ -135,10 +139,11 @@ def is_whole(data: np.ndarray, record: Mapping[str, Any]) -> bool:
 def _hashes_in(header: Header) -> dict[str, str]:
     """Name -> hashes of the pieces of its block, 16 hexadecimal digits each; empty if damaged."""
     try:
-        found = json.loads(header.metadata[hashing.NAME])
+        found = plain.parse_json(header.metadata[hashing.NAME])
     except (KeyError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    whole = isinstance(found, dict) and all(isinstance(h, str) for h in found.values())
+    return found if whole else {}
 
 
 class ShardReader:
@@ -159,7 +164,7 @@ class ShardReader:
     def __init__(self, path: Path, record: Mapping[str, Any], what: str) -> None:
         self.path, self.what = path, what
         try:
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = plain.opened(path, links=False)
         except OSError as error:
             raise self._error(f"cannot be read: {error.strerror}") from error
         try:
@@ -179,7 +184,7 @@ class ShardReader:
         if size != record["bytes"]:
             raise self.damaged(f"it has {size} bytes, {record['bytes']} were written")
         length = 8 + int.from_bytes(os.pread(self._file, 8, 0), "little")
-        data = os.pread(self._file, min(length, size), 0)
+        data = os.pread(self._file, min(length, size, 8 + MOST_HEADER_BYTES), 0)
         if (found := header_hash(data)) != record["header"]:
             raise self.damaged(f"its header has checksum {found}, expected {record['header']}")
         try:
@@ -189,8 +194,7 @@ class ShardReader:
 
     def _error(self, problem: str) -> DamagedShardError:
         error = DamagedShardError(
-            f"{self.what} {problem}.",
-            f"Take an older checkpoint, or put a good copy of {self.path} in its place.",
+            f"{self.what} {problem}.", f"Take an older checkpoint, or put a good copy of {self.path} in its place."
         )
         error.file = self.path.name
         return error

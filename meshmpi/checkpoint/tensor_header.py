@@ -11,17 +11,35 @@ import json
 import math
 import os
 import struct
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from meshmpi.files import plain
 
 MOST_HEADER_BYTES = 100 << 20
 """The limit of the format."""
 ITEM_BYTES = {
-    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2,
-    "U16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
-}  # fmt: skip
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "U16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "C64": 8,
+}
 """Types of the format whose items take whole bytes."""
+MOST_DIMS, MOST_SIZE = 64, 1 << 63
+"""What NumPy takes: dims of an array, and their sizes, which are below this number."""
 _OTHER_FILES = {
     b"version ": "it is a pointer of Git LFS, not the file that it stands for; run: git lfs pull",
     b"PK\x03\x04": "it begins as a ZIP or PyTorch file",
@@ -61,22 +79,18 @@ def read_header(file: int) -> Header:
     Raises:
         HeaderError: The file is cut, longer than it says, or no such file.
     """
-    size, data = os.fstat(file).st_size, os.pread(file, 8, 0)
-    for begin, meaning in _OTHER_FILES.items():
-        if data.startswith(begin):
-            raise HeaderError(meaning)
+    size, data = os.fstat(file).st_size, os.pread(file, 9, 0)
+    if data[8:] != b"{":  # else it is a header, whose length may have the bytes of any other mark
+        for begin, meaning in _OTHER_FILES.items():
+            if data.startswith(begin):
+                raise HeaderError(meaning)
     if len(data) < 8:
         raise HeaderError(f"it has {size} bytes, and its header cannot be read: 8 say its length")
-    (length,) = struct.unpack("<Q", data)
+    (length,) = struct.unpack("<Q", data[:8])
     if length > MOST_HEADER_BYTES:
-        raise HeaderError(
-            f"its header cannot be read: it would have {length} bytes, the most is"
-            f" {MOST_HEADER_BYTES}"
-        )
+        raise HeaderError(f"its header cannot be read: it would have {length} bytes, the most is {MOST_HEADER_BYTES}")
     if 8 + length > size:
-        raise HeaderError(
-            f"its header cannot be read: it ends at byte {8 + length}, the file has {size}"
-        )
+        raise HeaderError(f"its header cannot be read: it ends at byte {8 + length}, the file has {size}")
     return parse_header(os.pread(file, length, 8), size - 8 - length)
 
 
@@ -84,7 +98,7 @@ def parse_header(text: bytes, data_bytes: int) -> Header:
     """Checks the text of a header, which follows its length, against the bytes behind it.
 
     Raises:
-        HeaderError: It is no header, or the data are not as long as it says.
+        HeaderError: It is not a header, or the data have another length.
     """
     tensors, metadata = _parse(text)
     _check_places(tensors, data_bytes)
@@ -94,25 +108,16 @@ def parse_header(text: bytes, data_bytes: int) -> Header:
 def _parse(text: bytes) -> tuple[dict[str, Stored], dict[str, str]]:
     """Tensors in the order of their bytes, and the metadata."""
     try:
-        content = json.loads(text.decode("utf-8"), object_pairs_hook=unique_pairs)
-    except (ValueError, RecursionError) as error:
+        content = plain.parse_json(text.decode("utf-8"))
+    except ValueError as error:
         raise HeaderError(f"its header cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise HeaderError("its header cannot be read: it is no table of tensors")
     metadata = content.pop("__metadata__", {})
-    if not isinstance(metadata, dict):
-        raise HeaderError("its header cannot be read: __metadata__ is no table")
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise HeaderError("its header cannot be read: __metadata__ is no table of texts")
     stored = {name: _stored(name, entry) for name, entry in content.items()}
     return dict(sorted(stored.items(), key=lambda item: item[1][2:])), metadata
-
-
-def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The table of a JSON object; HeaderError if it has a name twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise HeaderError(f"it has '{twice}' twice")
-    return found
 
 
 def _stored(name: str, entry: Any) -> Stored:
@@ -120,11 +125,12 @@ def _stored(name: str, entry: Any) -> Stored:
         kind, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, start, stop]
     except (KeyError, TypeError, ValueError) as error:
-        raise HeaderError(
-            f"tensor '{name}' has no dtype, shape or data_offsets in the header"
-        ) from error
-    if not isinstance(kind, str) or any(type(n) is not int or n < 0 for n in numbers):
-        raise HeaderError(f"tensor '{name}' is described as {json.dumps(entry)}")
+        raise HeaderError(f"tensor '{name}' has no dtype, shape or data_offsets in the header") from error
+    fit = all(type(n) is int and 0 <= n < MOST_SIZE for n in numbers)
+    fit = fit and isinstance(kind, str) and len(shape) <= MOST_DIMS
+    # NumPy counts so too: an array without elements must not be one that is too large with some.
+    if not fit or math.prod(n or 1 for n in shape) * ITEM_BYTES.get(kind, 1) >= MOST_SIZE:
+        raise HeaderError(f"tensor '{name}' is described as {json.dumps(entry)[:200]}")
     stored = Stored(kind, tuple(shape), start, stop)
     if kind in ITEM_BYTES:
         expected = math.prod(shape) * ITEM_BYTES[kind]
@@ -148,13 +154,10 @@ def _check_places(tensors: Mapping[str, Stored], there_are: int) -> None:
                 f" '{last}', which ends at {end}"
             )
         if stored.start > end:
-            raise HeaderError(
-                f"bytes {end}..{stored.start} of the data, before tensor '{name}', belong to none"
-            )
+            raise HeaderError(f"bytes {end}..{stored.start} of the data, before tensor '{name}', belong to none")
         if stored.stop > there_are:
             raise HeaderError(
-                f"it ends within tensor '{name}': expected {stored.stop} bytes of data up to its"
-                f" end, found {there_are}"
+                f"it ends within tensor '{name}': expected {stored.stop} bytes of data up to its end, found {there_are}"
             )
         end, last = stored.stop, name
     if end != there_are:
@@ -182,10 +185,7 @@ def make_header(
         placed[name] = Stored(kind, tuple(shape), start, end)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     for name, stored in placed.items():
-        header[name] = {
-            "dtype": stored.kind, "shape": list(stored.shape),
-            "data_offsets": [stored.start, stored.stop],
-        }  # fmt: skip
+        header[name] = {"dtype": stored.kind, "shape": list(stored.shape), "data_offsets": [stored.start, stored.stop]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text, placed

@@ -1,4 +1,4 @@
-"""What is done with checkpoints besides training: verify, compare, split otherwise, export.
+"""Checkpoints outside of training: verify, compare, convert to another layout, export.
 
 Works in one process without MPI, one tensor in memory at a time.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -15,15 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from meshmpi.checkpoint import disk
-from meshmpi.checkpoint.folder import MANIFEST, find
+from meshmpi.checkpoint.folder import MANIFEST, durable_folder, find
 from meshmpi.checkpoint.loading import open_shard, pieces
-from meshmpi.checkpoint.manifest import Manifest, Ranges
-from meshmpi.checkpoint.saving import Place, owns_block
-from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, make_shard
+from meshmpi.checkpoint.manifest import Manifest, Ranges, manifest_text, size_problem
+from meshmpi.checkpoint.saving import owns_block
+from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, Shard, make_shard
 from meshmpi.checkpoint.tensor_header import make_header
 from meshmpi.dims import Layout, MeshShape
 from meshmpi.errors import CheckpointError, LayoutError
-from meshmpi.program import LocalType
+from meshmpi.ir.program import LocalType
 from meshmpi.runtime.arrays import numpy_dtype
 
 
@@ -80,6 +80,8 @@ def read_part(manifest: Manifest, name: str, wanted: Ranges) -> np.ndarray:
     Raises:
         CheckpointError: It is damaged.
     """
+    if problem := size_problem(manifest):  # before memory is asked for
+        raise CheckpointError(f"{manifest.folder} is damaged: {problem}.", "Take an older one.")
     dtype = manifest.tensors[name]["dtype"]
     out = np.empty([b - a for a, b in wanted], numpy_dtype(dtype))
     for file, sizes, source, target in pieces(manifest, name, wanted):
@@ -164,9 +166,9 @@ def placed(t: LocalType, mesh: MeshShape, layout: Layout, storage: Layout) -> Lo
             splits = trial
     if axis := _twice(splits):
         raise LayoutError(
-            f"tensor {t.shape} would be split twice over mesh axis '{axis}' (size"
-            f" {mesh.axis_size(axis)}).", "Send one of its dimensions to another axis or to none.",
-        )  # fmt: skip
+            f"tensor {t.shape} would be split twice over mesh axis '{axis}' (size {mesh.axis_size(axis)}).",
+            "Send one of its dimensions to another axis or to none.",
+        )
     return LocalType(t.shape, t.dtype, tuple(splits))
 
 
@@ -176,9 +178,7 @@ def _twice(splits: Sequence[tuple[str, ...]]) -> str:
     return next((a for a in axes if axes.count(a) > 1), "")
 
 
-def convert(
-    manifest: Manifest, folder: Path, mesh: MeshShape, layout: Layout, storage: Layout
-) -> Path:
+def convert(manifest: Manifest, folder: Path, mesh: MeshShape, layout: Layout, storage: Layout) -> Path:
     """Writes a checkpoint again, split otherwise.
 
     Args:
@@ -199,27 +199,28 @@ def convert(
     layout.check(mesh, names)
     storage.check(mesh, names)
     types = {n: placed(manifest.type(n), mesh, layout, storage) for n in manifest.tensors}
-    place = Place(folder, Identity(secrets.token_hex(8), manifest.step))
-    if place.target.exists():
-        raise CheckpointError(f"{place.target} is there already.", "Choose another folder.")
-    files = {}
-    try:
-        disk.make_folder(place.beside)
-        for rank in range(mesh.size):
-            files |= place.write(_shards(manifest, types, mesh, rank, place.identity))
-    except OSError as error:
-        place.discard()
-        raise disk.unwritable(error, 0) from error
-    except CheckpointError:
-        place.discard()
-        raise
+    identity = Identity(secrets.token_hex(8), manifest.step)
+    place = durable_folder(folder, identity)
+    if place.path.exists():
+        raise CheckpointError(f"{place.path} is there already.", "Choose another folder.")
     about = manifest.about | {"converted_from": str(manifest.folder), "converted_at": time.time()}
-    place.commit(mesh, types, about, files, 0, print)
-    return place.target
+    with disk.errors_of(0):
+        disk.make_folder(folder)
+        with place:
+            files = {}
+            for rank in range(mesh.size):
+                for shard in _shards(manifest, types, mesh, rank, identity):
+                    place.write(shard.file, shard.pieces)
+                    files[shard.file] = shard.record()
+            text = manifest_text(identity, mesh, types, about, files, time.time())
+            place.write(MANIFEST, [text.encode()])
+    return place.path
 
 
-def _shards(manifest, types, mesh, rank, identity):
-    """The file of a rank, or none."""
+def _shards(
+    manifest: Manifest, types: Mapping[str, LocalType], mesh: MeshShape, rank: int, identity: Identity
+) -> list[Shard]:
+    """The file of a rank, unless it owns nothing."""
     coordinates, blocks = mesh.coordinates(rank), {}
     for name, t in types.items():
         wanted = t.block(mesh, coordinates)
@@ -243,32 +244,17 @@ def export(manifest: Manifest, path: Path, only: Sequence[str], without: Sequenc
     Raises:
         CheckpointError: It is damaged, no name matches, or the file cannot be written.
     """
-    names = [
-        n for n in manifest.tensors
-        if (not only or _matches(n, only)) and not _matches(n, without)
-    ]  # fmt: skip
+    names = [n for n in manifest.tensors if (not only or _matches(n, only)) and not _matches(n, without)]
     if not names:
         raise CheckpointError(
             f"no tensor of {manifest.folder} is left by these patterns.",
             f"Its names are {', '.join(list(manifest.tensors)[:5])} ...",
         )
-    kinds = {
-        n: (FORMAT_NAMES[manifest.tensors[n]["dtype"]], manifest.tensors[n]["shape"])
-        for n in names
-    }  # fmt: skip
+    kinds = {n: (FORMAT_NAMES[manifest.tensors[n]["dtype"]], manifest.tensors[n]["shape"]) for n in names}
     header, order = make_header(kinds)
-    beside = path.with_name(f".{path.name}.partial")
-    try:
+    with disk.errors_of(0):
         disk.make_folder(path.parent)
-        disk.write_file(beside, _bytes(header, manifest, list(order)))
-        disk.rename(beside, path)
-        disk.sync_folder(path.parent)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise disk.unwritable(error, 0) from error
-    except CheckpointError:
-        beside.unlink(missing_ok=True)
-        raise
+        disk.replace_file(path, _bytes(header, manifest, list(order)))
     return len(names)
 
 

@@ -8,54 +8,60 @@ import time
 from pathlib import Path
 from typing import Any
 
+from meshmpi.commands.command import Command
 from meshmpi.errors import CheckpointError
 
 _ONE = "a checkpoint, or a run: its newest one"
 
 
-def add(commands: Any) -> None:
-    """Adds the command."""
-    text = "list, verify, compare, split otherwise, export checkpoints"
-    made = commands.add_parser("checkpoint", help=text, description=f"{text.capitalize()}.")
+def _add_arguments(made: argparse.ArgumentParser) -> None:
     actions = made.add_subparsers(required=True, metavar="action")
 
-    ls = _action(actions, "ls", _ls, "what checkpoints a run has, and whether all files are there")
+    ls = _action(actions, "ls", _ls, "list the checkpoints of a run, and whether all files are there")
     ls.add_argument("run", type=Path, help="folder of a run, or of checkpoints")
 
     verify = _action(actions, "verify", _verify, "read every byte; exit status 1 on damage")
     verify.add_argument("checkpoint", type=Path, help="a checkpoint, or a run: all of them")
 
-    diff = _action(actions, "diff", _diff, "compare two, tensor by tensor; status 1 if they differ")
+    diff = _action(actions, "diff", _diff, "compare two checkpoints, tensor by tensor; status 1 if they differ")
     diff.add_argument("a", type=Path, help=_ONE)
     diff.add_argument("b", type=Path, help=_ONE)
-    diff.add_argument("--rows", type=int, default=20, help="of the table, largest first")
+    diff.add_argument("--rows", type=int, default=20, help="rows of the table, largest difference first")
 
-    convert = _action(actions, "convert", _convert, "write one again, split over another mesh")
+    convert = _action(actions, "convert", _convert, "write a checkpoint again, split over another mesh")
     convert.add_argument("source", type=Path, help=_ONE)
-    convert.add_argument("folder", type=Path, help="where its step-... is made")
-    convert.add_argument("--mesh", default="all:1", help="as rows:2;cols:2; default: one file")
-    convert.add_argument("--layout", default="", help="how tensors are split, as d_ff:cols")
+    convert.add_argument("folder", type=Path, help="folder in which step-... is made")
+    convert.add_argument("--mesh", default="all:1", help="axes and sizes, as rows:2;cols:2; default: one file")
+    convert.add_argument("--layout", default="", help="dimensions and their axes, as d_ff:cols")
     convert.add_argument("--storage", default="", help="rules before those of the layout")
 
     export = _action(
-        actions, "export", _export,
+        actions,
+        "export",
+        _export,
         "write whole tensors into one safetensors file; for Hugging Face names see meshmpi export",
-    )  # fmt: skip
+    )
     export.add_argument("source", type=Path, help=_ONE)
     export.add_argument("file", type=Path, help="the file to write")
     export.add_argument(
-        "--only", action="append", default=[], metavar="PATTERN",
-        help="take names like this, as 'layer_*'; may be repeated",
-    )  # fmt: skip
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="take names that match, as 'layer_*'; may be repeated",
+    )
     export.add_argument(
-        "--without", action="append", default=[], metavar="PATTERN",
-        help="leave these out, as '*adam*'; may be repeated",
-    )  # fmt: skip
+        "--without",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="leave out names that match, as '*adam*'; may be repeated",
+    )
 
 
 def _action(actions: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
     made = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    made.set_defaults(command=function, ranks=None)
+    made.set_defaults(action=function)
     return made
 
 
@@ -82,11 +88,15 @@ def _ls(options: argparse.Namespace) -> int:
         status = 1 if problem else status
         rows.append(
             (
-                path.name, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(m.time)),
-                f"{m.data_bytes / 1e6:.3g}", str(len(m.files)), str(m.mesh),
-                m.split() or "-", problem or "all files there",
+                path.name,
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(m.time)),
+                f"{m.data_bytes / 1e6:.3g}",
+                str(len(m.files)),
+                str(m.mesh),
+                m.split() or "-",
+                problem or "all files there",
             )
-        )  # fmt: skip
+        )
     widths = [max(len(r[k]) for r in rows) for k in range(6)]
     for r in rows:
         print("  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[6]]))
@@ -127,9 +137,7 @@ def _diff(options: argparse.Namespace) -> int:
     found.sort(key=lambda d: (not d.what, not math.isnan(d.largest), -d.largest))
     width = max((len(d.name) for d in found), default=0)
     for d in found[: options.rows]:
-        what = d.what or (
-            f"{d.different} of {d.elements} elements differ, by {d.largest:.3g} at most"
-        )
+        what = d.what or (f"{d.different} of {d.elements} elements differ, by {d.largest:.3g} at most")
         print(f"  {d.name:{width}}  {what}")
     if len(found) > options.rows:
         print(f"  and {len(found) - options.rows} more (--rows)")
@@ -152,3 +160,15 @@ def _export(options: argparse.Namespace) -> int:
     count = export(_newest(options.source), options.file, options.only, options.without)
     print(f"wrote {options.file}: {count} tensors")
     return 0
+
+
+COMMANDS = (
+    Command(
+        "checkpoint",
+        lambda options: options.action(options),
+        "list, verify, compare, split otherwise, export checkpoints",
+        _add_arguments,
+        on_mesh=False,
+        starts_ranks=False,
+    ),
+)

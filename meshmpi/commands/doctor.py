@@ -1,4 +1,4 @@
-"""``meshmpi doctor``: what is wrong with this machine, and the lines that repair it.
+"""``meshmpi doctor``: what is wrong with this machine, and the commands that fix it.
 
 Imports nothing outside the standard library, so that it runs where the rest of meshmpi cannot.
 """
@@ -17,44 +17,40 @@ from meshmpi.doctor.facts import Facts, gather, heading, in_bare_step, take_part
 from meshmpi.doctor.findings import BROKEN, Finding, summary, verdict
 from meshmpi.runtime.world import in_job
 
-HELP = "what is wrong with this machine, with the lines that repair it"
+HELP = "what is wrong with this machine, and the commands that fix it"
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command on its own; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="meshmpi doctor", description=f"{HELP[0].upper()}{HELP[1:]}."
-    )
+    """Runs the command without the rest of the command line and returns the exit status."""
+    parser = argparse.ArgumentParser(prog="meshmpi doctor", description=f"{HELP[0].upper()}{HELP[1:]}.")
     add_arguments(parser)
     return run(parser.parse_args(arguments))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds the options of the command."""
     parser.add_argument(
-        "--ranks", dest="job_ranks", type=int, metavar="N",
-        help="MPI ranks to start for a trial: 2; 0 starts none.  Under mpirun or srun: those"
-        " there are",
-    )  # fmt: skip
+        "--ranks",
+        dest="job_ranks",
+        type=int,
+        metavar="N",
+        help="MPI ranks of a trial job (default: 2); 0: no trial.  Under mpirun or srun: the ranks of the job",
+    )
+    parser.add_argument("--mpi", metavar="KIND", help="openmpi, mpich, intel or the path of an mpirun")
     parser.add_argument(
-        "--mpi", metavar="KIND", help="openmpi, mpich, intel or the path of an mpirun"
+        "--folder", type=Path, default=Path("runs"), metavar="DIR", help="folder for checkpoints (default: runs)"
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path("runs"), metavar="DIR",
-        help="where checkpoints are going to be (default: runs)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--limit", type=float, default=60.0, metavar="SECONDS",
-        help="of the trial job (default: 60)",
-    )  # fmt: skip
+        "--limit", type=float, default=60.0, metavar="SECONDS", help="limit of the trial job (default: 60)"
+    )
     parser.add_argument("--json", action="store_true", help="everything, for a support ticket")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Asks, examines, prints; 1 when something is broken."""
+    """Gathers facts, examines them and prints; returns 1 if something is broken."""
     rank = next((os.environ[v] for v in _RANK_VARIABLES if v in os.environ), "0")
-    if rank != "0" and (in_job() or in_bare_step()):  # rank 0 speaks for all
+    if rank != "0" and (in_job() or in_bare_step()):  # rank 0 prints for all
         if in_job():
             take_part(options.limit)
         return 0
@@ -68,17 +64,32 @@ def run(options: argparse.Namespace) -> int:
 
 
 def as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
-    """All that was found and learnt, for ``--json``."""
+    """All facts and findings, for ``--json``."""
     import meshmpi
 
-    told = ("OMPI_", "PMI", "PRTE_", "SLURM_", "I_MPI_", "FI_", "OMP_", "OPENBLAS_", "MKL_",
-            "MPI4PY_", "MESHMPI_", "PBS_", "LSB_", "LD_LIBRARY_PATH", "CC")  # fmt: skip
+    shown = (
+        "OMPI_",
+        "PMI",
+        "PRTE_",
+        "SLURM_",
+        "I_MPI_",
+        "FI_",
+        "OMP_",
+        "OPENBLAS_",
+        "MKL_",
+        "MPI4PY_",
+        "MESHMPI_",
+        "PBS_",
+        "LSB_",
+        "LD_LIBRARY_PATH",
+        "CC",
+    )
     return {
         "meshmpi": meshmpi.__version__,
         "verdict": verdict(findings),
         "findings": [finding.as_dict() for finding in findings],
         "heading": heading(facts).splitlines(),
-        "environment": {n: v for n, v in sorted(facts.environment.items()) if n.startswith(told)},
+        "environment": {n: v for n, v in sorted(facts.environment.items()) if n.startswith(shown)},
         "library": dict(facts.library),
         "launcher": None if facts.launcher is None else facts.launcher._asdict(),
         "parts": {name: dict(part) for name, part in facts.parts.items()},

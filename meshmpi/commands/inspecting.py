@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import importlib
 import os
 import sys
@@ -11,19 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from meshmpi.commands.command import Command, add_settings, settings_of
 from meshmpi.errors import ConfigError
 from meshmpi.graph import Graph, Tensor, Update
 
 if TYPE_CHECKING:
     from meshmpi.api import Plan
-    from meshmpi.passes.memory import MemoryPlan
+    from meshmpi.compiler.passes.memory import MemoryPlan
 
 DEFAULT_MESH = "rows:2;cols:2"
 SHOWN_AS = (".html", ".svg", ".png")
 
 
 class Model(NamedTuple):
-    """What a command is about."""
+    """The graph that a command inspects, and its fetches, updates and layouts."""
 
     name: str
     graph: Graph
@@ -34,23 +34,17 @@ class Model(NamedTuple):
     storage: str
 
 
-def add(commands: Any, command: Any) -> None:
-    """Adds both commands."""
-    verify = command(
-        commands, "verify", _verify, "compare every tensor in many layouts with one rank", False
-    )
+def _add_verify(verify: argparse.ArgumentParser) -> None:
     _add_model(verify)
     verify.add_argument(
-        "--layouts", nargs="+", default=["all"], metavar="LAYOUT",
-        help="'all' legal ones (default), or those to try",
-    )  # fmt: skip
+        "--layouts", nargs="+", default=["all"], metavar="LAYOUT", help="'all' legal ones (default), or those to try"
+    )
     verify.add_argument("--sample", type=int, metavar="N", help="try at most N layouts")
-    verify.add_argument(
-        "--own-types", action="store_true",
-        help="compute in the types of the graph instead of float64",
-    )  # fmt: skip
-    verify.add_argument("--rows", type=int, default=12, help="of the table of differences")
-    show = command(commands, "show", _show, "draw a layout: a page, or text", False)
+    verify.add_argument("--own-types", action="store_true", help="compute in the types of the graph instead of float64")
+    verify.add_argument("--rows", type=int, default=12, help="rows of the table of differences")
+
+
+def _add_show(show: argparse.ArgumentParser) -> None:
     _add_model(show)
     show.add_argument(
         "--out",
@@ -59,21 +53,17 @@ def add(commands: Any, command: Any) -> None:
         help="write an .html page, or its pictures as .svg or .png; default: print text",
     )
     show.add_argument(
-        "--machine", metavar="FILE", default="",
-        help="tell the time of a step too: a file that `meshmpi calibrate` wrote, or tpuv2;"
+        "--machine",
+        metavar="FILE",
+        default="",
+        help="predict the time of a step too: a file that `meshmpi calibrate` wrote, or tpuv2;"
         " default: this host's, where it was calibrated",
-    )  # fmt: skip
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", help="a TOML file with settings, or module:function that builds a graph"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="one setting of the file, as train.batch=4; may be repeated",
-    )  # fmt: skip
-    parser.add_argument("--storage", help="how variables are kept")
+    parser.add_argument("model", help="a TOML file with settings, or module:function that builds a graph")
+    add_settings(parser)
 
 
 # -- models ----------------------------------------------------------------------------------------
@@ -92,18 +82,16 @@ def find_model(options: argparse.Namespace) -> Model:
 
 
 def _from_settings(text: str, options: argparse.Namespace) -> Model:
-    from meshmpi.cli import settings_of
-    from meshmpi.train.tasks.registry import task_class
+    from meshmpi.transformer.tasks.registry import task_class
 
-    given = copy.copy(options)
-    given.config = Path(text)
-    settings = settings_of(given)
+    settings = settings_of(options, text)
     task = task_class(settings.task)
     built = task.build(settings, task.transformer(settings, task.vocabulary_size(settings)))
     mesh = settings.mesh.shape or DEFAULT_MESH
     fetches = {"loss": built.loss, "learning_rate": built.learning_rate}
-    return Model(Path(text).stem, built.graph, fetches, built.updates, mesh, settings.mesh.layout,
-                 settings.mesh.storage)  # fmt: skip
+    return Model(
+        Path(text).stem, built.graph, fetches, built.updates, mesh, settings.mesh.layout, settings.mesh.storage
+    )
 
 
 def _from_function(text: str, options: argparse.Namespace) -> Model:
@@ -140,10 +128,16 @@ def _verify(options: argparse.Namespace) -> int:
     layouts: Any = [options.layout] if options.layout else options.layouts
     mesh = options.mesh or (f"all:{ranks}" if ranks > 1 else model.mesh)
     report = verify(
-        model.graph, "all" if layouts == ["all"] else layouts, mesh, model.fetches, model.updates,
-        ranks="mpi" if ranks > 1 else "simulated", sample=options.sample,
-        precision="own" if options.own_types else "float64", storage=model.storage or None,
-    )  # fmt: skip
+        model.graph,
+        "all" if layouts == ["all"] else layouts,
+        mesh,
+        model.fetches,
+        model.updates,
+        ranks="mpi" if ranks > 1 else "simulated",
+        sample=options.sample,
+        precision="own" if options.own_types else "float64",
+        storage=model.storage or None,
+    )
     if _is_first():
         print(report.text(options.rows))
     return 0 if report.ok else 1
@@ -162,7 +156,7 @@ def _is_first() -> bool:
 def _show(options: argparse.Namespace) -> int:
     from meshmpi.api import plan
     from meshmpi.drawing.report import report_text
-    from meshmpi.measuring.machines import find_machine
+    from meshmpi.planner.machines import find_machine
     from meshmpi.planner.report import time_lines
     from meshmpi.planner.timing import predict_time
     from meshmpi.runtime.compiled import memory_plan
@@ -174,9 +168,13 @@ def _show(options: argparse.Namespace) -> int:
         )
     model = find_model(options)
     found = plan(
-        model.graph, model.mesh, model.layout, fetches=model.fetches, updates=model.updates,
+        model.graph,
+        model.mesh,
+        model.layout,
+        fetches=model.fetches,
+        updates=model.updates,
         storage=model.storage or None,
-    )  # fmt: skip
+    )
     memory = memory_plan(found.program)
     machine = find_machine(options.machine, found.program.mesh)
     times = [] if machine is None else time_lines(predict_time(found.program, machine))
@@ -201,3 +199,9 @@ def _write(out: Path, found: Plan, memory: MemoryPlan, model: Model, times: Sequ
         out.write_text(page, encoding="utf-8")
     else:
         report_picture(found.program, memory, model.name, model.layout).save(out)
+
+
+COMMANDS = (
+    Command("verify", _verify, "compare every tensor in many layouts with one rank", _add_verify),
+    Command("show", _show, "draw a layout: a page, or text", _add_show),
+)

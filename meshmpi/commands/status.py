@@ -6,27 +6,23 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
+
+from meshmpi.commands.command import Command
 
 
-def add(commands: Any, command: Any) -> None:
-    """Adds the command."""
-    made = commands.add_parser(
-        "status", help="what every rank of a run does now",
-        description="What every rank of a run does now: phase, step, collective and since when; of"
-        " a run that has ended, what it did last.",
-    )  # fmt: skip
-    made.set_defaults(command=_status, ranks=None)
-    made.add_argument("run", type=Path, help="folder of a run")
-    made.add_argument("--json", action="store_true", help="print all that is known, for programs")
-    made.add_argument(
-        "--every", type=float, metavar="SECONDS", help="again and again, until interrupted"
+def _add_arguments(made: argparse.ArgumentParser) -> None:
+    made.description = (
+        "What every rank of a run does now: phase, step, collective and since when; if the run has ended,"
+        " what it did last."
     )
+    made.add_argument("run", type=Path, help="folder of a run")
+    made.add_argument("--json", action="store_true", help="print everything as JSON, for programs")
+    made.add_argument("--every", type=float, metavar="SECONDS", help="repeat until interrupted")
 
 
 def _status(options: argparse.Namespace) -> int:
-    from meshmpi.runtime import status
-    from meshmpi.runtime.rings import to_json
+    from meshmpi.guard import status
+    from meshmpi.guard.rings import to_json
 
     while True:
         rows = status.read(options.run)
@@ -41,3 +37,8 @@ def _status(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 0
         print()
+
+
+COMMANDS = (
+    Command("status", _status, "what every rank of a run does now", _add_arguments, on_mesh=False, starts_ranks=False),
+)

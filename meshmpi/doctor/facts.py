@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.errors import MeshmpiError
+from meshmpi.launch.launch import launch
+from meshmpi.launch.launchers import Launcher, find_launcher, launcher_at
 from meshmpi.runtime.cores import Cores, available_cores
-from meshmpi.runtime.launch import Launcher, find_launcher, launch, launcher_at
 from meshmpi.runtime.probe import MARK
 from meshmpi.runtime.processes import stop_session
 from meshmpi.runtime.world import in_job
+from meshmpi.version import VERSION
 
 ANSWER_SECONDS = 60.0
 """For what must be imported or compiled.  Assumption: a cold network file system takes less."""
@@ -34,7 +36,7 @@ class Answer:
     """What another process said.
 
     Attributes:
-        lines: Of its standard output.
+        lines: Its standard output.
         text: The end of its error output.
         status: Exit status; negative: the number of the signal that ended it.
         seconds: It took.
@@ -59,7 +61,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Facts:
-    """Of this machine; what could not be learnt is empty.
+    """What is known of this machine; what could not be found out is empty.
 
     Attributes:
         environment: Variables of the reporting process.
@@ -102,7 +104,7 @@ class Facts:
 
     @property
     def kind(self) -> str:
-        """Of the MPI library: a key of `meshmpi.runtime.launch.LAUNCHERS`, or empty."""
+        """Kind of the MPI library: a key of `meshmpi.launch.launchers.LAUNCHERS`, or empty."""
         return kind_of(str(self.library.get("library", "")))
 
 
@@ -118,12 +120,12 @@ def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> 
     Args:
         ranks: How many to start; None: two, or in a job those there are.
         mpi: As of `find_launcher`.
-        folder: Of checkpoints; need not exist.
+        folder: Where checkpoints go; need not exist.
         seconds: Limit of the job of these ranks.
     """
     here = in_job()
     # First, since the other ranks have begun theirs, see `take_part`.
-    job = ask([sys.executable, *_PROBE], seconds) if here else None
+    job = take_part(seconds) if here else None
     inside = ask([sys.executable, *_INSIDE], ANSWER_SECONDS)
     parts, died_in = _parts(inside)
     # Whoever initialised MPI in a rank's place would take that rank's seat; loading it is harmless.
@@ -144,15 +146,30 @@ def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> 
     if here and jobs:
         wanted = sum(map(len, jobs))
     return Facts(
-        dict(os.environ), wanted, folder, available_cores(), parts, died_in, inside, library,
-        alone, launcher, error, launcher_at(found) if found else None,
-        jobs, job, here,
-    )  # fmt: skip
+        dict(os.environ),
+        wanted,
+        folder,
+        available_cores(),
+        parts,
+        died_in,
+        inside,
+        library,
+        alone,
+        launcher,
+        error,
+        launcher_at(found) if found else None,
+        jobs,
+        job,
+        here,
+    )
 
 
-def take_part(seconds: float) -> None:
-    """What a rank but the first does where the doctor itself was started as a job."""
-    ask([sys.executable, *_PROBE], seconds)
+def take_part(seconds: float) -> Answer:
+    """What every rank does where the doctor itself was started as a job."""
+    started = sys.modules.get("meshmpi.guard.own_start")  # not imported here: it needs NumPy
+    if started is not None:
+        started.give_place()  # its child has been the rank, and MPI cannot be started in one twice
+    return ask([sys.executable, *_PROBE], seconds)
 
 
 def in_bare_step() -> bool:
@@ -165,9 +182,8 @@ def _started(ranks: int, mpi: str | None, seconds: float) -> Answer:
     began = time.perf_counter()
     try:
         done = launch(
-            ranks, _PROBE, mpi=mpi, timeout_seconds=seconds, capture_output=True,
-            environment={"PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+            ranks, _PROBE, mpi=mpi, timeout_seconds=seconds, capture_output=True, environment={"PYTHONUNBUFFERED": "1"}
+        )
     except (MeshmpiError, OSError) as e:
         return Answer((), str(e), 1, time.perf_counter() - began)
     took = time.perf_counter() - began
@@ -180,9 +196,15 @@ def ask(command: Sequence[str], seconds: float) -> Answer:
     began = time.perf_counter()
     # A rank's launcher may have left it an open file by which its child can answer.
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-        text=True, errors="replace", close_fds=False, start_new_session=True,
-    ) as process:  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        close_fds=False,
+        start_new_session=True,
+    ) as process:
         late = False
         try:
             out, err = process.communicate(timeout=seconds)
@@ -223,37 +245,32 @@ def jobs_in(answer: Answer) -> list[list[dict[str, Any]]]:
 
 def heading(facts: Facts) -> str:
     """What is there, right or wrong, as text."""
-    import meshmpi
-
     library = facts.library
     lines = [
-        f"meshmpi {meshmpi.__version__} in {Path(meshmpi.__file__).parent},"
-        f" Python {platform.python_version()} ({sys.executable})",
+        f"meshmpi {VERSION} in {Path(__file__).parents[1]}, Python {platform.python_version()} ({sys.executable})",
         f"host {socket.gethostname()}: {platform.platform()}",
         f"cores: {facts.cores.physical} physical, {facts.cores.logical} logical",
-        "packages: " + ", ".join(
-            f"{name} {part['version']}" for name, part in facts.parts.items() if "version" in part
-            and "file" in part
+        "packages: "
+        + ", ".join(
+            f"{name} {part['version']}" for name, part in facts.parts.items() if "version" in part and "file" in part
         ),
-    ]  # fmt: skip
+    ]
     if "library" in library:
         first = str(library["library"]).splitlines()[0].split(",")[0]
         lines.append(f"MPI library: {first.strip()}, {library['library_file']} ({found_by(facts)})")
     if facts.launcher is not None:
-        lines.append(f"MPI launcher: {facts.launcher.path} ({facts.launcher.kind}"
-                     f" {facts.launcher.major})")  # fmt: skip
+        lines.append(f"MPI launcher: {facts.launcher.path} ({facts.launcher.kind} {facts.launcher.major})")
     for job in facts.jobs:
         hosts = list(dict.fromkeys(rank["host"] for rank in job))
         size = job[0].get("size", "?")
         seconds = max((rank.get("init_seconds", 0.0) for rank in job), default=0.0)
-        lines.append(
-            f"job: {size} rank{'s' * (size != 1)} on {', '.join(hosts)}, MPI_Init {seconds:.2f} s"
-        )
+        lines.append(f"job: {size} rank{'s' * (size != 1)} on {', '.join(hosts)}, MPI_Init {seconds:.2f} s")
     blas, compiler = facts.parts.get("blas", {}), facts.parts.get("compiler", {})
     if "library" in blas:
         lines.append(
             f"matrix products: {blas['library']} {blas['version']}, {blas['threads']} threads;"
             f" bfloat16: {blas['bfloat16'] or 'converted to float32'}"
+            f" ({blas['measured']})"
         )
     if "command" in compiler:
         lines.append(f"C compiler: {compiler['command']}, kernels kept in {compiler['folder']}")

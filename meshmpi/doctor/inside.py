@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-REQUIRED = ("numpy", "opt_einsum", "ml_dtypes", "threadpoolctl", "safetensors")
+REQUIRED = ("numpy", "opt_einsum", "ml_dtypes", "threadpoolctl", "safetensors", "xxhash", "pydantic")
 """What meshmpi needs besides mpi4py, in the order in which they are imported here."""
 
 
@@ -43,30 +43,35 @@ def _package(name: str) -> dict[str, Any]:
 
 
 def _blas() -> dict[str, Any]:
-    from meshmpi.kernels import blas
+    from meshmpi.kernels import product_choice
 
-    names = blas.available(bfloat16=True)
-    found = blas.find(names[0] if names else "")
-    plain = blas.find()
+    plain, narrow = product_choice.chosen(), product_choice.chosen(bfloat16=True)
     return {
-        "library": plain.name, "version": plain.version, "threads": plain.threads,
-        "bfloat16": found.name if found.bfloat16 else "",
-    }  # fmt: skip
+        "library": plain.name,
+        "version": plain.version,
+        "threads": plain.threads,
+        "bfloat16": narrow.name if narrow.bfloat16 else "",
+        "measured": product_choice.described(),
+    }
 
 
 def _compiler() -> dict[str, Any]:
     """Builds a library as kernels are built, through the cache, but never the same one."""
+    from meshmpi.errors import DataError
+    from meshmpi.files import cache
     from meshmpi.kernels.native import compiler
 
-    wanted = os.environ.get("MESHMPI_CACHE") or ""
-    folder = compiler.cache_folder()
-    about = {"wanted": wanted, "folder": str(folder)}
+    refused = cache.refusal("kernels", programs=True)
+    try:
+        folder = compiler.kernel_folder()
+    except DataError as error:
+        return {"error": str(error)}
+    about = {"refused": refused, "folder": str(folder)}
     try:
         command = compiler.compiler()
     except compiler.CompilerError as error:
         return {**about, "error": str(error)}
     about |= {"command": shlex.join(command[:1]), "openmp": "-fopenmp" in command}
-    folder.mkdir(parents=True, exist_ok=True)
     name = f"doctor_{os.getpid()}"
     library = None
     try:
@@ -82,12 +87,12 @@ def _clean(folder: Any, name: str) -> None:
     """Takes the library of this run out of the cache: its source names it."""
     for source in folder.glob("*.c"):
         if source.stat().st_size < 200 and name in source.read_text():
-            for suffix in (".c", ".so", ".lock"):
+            for suffix in (".c", ".so", ".json", ".lock"):
                 source.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _processes() -> dict[str, Any]:
-    from meshmpi.runtime.launch import can_read_other_processes
+    from meshmpi.launch.command import can_read_other_processes
 
     return {"can_read": can_read_other_processes()}
 

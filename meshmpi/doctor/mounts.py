@@ -7,9 +7,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 _NETWORK = (
-    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "9p", "panfs",
-    "fuse.sshfs", "fuse.glusterfs", "fuse.ceph",
-)  # fmt: skip
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb3",
+    "afs",
+    "9p",
+    "panfs",
+    "fuse.sshfs",
+    "fuse.glusterfs",
+    "fuse.ceph",
+)
 _TABLE = Path("/proc/self/mounts")
 
 

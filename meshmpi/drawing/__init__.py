@@ -1,15 +1,24 @@
 """Pictures of layouts, programs and memory, as text, SVG, PNG, and one HTML page with all of it.
 
-Knows programs, dims and layouts.  No MPI, no arrays; all but PNG needs the standard library only.
+Knows programs, dimensions and layouts; no MPI, no arrays.  Text needs the standard library only,
+everything else matplotlib.
 """
 
 from meshmpi.drawing.blocks import blocks_of, blocks_text, draw_blocks, type_in
 from meshmpi.drawing.memory import draw_memory, memory_use
+from meshmpi.drawing.picture import Picture, stacked
 from meshmpi.drawing.program import draw_program
 from meshmpi.drawing.report import report_page
-from meshmpi.drawing.scene import Scene, stacked
 
 __all__ = [
-    "Scene", "blocks_of", "blocks_text", "draw_blocks", "draw_memory", "draw_program",
-    "memory_use", "report_page", "stacked", "type_in",
-]  # fmt: skip
+    "Picture",
+    "blocks_of",
+    "blocks_text",
+    "draw_blocks",
+    "draw_memory",
+    "draw_program",
+    "memory_use",
+    "report_page",
+    "stacked",
+    "type_in",
+]

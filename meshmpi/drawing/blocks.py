@@ -1,26 +1,25 @@
 """Which rank holds which block of which named dimension.
 
-For any number of dims and mesh axes: a matrix is drawn as one writes it; of more dims those that
-are split take turns between across and down, the last one across, so that a block of an outer dim
-is a grid of its own.
+A matrix is drawn as one writes it.  A tensor of more dimensions becomes grids in a grid: its split
+dimensions run across and down in turn, the last one across.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, Union, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Union, cast
 
 from meshmpi.dims import Layout, LayoutLike, MeshShape, ShapeLike, block_range
 from meshmpi.dims import Shape as Dims
-from meshmpi.drawing.palette import FAINT, GROUNDS, INK, PAGE, PLAIN, Colour, soft
-from meshmpi.drawing.scene import Line, Rect, Scene, Text, text_width
-from meshmpi.program import LocalType
+from meshmpi.drawing.palette import FAINT, GROUNDS, INK, PAGE, PLAIN, soft
+from meshmpi.drawing.picture import Canvas, Picture, text_width
+from meshmpi.ir.program import LocalType
 
 MOST_BLOCKS, MOST_ALONG = 6, 10
-"""Blocks of a dim that are drawn, and of all dims along one direction; of more, the first ones, an
-ellipsis and the last."""
+"""Maximum number of blocks drawn for one dimension, and for all dimensions along one direction.  If there
+are more, the first ones, an ellipsis and the last one are drawn."""
 CELL_HEIGHT, SMALL, GAP = 34.0, 11.0, 5.0
 Drawn = Union[tuple[str, LocalType], str]
 """A named tensor, or a sign between two, as ``"·"`` or ``"="``."""
@@ -38,6 +37,11 @@ class Block(NamedTuple):
     index: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
     ranks: tuple[int, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no elements, as there are more blocks than elements: its ranks hold nothing."""
+        return any(a == b for a, b in self.ranges)
 
 
 def type_in(shape: ShapeLike, mesh: MeshShape, layout: LayoutLike, dtype: str = "float32"):
@@ -57,12 +61,11 @@ def blocks_of(t: LocalType, mesh: MeshShape) -> list[Block]:
     return [
         Block(
             index,
-            tuple(block_range(d.size, n, k)
-                  for d, n, k in zip(t.shape, counts, index, strict=True)),
+            tuple(block_range(d.size, n, k) for d, n, k in zip(t.shape, counts, index, strict=True)),
             tuple(holders[index]),
         )
         for index in itertools.product(*map(range, counts))
-    ]  # fmt: skip
+    ]
 
 
 def ranks_text(ranks: Sequence[int], size: int) -> str:
@@ -78,7 +81,7 @@ def ranks_text(ranks: Sequence[int], size: int) -> str:
 
 
 def shown(count: int, most: int = MOST_BLOCKS) -> list[int | None]:
-    """Numbers of the blocks that are drawn; None stands for those left out."""
+    """Numbers of the blocks that are drawn; None stands for the ones left out."""
     if count <= most:
         return list(range(count))
     return [*range(most - 2), None, count - 1]
@@ -92,10 +95,7 @@ def blocks_text(name: str, t: LocalType, mesh: MeshShape) -> str:
     found = {b.index: b for b in blocks_of(t, mesh)}
     copies = mesh.size // len(found)
     sizes = "x".join(map(str, t.max_sizes(mesh))) or "1"
-    head = (
-        f"{name} {t} on {mesh}: {len(found)} blocks of up to {sizes},"
-        f" each on {copies} of {mesh.size} ranks"
-    )
+    head = f"{name} {t} on {mesh}: {len(found)} blocks of up to {sizes}, each on {copies} of {mesh.size} ranks"
     counts = [mesh.count(s) for s in t.splits]
     if not counts:
         return f"{head}\n  ranks {ranks_text(found[()].ranks, mesh.size)}"
@@ -106,14 +106,11 @@ def blocks_text(name: str, t: LocalType, mesh: MeshShape) -> str:
     for row in rows:
         label = " ".join(_range_text(t, mesh, d, k) for d, k in enumerate(row))
         cells = [
-            "…" if k is None or None in row
-            else ranks_text(found[(*_known(row), k)].ranks, mesh.size)
-            for k in columns
-        ]  # fmt: skip
+            "…" if k is None or None in row else ranks_text(found[(*_known(row), k)].ranks, mesh.size) for k in columns
+        ]
         table.append([label, *cells])
     widths = [max(len(line[k]) for line in table) for k in range(len(top))]
-    lines = ["  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-             for line in table]  # fmt: skip
+    lines = ["  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
     return "\n".join([head, *lines])
 
 
@@ -133,30 +130,39 @@ def _range_text(t: LocalType, mesh: MeshShape, d: int, k: int | None) -> str:
 
 
 class Key:
-    """One colour for each set of ranks, in all tensors of a picture, as far as there are any."""
+    """One colour for each set of ranks, the same in all tensors of a picture, while there are any left."""
 
     def __init__(self, mesh: MeshShape):
         self.mesh = mesh
         self.sets: dict[tuple[int, ...], int] = {}
 
-    def colour(self, ranks: tuple[int, ...]) -> Colour:
+    def colour(self, ranks: tuple[int, ...]) -> str:
         if len(ranks) == self.mesh.size:
             return PLAIN
         return soft(self.sets.setdefault(ranks, len(self.sets)))
 
     def note(self) -> str:
-        """What a reader must know of the colours; empty where they say all."""
-        if len(self.sets) <= GROUNDS:
+        """A warning that the colours were not enough, or empty."""
+        if len(self.sets) <= len(GROUNDS):
             return ""
-        return (
-            f"without colour: {len(self.sets) - GROUNDS} more sets of ranks than can be told apart"
-        )
+        return f"without colour: {len(self.sets) - len(GROUNDS)} more sets of ranks than can be told apart"
+
+
+class _Part(NamedTuple):
+    """A tensor or a sign: its size, and what paints it with its upper left corner at (x, y)."""
+
+    width: float
+    height: float
+    paint: Callable[[Canvas, float, float], None]
 
 
 def draw_blocks(
-    tensors: Drawn | LocalType | Sequence[Drawn], mesh: MeshShape | str, title: str = "",
-    width: float = 860.0, layout: LayoutLike = None,
-) -> Scene:  # fmt: skip
+    tensors: Drawn | LocalType | Sequence[Drawn],
+    mesh: MeshShape | str,
+    title: str = "",
+    width: float = 860.0,
+    layout: LayoutLike = None,
+) -> Picture:
     """Tensors as grids of blocks, with the ranks that hold each.
 
     Args:
@@ -164,41 +170,40 @@ def draw_blocks(
             are those of a program (``step.program.variables["w"].type``) or of `type_in`.
         mesh: The mesh shape.
         title: Above the picture.
-        width: Where a new row begins.
-        layout: What the caption says beside the mesh.  Default: what the types tell, where no dim
-            is split in two ways.
+        width: Where a new row begins, in pixels.
+        layout: The layout named in the caption.  Default: the one that all types follow, if no
+            dimension is split in two ways.
 
     Returns:
-        A picture; equal colours are equal sets of ranks, gray is what every rank holds, ranks in
-        parentheses hold an empty block.  Of more than 64 sets of ranks the further ones have no
-        colour, and the caption says so.
+        A picture.  Blocks of one colour are held by the same ranks, gray ones by every rank; ranks in
+        parentheses hold an empty block.  When there are more sets of ranks than colours (64), the
+        blocks of the last sets have no colour, and the caption says so.
     """
     mesh, items = MeshShape(mesh), _items(tensors)
-    key, scene = Key(mesh), Scene(title=title)
+    key = Key(mesh)
     parts = [_sign(i) if isinstance(i, str) else _tensor(i[0], i[1], mesh, key) for i in items]
-    x, y, row_height = 14.0, 12.0, 0.0
-    for words, size, fill in _heading(title, _caption(items, mesh, layout), key.note()):
-        scene.add(Text(14, y + 8, words, size, fill, bold=fill is INK))
-        scene.width = max(scene.width, text_width(words, size + 0.5) + 28)
-        y += size + 8
-    y += 6
+    heading = [(title, 14.0, INK)] if title else []
+    heading += [(line, SMALL, FAINT) for line in (_caption(items, mesh, layout), key.note()) if line]
+    placed: list[tuple[_Part, float, float]] = []
+    full, y = 0.0, 18.0 + sum(size + 8 for _, size, _ in heading)
     for line in _rows(parts, width):
-        row_height = max(p.height for p in line)
+        x, height = 14.0, max(p.height for p in line)
         for p in line:
-            scene.put(p, x, y + (row_height - p.height) / 2)
+            placed.append((p, x, y + (height - p.height) / 2))
             x += p.width + 12
-        scene.width, x, y = max(scene.width, x + 2), 14.0, y + row_height + 18
-    scene.height = y - 6
-    scene.text = "\n\n".join(blocks_text(i[0], i[1], mesh) for i in items if not isinstance(i, str))
-    if title:
-        scene.text = f"{title}\n\n{scene.text}"
-    return scene
+        full, y = max(full, x + 2), y + height + 18
+    full, height = max(full, *(text_width(words, size + 0.5) + 28 for words, size, _ in heading)), y - 6
 
+    def paint(figure: Any) -> None:
+        canvas, top = Canvas(figure, full, height), 12.0
+        for words, size, colour in heading:
+            canvas.text(14, top + 8, words, size, colour, bold=colour is INK)
+            top += size + 8
+        for p, x, y in placed:
+            p.paint(canvas, x, y)
 
-def _heading(title: str, caption: str, note: str) -> list[tuple[str, float, Colour]]:
-    """Lines above the blocks: text, size, colour."""
-    words = [w for w in (caption, note) if w]
-    return [(title, 14.0, INK)] * bool(title) + [(w, SMALL, FAINT) for w in words]
+    tables = [blocks_text(i[0], i[1], mesh) for i in items if not isinstance(i, str)]
+    return Picture(full, height, title, "\n\n".join([title, *tables] if title else tables), paint)
 
 
 def _caption(items: Sequence[Drawn], mesh: MeshShape, layout: LayoutLike) -> str:
@@ -231,8 +236,8 @@ def _items(tensors: Drawn | LocalType | Sequence[Drawn]) -> list[Drawn]:
     return list(cast("Sequence[Drawn]", tensors))
 
 
-def _rows(parts: Sequence[Scene], width: float) -> list[list[Scene]]:
-    rows: list[list[Scene]] = [[]]
+def _rows(parts: Sequence[_Part], width: float) -> list[list[_Part]]:
+    rows: list[list[_Part]] = [[]]
     for p in parts:
         if rows[-1] and sum(q.width + 12 for q in rows[-1]) + p.width > width:
             rows.append([])
@@ -240,10 +245,9 @@ def _rows(parts: Sequence[Scene], width: float) -> list[list[Scene]]:
     return rows
 
 
-def _sign(text: str) -> Scene:
-    scene = Scene(text_width(text, 18) + 4, 30)
-    scene.add(Text(scene.width / 2, 15, text, 18, INK, "middle"))
-    return scene
+def _sign(text: str) -> _Part:
+    width = text_width(text, 18) + 4
+    return _Part(width, 30.0, lambda canvas, x, y: canvas.text(x + width / 2, y + 15, text, 18, where="center"))
 
 
 class _Dim(NamedTuple):
@@ -254,34 +258,39 @@ class _Dim(NamedTuple):
     length: float
 
 
-def _tensor(name: str, t: LocalType, mesh: MeshShape, key: Key) -> Scene:
-    """One tensor: its name, the names of its dims, its blocks."""
+def _tensor(name: str, t: LocalType, mesh: MeshShape, key: Key) -> _Part:
+    """One tensor: its name, the names of its dimensions, its blocks."""
     found = {b.index: b for b in blocks_of(t, mesh)}
     labels = [ranks_text(b.ranks, mesh.size) for b in found.values()]
     cell = max(46.0, max(text_width(s, SMALL) for s in labels) + 14)
     counts = [mesh.count(s) for s in t.splits]
     horizontal, vertical = _directions(t)
     down_room = max((text_width(_dim_text(t, d), SMALL) for d in vertical), default=0.0)
-    across = _lengths(horizontal, counts, t, cell, 0.0)
-    down = _lengths(vertical, counts, t, CELL_HEIGHT, down_room)
-    w, h = (sides[0].length * len(sides[0].blocks) if sides else one
-            for sides, one in ((across, cell), (down, CELL_HEIGHT)))  # fmt: skip
-    notes = [_dim_text(t, a.number) for a in across], [_dim_text(t, b.number) for b in down]
+    across, down = _lengths(horizontal, counts, t, cell, 0.0), _lengths(vertical, counts, t, CELL_HEIGHT, down_room)
+    w = across[0].length * len(across[0].blocks) if across else cell
+    h = down[0].length * len(down[0].blocks) if down else CELL_HEIGHT
+    size = (across[-1].length if across else w) - 1, (down[-1].length if down else h) - 1
+    names = [_dim_text(t, a.number) for a in across]
     left, top = 16.0 * len(down), 20.0 + 16.0 * len(across)
-    scene = Scene(left + max(w, *(text_width(s, SMALL) for s in notes[0] or [""]),
-                             text_width(name, 13)), top + h)  # fmt: skip
-    scene.add(Text(left, 9, name, 13, INK, bold=True))
-    for k, s in enumerate(notes[0]):
-        scene.add(Text(left, 25 + 16.0 * k, s, SMALL, FAINT))
-    for k, s in enumerate(notes[1]):
-        scene.add(Text(8 + 16.0 * k, top + h, s, SMALL, FAINT, turned=True))
-    for y, rows in _places(down, top):
-        for x, columns in _places(across, left):
+    cells: list[tuple[float, float, Block | None, str]] = []
+    for dy, rows in _places(down, top):
+        for dx, columns in _places(across, left):
             at = {**rows, **columns}
-            scene.add(*_cell(t, mesh, found, at, key,
-                             (x, y, (across[-1].length if across else w) - 1,
-                              (down[-1].length if down else h) - 1)))  # fmt: skip
-    return scene
+            index = [at[d] for d in range(len(t.shape))]
+            block = None if None in index else found[tuple(_known(index))]
+            cells.append((dx, dy, block, PAGE if block is None or block.empty else key.colour(block.ranks)))
+
+    def paint(canvas: Canvas, x: float, y: float) -> None:
+        canvas.text(x + left, y + 9, name, 13, bold=True)
+        for k, words in enumerate(names):
+            canvas.text(x + left, y + 25 + 16.0 * k, words, SMALL, FAINT)
+        for k, b in enumerate(down):
+            canvas.text(x + 8 + 16.0 * k, y + top + h, _dim_text(t, b.number), SMALL, FAINT, turned=True)
+        for dx, dy, block, fill in cells:
+            _cell(canvas, block, t, key.mesh, fill, (x + dx, y + dy, *size))
+
+    width = max(w, *(text_width(s, SMALL) for s in names or [""]), text_width(name, 13))
+    return _Part(left + width, top + h, paint)
 
 
 def _dim_text(t: LocalType, d: int) -> str:
@@ -305,9 +314,7 @@ def _directions(t: LocalType) -> tuple[list[int], list[int]]:
     return sorted(sides[0]), sorted(sides[1])
 
 
-def _lengths(
-    numbers: Sequence[int], counts: Sequence[int], t: LocalType, cell: float, room: float
-) -> list[_Dim]:
+def _lengths(numbers: Sequence[int], counts: Sequence[int], t: LocalType, cell: float, room: float) -> list[_Dim]:
     """The dims of one direction, outer first, with the length of a block of each.
 
     ``room`` is the least that all of it takes.
@@ -339,23 +346,21 @@ def _places(sides: Sequence[_Dim], start: float) -> list[tuple[float, dict[int, 
 
 
 def _cell(
-    t: LocalType, mesh: MeshShape, found: dict, at: dict[int, int | None], key: Key,
+    canvas: Canvas,
+    block: Block | None,
+    t: LocalType,
+    mesh: MeshShape,
+    fill: str,
     box: tuple[float, float, float, float],
-) -> list[Rect | Text | Line]:  # fmt: skip
+) -> None:
+    """A block with its ranks; None is drawn as an ellipsis."""
     x, y, w, h = box
-    if None in at.values():
-        return [Text(x + w / 2, y + h / 2, "…", 13, FAINT, "middle")]
-    block = found[tuple(at[d] for d in range(len(t.shape)))]
+    middle = x + w / 2, y + h / 2
+    if block is None:
+        canvas.text(*middle, "…", 13, FAINT, "center")
+        return
     where = ", ".join(f"{d.name} {a}:{b}" for d, (a, b) in zip(t.shape, block.ranges, strict=True))
-    many = f"ranks {', '.join(map(str, block.ranks[:64]))}" + (", …" if block.ranks[64:] else "")
-    note = f"{where or 'one number'}; {many}"
+    ranks = ", ".join(map(str, block.ranks[:64])) + (", …" if block.ranks[64:] else "")
     label = ranks_text(block.ranks, mesh.size)
-    if any(a == b for a, b in block.ranges):  # fewer elements than blocks: these ranks hold nothing
-        return [
-            Rect(x, y, w, h, PAGE, note=note),
-            Text(x + w / 2, y + h / 2, f"({label})", SMALL, FAINT, "middle"),
-        ]
-    return [
-        Rect(x, y, w, h, key.colour(block.ranks), note=note),
-        Text(x + w / 2, y + h / 2, label, SMALL, INK, "middle"),
-    ]
+    canvas.box(*box, fill, note=f"{where or 'one number'}; ranks {ranks}")
+    canvas.text(*middle, f"({label})" if block.empty else label, SMALL, FAINT if block.empty else INK, "center")

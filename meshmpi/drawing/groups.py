@@ -1,6 +1,6 @@
-"""A program as a few boxes: runs of instructions of one scope, with what they send.
+"""A program as a few boxes: consecutive instructions of one scope, with what they send.
 
-Only consecutive instructions make a box, so that boxes depend on each other in one direction.
+Instructions that are not consecutive never share a box, so a box depends only on boxes before it.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from meshmpi.collective_bytes import bytes_sent, wire_bytes
-from meshmpi.program import COLLECTIVES, Instruction, Program
+from meshmpi.ir.program import Collective, Instruction, Program
 
-SOURCES = ("read", "feed")
+WRITES = "variables are written"
 _GRADIENT = re.compile(r"^(.*) \(gradient of (.*)\)$")
 
 
@@ -20,7 +19,7 @@ class Group:
     """A box of the picture.
 
     Attributes:
-        name: Of its scope, or of its one instruction.
+        name: The scope, or what its only instruction is called.
         numbers: Its instructions, in order.
         sent: (kind, axes) -> (count, bytes sent) of its collectives.
         before: Positions of the groups whose values it uses, ascending.
@@ -33,7 +32,7 @@ class Group:
 
 
 def scope_of(i: Instruction, depth: int) -> str:
-    """The first ``depth`` parts of the scope of an instruction's tensor; gradients are marked.
+    """The first ``depth`` parts of the scope of an instruction's tensor, marked if it is a gradient.
 
     Example:
         ``"layer_0/attention/einsum (gradient of ...)"`` at depth 1 is ``"layer_0 (gradient)"``.
@@ -57,10 +56,7 @@ def single(i: Instruction) -> str:
 
 def sent_bytes(i: Instruction, program: Program) -> int:
     """Bytes that the busiest rank sends in a collective."""
-    here = program.busiest() if i.kind == "shift" else dict.fromkeys(program.mesh.names, 0)
-    item = wire_bytes(i.kind, program.types[i.inputs[0]].dtype)
-    n = program.mesh.count(i.attrs["axes"])
-    return bytes_sent(i.kind, program.elements_handed(i, here), item, n)
+    return program.most_bytes_sent(i, program.busiest() if i.traits.by_place else {})
 
 
 def grouped(program: Program, depth: int | None, numbers: list[int] | None = None) -> list[Group]:
@@ -69,8 +65,8 @@ def grouped(program: Program, depth: int | None, numbers: list[int] | None = Non
     Args:
         program: The program.
         depth: Parts of the scope that tell groups apart; None: every instruction by itself.  What
-            is in no scope is grouped by the line that made it.  Groups leave out reads and feeds,
-            and dependences that follow from others.
+            is in no scope is grouped by the line that made it, and writes of variables make one
+            group.  Groups leave out reads and feeds, and dependences that follow from others.
         numbers: Only these instructions.
     """
     groups: list[Group] = []
@@ -79,9 +75,9 @@ def grouped(program: Program, depth: int | None, numbers: list[int] | None = Non
     chosen = range(len(program.instructions)) if numbers is None else numbers
     for n in chosen:
         i = program.instructions[n]
-        if depth is not None and i.kind in SOURCES:
+        if depth is not None and i.traits.given:
             continue
-        key = f"{n}" if depth is None else scope_of(i, depth) or f"{i.source.file}:{i.source.line}"
+        key = f"{n}" if depth is None else _key(i, depth)
         if not groups or key != last:
             groups.append(Group(""))
             last = key
@@ -95,7 +91,7 @@ def grouped(program: Program, depth: int | None, numbers: list[int] | None = Non
 
 
 def _leave_out_what_follows(groups: list[Group]) -> None:
-    """Drops a dependence on a group that another one it depends on comes after as well."""
+    """Drops dependences that follow from others: on a group on which another dependence depends already."""
     reached: list[int] = []  # bit p of entry k: group k comes after group p
     for g in groups:
         all_before = 0
@@ -107,15 +103,20 @@ def _leave_out_what_follows(groups: list[Group]) -> None:
         reached.append(all_before)
 
 
+def _key(i: Instruction, depth: int) -> str:
+    """Equal for instructions of one group."""
+    return WRITES if i.kind == "write" else scope_of(i, depth) or f"{i.source.file}:{i.source.line}"
+
+
 def _name(i: Instruction, depth: int | None) -> str:
+    if i.kind == "write":
+        return WRITES
     line = f"{i.source.file.rsplit('/', 1)[-1]}:{i.source.line}"
     mark = " (gradient)" if _GRADIENT.match(i.source.name) else ""
     return scope_of(i, depth or 0) or f"{line}{mark}"
 
 
-def _join(
-    groups: list[Group], i: Instruction, n: int, program: Program, made_by: dict[int, int]
-) -> None:
+def _join(groups: list[Group], i: Instruction, n: int, program: Program, made_by: dict[int, int]) -> None:
     g, place = groups[-1], len(groups) - 1
     g.numbers.append(n)
     for v in i.inputs:
@@ -123,14 +124,14 @@ def _join(
             g.before.append(maker)
             g.before.sort()
     made_by.update(dict.fromkeys(i.outputs, place))
-    if i.kind in COLLECTIVES:
-        key = (i.kind, "+".join(i.attrs["axes"]))
+    if isinstance(i.attrs, Collective):
+        key = (i.kind, "+".join(i.attrs.axes))
         count, total = g.sent.get(key, (0, 0))
         g.sent[key] = (count + 1, total + sent_bytes(i, program))
 
 
 def readable(program: Program, most: int) -> int | None:
-    """The depth of scopes that shows most in at most ``most`` boxes; None: single instructions."""
+    """The largest depth of scopes that needs at most ``most`` boxes; None: single instructions."""
     if len(program.instructions) <= most:
         return None
     deepest = max((i.source.name.count("/") for i in program.instructions), default=0)

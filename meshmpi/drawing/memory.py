@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from meshmpi.drawing.palette import FAINT, INK, LINE, PLAIN, Colour, soft, strong
-from meshmpi.drawing.scene import Line, Rect, Scene, Text, shortened, text_width
-from meshmpi.passes.memory import MemoryPlan, Sharing, aligned_bytes
+from meshmpi.amounts import amount
+from meshmpi.compiler.passes.memory import MemoryPlan, Sharing, aligned_bytes
+from meshmpi.drawing.palette import FAINT, INK, LINE, PLAIN, soft, strong
+from meshmpi.drawing.picture import Picture, noted, points, shortened
+from meshmpi.drawing.program import about
+from meshmpi.ir.program import Program
 from meshmpi.planner.memory_kinds import gradient_values
-from meshmpi.planner.report import amount
-from meshmpi.program import Program
 
 KINDS = ("parameters", "slots", "feeds", "gradients", "activations")
-COLOURS: dict[str, Colour] = {
-    "parameters": soft(0), "slots": soft(7), "feeds": PLAIN, "gradients": soft(5),
-    "activations": soft(2), "workspace": soft(1),
-}  # fmt: skip
-MOST_POINTS = 600
-"""Places along the step that are drawn; of longer programs the largest within each is taken."""
+COLOURS = {
+    "parameters": soft(0),
+    "slots": soft(7),
+    "feeds": PLAIN,
+    "gradients": soft(5),
+    "activations": soft(2),
+    "workspace": soft(1),
+}
+MOST_POINTS = 300
+"""Maximum number of points along the step.  In a longer program each point stands for several instructions
+and shows their maximum."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Use:
         by_kind: Kind of `KINDS` -> bytes during each instruction.
         peak: Number of the first instruction during which most is in use.
         limit: Bytes that are allocated: arena with its gaps, variables, feeds; no workspace.
-        workspace: Scratch memory of kernels beside it.
+        workspace: Scratch memory of kernels, which comes on top.
     """
 
     by_kind: dict[str, list[int]]
@@ -75,7 +81,7 @@ def memory_use(program: Program, plan: MemoryPlan) -> Use:
     return Use(rows, peak, held, plan.workspace_bytes)
 
 
-def draw_memory(program: Program, plan: MemoryPlan, title: str = "", width: float = 860.0) -> Scene:
+def draw_memory(program: Program, plan: MemoryPlan, title: str = "", width: float = 860.0) -> Picture:
     """Memory over the step as areas on top of each other, the peak marked with its line.
 
     The workspace of kernels, allocated once for all instructions, is a band on top of the rest.
@@ -84,65 +90,56 @@ def draw_memory(program: Program, plan: MemoryPlan, title: str = "", width: floa
         program: The program.
         plan: Its memory plan (`meshmpi.runtime.compiled.memory_plan`).
         title: Above the picture.
-        width: Of the picture.
+        width: Of the picture, in pixels.
     """
     use = memory_use(program, plan)
-    n = len(program.instructions)
-    scene = Scene(width, 330.0, title or "Memory of a rank over one step", _as_text(program, use))
-    if not n:
-        return scene
-    left, top, right, bottom = 76.0, 74.0, width - 18.0, 268.0
-    high = max(use.held, use.at(use.peak), 1)
+    title = title or "Memory of a rank over one step"
+    return Picture(width, 380.0, title, _as_text(program, use), lambda figure: _paint(figure, program, use, title))
+
+
+def _paint(figure: Any, program: Program, use: Use, title: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes, n = figure.add_axes((0.1, 0.13, 0.875, 0.54)), len(program.instructions)
+    figure.text(0.016, 0.95, title, fontsize=points(14), fontweight="bold", color=INK, va="center")
+    figure.text(0.016, 0.89, about(program), fontsize=points(11), color=FAINT, va="center")
     bins = _bins(n)
-
-    def x_of(k: float) -> float:
-        return left + (right - left) * k / len(bins)
-
-    def y_of(b: float) -> float:
-        return bottom - (bottom - top) * b / (high * 1.06)
-
-    scene.add(Text(14, 18, scene.title, 14, INK, bold=True))
-    scene.shapes += _axes(high, (left, right, bottom), y_of, n)
-    below = [0] * len(bins)
-    legend = left
+    edges = [ks.start for ks in bins] + [n]
+    below = [0] * len(edges)
     for kind in KINDS:
         row = use.by_kind[kind]
-        if not any(row):
-            continue
-        tops = [b + max(row[k] for k in ks) for b, ks in zip(below, bins, strict=True)]
-        note = f"{kind}: up to {amount(max(row), 'B')}"
-        scene.add(Line(_outline(below, tops, x_of, y_of), LINE, 0.6, COLOURS[kind], note=note))
-        scene.add(*_legend(kind, legend))
-        legend += 17 + text_width(kind, 11.5) + 18
-        below = tops
-    if use.workspace:
-        scene.add(*_legend("workspace", legend))
-    scene.shapes += _held(use, (left, right), y_of, use.peak * 2 < n)
-    scene.shapes += _peak(program, use, bins, x_of, y_of, (left, right, bottom))
-    return scene
-
-
-def _legend(kind: str, x: float) -> list[Rect | Text]:
-    return [Rect(x, 36, 12, 12, COLOURS[kind]), Text(x + 17, 42, kind, 11.5)]
-
-
-def _held(
-    use: Use, ends: tuple[float, float], y_of: Callable[[float], float], on_the_right: bool
-) -> list[Rect | Line | Text]:
-    """The workspace as a band on top of all else, and what a rank holds with it."""
-    (left, right), top = ends, y_of(use.held)
+        if any(row):
+            tops = [b + max(row[k] for k in ks) for b, ks in zip(below, bins, strict=False)]
+            tops.append(tops[-1])
+            look = {"fc": COLOURS[kind], "ec": LINE, "lw": 0.5, "label": kind}
+            area = axes.fill_between(edges, below, tops, step="post", **look)
+            noted(area, f"{kind}: up to {amount(max(row), 'B')}")
+            below = tops
     words = f"held {amount(use.held, 'B')}"
-    shapes: list[Rect | Line | Text] = []
     if use.workspace:
         words += f": values {amount(use.limit, 'B')}, workspace {amount(use.workspace, 'B')}"
-        note = f"workspace: {amount(use.workspace, 'B')}"
-        box = (left, top, right - left, y_of(use.limit) - top)
-        shapes.append(Rect(*box, COLOURS["workspace"], LINE, 0.6, note=note))
-    x, anchor = (right, "end") if on_the_right else (left, "start")
-    return [
-        *shapes, Line(((left, top), (right, top)), FAINT, 1, dashed=True),
-        Text(x, top - 8, words, 11, FAINT, anchor),
-    ]  # fmt: skip
+        look = {"fc": COLOURS["workspace"], "ec": LINE, "lw": 0.5, "label": "workspace"}
+        noted(axes.axhspan(use.limit, use.held, **look), f"workspace: {amount(use.workspace, 'B')}")
+    axes.axhline(use.held, color=FAINT, lw=0.8, ls="--")
+    if n:
+        axes.axvline(use.peak + 0.5, color=strong(5), lw=1.2)
+    axes.set(xlim=(0, max(n, 1)), ylim=(0, max(use.held, 1) * 1.06))
+    small = {"fontsize": points(11.5), "color": INK, "va": "center"}
+    figure.text(0.1, 0.765, words, **small)
+    figure.text(0.1, 0.71, shortened(peak_text(program, use), figure.bbox.width * 0.87, 11.5), **small)
+    axes.set_xlabel("instruction", fontsize=points(11.5), color=FAINT)
+    axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
+    axes.tick_params(labelsize=points(11), labelcolor=FAINT, color=LINE)
+    axes.spines[:].set_color(LINE)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(
+            loc="center left",
+            bbox_to_anchor=(0.09, 0.825),
+            ncols=6,
+            fontsize=points(11.5),
+            frameon=False,
+            handlelength=1.2,
+        )
 
 
 def _bins(n: int) -> list[range]:
@@ -150,52 +147,10 @@ def _bins(n: int) -> list[range]:
     return [range(k * n // count, (k + 1) * n // count) for k in range(count)]
 
 
-def _outline(below: Sequence[int], tops: Sequence[int], x_of, y_of) -> tuple:
-    """The steps along the top, and back along the bottom."""
-    upper = [p for k, b in enumerate(tops) for p in ((x_of(k), y_of(b)), (x_of(k + 1), y_of(b)))]
-    lower = [p for k, b in enumerate(below) for p in ((x_of(k), y_of(b)), (x_of(k + 1), y_of(b)))]
-    return (*upper, *reversed(lower))
-
-
-def _axes(high: int, box: tuple[float, float, float], y_of, n: int) -> list[Line | Text]:
-    left, right, bottom = box
-    step = _round_step(high)
-    shapes: list[Line | Text] = []
-    b = 0.0
-    while b <= high:
-        shapes.append(Line(((left, y_of(b)), (right, y_of(b))), LINE, 0.5))
-        shapes.append(Text(left - 8, y_of(b), amount(b, "B") if b else "0", 11, FAINT, "end"))
-        b += step
-    for k in sorted({0, n // 4, n // 2, 3 * n // 4, n}):
-        x = left + (right - left) * k / n
-        shapes.append(Text(x, bottom + 13, str(k), 11, FAINT, "middle"))
-    shapes.append(Text((left + right) / 2, bottom + 31, "instruction", 11.5, FAINT, "middle"))
-    return shapes
-
-
-def _round_step(high: float) -> float:
-    """A round distance that cuts ``high`` into three to seven parts."""
-    step = 1.0
-    while high / step > 7:
-        step *= 2.5 if str(int(step)).startswith("2") else 2
-    return step
-
-
-def _peak(program: Program, use: Use, bins, x_of, y_of, box) -> list[Line | Text]:
-    _, right, bottom = box
-    place = next(k for k, ks in enumerate(bins) if use.peak in ks)
-    x, y = x_of(place + 0.5), y_of(use.at(use.peak))
-    words = shortened(peak_text(program, use), right - 14, 11.5)
-    start = max(14.0, min(x - text_width(words, 11.5) / 2, right - text_width(words, 11.5)))
-    return [
-        Line(((x, bottom), (x, 66)), strong(5), 1.6),
-        Line(((x - 5, y), (x + 5, y)), strong(5), 1.6),
-        Text(start, 58, words, 11.5, INK),
-    ]
-
-
 def peak_text(program: Program, use: Use) -> str:
     """Where the peak is: bytes, instruction, tensor, line."""
+    if not program.instructions:
+        return "no instructions"
     i = program.instructions[use.peak]
     where = f"{i.source.name} {i.source.file.rsplit('/', 1)[-1]}:{i.source.line}"
     return f"peak {amount(use.at(use.peak), 'B')} at {use.peak}: {i.kind} of {where}"
@@ -203,10 +158,8 @@ def peak_text(program: Program, use: Use) -> str:
 
 def _as_text(program: Program, use: Use) -> str:
     if not program.instructions:
-        return "no instructions"
+        return peak_text(program, use)
     at = {kind: row[use.peak] for kind, row in use.by_kind.items()}
     at |= {"gaps": use.limit - use.at(use.peak), "workspace": use.workspace}
     parts = ", ".join(f"{kind} {amount(b, 'B')}" for kind, b in at.items() if b)
-    return (
-        f"{peak_text(program, use)}\n  {parts}: held {amount(use.held, 'B')} ({use.held:,} bytes)"
-    )
+    return f"{peak_text(program, use)}\n  {parts}: held {amount(use.held, 'B')} ({use.held:,} bytes)"

@@ -1,21 +1,23 @@
-"""A program as a graph: boxes of computation, collectives coloured by the mesh axes they run over.
+"""A program as a column of boxes, with collectives coloured by the mesh axes they run over.
 
-Solid boxes are what instructions compute; a collective is a line of its own colour in the box, with
-kind, axes and bytes, so that no reader needs the colours.
+A collective is written out with kind, axes and bytes, so that no reader needs the colours.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+from meshmpi.amounts import amount
 from meshmpi.drawing.groups import Group, grouped, readable
-from meshmpi.drawing.layered import place
-from meshmpi.drawing.palette import FAINT, INK, LINE, PAGE, PLAIN, Colour, soft, strong
-from meshmpi.drawing.scene import Line, Rect, Scene, Text, shortened, text_width
-from meshmpi.planner.report import amount
-from meshmpi.program import COLLECTIVES, Program, Source
+from meshmpi.drawing.palette import FAINT, INK, LINE, PAGE, PLAIN, soft, strong
+from meshmpi.drawing.picture import Canvas, Picture, shortened, text_width
+from meshmpi.ir.program import Collective, Program, Source
 
 MOST_BOXES = 70
 """Boxes in one picture that can still be read."""
-FONT, ROW = 11.5, 17.0
+FONT, ROW, GAP = 11.5, 17.0, 16.0
+ARROW = "#6b7580"
 
 
 class AxisColours:
@@ -23,53 +25,85 @@ class AxisColours:
 
     def __init__(self, program: Program):
         names = list(program.mesh.names)
-        found = [
-            "+".join(i.attrs["axes"]) for i in program.instructions if i.kind in COLLECTIVES
-        ]  # fmt: skip
+        found = ["+".join(i.attrs.axes) for i in program.instructions if isinstance(i.attrs, Collective)]
         self.numbers: dict[str, int] = {}
         for name in [*names, *dict.fromkeys(found)]:
             self.numbers.setdefault(name, len(self.numbers))
         self.used = [n for n in self.numbers if n in found]
 
-    def soft(self, axes: str) -> Colour:
+    def soft(self, axes: str) -> str:
         return soft(self.numbers[axes])
 
-    def strong(self, axes: str) -> Colour:
+    def strong(self, axes: str) -> str:
         return strong(self.numbers[axes])
 
 
 def draw_program(
     program: Program, title: str = "", depth: int | None = -1, numbers: list[int] | None = None
-) -> Scene:
-    """The program as a graph from top to bottom.
+) -> Picture:
+    """The program as a column of boxes, in the order in which they run.
+
+    An arrow leads from each box to those that use its results: down to the next box, or around on
+    the left.
 
     Args:
         program: The program.
         title: Above the picture.
         depth: How many parts of the scopes tell boxes apart; None: a box for each instruction.
-            Default: what can be read.
+            Default: as many as can be read.
         numbers: Only these instructions.
     """
     if depth == -1:
         depth = readable(program, MOST_BOXES)
-    groups = grouped(program, depth, numbers)
-    colours = AxisColours(program)
+    groups, colours = grouped(program, depth, numbers), AxisColours(program)
     sizes = [_size(g) for g in groups]
-    placed = place(sizes, [g.before for g in groups])
-    legend = _legend(program, colours)
-    head = (30.0 if title else 6.0) + legend.height + 14
-    width = max(placed.width + 28, legend.width + 28, text_width(title, 14.5) + 28)
-    scene = Scene(width, placed.height + head + 14, title or "Program", program_text(groups))
-    if title:
-        scene.add(Text(14, 18, title, 14, INK, bold=True))
-    scene.put(legend, 14, 30.0 if title else 6.0)
-    x0 = (width - placed.width) / 2
-    for points in placed.routes.values():
-        moved = tuple((x + x0, y + head) for x, y in points)
-        scene.add(Line(moved, LINE, 1.1, smooth=True, arrow=True))
-    for g, (w, h), (x, y) in zip(groups, sizes, placed.centres, strict=True):
-        scene.put(_box(g, w, h, colours, program), x + x0 - w / 2, y + head - h / 2)
-    return scene
+    legend, caption = _legend(program, colours), about(program)
+    reach = max((_reach(k - p) for k, g in enumerate(groups) for p in g.before), default=0.0) * 0.75
+    column = max((w for w, _ in sizes), default=0.0)
+    head = 12.0 + 22.0 * bool(title) + 20.0 + 22.0
+    room = max(text_width(title, 14.5), text_width(caption, 11), *(x for *_, x in legend), reach + column) + 28
+    tops = [head]
+    for _, h in sizes:
+        tops.append(tops[-1] + h + GAP)
+    height = tops[-1] - GAP + 14 if groups else head + 8
+    left = 14 + reach
+
+    def paint(figure: Any) -> None:
+        canvas = Canvas(figure, room, height)
+        if title:
+            canvas.text(14, 18, title, 14, bold=True)
+        canvas.text(14, head - 36, caption, 11, FAINT)
+        for words, fill, edge, x, _ in legend:
+            if fill:
+                canvas.box(14 + x, head - 24, 12, 12, fill, edge, 1.6)
+            canvas.text(14 + x + 18 * bool(fill), head - 18, words, 11, INK if fill else FAINT)
+        for k, (g, (w, h)) in enumerate(zip(groups, sizes, strict=True)):
+            for p in g.before:
+                if p == k - 1:
+                    x = left + min(w, sizes[p][0]) / 2
+                    canvas.arrow((x, tops[k] - GAP), (x, tops[k]), 0, ARROW)
+                else:
+                    start, stop = tops[p] + sizes[p][1] * 0.65, tops[k] + h * 0.35
+                    canvas.arrow((left, start), (left, stop), _reach(k - p), strong(p))
+            _box(canvas, g, (left, tops[k], w, h), colours, program)
+
+    return Picture(room, height, title or "Program", program_text(groups), paint)
+
+
+def _reach(boxes: int) -> float:
+    """How far an arrow to a box further down swings out, in pixels; 3/4 of it can be seen."""
+    return 14.0 + 14.0 * math.sqrt(boxes)
+
+
+def about(program: Program) -> str:
+    """Mesh, and how variables and feeds are split over it."""
+    axes = ";".join(f"{name}:{size}" for name, size in program.mesh.axes)
+    splits: dict[str, None] = {}
+    for t in (*(v.type for v in program.variables.values()), *program.feeds.values()):
+        for d, over in zip(t.shape, t.splits, strict=True):
+            if over:
+                splits[f"{d.name}:{'+'.join(over)}"] = None
+    return f"mesh {axes}, {program.mesh.size} ranks; split {';'.join(splits) or 'nothing'}"
 
 
 def _size(g: Group) -> tuple[float, float]:
@@ -97,42 +131,41 @@ def _made(s: Source) -> str:
     return f"{s.name} made at {s.file.rsplit('/', 1)[-1]}:{s.line}" if s.file else s.name
 
 
-def _box(g: Group, w: float, h: float, colours: AxisColours, program: Program) -> Scene:
-    box = Scene(w, h)
+def _box(
+    canvas: Canvas, g: Group, place: tuple[float, float, float, float], colours: AxisColours, program: Program
+) -> None:
+    """A group; each of its collectives is a row of its own, in the colour of its axes."""
+    x, y, w, h = place
     lines = [_made(program.instructions[n].source) for n in g.numbers]
     note = "\n".join(list(dict.fromkeys(lines))[:12])
-    room = w - 14
     if _is_one_collective(g):
         ((key, value),) = g.sent.items()
-        box.add(Rect(0, 0, w, h, colours.soft(key[1]), colours.strong(key[1]), 1.6, 5, note))
-        box.add(Text(w / 2, h / 2, shortened(_sent(key, value), room, FONT), FONT, INK, "middle"))
-        return box
-    first = program.instructions[g.numbers[0]]
-    stored = len(g.numbers) == 1 and first.kind in ("read", "feed", "write")
-    box.add(Rect(0, 0, w, h, PAGE if stored else PLAIN, LINE, 1.0, 5, note))
-    box.add(Text(w / 2, 5 + ROW / 2, shortened(_head(g), room, FONT), FONT, INK, "middle"))
+        canvas.box(*place, colours.soft(key[1]), colours.strong(key[1]), 1.6, 5, note)
+        canvas.text(x + w / 2, y + h / 2, shortened(_sent(key, value), w - 10, FONT), FONT, where="center")
+        return
+    traits = program.instructions[g.numbers[0]].traits
+    stored = len(g.numbers) == 1 and (traits.given or traits.kept)
+    canvas.box(*place, PAGE if stored else PLAIN, LINE, 1.0, 5, note)
+    canvas.text(x + w / 2, y + 5 + ROW / 2, shortened(_head(g), w - 10, FONT), FONT, where="center")
     for k, (key, value) in enumerate(g.sent.items()):
-        y = 5 + ROW * (k + 1)
-        box.add(Rect(4, y, w - 8, ROW - 2, colours.soft(key[1]), colours.strong(key[1]), 1.0, 3))
-        words = shortened(_sent(key, value), room - 6, FONT - 0.5)
-        box.add(Text(w / 2, y + ROW / 2 - 1, words, FONT - 0.5, INK, "middle"))
-    return box
+        at = y + 5 + ROW * (k + 1)
+        canvas.box(x + 4, at, w - 8, ROW - 2, colours.soft(key[1]), colours.strong(key[1]), 1.0, 3)
+        words = shortened(_sent(key, value), w - 16, FONT - 0.5)
+        canvas.text(x + w / 2, at + ROW / 2 - 1, words, FONT - 0.5, where="center")
 
 
-def _legend(program: Program, colours: AxisColours) -> Scene:
-    scene, x = Scene(0.0, 16.0), 0.0
+def _legend(program: Program, colours: AxisColours) -> list[tuple[str, str, str, float, float]]:
+    """Words, colours of ground and edge, and where each entry begins and ends."""
     if not colours.used:
-        scene.add(Text(0, 8, "no collectives: nothing is sent", 11, FAINT))
-        scene.width = text_width("no collectives: nothing is sent", 11)
-        return scene
+        words = "no collectives: nothing is sent"
+        return [(words, "", "", 0.0, text_width(words, 11))]
+    entries, x = [], 0.0
     for axes in colours.used:
-        n = program.mesh.count(axes.split("+"))
-        words = f"over {axes} ({n} ranks)"
-        scene.add(Rect(x, 2, 12, 12, colours.soft(axes), colours.strong(axes), 1.6))
-        scene.add(Text(x + 18, 8, words, 11, INK))
-        x += 18 + text_width(words, 11) + 18
-    scene.width = x
-    return scene
+        words = f"over {axes} ({program.mesh.count(axes.split('+'))} ranks)"
+        end = x + 36 + text_width(words, 11)
+        entries.append((words, colours.soft(axes), colours.strong(axes), x, end))
+        x = end
+    return entries
 
 
 def program_text(groups: list[Group]) -> str:

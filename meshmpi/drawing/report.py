@@ -10,17 +10,17 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from meshmpi.amounts import amount
+from meshmpi.compiler.cost import Cost
+from meshmpi.compiler.passes.memory import MemoryPlan, aligned_bytes
 from meshmpi.drawing.blocks import Drawn, draw_blocks
 from meshmpi.drawing.groups import grouped, readable
 from meshmpi.drawing.memory import draw_memory
-from meshmpi.drawing.palette import FAINT, INK, LINE, PAGE, PLAIN, Colour, strong
+from meshmpi.drawing.picture import Picture, stacked
 from meshmpi.drawing.program import MOST_BOXES, draw_program
-from meshmpi.drawing.scene import Scene, colours_of, stacked, style
-from meshmpi.passes.memory import MemoryPlan, aligned_bytes
-from meshmpi.planner.cost import Cost
+from meshmpi.ir.program import LocalType, Program
 from meshmpi.planner.memory_kinds import memory_by_kind
-from meshmpi.planner.report import amount, sent_by_line, traffic_lines
-from meshmpi.program import LocalType, Program
+from meshmpi.planner.report import sent_by_line, traffic_lines
 
 MOST_PICTURES = 12
 """Tensors drawn: one of each way to be split, the largest first."""
@@ -28,10 +28,9 @@ MOST_ROWS = 40
 """Lines of a table; the rest is counted."""
 
 _STYLE = """
-:root{color-scheme:light dark;--ink:%(ink_light)s;--faint:%(faint_light)s;--line:%(line_light)s;
---page:%(page_light)s;--plain:%(plain_light)s;--link:%(link_light)s}
-@media (prefers-color-scheme:dark){:root{--ink:%(ink_dark)s;--faint:%(faint_dark)s;
---line:%(line_dark)s;--page:%(page_dark)s;--plain:%(plain_dark)s;--link:%(link_dark)s}}
+:root{color-scheme:light dark;--ink:#1a1d21;--faint:#5a626b;--line:#9aa3ad;--page:#fff;--plain:#eceff2;--link:#00649d}
+@media (prefers-color-scheme:dark){:root{--ink:#e8eaed;--faint:#a4adb8;--line:#6b7580;--page:#15181c;
+--plain:#2b3138;--link:#6ba8e4}}
 body{background:var(--page);color:var(--ink);font:15px/1.5 Verdana,"DejaVu Sans",sans-serif;
 margin:0 auto;max-width:960px;padding:16px}
 h1{font-size:22px;margin:8px 0}h2{font-size:17px;margin:28px 0 8px}
@@ -44,8 +43,8 @@ pre{background:var(--plain);padding:8px;overflow:auto;font-size:12px;max-height:
 pre span{display:block;white-space:pre}pre span[hidden]{display:none}
 .wide{overflow-x:auto}.faint{color:var(--faint)}
 input{background:var(--plain);color:var(--ink);border:1px solid var(--line);padding:5px 8px;
-width:60%%;font-size:13px}
-svg{max-width:none}
+width:60%;font-size:13px}
+svg{max-width:none;border-radius:4px}
 """
 
 _SCRIPT = """
@@ -60,9 +59,8 @@ box.addEventListener("input",find);find();
 
 
 def report_page(
-    program: Program, cost: Cost, plan: MemoryPlan, title: str, layout: str = "",
-    notes: Sequence[str] = (),
-) -> str:  # fmt: skip
+    program: Program, cost: Cost, plan: MemoryPlan, title: str, layout: str = "", notes: Sequence[str] = ()
+) -> str:
     """A page of HTML about a program.
 
     Args:
@@ -76,20 +74,20 @@ def report_page(
     Returns:
         The text of a file that needs no other.
     """
-    page = _Page()
-    page.section("Summary", _summary(program, cost, layout, notes))
-    page.section("Who holds what", _dims(program) + _variables(program) + page.picture(
-        draw_blocks(_examples(program), program.mesh, width=900.0, layout=layout)
-    ))  # fmt: skip
-    page.section("What is sent, by line", _traffic(program))
-    page.section("Program as a graph", _graph(page, program))
+    blocks = draw_blocks(_examples(program), program.mesh, width=900.0, layout=layout)
     memory = draw_memory(program, plan, "Memory of the rank with the largest blocks", 900.0)
-    page.section("Memory over the step", page.picture(memory) + _memory(program, plan))
-    page.section("Program", _text(program))
-    return page.html(title)
+    sections = {
+        "Summary": _summary(program, cost, layout, notes),
+        "Who holds what": _dims(program) + _variables(program) + _inline(blocks),
+        "What is sent, by line": _traffic(program),
+        "Program as a graph": _graph(program),
+        "Memory over the step": _inline(memory) + _memory(program, plan),
+        "Program": _text(program),
+    }
+    return _whole(title, sections)
 
 
-def report_picture(program: Program, plan: MemoryPlan, title: str, layout: str = "") -> Scene:
+def report_picture(program: Program, plan: MemoryPlan, title: str, layout: str = "") -> Picture:
     """The pictures of the page below each other: who holds what, the program, the memory."""
     blocks = draw_blocks(_examples(program), program.mesh, title, 900.0, layout)
     graph = draw_program(program, "Program as a graph")
@@ -107,47 +105,29 @@ def report_text(program: Program, cost: Cost, plan: MemoryPlan) -> str:
     return "\n\n".join(parts)
 
 
-class _Page:
-    """Collects sections, and the colours of their pictures."""
+def _whole(title: str, sections: Mapping[str, str]) -> str:
+    """The page, of sections in HTML by title."""
+    links = "".join(f'<a href="#s{n}">{escape(t)}</a>' for n, t in enumerate(sections))
+    bodies = "".join(
+        f'<section id="s{n}"><h2>{escape(t)}</h2>{body}</section>' for n, (t, body) in enumerate(sections.items())
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body><h1>{escape(title)}</h1>"
+        f"<nav>{links}</nav>{bodies}<script>{_SCRIPT}</script></body></html>\n"
+    )
 
-    def __init__(self) -> None:
-        self.sections: list[tuple[str, str]] = []
-        self.colours: dict[Colour, None] = {}
 
-    def section(self, title: str, body: str) -> None:
-        self.sections.append((title, body))
-
-    def picture(self, scene: Scene) -> str:
-        self.colours.update(dict.fromkeys(colours_of(scene)))
-        return f'<div class="wide">{scene.svg(standalone=False)}</div>'
-
-    def html(self, title: str) -> str:
-        names = {"ink": INK, "faint": FAINT, "line": LINE, "page": PAGE, "plain": PLAIN,
-                 "link": strong(0)}  # fmt: skip
-        values = {f"{n}_{k}": getattr(c, k) for n, c in names.items() for k in ("light", "dark")}
-        links = "".join(f'<a href="#s{n}">{escape(t)}</a>' for n, (t, _) in
-                        enumerate(self.sections))  # fmt: skip
-        bodies = "".join(
-            f'<section id="s{n}"><h2>{escape(t)}</h2>{body}</section>'
-            for n, (t, body) in enumerate(self.sections)
-        )
-        return (
-            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width">'
-            f"<title>{escape(title)}</title><style>{_STYLE % values}{style(list(self.colours))}"
-            f"</style></head>\n<body><h1>{escape(title)}</h1><nav>{links}</nav>{bodies}"
-            f"<script>{_SCRIPT}</script></body></html>\n"
-        )
+def _inline(picture: Picture) -> str:
+    return f'<div class="wide">{picture.svg()}</div>'
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
     """Cells are text, not HTML; columns of ``numbers`` stand on the right."""
 
     def line(cells: Sequence[str], tag: str) -> str:
-        parts = (
-            f"<{tag}{' class=n' if k in numbers else ''}>{escape(c)}</{tag}>"
-            for k, c in enumerate(cells)
-        )
+        parts = (f"<{tag}{' class=n' if k in numbers else ''}>{escape(c)}</{tag}>" for k, c in enumerate(cells))
         return f"<tr>{''.join(parts)}</tr>"
 
     more = len(rows) - MOST_ROWS
@@ -163,10 +143,12 @@ def _summary(program: Program, cost: Cost, layout: str, notes: Sequence[str]) ->
         ("computation", f"{amount(cost.flops, 'FLOP')} per rank and step"),
         ("sent", f"{amount(cost.bytes_sent, 'B')} per rank and step"),
         ("memory", f"{amount(cost.peak_memory, 'B')} per rank ({cost.peak_memory:,} bytes)"),
-        ("instructions", f"{len(program.instructions)}: " + ", ".join(
-            f"{n} {kind}" for kind, n in program.counts().items())),
+        (
+            "instructions",
+            f"{len(program.instructions)}: " + ", ".join(f"{n} {kind}" for kind, n in program.counts().items()),
+        ),
         ("digest", program.digest()[:16]),
-    ]  # fmt: skip
+    ]
     said = "".join(f"<p>{escape(n)}</p>" for n in notes)
     return _table(("of the rank with the largest blocks", ""), rows) + said
 
@@ -185,8 +167,7 @@ def _dims(program: Program) -> str:
         if name not in split or name.startswith("_"):
             continue
         blocks = program.mesh.count(axes.split("+")) if axes else 1
-        rows.append((name, f"{size:,}", axes or "whole", f"{blocks}", f"{-(-size // blocks):,}",
-                     f"{n}"))  # fmt: skip
+        rows.append((name, f"{size:,}", axes or "whole", f"{blocks}", f"{-(-size // blocks):,}", f"{n}"))
     if not rows:
         return "<p>No dimension is split.</p>"
     return _table(("dimension", "size", "over", "blocks", "of up to", "values"), rows, (1, 3, 4, 5))
@@ -204,9 +185,8 @@ def _variables(program: Program) -> str:
         entry[1] += aligned_bytes(v.type, program, origin)
     rows = [
         (name, f"{n}", kind, block, f"{copies}", amount(size, "B"))
-        for (name, kind, block), (n, size, copies) in
-        sorted(found.items(), key=lambda item: -item[1][1])
-    ]  # fmt: skip
+        for (name, kind, block), (n, size, copies) in sorted(found.items(), key=lambda item: -item[1][1])
+    ]
     head = ("variable", "count", "type", "block of a rank", "copies", "bytes of a rank")
     return _table(head, rows, (1, 4, 5))
 
@@ -220,9 +200,12 @@ def _examples(program: Program) -> list[Drawn]:
     named: list[tuple[str, LocalType]] = [(v.name, v.type) for v in program.variables.values()]
     named += [(f"feed {n}", t) for n, t in program.feeds.items()]
     for i in program.instructions:
-        if i.source.name and i.kind not in ("read", "feed"):
-            named += [(i.source.name.split(" (")[0].split("/")[-1], program.types[v])
-                      for v in i.outputs if not program.types[v].windows]  # fmt: skip
+        if i.source.name and not i.traits.given:
+            named += [
+                (i.source.name.split(" (")[0].split("/")[-1], program.types[v])
+                for v in i.outputs
+                if not program.types[v].windows
+            ]
     chosen: dict[tuple, tuple[str, LocalType]] = {}
     for name, t in named:
         pattern = tuple(zip(t.shape.names, t.splits, strict=True))
@@ -244,10 +227,10 @@ def _traffic(program: Program) -> str:
     return _table(("collective", "over", "count", "bytes sent", "for", "line"), rows, (2, 3))
 
 
-def _graph(page: _Page, program: Program) -> str:
+def _graph(program: Program) -> str:
     """The whole as boxes; below it each box of several instructions, folded away."""
     depth = readable(program, MOST_BOXES)
-    parts = [page.picture(draw_program(program, depth=depth))]
+    parts = [_inline(draw_program(program, depth=depth))]
     if depth is None:
         return parts[0]
     parts.append("<p>Boxes of scopes, opened:</p>")
@@ -257,7 +240,7 @@ def _graph(page: _Page, program: Program) -> str:
         sent = "; ".join(f"{n} {kind} over {axes}" for (kind, axes), (n, _) in g.sent.items())
         head = f"{g.name}: {len(g.numbers)} instructions" + (f", {sent}" if sent else "")
         if len(g.numbers) <= MOST_BOXES:
-            body = page.picture(draw_program(program, depth=None, numbers=g.numbers))
+            body = _inline(draw_program(program, depth=None, numbers=g.numbers))
         else:
             body = f"<p>{len(g.numbers)} instructions are too many to draw; see the text.</p>"
         parts.append(f"<details><summary>{escape(head)}</summary>{body}</details>")

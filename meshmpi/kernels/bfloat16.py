@@ -27,9 +27,7 @@ def with_bfloat16(library: Library) -> Library | None:
         return None
     width = ct.sizeof(library.integer) * 8
     try:
-        loaded = load_library(
-            f"#include <stdint.h>\ntypedef int{width}_t integer;\n{SOURCE.read_text()}"
-        )
+        loaded = load_library(f"#include <stdint.h>\ntypedef int{width}_t integer;\n{SOURCE.read_text()}")
     except CompilerError:
         return None
     if not loaded.bf16_supported():

@@ -1,4 +1,4 @@
-"""What a kernel is told: the blocks of its operands, a workspace, the running step.
+"""The arguments of a kernel: the blocks of its operands, a workspace, the running step.
 
 A kernel is planned from types alone, so that the memory it needs is known before any array exists,
 and then bound once to arrays at fixed addresses.  Nothing here knows MPI, the graph, or what any
@@ -20,10 +20,10 @@ import numpy as np
 
 from meshmpi.dims import Shape
 from meshmpi.errors import ProgramError
-from meshmpi.program import Instruction, LocalType, Program
+from meshmpi.ir.program import Instruction, Kind, LocalType, Program
 
 ALIGNMENT_BYTES = 64
-"""Of every slot of a workspace: a cache line, and the widest vector register."""
+"""Alignment of every slot of a workspace: a cache line, and the widest vector register."""
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)
@@ -43,12 +43,12 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
 
 
 class Runtime:
-    """What kernels are told beside their arrays.
+    """What kernels need besides their arrays.
 
     Attributes:
         step: Changes from step to step; kernels read it when they are called.
-        blas: Name of the library of matrix products, the same on all ranks; empty for the one to
-            prefer here.  Kernels read it when they are bound.
+        blas: Name of the library of matrix products, the same on all ranks; empty for the first
+            that is there.  Kernels read it when they are bound.
         native: The generated kernels, from which a loop takes those of its body; or None.
     """
 
@@ -127,23 +127,17 @@ class Call(NamedTuple):
     ranges: Mapping[str, tuple[int, int]] = {}
 
     @property
-    def attrs(self) -> Mapping[str, Any]:
+    def attrs(self) -> Kind:
         return self.instruction.attrs
 
     def operand(self, v: int, t: LocalType) -> Operand:
         """A value of its body, as far as the rank and the ranges hold it."""
         block = t.block(self.program.mesh, self.coordinates)
         names = t.shape.names
-        return Operand(
-            v, t, tuple(self.ranges.get(n, b) for n, b in zip(names, block, strict=True))
-        )
+        return Operand(v, t, tuple(self.ranges.get(n, b) for n, b in zip(names, block, strict=True)))
 
-    def fail(
-        self, problem: str, remedy: str = "This is a bug in lowering or in a pass."
-    ) -> ProgramError:
-        return ProgramError(
-            f"{self.instruction.kind}: {problem}", remedy, str(self.instruction.source)
-        )
+    def fail(self, problem: str, remedy: str = "This is a bug in lowering or in a pass.") -> ProgramError:
+        return ProgramError(f"{self.instruction.kind}: {problem}", remedy, str(self.instruction.source))
 
 
 def local_call(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> Call:
@@ -196,9 +190,8 @@ class Plan(ABC):
 
     @abstractmethod
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         """The instruction as a function without arguments on these very arrays."""
 
 
@@ -219,10 +212,7 @@ def run_all(steps: Sequence[Bound]) -> Bound:
 
 
 def named_view(
-    array: np.ndarray,
-    operand: Operand,
-    order: Sequence[str],
-    sizes: Mapping[str, int] | None = None,
+    array: np.ndarray, operand: Operand, order: Sequence[str], sizes: Mapping[str, int] | None = None
 ) -> np.ndarray:
     """``array`` with its dims in ``order``; those it lacks have size 1, or repeat to ``sizes``."""
     strides = operand.strides()
@@ -239,9 +229,7 @@ def named_view(
     return np.lib.stride_tricks.as_strided(array, tuple(shape), tuple(steps))
 
 
-def collapse(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """Merges neighbouring dims that every operand steps through evenly; drops dims of size 1.
 
     Args:
@@ -256,9 +244,7 @@ def collapse(
     for i, n in enumerate(sizes):
         if n == 1:
             continue
-        if new_sizes and all(
-            new[-1] == old[i] * n for new, old in zip(new_strides, strides, strict=True)
-        ):
+        if new_sizes and all(new[-1] == old[i] * n for new, old in zip(new_strides, strides, strict=True)):
             new_sizes[-1] *= n
             for new, old in zip(new_strides, strides, strict=True):
                 new[-1] = old[i]

@@ -2,8 +2,8 @@
 
 A product is bound once: routine, addresses and sizes are prepared, so that a call costs half a
 microsecond.  Whatever BLAS cannot read in place (odd strides, integers) is refused, and the caller
-takes np.matmul.  Which library is used is a rule, not a measurement, because all ranks must use the
-same one in every run.  This module knows nothing of programs, dims or MPI.
+takes np.matmul.  Here is what can be used; `product_choice` measures what is fastest.  This module
+knows nothing of programs, dims or MPI.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes as ct
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +19,14 @@ import numpy as np
 from meshmpi.errors import ConfigError
 from meshmpi.kernels.bfloat16 import SUFFIX, with_bfloat16
 from meshmpi.kernels.binding import BFLOAT16, Bound, run_all
-from meshmpi.kernels.blas_libraries import Library, load_mkl, load_openblas, processor_vendor
+from meshmpi.kernels.blas_libraries import Library, load_mkl, load_openblas
 
 VARIABLE = "MESHMPI_BLAS"
 """Environment variable that names the library to use."""
-NAMES = ("mkl", "openblas", "numpy")
-EXTENDED = ("openblas" + SUFFIX,)
-"""With products of bfloat16 of our own, see `bfloat16.with_bfloat16`; MKL has them."""
+NAMES = ("openblas", "mkl", "numpy")
+EXTENDED = ("openblas" + SUFFIX, "openblas+mkl", "mkl" + SUFFIX, "mkl+convert")
+"""Libraries with other products of bfloat16 than their own: by our routine (see
+`bfloat16.with_bfloat16`), by MKL's, or by float32 after converting the operands."""
 ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
 """Constants of the C interface of BLAS."""
 MOST_PRODUCTS = 1 << 14
@@ -36,7 +37,7 @@ product: np.matmul loops over such products in C.  Status: assumption."""
 
 
 class Form(NamedTuple):
-    """How BLAS is told to read a matrix.
+    """How BLAS reads a matrix.
 
     Attributes:
         transposed: Whether rows and columns change places.
@@ -79,8 +80,8 @@ class Blas:
         library: Its routines, or None for NumPy: then nothing can be bound.
 
     Attributes:
-        name: "mkl", "openblas" or "numpy".
-        version: Of the library, and for which processors its routines were chosen.
+        name: One of `NAMES` or `EXTENDED`.
+        version: Version of the library, and the processors for which its routines were chosen.
         bfloat16: Whether bfloat16 operands are multiplied as they are, into float32.
         narrow: Whether the result may be bfloat16 too, rounded once.
     """
@@ -94,12 +95,10 @@ class Blas:
 
     @property
     def threads(self) -> int:
-        """How many threads a product may use now; 0 where the library does not tell."""
+        """How many threads a product may use now; 0 where the library does not say."""
         return 0 if self._library is None else int(self._library.threads())
 
-    def gemm(
-        self, a: np.ndarray, b: np.ndarray, y: np.ndarray, accumulate: bool = False
-    ) -> Bound | None:
+    def gemm(self, a: np.ndarray, b: np.ndarray, y: np.ndarray, accumulate: bool = False) -> Bound | None:
         """``y = a @ b`` bound to these very arrays, or None where np.matmul must do it.
 
         Args:
@@ -129,9 +128,8 @@ class Blas:
         return self._bind(key, (m, n, k), (a, b, y), (of_a, of_b, of_y), float(accumulate))
 
     def _bind(
-        self, key: str, sizes: Sequence[int], arrays: Sequence[np.ndarray], forms: Sequence[Form],
-        beta: float,
-    ) -> Bound | None:  # fmt: skip
+        self, key: str, sizes: Sequence[int], arrays: Sequence[np.ndarray], forms: Sequence[Form], beta: float
+    ) -> Bound | None:
         assert self._library is not None
         addresses = [_addresses(x) for x in arrays]
         count = addresses[0].size
@@ -164,10 +162,20 @@ class _Binding(NamedTuple):
         pa, pb, py = map(ct.c_void_p, addresses)
         integer, scalar = self.integer, self.scalar
         return functools.partial(
-            routine, ct.c_int(ROW_MAJOR), ct.c_int(of_a.flag), ct.c_int(of_b.flag),
-            *map(integer, self.sizes), scalar(1.0), pa, integer(of_a.leading),
-            pb, integer(of_b.leading), scalar(self.beta), py, integer(of_y.leading),
-        )  # fmt: skip
+            routine,
+            ct.c_int(ROW_MAJOR),
+            ct.c_int(of_a.flag),
+            ct.c_int(of_b.flag),
+            *map(integer, self.sizes),
+            scalar(1.0),
+            pa,
+            integer(of_a.leading),
+            pb,
+            integer(of_b.leading),
+            scalar(self.beta),
+            py,
+            integer(of_y.leading),
+        )
 
     def batch(self, routine: Any, addresses: Sequence[np.ndarray]) -> functools.partial[None]:
         """One group of products: every argument is an array with one element for the group."""
@@ -179,12 +187,22 @@ class _Binding(NamedTuple):
         pa, pb, py = (ct.c_void_p(p.ctypes.data) for p in addresses)
         integer, scalar = self.integer, self.scalar
         return functools.partial(
-            routine, ct.c_int(ROW_MAJOR), group(ct.c_int, of_a.flag), group(ct.c_int, of_b.flag),
-            *(group(integer, n) for n in self.sizes), group(scalar, 1.0),
-            pa, group(integer, of_a.leading), pb, group(integer, of_b.leading),
-            group(scalar, self.beta), py, group(integer, of_y.leading),
-            integer(1), group(integer, addresses[0].size),
-        )  # fmt: skip
+            routine,
+            ct.c_int(ROW_MAJOR),
+            group(ct.c_int, of_a.flag),
+            group(ct.c_int, of_b.flag),
+            *(group(integer, n) for n in self.sizes),
+            group(scalar, 1.0),
+            pa,
+            group(integer, of_a.leading),
+            pb,
+            group(integer, of_b.leading),
+            group(scalar, self.beta),
+            py,
+            group(integer, of_y.leading),
+            integer(1),
+            group(integer, addresses[0].size),
+        )
 
 
 def _key(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> str:
@@ -201,9 +219,9 @@ def _form_of(x: np.ndarray) -> Form | None:
 
 def _addresses(x: np.ndarray) -> np.ndarray:
     """Where each matrix of ``x[..., rows, columns]`` begins."""
-    at = np.array([x.__array_interface__["data"][0]], np.uintp)
+    at = np.array([x.__array_interface__["data"][0]], np.intp)  # signed: steps may go back
     for size, step in zip(x.shape[:-2], x.strides[:-2], strict=True):
-        at = (at[:, None] + np.arange(size, dtype=np.uintp) * np.uintp(step)).reshape(-1)
+        at = (at[:, None] + np.arange(size, dtype=np.intp) * step).reshape(-1)
     return at
 
 
@@ -212,52 +230,54 @@ def _load(name: str) -> Blas | None:
     """The library of that name, or None where it is not installed."""
     if name == "numpy":
         return Blas(None)
-    library = load_mkl() if name.startswith("mkl") else load_openblas()
+    base, _, way = name.partition("+")
+    library = load_mkl() if base == "mkl" else load_openblas()
     if library is None or "float32" not in library.gemm:
         return None
-    if name in EXTENDED:
-        library = with_bfloat16(library)
-    return None if library is None else Blas(library)
+    if way:
+        library = _extended(library, way)
+    return None if library is None else Blas(library._replace(name=name))
+
+
+def _extended(library: Library, way: str) -> Library | None:
+    """The library with other products of bfloat16; None where there are none of that kind."""
+    plain = {key: r for key, r in library.gemm.items() if key not in ("bfloat16", "narrow")}
+    if way == "convert":
+        return library._replace(gemm=plain)
+    if "+" + way == SUFFIX:
+        return with_bfloat16(library._replace(gemm=plain))
+    other = load_mkl()
+    if other is None or other.integer is not library.integer or "bfloat16" not in other.gemm:
+        return None
+    return library._replace(gemm={**plain, "bfloat16": other.gemm["bfloat16"]})
 
 
 def available(bfloat16: bool = False) -> tuple[str, ...]:
-    """Names of the libraries that this process can use, the one to prefer first.
+    """Names of the libraries that this process can use, "numpy" last.
 
-    MKL comes first on Intel's processors, elsewhere it is only loaded where NumPy has no OpenBLAS:
-    on AMD's it is half as fast (measured, EPYC of family 26, one core: 105 and 230 GFLOP/s).  A
-    library that `VARIABLE` names is the only one; where it is not installed there is none.
+    A library that `VARIABLE` names is the only one; where it is not installed there is none.
 
     Args:
-        bfloat16: Whether products of bfloat16 are wanted: then a library that has them by itself,
-            or has been extended, comes before the same one without.
+        bfloat16: Whether products of bfloat16 are wanted: then libraries count with each of their
+            ways to multiply them, see `EXTENDED`.
     """
-    plain = _plain()
-    if not bfloat16 or os.environ.get(VARIABLE):
-        return plain
-    out: list[str] = []
-    for name in plain:
-        if name + SUFFIX in EXTENDED and _load(name + SUFFIX) is not None:
-            out.append(name + SUFFIX)
-        out.append(name)
-    return tuple(out)
-
-
-def _plain() -> tuple[str, ...]:
     forced = os.environ.get(VARIABLE, "")
     if forced:
         known = (*NAMES, *EXTENDED)
         return (forced,) if forced in known and _load(forced) is not None else ()
-    mkl = processor_vendor() == "GenuineIntel" or _load("openblas") is None
-    return tuple(n for n in NAMES if (n != "mkl" or mkl) and _load(n) is not None)
+    wanted = (*NAMES[:-1], *EXTENDED, NAMES[-1]) if bfloat16 else NAMES
+    return tuple(n for n in wanted if _load(n) is not None)
 
 
-def agree(of_ranks: Sequence[Sequence[str]]) -> str:
-    """The library that all ranks use: the first of rank 0's that every rank has.
+def agree(of_ranks: Sequence[Mapping[str, float]]) -> str:
+    """The library that all ranks use: of those that every rank has, the fastest.
 
-    Replicated values must be equal to the last bit, and no two libraries round alike.
+    Replicated values must be equal to the last bit, and no two libraries round alike.  A step takes
+    as long as its slowest rank: where hosts differ, the library counts whose slowest rank is the
+    fastest, for all of them.
 
     Args:
-        of_ranks: For each rank, its `available`.
+        of_ranks: For each rank its libraries, with the seconds that the same products took.
 
     Raises:
         ConfigError: They have none in common, or `VARIABLE` names none that is installed.
@@ -265,9 +285,9 @@ def agree(of_ranks: Sequence[Sequence[str]]) -> str:
     for rank, names in enumerate(of_ranks):
         if not names:
             raise _not_found(f" on rank {rank}")
-    for name in of_ranks[0]:
-        if all(name in names for names in of_ranks):
-            return name
+    common = [n for n in of_ranks[0] if all(n in names for names in of_ranks)]
+    if common:
+        return min(common, key=lambda n: max(names[n] for names in of_ranks))
     told = "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(of_ranks))
     raise ConfigError(
         f"the ranks have no library of matrix products in common ({told}).",
@@ -276,7 +296,7 @@ def agree(of_ranks: Sequence[Sequence[str]]) -> str:
 
 
 def find(name: str = "") -> Blas:
-    """The library called ``name``, or without a name the one to prefer here.
+    """The library called ``name``, or without a name the first that is there.
 
     Raises:
         ConfigError: There is no such library here.

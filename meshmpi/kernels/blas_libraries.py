@@ -25,12 +25,12 @@ class Library(NamedTuple):
 
     Attributes:
         name: "mkl" or "openblas".
-        version: As the library tells it, with the processor it was tuned for where known.
+        version: As the library reports it, with the processor it was tuned for where known.
         integer: ctypes type of sizes and leading dimensions.
         gemm: Data type ("float32", "float64", "bfloat16") -> one product; bfloat16 operands give
             a float32 result.
         gemm_batch: The same for many products at once; empty where there is none to rely on.
-        threads: Tells how many threads a product may use.
+        threads: Returns how many threads a product may use.
     """
 
     name: str
@@ -63,9 +63,7 @@ def load_mkl() -> Library | None:
         "float32": _routine(loaded, f"cblas_sgemm_batch{end}"),
         "float64": _routine(loaded, f"cblas_dgemm_batch{end}"),
     }
-    return Library(
-        "mkl", version[0], integer, _present(gemm), _present(batch), loaded.MKL_Get_Max_Threads
-    )
+    return Library("mkl", version[0], integer, _present(gemm), _present(batch), loaded.MKL_Get_Max_Threads)
 
 
 def load_openblas() -> Library | None:
@@ -92,22 +90,13 @@ def load_openblas() -> Library | None:
     words = config.split()
     version = words[1] if len(words) > 1 else "of unknown version"
     return Library(
-        "openblas", f"{version} for {core or 'unknown'} processors",
+        "openblas",
+        f"{version} for {core or 'unknown'} processors",
         ct.c_int64 if "USE64BITINT" in words else ct.c_int32,
-        _present(gemm), {}, named("openblas_get_num_threads") or (lambda: 1),
-    )  # fmt: skip
-
-
-def processor_vendor() -> str:
-    """What Linux calls the processor's maker, such as "GenuineIntel"; empty if it does not say."""
-    try:
-        with open("/proc/cpuinfo") as lines:
-            for line in lines:
-                if line.startswith("vendor_id"):
-                    return line.split(":")[1].strip()
-    except OSError:
-        return ""
-    return ""
+        _present(gemm),
+        {},
+        named("openblas_get_num_threads") or (lambda: 1),
+    )
 
 
 def _one_thread_wanted() -> bool:
@@ -125,7 +114,7 @@ def _mkl_candidates() -> Iterator[str]:
 
 
 def _openblas_candidates() -> Iterator[str]:
-    """Beside NumPy, where wheels have it; else what the process has loaded with NumPy."""
+    """Next to NumPy, where wheels install it; else what the process has loaded with NumPy."""
     package = Path(np.__file__).parent
     for folder in (package.parent / "numpy.libs", package / ".libs", package / ".dylibs"):
         yield from map(str, sorted(folder.glob("*openblas*")))

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshmpi.ir.kinds import Map
+from meshmpi.ir.scalar import Expr, Step
 from meshmpi.kernels import blas
 from meshmpi.kernels.binding import (
     BFLOAT16,
@@ -32,16 +34,15 @@ from meshmpi.kernels.binding import (
     nothing,
     quiet,
     run_all,
-)  # fmt: skip
+)
 from meshmpi.kernels.expressions import MapPlan
 from meshmpi.kernels.reduction import ChunkedReduction
-from meshmpi.scalar import Expr, Step
 
 SLAB_ELEMENTS = 1 << 22
-"""Of a converted operand: 16 MB of float32.  assumption: above the cache, below an operand."""
+"""Elements of a converted operand: 16 MB of float32.  assumption: above the cache, below an operand."""
 FLOP_PER_NS, CALL_NS, COPY_NS, VECTOR_NS = 120.0, 300.0, 0.7, 0.1
-"""Of a large matrix product; of one BLAS call; per element copied; per element of a matrix times a
-vector.  Only the choice between alternatives depends on them (measured roughly on one machine)."""
+"""Speed of a large matrix product; time of one BLAS call, of one copied element, and of one element of
+a matrix times a vector.  Only the choice between alternatives depends on them (measured roughly on one machine)."""
 
 Strides = Mapping[str, int]
 """Dim -> distance between neighbours, in elements."""
@@ -114,9 +115,7 @@ def readable(rows: int, columns: int, row_step: int, column_step: int) -> bool:
     return (column_step == 1 and row_step >= columns) or (row_step == 1 and column_step >= rows)
 
 
-def choose(
-    sizes: Sizes, groups: Groups, strides: Sequence[Strides], must_pack: Sequence[bool]
-) -> Choice:  # fmt: skip
+def choose(sizes: Sizes, groups: Groups, strides: Sequence[Strides], must_pack: Sequence[bool]) -> Choice:
     """The cheapest way; ``must_pack`` says which of a, b, y cannot be used in place at all."""
     best: Choice | None = None
     options = [(True,) if must else (False, True) for must in must_pack]
@@ -128,9 +127,7 @@ def choose(
     return best
 
 
-def _candidates(
-    sizes: Sizes, groups: Groups, strides: Sequence[Strides], pack: Sequence[bool]
-) -> Iterator[Choice]:  # fmt: skip
+def _candidates(sizes: Sizes, groups: Groups, strides: Sequence[Strides], pack: Sequence[bool]) -> Iterator[Choice]:
     a, b, y = strides
     pack_a, pack_b, pack_y = pack
     batch = by_stride(groups.batch, a if pack_y else y)
@@ -142,10 +139,7 @@ def _candidates(
         (*batch, *_as_held(k, n, b)) if pack_b else None,
         (*batch, *_as_held(m, n, y)) if pack_y else None,
     )
-    a, b, y = (
-        s if order is None else contiguous(order, sizes)
-        for s, order in zip(strides, orders, strict=True)
-    )
+    a, b, y = (s if order is None else contiguous(order, sizes) for s, order in zip(strides, orders, strict=True))
     k_runs = runs(k, sizes, a, b)
     if len(k_runs) > 1:
         return
@@ -165,9 +159,15 @@ def _as_held(rows: Sequence[str], columns: Sequence[str], strides: Strides) -> t
 
 
 def _product(
-    sizes: Sizes, batch: Sequence[str], strides: Sequence[Strides], k: Run,
-    m_runs: Sequence[Run], n_runs: Sequence[Run], i: int, j: int,
-) -> Choice | None:  # fmt: skip
+    sizes: Sizes,
+    batch: Sequence[str],
+    strides: Sequence[Strides],
+    k: Run,
+    m_runs: Sequence[Run],
+    n_runs: Sequence[Run],
+    i: int,
+    j: int,
+) -> Choice | None:
     """The product with run i of M and run j of N as matrix dims, looping over all others."""
     a, b, y = strides
     m = m_runs[i] if m_runs else Run(1, k.size * k.first, 1)
@@ -191,11 +191,7 @@ def _product(
         count * _product_ns(m.size, k.size, n.size),
         (None, None, None),
         (tuple(s for s, *_ in loops), m.size, k.size, n.size),
-        (
-            (*steps[0], m.first, k.first),
-            (*steps[1], k.second, n.first),
-            (*steps[2], m.second, n.second),
-        ),
+        ((*steps[0], m.first, k.first), (*steps[1], k.second, n.first), (*steps[2], m.second, n.second)),
     )
 
 
@@ -220,13 +216,11 @@ class _GemmPlan(Plan):
     Args:
         call: The instruction.
         groups: Roles of its dims.
-        sizes: Of the dims that have more than one element.
+        sizes: Sizes of the dims that have more than one element.
         dtypes: In which a, b and y are multiplied; an array of another type is converted.
     """
 
-    def __init__(
-        self, call: Call, groups: Groups, sizes: dict[str, int], dtypes: Sequence[np.dtype]
-    ):
+    def __init__(self, call: Call, groups: Groups, sizes: dict[str, int], dtypes: Sequence[np.dtype]):
         self.groups, self.dtypes = groups, tuple(dtypes)
         self.operands = (*call.inputs, call.outputs[0])
         self.strides = tuple(_kept(x, sizes) for x in self.operands)
@@ -245,9 +239,7 @@ class _GemmPlan(Plan):
         """The whole, or where operands must be converted, parts along one dim of each side."""
         cuts: dict[str, int] = {}
         if any(self.must_pack):
-            a_count, b_count, y_count = (
-                -(-math.prod(sizes[d] for d in s) // SLAB_ELEMENTS) for s in self.strides
-            )
+            a_count, b_count, y_count = (-(-math.prod(sizes[d] for d in s) // SLAB_ELEMENTS) for s in self.strides)
             rows, columns = (*self.groups.batch, *self.groups.m), self.groups.n
             for names, count in ((rows, max(a_count, y_count)), (columns, b_count)):
                 if names and count > 1:
@@ -265,9 +257,8 @@ class _GemmPlan(Plan):
             yield _Slab(here, (offsets[0], offsets[1], offsets[2]), choices[key])
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         arrays = [*inputs, outputs[0]]
         library = blas.find(runtime.blas)
         steps: list[Bound] = []
@@ -282,9 +273,8 @@ class _GemmPlan(Plan):
         return all(blas.few(math.prod(loops), m, n, k) for loops, m, k, n in shapes)
 
     def bind_adding(
-        self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray,
-        runtime: Runtime,
-    ) -> Bound | None:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray, runtime: Runtime
+    ) -> Bound | None:
         """As `bind`, but adds to the output; None where BLAS cannot do that in place."""
         library, steps = blas.find(runtime.blas), list[Bound]()
         if self.slots[2] is not None:
@@ -357,9 +347,8 @@ class _BFloat16Plan(Plan):
         self.workspace_bytes = max(p.workspace_bytes for p in plans if p is not None)
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         library = blas.find(runtime.blas)
         allowed = ((self.narrow, library.narrow), (self.direct, library.bfloat16))
         for plan, has_it in allowed:
@@ -382,19 +371,13 @@ class _PointwisePlan(Plan):
         self.sizes, (self.a, self.b, out_steps) = collapse([sizes[d] for d in names], strides)
         scratch = Scratch()
         ufunc = np.logical_or if y.type.dtype == "bool" else np.add
-        self.reduction = ChunkedReduction(
-            self.sizes, out_steps, "sum", ufunc, y.dtype, True, False, scratch
-        )
+        self.reduction = ChunkedReduction(self.sizes, out_steps, "sum", ufunc, y.dtype, True, False, scratch)
         self.workspace_bytes = scratch.bytes
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
-        sources = [
-            _strided(x, self.sizes, steps)
-            for x, steps in zip(inputs, (self.a, self.b), strict=True)
-        ]
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
+        sources = [_strided(x, self.sizes, steps) for x, steps in zip(inputs, (self.a, self.b), strict=True)]
         return self.reduction.bind(sources, np.multiply, outputs[0], workspace)
 
 
@@ -408,9 +391,7 @@ class ContractPlan(Plan):
         for x, other in ((a, b), (b, a)):
             alone = [d for d in x.names if d not in other.names and d not in y.names]
             if alone:
-                raise call.fail(
-                    f"{alone} are summed over, but only one operand has them.", "Reduce first."
-                )
+                raise call.fail(f"{alone} are summed over, but only one operand has them.", "Reduce first.")
         for x in (a, b, y):
             if any(sizes.get(d) != size for d, size in x.extents().items()):
                 raise call.fail(f"block {x.extents()} does not fit to {sizes}.")
@@ -438,18 +419,16 @@ class ContractPlan(Plan):
         return _GemmPlan(call, groups, sizes, (call.inputs[0].dtype,) * 3)
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         if self.planned is not None:
             return self.planned.bind(inputs, outputs, workspace, runtime)
         y = outputs[0]
         return (lambda: y.fill(0)) if y.size else nothing
 
     def bind_adding(
-        self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray,
-        runtime: Runtime,
-    ) -> Bound | None:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray, runtime: Runtime
+    ) -> Bound | None:
         """As `bind`, but adds to the output; None where BLAS cannot do that in place."""
         if not isinstance(self.planned, _GemmPlan):
             return None
@@ -461,11 +440,4 @@ def _products(call: Call) -> Plan:
     y = call.outputs[0]
     expr = Expr((Step("multiply", ("i0", "i1"), y.type.dtype),), ("t0",))
     squeezed = tuple(x.restricted(y.names) for x in call.inputs)
-    return MapPlan(
-        Call(
-            call.instruction.replaced(kind="map", attrs={"expr": expr}),
-            squeezed,
-            call.outputs,
-            call.program,
-        )
-    )
+    return MapPlan(Call(call.instruction.replaced(attrs=Map(expr)), squeezed, call.outputs, call.program))

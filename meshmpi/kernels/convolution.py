@@ -15,17 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshmpi.kernels import blas
-from meshmpi.kernels.binding import (
-    Bound,
-    Call,
-    Plan,
-    Runtime,
-    Scratch,
-    Slot,
-    nothing,
-    quiet,
-    run_all,
-)
+from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, Scratch, Slot, nothing, quiet, run_all
 from meshmpi.kernels.contraction import Choice, contiguous
 from meshmpi.kernels.patches import Layout, Padded, Part, View, patch_elements
 
@@ -64,9 +54,8 @@ class ConvPlan(Plan):
         self.workspace_bytes = scratch.bytes
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         x, w = (inputs[k].reshape(-1) for k in self.order)
         *slots, wide = (None if s is None else s.array(workspace) for s in self.slots)
         result = outputs[0].reshape(-1)
@@ -84,9 +73,14 @@ class _Binder:
     """Binds parts to the arrays of one convolution."""
 
     def __init__(
-        self, layout: Layout, x: np.ndarray, w: np.ndarray, y: np.ndarray,
-        slots: Sequence[np.ndarray | None], library: blas.Blas,
-    ):  # fmt: skip
+        self,
+        layout: Layout,
+        x: np.ndarray,
+        w: np.ndarray,
+        y: np.ndarray,
+        slots: Sequence[np.ndarray | None],
+        library: blas.Blas,
+    ):
         self.layout, self.x, self.w, self.y, self.library = layout, x, w, y, library
         self.padded, self.patch, self.w_copy, self.y_copy = slots
         self._held: tuple[object, ...] = ()
@@ -164,9 +158,8 @@ class _Binder:
         return out
 
     def _tap(
-        self, sizes: dict[str, int], x: tuple[View, np.ndarray], w: tuple[View, np.ndarray],
-        y: View, more: bool,
-    ) -> list[Bound]:  # fmt: skip
+        self, sizes: dict[str, int], x: tuple[View, np.ndarray], w: tuple[View, np.ndarray], y: View, more: bool
+    ) -> list[Bound]:
         """y = x * w summed over the columns, or with ``more`` added to y."""
         layout = self.layout
         of_y = [d for d in (*layout.batch, *layout.rows, *layout.channels) if sizes[d] > 1]
@@ -176,8 +169,7 @@ class _Binder:
         out = _slot(self.y_copy, result.size).reshape(result.shape) if more else result
         order = [*of_y, *summed]
         a, b = (
-            view.array(array, order, {d: sizes[d] if d in view.strides else 1 for d in order})
-            for view, array in (x, w)
+            view.array(array, order, {d: sizes[d] if d in view.strides else 1 for d in order}) for view, array in (x, w)
         )
 
         def multiply() -> None:

@@ -1,7 +1,7 @@
 """map: a scalar expression at every point, evaluated in pieces that stay in the cache.
 
 The dims of the output are merged where all operands step through them evenly, then cut into pieces;
-the whole tape runs over one piece before the next.  A value that does not vary along an inner dim
+the whole expression runs over one piece before the next.  A value that does not vary along an inner dim
 is computed once for it.  This module knows arrays and memory, but not what a step computes.
 """
 
@@ -13,24 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshmpi.kernels.binding import (
-    Bound,
-    Call,
-    Plan,
-    Runtime,
-    Scratch,
-    Slot,
-    collapse,
-    nothing,
-    quiet,
-)  # fmt: skip
-from meshmpi.kernels.tape import BITS, MicroOp, Tape
+from meshmpi.ir.program import LocalType
+from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, Scratch, Slot, collapse, nothing, quiet
+from meshmpi.kernels.ufunc_steps import BITS, MicroOp, UfuncSteps
 
 PIECE_ELEMENTS = 65536
-"""Of a piece: 256 KB per float32 value.  Measured (layer norm, ns per element): 2.5 with 4096, 1.2
+"""Elements of a piece: 256 KB per float32 value.  Measured (layer norm, ns per element): 2.5 with 4096, 1.2
 with 16384, 0.8 with 65536, 0.7 with 131072; a call costs 0.4 us, so smaller pieces lose."""
 PREBUILT_CALLS = 128
-"""Up to so many calls are prepared at binding; beyond, pieces are cut while running."""
+"""Up to this many calls are prepared at binding; beyond, pieces are cut while running."""
 
 Support = tuple[bool, ...]
 """For each dim of the iteration whether a value varies along it."""
@@ -74,28 +65,24 @@ def cut(sizes: Sequence[int], limit: int) -> Space:
 
 
 class _Layout:
-    """Where every value of a tape lives: an input, an output, or a slot of the workspace.
+    """Where every value of an expression lives: an input, an output, or a slot of the workspace.
 
     Args:
-        tape: The code.
-        supports: Of the inputs.
+        supports: What each input varies along.
         space: The iteration.
         aliases: (input, output) pairs that may share memory.
     """
 
-    def __init__(
-        self, tape: Tape, supports: Sequence[Support], space: Space,
-        aliases: Sequence[tuple[int, int]],
-    ):  # fmt: skip
-        self.ops = list(tape.ops)
-        self.dtypes = list(tape.dtypes)
+    def __init__(self, code: UfuncSteps, supports: Sequence[Support], space: Space, aliases: Sequence[tuple[int, int]]):
+        self.ops = list(code.ops)
+        self.dtypes = list(code.dtypes)
         self.space = space
         self.supports = list(supports)
         for op in self.ops:
             self.supports.append(self._union(op))
-        self.n_inputs = tape.n_inputs
+        self.n_inputs = code.n_inputs
         self.output_of: dict[int, int] = {}
-        self._place_outputs(tape, aliases)
+        self._place_outputs(code, aliases)
         self.scratch = Scratch()
         self.slots: dict[int, Slot] = {}
         self._allocate()
@@ -106,10 +93,10 @@ class _Layout:
             return (False,) * len(self.space.sizes)
         return tuple(any(s) for s in zip(*held, strict=True))
 
-    def _place_outputs(self, tape: Tape, aliases: Sequence[tuple[int, int]]) -> None:
+    def _place_outputs(self, code: UfuncSteps, aliases: Sequence[tuple[int, int]]) -> None:
         """Results are written straight to their output, or copied there when that is not safe."""
         full = tuple(n > 1 for n in self.space.sizes)
-        for output, v in enumerate(tape.results):
+        for output, v in enumerate(code.results):
             aliased = [i for i, o in aliases if o == output]
             if self.supports[v] == full and self._safe(v, aliased):
                 self.output_of[v] = output
@@ -156,11 +143,7 @@ class _Layout:
         for a in dying:
             positions = [p for p, b in enumerate(op.args) if isinstance(b, int) and b == a]
             same = self.supports[a] == self.supports[op.result]
-            if (
-                same
-                and self._bytes(a) == self._bytes(op.result)
-                and set(positions) <= set(op.in_place)
-            ):
+            if same and self._bytes(a) == self._bytes(op.result) and set(positions) <= set(op.in_place):
                 return Slot(self.slots[a].offset, shape, dtype)
         unused = free.get(self._bytes(op.result))
         if unused:
@@ -172,19 +155,22 @@ class _Layout:
         return math.prod(shape) * self.dtypes[v].itemsize
 
 
+def _same_block(a: LocalType, b: LocalType) -> bool:
+    """Whether blocks of the two types are laid out alike; what is pending may differ."""
+    return (a.local_dims, a.dtype) == (b.local_dims, b.dtype)
+
+
 def _copy_same(x: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, x)
 
 
 class MapPlan(Plan):
-    """Evaluates ``attrs['expr']``; outputs may be the very memory of inputs of equal type."""
+    """Evaluates ``attrs['expr']``; outputs may have the memory of inputs with equal blocks."""
 
     def __init__(self, call: Call):
         self.call = call
         expr = call.attrs["expr"]
-        self.tape = Tape(
-            expr, [x.type.dtype for x in call.inputs], [y.type.dtype for y in call.outputs]
-        )
+        self.code = UfuncSteps(expr, [x.type.dtype for x in call.inputs], [y.type.dtype for y in call.outputs])
         first = call.outputs[0]
         if first.elements == 0:
             return
@@ -194,39 +180,34 @@ class MapPlan(Plan):
             if any(first.extents().get(n) != size for n, size in x.extents().items()):
                 raise call.fail(f"block {x.extents()} does not fit into {first.extents()}.")
         sizes, self.strides = collapse(first.sizes, strides)
-        limit = PIECE_ELEMENTS if len(self.tape.ops) > 1 else math.prod(sizes)
+        limit = PIECE_ELEMENTS if len(self.code.ops) > 1 else math.prod(sizes)
         self.space = cut(sizes, limit)
         self.strides = [s or (0,) for s in self.strides]
         self.supports = [tuple(step != 0 for step in s) for s in self.strides[: len(call.inputs)]]
         may_alias = [
-            (i, o) for i, x in enumerate(call.inputs) for o, y in enumerate(call.outputs)
-            if x.type == y.type
-        ]  # fmt: skip
+            (i, o) for i, x in enumerate(call.inputs) for o, y in enumerate(call.outputs) if _same_block(x.type, y.type)
+        ]
         self.workspace_bytes = self._layout(may_alias).scratch.bytes
 
     def _layout(self, aliases: Sequence[tuple[int, int]]) -> _Layout:
-        return _Layout(self.tape, self.supports, self.space, aliases)
+        return _Layout(self.code, self.supports, self.space, aliases)
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         if self.call.outputs[0].elements == 0:
             return nothing
         layout = self._layout(self._aliases(inputs, outputs))
         arrays = [
             np.lib.stride_tricks.as_strided(
-                a, [n if s else 1 for n, s in zip(self.space.sizes, steps, strict=True)],
+                a,
+                [n if s else 1 for n, s in zip(self.space.sizes, steps, strict=True)],
                 [s * a.itemsize for s in steps],
             )
             for a, steps in zip([*inputs, *outputs], self.strides, strict=True)
-        ]  # fmt: skip
+        ]
         cutter = _Cutter(layout, arrays, workspace)
-        pieces = (
-            list(self.space.pieces())
-            if self._piece_count() * len(layout.ops) <= PREBUILT_CALLS
-            else None
-        )
+        pieces = list(self.space.pieces()) if self._piece_count() * len(layout.ops) <= PREBUILT_CALLS else None
         if pieces is None:
             return quiet(cutter.run)
         return quiet(_prebuilt([c for piece in pieces for c in cutter.calls(*piece)]))
@@ -235,27 +216,21 @@ class MapPlan(Plan):
         space = self.space
         return math.prod(space.sizes[: space.axis]) * -(-space.sizes[space.axis] // space.chunk)
 
-    def _aliases(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
-    ) -> list[tuple[int, int]]:
+    def _aliases(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> list[tuple[int, int]]:
         pairs = []
         for i, x in enumerate(inputs):
             for o, y in enumerate(outputs):
                 if not np.may_share_memory(x, y):
                     continue
-                if (
-                    self.call.inputs[i].type != self.call.outputs[o].type
-                    or x.ctypes.data != y.ctypes.data
-                ):
-                    raise self.call.fail(
-                        f"output {o} overlaps input {i}, which has another type or place."
-                    )
+                same = _same_block(self.call.inputs[i].type, self.call.outputs[o].type)
+                if not same or x.ctypes.data != y.ctypes.data:
+                    raise self.call.fail(f"output {o} overlaps input {i}, which has another type or place.")
                 pairs.append((i, o))
         return pairs
 
 
 class _Cutter:
-    """The calls of a tape on one piece of its arrays."""
+    """The calls of an expression on one piece of its arrays."""
 
     def __init__(self, layout: _Layout, arrays: Sequence[np.ndarray], workspace: np.ndarray):
         self.space = layout.space
@@ -284,9 +259,7 @@ class _Cutter:
         elif a in layout.slots:
             self._slots.append((n, a, bits))
         else:
-            array = self._arrays[
-                a if a < layout.n_inputs else layout.n_inputs + layout.output_of[a]
-            ]
+            array = self._arrays[a if a < layout.n_inputs else layout.n_inputs + layout.output_of[a]]
             array = array.view(BITS[array.itemsize]) if bits else array
             self._whole.append((n, array, layout.supports[a]))
         return n

@@ -25,10 +25,10 @@ from meshmpi.kernels.binding import (
     nothing,
     quiet,
     run_all,
-)  # fmt: skip
+)
 
 PIECE_ELEMENTS = 65536
-"""Of the sorted updates summed at a time; the rate is flat from 16384 to 262144 (measured)."""
+"""Sorted updates summed at a time; the rate is flat from 16384 to 262144 (measured)."""
 _INT64 = np.dtype(np.int64)
 _BOOL = np.dtype(bool)
 
@@ -41,9 +41,7 @@ def batch_names(index: Operand, other: Operand, dim: str) -> tuple[str, ...]:
 class _Rows:
     """Row numbers of an index in the block [batch, dim], and which of them are in the block."""
 
-    def __init__(
-        self, call: Call, batch: Sequence[str], block: tuple[int, int], size: int, scratch: Scratch
-    ):
+    def __init__(self, call: Call, batch: Sequence[str], block: tuple[int, int], size: int, scratch: Scratch):
         self.call, index = call, call.inputs[1]
         self.index, (self.start, self.stop), self.size = index, block, size
         self.names = (*batch, *(n for n in index.names if n not in batch))
@@ -80,9 +78,7 @@ class _Rows:
         if not len(wrong):
             return
         at, attrs = tuple(int(k) for k in wrong[0]), self.call.attrs
-        where = ", ".join(
-            f"{n}={k + self.index.start(n)}" for n, k in zip(self.names, at, strict=True)
-        )
+        where = ", ".join(f"{n}={k + self.index.start(n)}" for n, k in zip(self.names, at, strict=True))
         others = f"; so are {len(wrong) - 1} more on this rank" if len(wrong) > 1 else ""
         raise RangeError(
             f"{self.call.instruction.kind}: index {int(index[at])} at [{where}] of"
@@ -115,10 +111,7 @@ class GatherPlan(Plan):
         if sorted(self.natural) != sorted(y.names):
             raise call.fail(f"rows {self.natural} do not fill the output {y.names}.")
         extents = table.extents()
-        self.shape = (
-            math.prod(extents[n] for n in before), index.elements,
-            math.prod(extents[n] for n in after),
-        )  # fmt: skip
+        self.shape = (math.prod(extents[n] for n in before), index.elements, math.prod(extents[n] for n in after))
         self.order = (*before, *batch, dim, *after)
         self.table: Slot | None = None
         if self.order != table.names:
@@ -129,9 +122,8 @@ class GatherPlan(Plan):
         self.workspace_bytes = scratch.bytes
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         (table, index), y = inputs, outputs[0]
         if not y.size:
             return nothing
@@ -201,9 +193,8 @@ class ScatterAddPlan(Plan):
         self.workspace_bytes = scratch.bytes
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         (updates, index), y = inputs, outputs[0]
         if not y.size:
             return nothing
@@ -211,11 +202,7 @@ class ScatterAddPlan(Plan):
         if not updates.size:
             return run_all([locate, lambda: y.fill(0)])
         canonical = named_view(updates, self.call.inputs[0], self.order)
-        source = (
-            updates.reshape(self.count, self.width)
-            if self.copied is None
-            else self.copied.array(workspace)
-        )
+        source = updates.reshape(self.count, self.width) if self.copied is None else self.copied.array(workspace)
         total = y.reshape(-1, self.width) if self.total is None else self.total.array(workspace)
         add_rows = self._bind_sum(source, total, workspace)
 
@@ -282,9 +269,8 @@ class PutPlan(Plan):
         self.batch_sizes = [x.extents()[n] for n in batch]
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         (x, updates, index), y = inputs, outputs[0]
         copies = x.ctypes.data != y.ctypes.data
         if not y.size or not updates.size:

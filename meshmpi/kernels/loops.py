@@ -2,8 +2,9 @@
 
 Blocks of equal extents share their plans.  Of the arrays outside, contracts take the part that
 belongs to a block where it lies, by strides; other kernels take it where it is contiguous and get a
-copy where it is not.  Sums over a dim of the loop are added up block by block.  This module knows
-nothing of what the instructions of a body mean.
+copy where it is not.  Sums over a dim of the loop are added up block by block.  In a loop with a
+band nobody needs the pairs outside it, so that an operand of a product may be set to 0 there in
+place.  This module knows nothing else of what the instructions of a body mean.
 """
 
 from __future__ import annotations
@@ -14,21 +15,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshmpi.kernels.binding import (
-    Bound,
-    Call,
-    Operand,
-    Plan,
-    Runtime,
-    Scratch,
-    Slot,
-    nothing,
-    quiet,
-    run_all,
-)  # fmt: skip
-from meshmpi.kernels.contraction import ContractPlan
-from meshmpi.kernels.segments import scratch_slots
-from meshmpi.loops import (
+from meshmpi.ir.bands import Band
+from meshmpi.ir.kinds import Contract, Random
+from meshmpi.ir.kinds.regions import (
     Ranges,
     extents_in,
     iteration_counts,
@@ -36,8 +25,14 @@ from meshmpi.loops import (
     loop_types,
     own_ranges,
     sizes_key,
-)  # fmt: skip
-from meshmpi.program import Instruction
+    widest,
+)
+from meshmpi.ir.program import Instruction
+from meshmpi.kernels.bands import fill_outside, guarded, masked_operand, without_band
+from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, Slot, nothing, quiet, run_all
+from meshmpi.kernels.contraction import ContractPlan
+from meshmpi.kernels.native.functions import scratch_bytes
+from meshmpi.kernels.segments import scratch_slots
 
 Arrays = Mapping[int, np.ndarray]
 
@@ -58,17 +53,16 @@ class LoopPlan(Plan):
         self.workspace_bytes = max((b.workspace_bytes for b in self._sized(plan_of)), default=0)
 
     def _sized(self, plan_of: Callable[[Call], Plan]) -> list[_Block]:
-        """The blocks, and the largest with all columns: another rank may have such."""
-        blocks, columns = list(self.blocks.values()), (self.call.attrs.get("causal") or ("", ""))[1]
-        if columns and blocks and blocks[0].ranges[columns] != self.own[columns]:
-            ranges = {**blocks[0].ranges, columns: self.own[columns]}
+        """The blocks, and the largest that another rank may have."""
+        blocks = list(self.blocks.values())
+        ranges = widest(self.call.instruction, self.call.program, self.call.coordinates)
+        if ranges is not None and sizes_key(ranges) not in self.blocks:
             blocks.append(_Block(self.call, self.own, ranges, plan_of))
         return blocks
 
     def bind(
-        self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray,
-        runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         i = self.call.instruction
         arrays = dict(zip((*i.inputs, *i.outputs), (*ins, *outs), strict=True))
         bound: list[Bound] = []
@@ -86,7 +80,8 @@ class _Begun:
 
     def __init__(self, call: Call, own: Ranges):
         self.own, self.seen = own, set[tuple]()
-        self.columns = (call.attrs.get("causal") or ("", ""))[1]
+        band: Band | None = call.attrs.get("band")
+        self.columns = "" if band is None else band.columns
 
     def first(self, v: int, names: Sequence[str], ranges: Ranges) -> bool:
         """Whether nothing has been added to this part of v yet; says so once."""
@@ -113,21 +108,24 @@ class _Block:
         self.call, self.own, self.ranges, self.plan_of = call, own, ranges, plan_of
         i = call.instruction
         self.types = loop_types(i, call.program)
-        self.inside = replace(call.program, types={**call.program.types, **self.types})
+        self.inside = replace(call.program, types=self.types)
         self.dims = [dim for dim, _ in i.attrs["over"]]
         self.outer = {v: self._whole_strides(v) for v in (*i.inputs, *i.outputs)}
-        self.summed = [v for v in i.outputs if any(d not in self.types[v].shape.names
-                                                   for d in self.dims)]  # fmt: skip
+        self.summed = [v for v in i.outputs if any(d not in self.types[v].shape.names for d in self.dims)]
         self._place(ranges)
         self.steps: list[tuple[Call, Plan]] = []
+        self.banded: set[int] = set()  # results of products over the band of the loop
         for one in i.attrs["body"]:
             planned = self._called(one, ranges, self.strided)
+            if self._masks_in_place(planned):
+                self.banded.add(one.outputs[0])
+                planned = without_band(planned)
             self.steps.append((planned, plan_of(planned)))
-        self._plan_sums(ranges)
+        self._plan_sums()
         plans = [*(p for _, p in self.steps), *self.direct.values()]
+        in_c = (scratch_bytes(one, self.types, call.program.mesh, call.coordinates, ranges) for one in i.attrs["body"])
         rest = max((p.workspace_bytes for p in plans), default=0)
-        self.workspace_bytes = self.own_bytes + rest
-        self.random = any(j.kind == "random" for one in i.attrs["body"] for j in one.leaves())
+        self.workspace_bytes = self.own_bytes + max(rest, *in_c)
 
     def _whole_strides(self, v: int) -> dict[str, int]:
         out, step = {}, 1
@@ -138,18 +136,16 @@ class _Block:
 
     def _operand(self, v: int, ranges: Ranges, strided: bool = False) -> Operand:
         t = self.types[v]
-        return Operand(
-            v, t, tuple(ranges[n] for n in t.shape.names), self.outer[v] if strided else None
-        )
+        return Operand(v, t, tuple(ranges[n] for n in t.shape.names), self.outer[v] if strided else None)
 
     def _place(self, ranges: Ranges) -> None:
         """Decides where each value is: in place, in place by strides, or in the workspace."""
         i, scratch = self.call.instruction, Scratch()
-        others = {v for one in i.attrs["body"] if one.kind != "contract"
-                  for v in (*one.inputs, *one.outputs)}  # fmt: skip
+        others = {
+            v for one in i.attrs["body"] if not isinstance(one.attrs, Contract) for v in (*one.inputs, *one.outputs)
+        }
         in_place = [v for v in self.outer if v not in self.summed and self._contiguous(v, ranges)]
-        self.strided = [v for v in self.outer if v not in others and v not in self.summed
-                        and v not in in_place]  # fmt: skip
+        self.strided = [v for v in self.outer if v not in others and v not in self.summed and v not in in_place]
         copied = [v for v in self.outer if v not in in_place and v not in self.strided]
         self.copied_in = [v for v in copied if v in i.inputs]
         self.copied_out = [v for v in copied if v in i.outputs]
@@ -170,19 +166,25 @@ class _Block:
             step *= size
         return True
 
-    def _plan_sums(self, ranges: Ranges) -> None:
+    def _masks_in_place(self, call: Call) -> bool:
+        """Whether a product is over the band of the loop, of a value that is used inside only."""
+        band = self.call.attrs.get("band")
+        if not isinstance(call.instruction.attrs, Contract) or band is None or call.attrs.get("band") != band:
+            return False
+        masked = masked_operand(call, band)
+        return masked is None or call.inputs[masked].value in self.call.attrs["inner"]
+
+    def _plan_sums(self) -> None:
         """Products that are summed over blocks, planned a second time with the result in place."""
         self.direct: dict[int, ContractPlan] = {}
-        for one in self.call.attrs["body"]:
-            if one.kind == "contract" and one.outputs[0] in self.summed:
+        for call, _ in self.steps:
+            one = call.instruction
+            if isinstance(one.attrs, Contract) and one.outputs[0] in self.summed and one.attrs.band is None:
                 strided = [*self.strided, *one.outputs]
-                self.direct[one.outputs[0]] = ContractPlan(self._called(one, ranges, strided))
+                self.direct[one.outputs[0]] = ContractPlan(self._called(one, self.ranges, strided))
 
     def _called(self, one: Instruction, ranges: Ranges, strided: Sequence[int]) -> Call:
-        ins, outs = (
-            tuple(self._operand(v, ranges, v in strided) for v in vs)
-            for vs in (one.inputs, one.outputs)
-        )
+        ins, outs = (tuple(self._operand(v, ranges, v in strided) for v in vs) for vs in (one.inputs, one.outputs))
         return Call(one, ins, outs, self.inside, self.call.coordinates, ranges)
 
     # ---- binding ---------------------------------------------------------------------------------
@@ -198,12 +200,10 @@ class _Block:
                 here[v] = self._part(arrays[v], v, ranges)
         for v in self.copied_in:
             yield _copy(here[v], self._view(arrays[v], v, ranges))
-        steps = self.steps
-        if self.random and runtime.native is None:  # numbers depend on where a block begins
-            calls = [self._called(c.instruction, ranges, self.strided) for c, _ in steps]
-            steps = [(c, self.plan_of(c)) for c in calls]
-        for call, plan in steps:
+        masked: set[int] = set()
+        for call, plan in self.steps:
             one = call.instruction
+            yield from self._mask(one, here, ranges, masked)
             if any(v in self.summed for v in one.outputs):
                 yield from self._bind_sums(call, plan, arrays, here, ranges, rest, runtime, begun)
                 continue
@@ -213,25 +213,64 @@ class _Block:
                 yield _copy(self._view(arrays[v], v, ranges), here[v])
 
     def _bind_step(
-        self, call: Call, plan: Plan, here: Arrays, ranges: Ranges, rest: np.ndarray,
-        runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, call: Call, plan: Plan, here: Arrays, ranges: Ranges, rest: np.ndarray, runtime: Runtime
+    ) -> Bound:
         one = call.instruction
         if runtime.native is not None:
-            bound = runtime.native.bind(
-                one, self.call.program, self.call.coordinates, here, runtime, ranges
-            )
+            bound = runtime.native.bind(one, self.call.program, self.call.coordinates, here, rest, runtime, ranges)
             if bound is not None:
                 return bound
-            if self.random:  # planned where the first block of this size begins
-                plan = self.plan_of(self._called(one, ranges, self.strided))
+        if _is_positional(one):  # it was planned where the first block of this size begins
+            plan = self.plan_of(self._called(one, ranges, self.strided))
         ins, outs = ([here[v] for v in vs] for vs in (one.inputs, one.outputs))
-        return plan.bind(ins, outs, rest, runtime)
+        product = plan.bind(ins, outs, rest, runtime)
+        return self._guarded(one, ranges, ins, outs[0], product, self.strided)
+
+    def _band_at(self, one: Instruction, ranges: Ranges) -> Band | None:
+        """The band of a product where it leaves out pairs of the present block."""
+        if not any(v in self.banded for v in one.outputs):
+            return None
+        band: Band = self.call.attrs["band"]
+        return None if band.covers(ranges[band.rows], ranges[band.columns]) else band
+
+    def _mask(self, one: Instruction, here: Arrays, ranges: Ranges, masked: set[int]) -> Iterator[Bound]:
+        """Sets the operand of a banded product to 0 outside the band, once in a block."""
+        band = self._band_at(one, ranges)
+        position = None if band is None else masked_operand(self._called(one, ranges, ()), band)
+        if band is None or position is None or one.inputs[position] in masked:
+            return
+        v = one.inputs[position]
+        masked.add(v)
+        yield fill_outside(here[v], self._operand(v, ranges), band, 0.0)
+
+    def _guarded(
+        self,
+        one: Instruction,
+        ranges: Ranges,
+        ins: Sequence[np.ndarray],
+        out: np.ndarray,
+        product: Bound,
+        strided: Sequence[int],
+        adding: bool = False,
+    ) -> Bound:
+        """A product that leaves out pairs of the block, safe for operands that are not finite."""
+        band = self._band_at(one, ranges)
+        call = self._called(one, ranges, strided)
+        if band is None or masked_operand(call, band) is None:
+            return product
+        return guarded(call, band, ins, out, product, adding)
 
     def _bind_sums(
-        self, call: Call, plan: Plan, arrays: Arrays, here: Mapping[int, np.ndarray],
-        ranges: Ranges, rest: np.ndarray, runtime: Runtime, begun: _Begun,
-    ) -> Iterator[Bound]:  # fmt: skip
+        self,
+        call: Call,
+        plan: Plan,
+        arrays: Arrays,
+        here: Mapping[int, np.ndarray],
+        ranges: Ranges,
+        rest: np.ndarray,
+        runtime: Runtime,
+        begun: _Begun,
+    ) -> Iterator[Bound]:
         """An instruction with sums over a dim of the loop: the first block writes, others add."""
         one = call.instruction
         begin: dict[int, bool] = {}
@@ -252,9 +291,15 @@ class _Block:
             yield _copy(to, here[v]) if first else _add(to, here[v])
 
     def _bind_added(
-        self, call: Call, arrays: Arrays, here: Arrays, ranges: Ranges, rest: np.ndarray,
-        runtime: Runtime, begin: Mapping[int, bool],
-    ) -> Bound | None:  # fmt: skip
+        self,
+        call: Call,
+        arrays: Arrays,
+        here: Arrays,
+        ranges: Ranges,
+        rest: np.ndarray,
+        runtime: Runtime,
+        begin: Mapping[int, bool],
+    ) -> Bound | None:
         """A product that BLAS adds to what its part of the result holds, where it lies."""
         v = call.instruction.outputs[0]
         plan = self.direct.get(v)
@@ -263,8 +308,13 @@ class _Block:
         ins = [here[x] for x in call.instruction.inputs]
         to = arrays[v].reshape(-1)[self._start(v, ranges) :]
         if begin[v]:
-            return plan.bind(ins, [to], rest, runtime)
-        return plan.bind_adding(ins, to, rest, runtime)
+            product = plan.bind(ins, [to], rest, runtime)
+        else:
+            product = plan.bind_adding(ins, to, rest, runtime)
+        if product is None:
+            return None
+        one, strided = call.instruction, [*self.strided, v]
+        return self._guarded(one, ranges, ins, to, product, strided, not begin[v])
 
     def _part(self, array: np.ndarray, v: int, ranges: Ranges) -> np.ndarray:
         """The elements of a block: its array where it is contiguous, else all from its first."""
@@ -281,7 +331,13 @@ class _Block:
     def _view(self, array: np.ndarray, v: int, ranges: Ranges) -> np.ndarray:
         """The elements of a block where they lie in the array outside."""
         names = self.types[v].shape.names
-        return array[tuple(slice(*(x - self.own[n][0] for x in ranges[n])) for n in names)]
+        cuts = (slice(*(x - self.own[n][0] for x in ranges[n])) for n in names)
+        return array[(*cuts, ...)]  # a view even where there are no dims
+
+
+def _is_positional(one: Instruction) -> bool:
+    """Whether what an instruction makes depends on where its block begins."""
+    return any(isinstance(i.attrs, Random) or i.attrs.get("band") for i in one.leaves())
 
 
 def _copy(to: np.ndarray, source: np.ndarray) -> Bound:

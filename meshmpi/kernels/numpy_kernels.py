@@ -12,32 +12,54 @@ from functools import partial
 import numpy as np
 
 from meshmpi.errors import ProgramError
-from meshmpi.flops import local_flops
+from meshmpi.ir.flops import local_flops
+from meshmpi.ir.program import Instruction, Program
+from meshmpi.kernels.bands import BandContractPlan, BandReducePlan, band_of, without_band
 from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, local_call
 from meshmpi.kernels.contraction import ContractPlan
 from meshmpi.kernels.convolution import ConvPlan
 from meshmpi.kernels.expressions import MapPlan
 from meshmpi.kernels.indexing import GatherPlan, PutPlan, ScatterAddPlan
 from meshmpi.kernels.loops import LoopPlan
+from meshmpi.kernels.native.functions import scratch_bytes
 from meshmpi.kernels.random_numbers import RandomPlan
 from meshmpi.kernels.ranking import TopKPlan
-from meshmpi.kernels.reduction import ReducePlan
+from meshmpi.kernels.reduction import ReducePlan, identity
 from meshmpi.kernels.scan import BlockSumPlan, CumsumPlan
 from meshmpi.kernels.segments import SegmentPlan
 from meshmpi.kernels.structure import PAIRS, CopyPlan, IotaPlan, StepPlan
-from meshmpi.program import Instruction, Program
+
+
+def _reduce(call: Call) -> Plan:
+    if band_of(call) is None:
+        return ReducePlan(without_band(call))
+    return BandReducePlan(call, _planned, identity(call.attrs["op"], call.inputs[0].type.dtype))
+
+
+def _contract(call: Call) -> Plan:
+    if band_of(call) is None:
+        return ContractPlan(without_band(call))
+    return BandContractPlan(call, _planned)
+
 
 PLANS: dict[str, Callable[[Call], Plan]] = {
-    "map": MapPlan, "reduce": ReducePlan, "contract": ContractPlan, "conv": ConvPlan,
+    "map": MapPlan,
+    "reduce": _reduce,
+    "contract": _contract,
+    "conv": ConvPlan,
     "random": RandomPlan,
-    "gather": GatherPlan, "scatter_add": ScatterAddPlan, "top_k": TopKPlan,
+    "gather": GatherPlan,
+    "scatter_add": ScatterAddPlan,
+    "top_k": TopKPlan,
     "put": PutPlan,
-    "block_sum": BlockSumPlan, "cumsum": CumsumPlan,
-    "iota": IotaPlan, "step": StepPlan,
+    "block_sum": BlockSumPlan,
+    "cumsum": CumsumPlan,
+    "iota": IotaPlan,
+    "step": StepPlan,
     "segment": lambda call: SegmentPlan(call, _planned),
     "loop": lambda call: LoopPlan(call, _planned),
     **{kind: partial(CopyPlan, pairs=pairs) for kind, pairs in PAIRS.items()},
-}  # fmt: skip
+}
 """Kind -> how it is planned.  feed, read and write are the executor's own."""
 SHARED = ("map", "reduce", "contract")
 """Kinds of which equal instructions, as those of equal layers, share a plan: it depends on nothing
@@ -53,8 +75,9 @@ def plan(instruction: Instruction, program: Program, coordinates: Mapping[str, i
     if instruction.kind not in PLANS:
         raise ProgramError(
             f"there is no NumPy kernel for '{instruction.kind}'.",
-            f"Kinds with one: {', '.join(PLANS)}.", str(instruction.source),
-        )  # fmt: skip
+            f"Kinds with one: {', '.join(PLANS)}.",
+            str(instruction.source),
+        )
     known = _recent.plans_of(program)
     key = (id(instruction), tuple(coordinates.items()))
     if key not in known:  # with the instruction, so that no other can take its address
@@ -85,7 +108,7 @@ def _planned(call: Call) -> Plan:
     if kind not in SHARED:
         return PLANS[kind](call)
     # repr: 0.0 and -0.0 are equal, and so are 1 and True
-    form = (kind, repr(call.attrs), *map(_form, call.inputs), None, *map(_form, call.outputs))
+    form = (kind, repr(call.attrs), bool(call.ranges), *map(_form, call.inputs), None, *map(_form, call.outputs))
     if form not in _recent.shared:
         _recent.shared[form] = PLANS[kind](call)
     return _recent.shared[form]
@@ -96,26 +119,29 @@ def _form(x: Operand) -> tuple:
     return x.type, x.block, None if x.steps is None else tuple(x.steps.items())
 
 
-def workspace_bytes(
-    instruction: Instruction, program: Program, coordinates: Mapping[str, int]
-) -> int:
-    """The most bytes of the shared workspace that the bound kernel uses."""
-    return plan(instruction, program, coordinates).workspace_bytes
+def workspace_bytes(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
+    """The most bytes of the shared workspace that the bound kernel uses, this one or that in C."""
+    of_numpy = plan(instruction, program, coordinates).workspace_bytes
+    return max(of_numpy, scratch_bytes(instruction, program.types, program.mesh, coordinates))
 
 
 def flops(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
-    """Floating-point operations on the rank at ``coordinates``; formulas in `meshmpi.flops`."""
+    """Floating-point operations on the rank at ``coordinates``; formulas in `meshmpi.ir.flops`."""
     return local_flops(instruction, program, coordinates)
 
 
 def bind(
-    instruction: Instruction, program: Program, coordinates: Mapping[str, int],
-    arrays: Mapping[int, np.ndarray], workspace: np.ndarray, runtime: Runtime,
-) -> Bound:  # fmt: skip
+    instruction: Instruction,
+    program: Program,
+    coordinates: Mapping[str, int],
+    arrays: Mapping[int, np.ndarray],
+    workspace: np.ndarray,
+    runtime: Runtime,
+) -> Bound:
     """The instruction as a function without arguments.
 
     Args:
-        instruction: Of a kind in `PLANS`.
+        instruction: An instruction whose kind is in `PLANS`.
         program: Supplies types, mesh and seed.
         coordinates: Mesh axis -> coordinate of this rank.
         arrays: Value number -> array of the local block: C-contiguous, dims in its type's order.

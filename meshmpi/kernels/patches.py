@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshmpi.ir.convolutions import ConvDims, Phase, Range, phases
 from meshmpi.kernels.binding import Operand, accumulator_dtype
 from meshmpi.kernels.contraction import Choice, Groups, choose, contiguous
-from meshmpi.slides import Phase, Range, Slide, phases
 
 PATCH_ELEMENTS = 1 << 18
-"""Of one part of the patch matrix: 1 MB of float32, about a core's second cache.  Status:
+"""Size of one part of the patch matrix: 1 MB of float32, about a core's second cache.  Status:
 assumption."""
 FEW_CHANNELS = 8
 """Output channels below which a grouped convolution is not worth matrix products.  Status:
 assumption."""
 POINTS = 1 << 15
-"""Of one part that is multiplied point by point, for each tap, so that what a tap touches stays in
+"""Elements per tile of the depthwise path, so that what one tap reads and writes stays in
 the second cache.  Status: assumption."""
 ONE = "?one"
 """A dim of one element, for products that sum over nothing."""
@@ -60,9 +60,8 @@ class View(NamedTuple):
         """The elements of ``flat`` with dims in ``order``; a dim without a stride repeats."""
         item = flat.itemsize
         return np.lib.stride_tricks.as_strided(
-            flat[self.start :], [sizes[d] for d in order],
-            [self.strides.get(d, 0) * item for d in order],
-        )  # fmt: skip
+            flat[self.start :], [sizes[d] for d in order], [self.strides.get(d, 0) * item for d in order]
+        )
 
 
 class Padded(NamedTuple):
@@ -71,8 +70,8 @@ class Padded(NamedTuple):
     Attributes:
         source: The elements that exist, in x.
         to: Where they go in the copy.
-        order, sizes: Of both.
-        elements: Of the copy.
+        order, sizes: Order and sizes of the dims of both.
+        elements: Number of elements of the copy.
     """
 
     source: View
@@ -86,7 +85,7 @@ class Part(NamedTuple):
     """One product: a part of a phase.
 
     Attributes:
-        sizes: Of all dims.
+        sizes: Sizes of all dims.
         x, w, y: Where the elements are; x in the padded copy if there is one.
         padded: The copy, or None where x can be read as it is.
         patch: Order of the dims of P, or None where x is multiplied in place.
@@ -106,7 +105,7 @@ class Part(NamedTuple):
     taps: tuple[str, ...] = ()
 
 
-def patch_elements(x: Operand, w: Operand, y: Operand, slides: Sequence[Slide]) -> int:
+def patch_elements(x: Operand, w: Operand, y: Operand, slides: Sequence[ConvDims]) -> int:
     """Elements of the whole patch matrix of x."""
     sliding = [s.x for s in slides]
     n = math.prod(size for d, size in x.extents().items() if d not in sliding)
@@ -118,14 +117,13 @@ def patch_elements(x: Operand, w: Operand, y: Operand, slides: Sequence[Slide]) 
 class Layout:
     """Roles, sizes and strides of all dims of one convolution, and its parts."""
 
-    def __init__(self, x: Operand, w: Operand, y: Operand, slides: Sequence[Slide]):
+    def __init__(self, x: Operand, w: Operand, y: Operand, slides: Sequence[ConvDims]):
         self.x, self.w, self.y, self.slides = x, w, y, slides
         self.wide = accumulator_dtype(y.dtype)
         plain = [
             [d for d in operand.names if d not in names]
-            for operand, names in
-            ((x, [s.x for s in slides]), (w, [s.w for s in slides]), (y, [s.y for s in slides]))
-        ]  # fmt: skip
+            for operand, names in ((x, [s.x for s in slides]), (w, [s.w for s in slides]), (y, [s.y for s in slides]))
+        ]
         of_x, of_w, of_y = plain
         self.sizes = {d: n for d, n in {**x.extents(), **w.extents()}.items() if d in of_x + of_w}
         ys = tuple(y_dim(k) for k in range(len(slides)))
@@ -135,8 +133,7 @@ class Layout:
         self.columns = (*(d for d in of_x if d in of_w and d not in of_y), *ws)
         self.channels = tuple(d for d in of_w if d not in of_x)
         self.phases = [
-            phases(s, *(_inside(operand, dim) for operand, dim in ((x, s.x), (w, s.w), (y, s.y))))
-            for s in slides
+            phases(s, *(_inside(operand, dim) for operand, dim in ((x, s.x), (w, s.w), (y, s.y)))) for s in slides
         ]
         grouped = math.prod(self.sizes[d] for d in self.batch) > 1
         self.few = grouped and math.prod(self.sizes[d] for d in self.channels) < FEW_CHANNELS
@@ -146,7 +143,7 @@ class Layout:
         return self.few or all(sizes[d] == 1 for d in (*self.columns, *self.channels))
 
     def _taps(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
-        """Of the two dims of each slide the shorter one."""
+        """The shorter one of the two dims of each convolved dim."""
         pairs = [(w_dim(k), y_dim(k)) for k in range(len(self.slides))]
         return tuple(min(pair, key=lambda d: sizes[d]) for pair in pairs)
 
@@ -154,24 +151,21 @@ class Layout:
         """Whether every element of y is in a phase."""
         extents = self.y.extents()
         return all(
-            sum(p.y.count for p in found) == extents[s.y]
-            for s, found in zip(self.slides, self.phases, strict=True)
+            sum(p.y.count for p in found) == extents[s.y] for s, found in zip(self.slides, self.phases, strict=True)
         )
 
     def copies(self, which: str, part: Part) -> bool:
         """Whether w (or y) is multiplied as a copy in the workspace."""
         if part.choice is None:
-            summed = part.accumulate or any(
-                part.sizes[d] > 1 for d in part.taps if d in self.columns
-            )
+            summed = part.accumulate or any(part.sizes[d] > 1 for d in part.taps if d in self.columns)
             return summed if which == "y" else self.w.dtype != self.wide
         if part.choice.packed[1 if which == "w" else 2] is not None:
             return True
-        # Where BLAS cannot add to y, the product is made beside it; libraries differ in that.
+        # Where BLAS cannot add to y, the product is made in memory of its own; libraries differ in that.
         return part.accumulate and which == "y"
 
     def elements(self, which: str, part: Part) -> int:
-        """Of w (or of the product) in one part."""
+        """Elements of w (or of the product) in one part."""
         dims = (self.batch, self.columns if which == "w" else self.rows, self.channels)
         taps = part.taps if which == "y" else ()
         return math.prod(part.sizes[d] for group in dims for d in group if d not in taps)
@@ -203,9 +197,7 @@ class Layout:
         known: dict[tuple[int, ...], tuple[tuple[str, ...], Choice]] = {}
         for begin, part_sizes in self._cuts(sizes, w, y, limit, every):
             own = tuple((d, begin.get(d, 0)) for d in (*self.batch, *self.rows))
-            x, padded = (direct.at(begin), None) if direct is not None else self._padded(
-                found, begin, part_sizes
-            )  # fmt: skip
+            x, padded = (direct.at(begin), None) if direct is not None else self._padded(found, begin, part_sizes)
             at = (part_sizes, x, w.at(begin), y.at(begin), padded)
             if points:
                 yield Part(*at, None, None, own in done, taps)
@@ -213,7 +205,7 @@ class Layout:
                 yield self._product(*at, own in done, known)
             done.add(own)
 
-    def _slides(self, found: Sequence[Phase]) -> Iterator[tuple[int, tuple[Slide, Phase]]]:
+    def _slides(self, found: Sequence[Phase]) -> Iterator[tuple[int, tuple[ConvDims, Phase]]]:
         return iter(enumerate(zip(self.slides, found, strict=True)))
 
     @staticmethod
@@ -240,9 +232,15 @@ class Layout:
         return View(start, strides)
 
     def _product(
-        self, sizes: dict[str, int], x: View, w: View, y: View, padded: Padded | None, more: bool,
+        self,
+        sizes: dict[str, int],
+        x: View,
+        w: View,
+        y: View,
+        padded: Padded | None,
+        more: bool,
         known: dict[tuple[int, ...], tuple[tuple[str, ...], Choice]],
-    ) -> Part:  # fmt: skip
+    ) -> Part:
         key = tuple(sizes.values())  # parts of one phase differ in nothing else that counts
         if key not in known:
             patch = self._patch_order(sizes, x, w, y)
@@ -312,9 +310,10 @@ class Layout:
             k, p = of[d]
             j, tap = begin.get(y_dim(k), 0), begin.get(w_dim(k), 0)
             here = p._replace(
-                y=p.y._replace(count=sizes[y_dim(k)]), w=p.w._replace(count=sizes[w_dim(k)]),
+                y=p.y._replace(count=sizes[y_dim(k)]),
+                w=p.w._replace(count=sizes[w_dim(k)]),
                 first=p.first + j * p.per_y + tap * p.per_w - have[0],
-            )  # fmt: skip
+            )
             low, high = here.reach()
             kept = max(low, 0), min(high, have[1] - have[0])
             inside[d], whole[d], first[d] = (kept[0], max(*kept)), high - low, low

@@ -32,15 +32,15 @@ from meshmpi.kernels.binding import (
     nothing,
     numpy_dtype,
     quiet,
-)  # fmt: skip
+)
 from meshmpi.kernels.expressions import Space, cut
 
 DISTRIBUTIONS = ("uniform", "normal", "truncated_normal")
 PIECE_ELEMENTS = 16384
-"""Of a piece: 128 KB per 64-bit array.  Measured (uniform, ns per element): 4.9 with 4096, 3.1 with
+"""Elements of a piece: 128 KB per 64-bit array.  Measured (uniform, ns per element): 4.9 with 4096, 3.1 with
 16384, 3.4 with 65536."""
 DRAW_SHIFT = 48
-"""Draws of one element are 2**48 counters apart: tensors may have so many elements."""
+"""Draws of one element are 2**48 counters apart: the most elements a tensor may have."""
 TRUNCATION = 2.0
 """In standard deviations, of the truncated normal distribution."""
 
@@ -99,7 +99,7 @@ class Counters:
     """The counters of the elements of a block of a tensor, piece by piece.
 
     Args:
-        sizes: Of the global shape.
+        sizes: Sizes of the global shape.
         block: (start, stop) along each dim.
     """
 
@@ -149,15 +149,14 @@ class Generator:
 
     Args:
         distribution: One of `DISTRIBUTIONS`.
-        dtype: Of the numbers.
+        dtype: Data type of the numbers.
         counters: Which elements.
         slots, workspace: Where intermediate values go.
     """
 
     def __init__(
-        self, distribution: str, dtype: np.dtype, counters: Counters, slots: _Workspace,
-        workspace: np.ndarray,
-    ):  # fmt: skip
+        self, distribution: str, dtype: np.dtype, counters: Counters, slots: _Workspace, workspace: np.ndarray
+    ):
         self.distribution, self.dtype, self.counters = distribution, dtype, counters
         self.scaled = slots.scaled.array(workspace)
         self.x, self.y = slots.x.array(workspace), slots.y.array(workspace)
@@ -299,9 +298,14 @@ def _polynomial(coefficients: Sequence[float], z: np.ndarray, out: np.ndarray) -
 
 
 def random_block(
-    distribution: str, seed: int, key: str, step: int, shape: Sequence,
-    block: Sequence[tuple[int, int]], dtype: str = "float32",
-) -> np.ndarray:  # fmt: skip
+    distribution: str,
+    seed: int,
+    key: str,
+    step: int,
+    shape: Sequence,
+    block: Sequence[tuple[int, int]],
+    dtype: str = "float32",
+) -> np.ndarray:
     """One block of a tensor of random numbers, the same numbers in whatever blocks it is asked for.
 
     Args:
@@ -325,18 +329,14 @@ def random_block(
         scratch = Scratch()
         slots = _reserve(scratch, counters.piece_elements)
         _check_distribution(distribution)
-        generator = Generator(
-            distribution, out.dtype, counters, slots, np.empty(scratch.bytes, np.uint8)
-        )
+        generator = Generator(distribution, out.dtype, counters, slots, np.empty(scratch.bytes, np.uint8))
         generator.fill(out.reshape(-1), stream_key(seed, key, step))
     return out
 
 
 def _check_distribution(name: str) -> None:
     if name not in DISTRIBUTIONS:
-        raise ProgramError(
-            f"random: there is no distribution '{name}'.", f"Use one of {', '.join(DISTRIBUTIONS)}."
-        )
+        raise ProgramError(f"random: there is no distribution '{name}'.", f"Use one of {', '.join(DISTRIBUTIONS)}.")
 
 
 class RandomPlan(Plan):
@@ -353,16 +353,13 @@ class RandomPlan(Plan):
             self.workspace_bytes = scratch.bytes
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         if not outputs[0].size:
             return nothing
         attrs, seed = self.call.attrs, self.call.program.seed
         flat = outputs[0].reshape(-1)
-        generator = Generator(
-            attrs["distribution"], flat.dtype, self.counters, self.slots, workspace
-        )
+        generator = Generator(attrs["distribution"], flat.dtype, self.counters, self.slots, workspace)
 
         def run() -> None:
             generator.fill(flat, stream_key(seed, attrs["key"], runtime.step))

@@ -12,19 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshmpi.kernels.binding import (
-    Bound,
-    Call,
-    Plan,
-    Runtime,
-    Scratch,
-    named_view,
-    nothing,
-    quiet,
-)  # fmt: skip
+from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, Scratch, named_view, nothing, quiet
 
 PIECE_ELEMENTS = 65536
-"""Of the rows ranked at a time (one row at least): 0.5 MB of keys."""
+"""Elements of the rows ranked at a time (one row at least): 0.5 MB of keys."""
 
 
 def falling_keys(x: np.ndarray, out: np.ndarray) -> None:
@@ -71,15 +62,13 @@ class TopKPlan(Plan):
         self.workspace_bytes = scratch.bytes
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         if not outputs[0].size:
             return nothing
         x = named_view(inputs[0], self.call.inputs[0], [*self.rest, self.dim])
         values, index = (
-            named_view(a, o, [*self.rest, self.k_dim])
-            for a, o in zip(outputs, self.call.outputs, strict=True)
+            named_view(a, o, [*self.rest, self.k_dim]) for a, o in zip(outputs, self.call.outputs, strict=True)
         )
         given = inputs[1:] and named_view(inputs[1], self.call.inputs[1], [*self.rest, self.dim])
         block, keys = self.block.array(workspace), self.keys.array(workspace)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from meshmpi.ir.scalar import FLOATS
 from meshmpi.kernels.binding import (
     Bound,
     Call,
@@ -24,13 +25,12 @@ from meshmpi.kernels.binding import (
     named_view,
     nothing,
     quiet,
-)  # fmt: skip
-from meshmpi.scalar import FLOATS
+)
 
 PIECE_ELEMENTS = 131072
-"""Of a piece that is computed before it is reduced: 0.5 MB of float32 (flat around it)."""
+"""Size of a piece that is computed before it is reduced: 0.5 MB of float32 (flat around it)."""
 LONG_SUM, SMALL_CHUNK = 256, 32768
-"""Chunks of a two-level sum have so many rows, or so many elements if that is more."""
+"""Rows of a chunk of a two-level sum, or elements if that makes the chunk larger."""
 
 UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 _BOOL_UFUNCS = {"max": np.logical_or, "min": np.logical_and, "prod": np.logical_and}
@@ -61,9 +61,16 @@ class ChunkedReduction:
     """
 
     def __init__(
-        self, sizes: Sequence[int], out_steps: Sequence[int], op: str, ufunc: np.ufunc,
-        compute: np.dtype, prepared: bool, converted: bool, scratch: Scratch,
-    ):  # fmt: skip
+        self,
+        sizes: Sequence[int],
+        out_steps: Sequence[int],
+        op: str,
+        ufunc: np.ufunc,
+        compute: np.dtype,
+        prepared: bool,
+        converted: bool,
+        scratch: Scratch,
+    ):
         self.sizes, self.out_steps, self.ufunc, self.compute = sizes, out_steps, ufunc, compute
         self.axes = tuple(k for k, s in enumerate(out_steps) if s == 0)
         self.leading = self.axes[0] == 0
@@ -83,9 +90,12 @@ class ChunkedReduction:
             self.rows, self.chunks = sizes[0], 1
 
     def bind(
-        self, sources: Sequence[np.ndarray], prepare: Callable[..., object] | None, out: np.ndarray,
+        self,
+        sources: Sequence[np.ndarray],
+        prepare: Callable[..., object] | None,
+        out: np.ndarray,
         workspace: np.ndarray,
-    ) -> Bound:  # fmt: skip
+    ) -> Bound:
         """The reduction as a function.
 
         Args:
@@ -95,8 +105,7 @@ class ChunkedReduction:
             workspace: Where the reserved slots are.
         """
         piece, partial, total = (
-            slot.array(workspace) if isinstance(slot, Slot) else None
-            for slot in (self.piece, self.partial, self.total)
+            slot.array(workspace) if isinstance(slot, Slot) else None for slot in (self.piece, self.partial, self.total)
         )
         kept = [(n, s * out.itemsize) for n, s in zip(self.sizes, self.out_steps, strict=True) if s]
         y = np.lib.stride_tricks.as_strided(out, [n for n, _ in kept], [s for _, s in kept])
@@ -152,15 +161,13 @@ class ReducePlan(Plan):
         if 0 in self.out_steps:
             scratch = Scratch()
             self.reduction = ChunkedReduction(
-                self.sizes, self.out_steps, self.op, ufunc, accumulator_dtype(x.dtype),
-                self.widen, self.widen, scratch,
-            )  # fmt: skip
+                self.sizes, self.out_steps, self.op, ufunc, accumulator_dtype(x.dtype), self.widen, self.widen, scratch
+            )
             self.workspace_bytes = scratch.bytes
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         x, y = inputs[0], outputs[0]
         if not y.size:
             return nothing

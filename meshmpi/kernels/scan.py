@@ -21,7 +21,7 @@ from meshmpi.kernels.binding import (
     accumulator_dtype,
     nothing,
     quiet,
-)  # fmt: skip
+)
 
 
 def _around(array: np.ndarray, operand: Operand, dim: str) -> np.ndarray:
@@ -37,9 +37,8 @@ class BlockSumPlan(Plan):
         self.call = call
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         x = _around(inputs[0], self.call.inputs[0], self.call.attrs["dim"])
         y = _around(outputs[0], self.call.outputs[0], self.call.attrs["blocks"])[:, 0]
 
@@ -71,9 +70,8 @@ class CumsumPlan(Plan):
         self.workspace_bytes = scratch.bytes
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         if not outputs[0].size:
             return nothing
         dim = self.call.attrs["dim"]

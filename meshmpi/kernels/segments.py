@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshmpi.ir.kinds.regions import loop_types
+from meshmpi.ir.program import Instruction
 from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, Slot, run_all
-from meshmpi.program import Instruction
 
 
 class SegmentPlan(Plan):
@@ -23,7 +24,7 @@ class SegmentPlan(Plan):
         self.call = call
         inner = call.attrs["inner"]
         known = {x.value: x for x in (*call.inputs, *call.outputs)}
-        inside = replace(call.program, types={**call.program.types, **inner})
+        inside = replace(call.program, types=loop_types(call.instruction, call.program))
         known.update((v, call.operand(v, t)) for v, t in inner.items())
         scratch = Scratch()
         self.slots = scratch_slots(call.attrs["body"], inner, known, scratch)
@@ -31,7 +32,7 @@ class SegmentPlan(Plan):
         self.steps: list[tuple[Call, Plan]] = []
         for i in call.attrs["body"]:
             ins, outs = (tuple(known[v] for v in vs) for vs in (i.inputs, i.outputs))
-            one = Call(i, ins, outs, inside, call.coordinates)
+            one = Call(i, ins, outs, inside, call.coordinates, call.ranges)
             self.steps.append((one, plan_of(one)))
 
     @property
@@ -39,26 +40,25 @@ class SegmentPlan(Plan):
         return self.own_bytes + max(p.workspace_bytes for _, p in self.steps)
 
     def bind(
-        self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray,
-        runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         arrays = dict(zip(self.call.instruction.inputs, ins, strict=True))
         arrays.update(zip(self.call.instruction.outputs, outs, strict=True))
         for v, slot in self.slots.items():
             arrays[v] = slot.array(workspace)
         rest = workspace[self.own_bytes :]
         bound = [
-            plan.bind([arrays[v] for v in c.instruction.inputs],
-                      [arrays[v] for v in c.instruction.outputs], rest, runtime)
+            plan.bind(
+                [arrays[v] for v in c.instruction.inputs], [arrays[v] for v in c.instruction.outputs], rest, runtime
+            )
             for c, plan in self.steps
-        ]  # fmt: skip
+        ]
         return run_all(bound)
 
 
 def scratch_slots(
-    body: Sequence[Instruction], inner: Collection[int], known: Mapping[int, Operand],
-    scratch: Scratch,
-) -> dict[int, Slot]:  # fmt: skip
+    body: Sequence[Instruction], inner: Collection[int], known: Mapping[int, Operand], scratch: Scratch
+) -> dict[int, Slot]:
     """Places of the inner values; one is taken again after the last instruction that reads it."""
     last = {v: n for n, i in enumerate(body) for v in (*i.outputs, *i.inputs)}
     slots: dict[int, Slot] = {}
@@ -67,11 +67,7 @@ def scratch_slots(
         for v in (v for v in i.outputs if v in inner):
             x = known[v]
             places = free.get(x.elements * x.dtype.itemsize)
-            slots[v] = (
-                Slot(places.pop(), x.sizes, x.dtype)
-                if places
-                else scratch.reserve(x.sizes, x.dtype)
-            )
+            slots[v] = Slot(places.pop(), x.sizes, x.dtype) if places else scratch.reserve(x.sizes, x.dtype)
         for v in dict.fromkeys((*i.outputs, *i.inputs)):
             if v in slots and last[v] == n:
                 x = known[v]

@@ -9,16 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from meshmpi.kernels.binding import (
-    Bound,
-    Call,
-    Operand,
-    Plan,
-    Runtime,
-    named_view,
-    nothing,
-    run_all,
-)
+from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, named_view, nothing, run_all
 
 Pair = tuple[np.ndarray, np.ndarray]
 """(destination, source) views of equal shape."""
@@ -27,20 +18,18 @@ Pair = tuple[np.ndarray, np.ndarray]
 class CopyPlan(Plan):
     """Copies between views; ``pairs`` makes them from the arrays at binding."""
 
-    def __init__(
-        self, call: Call, pairs: Callable[[Call, Sequence[np.ndarray], np.ndarray], list[Pair]]
-    ):
+    def __init__(self, call: Call, pairs: Callable[[Call, Sequence[np.ndarray], np.ndarray], list[Pair]]):
         self.call = call
         self.pairs = pairs
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         steps = [
-            _copy(to, source) for to, source in self.pairs(self.call, inputs, outputs[0])
+            _copy(to, source)
+            for to, source in self.pairs(self.call, inputs, outputs[0])
             if to.size and not _same_place(to, source)
-        ]  # fmt: skip
+        ]
         return run_all(steps) if steps else nothing
 
 
@@ -58,9 +47,7 @@ def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
     return run
 
 
-def _block(
-    array: np.ndarray, operand: Operand, dim: str, cut: slice, order: Sequence[str]
-) -> np.ndarray:
+def _block(array: np.ndarray, operand: Operand, dim: str, cut: slice, order: Sequence[str]) -> np.ndarray:
     """A range of one dim, with the dims in ``order``."""
     position = operand.type.shape.position(dim)
     whole = array[(slice(None),) * position + (cut,)]
@@ -75,9 +62,7 @@ def transpose_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -
 def view_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
     """The elements in their order."""
     if inputs[0].size != out.size:
-        raise call.fail(
-            f"blocks {call.inputs[0].sizes} and {call.outputs[0].sizes} differ in size."
-        )
+        raise call.fail(f"blocks {call.inputs[0].sizes} and {call.outputs[0].sizes} differ in size.")
     return [(out.reshape(-1), inputs[0].reshape(-1))]
 
 
@@ -98,18 +83,9 @@ def pad_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list
     kept = slice(max(-before, 0), n_in - max(-after, 0))
     order = y.names
     return [
-        (
-            _block(out, y, dim, slice(0, start), order),
-            _block(number, y, dim, slice(0, start), order),
-        ),
-        (
-            _block(out, y, dim, slice(start, stop), order),
-            _block(inputs[0], x, dim, kept, order),
-        ),
-        (
-            _block(out, y, dim, slice(stop, None), order),
-            _block(number, y, dim, slice(stop, None), order),
-        ),
+        (_block(out, y, dim, slice(0, start), order), _block(number, y, dim, slice(0, start), order)),
+        (_block(out, y, dim, slice(start, stop), order), _block(inputs[0], x, dim, kept, order)),
+        (_block(out, y, dim, slice(stop, None), order), _block(number, y, dim, slice(stop, None), order)),
     ]
 
 
@@ -148,9 +124,8 @@ class IotaPlan(Plan):
         self.start, self.stop = call.outputs[0].block[0]
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         if self.start == self.stop:
             return nothing
         return _copy(outputs[0], np.arange(self.start, self.stop, dtype=outputs[0].dtype))
@@ -163,9 +138,8 @@ class StepPlan(Plan):
         self.call = call
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray],
-        workspace: np.ndarray, runtime: Runtime,
-    ) -> Bound:  # fmt: skip
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
         out = outputs[0]
 
         def run() -> None:
@@ -175,6 +149,10 @@ class StepPlan(Plan):
 
 
 PAIRS: dict[str, Callable[[Call, Sequence[np.ndarray], np.ndarray], list[Pair]]] = {
-    "transpose": transpose_pairs, "view": view_pairs, "slice": slice_pairs, "pad": pad_pairs,
-    "concat": concat_pairs, "take_shard": take_shard_pairs,
-}  # fmt: skip
+    "transpose": transpose_pairs,
+    "view": view_pairs,
+    "slice": slice_pairs,
+    "pad": pad_pairs,
+    "concat": concat_pairs,
+    "take_shard": take_shard_pairs,
+}

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from meshmpi.errors import ConfigError, suggest
 from meshmpi.graph import Tensor
-from meshmpi.ops import elementwise as ew
+from meshmpi.graph.arguments import asked
+from meshmpi.graph.ops import elementwise as ew
 
 Activation = str | Callable[[Tensor], Tensor] | None
 """A name of `ACTIVATIONS`, a function of a tensor, or None for none."""
@@ -31,20 +32,23 @@ def squared_relu(x: Tensor) -> Tensor:
 
 
 def leaky_relu(x: Tensor, alpha: float = 0.2) -> Tensor:
-    """x where positive, else ``alpha * x``."""
+    """x where positive, else ``alpha * x``; gradient ``alpha`` at 0."""
     return ew.where(ew.greater(x, 0.0), x, ew.multiply(alpha, x))
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """x where positive, else ``alpha * (e**x - 1)``.  Source: Clevert et al. 2016."""
-    positive = ew.greater(x, 0.0)
+    """x where positive, else ``alpha * (e**x - 1)``; gradient 1 at 0.
+
+    Source: Clevert et al. 2016.
+    """
+    positive = ew.greater_equal(x, 0.0)
     # Positive x never reaches exp: it could overflow, and inf * 0 in the gradient is NaN.
     below = ew.subtract(ew.exp(ew.where(positive, 0.0, x)), 1.0)
     return ew.where(positive, x, below if alpha == 1.0 else ew.multiply(alpha, below))
 
 
 def selu(x: Tensor) -> Tensor:
-    """Self-normalising elu.  Source: Klambauer et al. 2017."""
+    """Self-normalising elu; gradient 1.0507 at 0.  Source: Klambauer et al. 2017."""
     return ew.multiply(_SELU_SCALE, elu(x, _SELU_ALPHA))
 
 
@@ -76,10 +80,20 @@ def softplus(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": relu, "squared_relu": squared_relu, "leaky_relu": leaky_relu, "elu": elu, "selu": selu,
-    "gelu": gelu, "gelu_exact": lambda x: gelu(x, exact=True), "swish": swish, "silu": silu,
-    "softplus": softplus, "sigmoid": ew.sigmoid, "tanh": ew.tanh, "linear": lambda x: x,
-}  # fmt: skip
+    "relu": relu,
+    "squared_relu": squared_relu,
+    "leaky_relu": leaky_relu,
+    "elu": elu,
+    "selu": selu,
+    "gelu": gelu,
+    "gelu_exact": lambda x: gelu(x, exact=True),
+    "swish": swish,
+    "silu": silu,
+    "softplus": softplus,
+    "sigmoid": ew.sigmoid,
+    "tanh": ew.tanh,
+    "linear": lambda x: x,
+}
 
 
 def activation_function(activation: Activation) -> Callable[[Tensor], Tensor]:
@@ -92,8 +106,8 @@ def activation_function(activation: Activation) -> Callable[[Tensor], Tensor]:
         return ACTIVATIONS["linear"]
     if isinstance(activation, str):
         if activation not in ACTIVATIONS:
-            raise ConfigError(
-                f"there is no activation '{activation}'.", suggest(activation, ACTIVATIONS)
-            )
+            raise ConfigError(f"there is no activation '{activation}'.", suggest(activation, ACTIVATIONS))
         return ACTIVATIONS[activation]
-    return activation
+    if hasattr(activation, "__checked__"):  # of ours: it reads its arguments itself
+        return activation
+    return lambda x: asked(activation, "activation", x)

@@ -13,15 +13,16 @@ from typing import Any
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, scope
+from meshmpi.graph import Tensor, layer_name, scope
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.contraction import einsum
+from meshmpi.graph.ops.sources import VariableDType, get_variable
+from meshmpi.graph.ops.structure import DimLike, dim_name, rename_dimension
+from meshmpi.ir.bands import Band
 from meshmpi.nn.functions import TensorOrNumber, softmax, widened
 from meshmpi.nn.initializers import random_normal_initializer, zeros_initializer
 from meshmpi.nn.layers import DTypeLike, dropout_over, variable_type
 from meshmpi.nn.positions import RotaryScaling, rotary
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.contraction import einsum
-from meshmpi.ops.sources import VariableDType, get_variable
-from meshmpi.ops.structure import DimLike, dim_name, rename_dimension
 
 MASKED_LOGIT = -1e9
 """Finite, so that no row of logits is ever all -inf, and representable in bfloat16."""
@@ -35,11 +36,22 @@ def rename_length_to_memory_length(
 
 
 def dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, memory_length_dim: DimLike, key_dim: DimLike,
-    value_dim: DimLike, mask: Tensor | None = None, dropout_rate: float = 0.0,
-    dropout_broadcast_dims: Sequence[DimLike] = (), extra_logit: TensorOrNumber | None = None, *,
-    is_training: bool = False, scale: float | None = None, position_bias: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    memory_length_dim: DimLike,
+    key_dim: DimLike,
+    value_dim: DimLike,
+    mask: Tensor | None = None,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (),
+    extra_logit: TensorOrNumber | None = None,
+    *,
+    is_training: bool = False,
+    scale: float | None = None,
+    position_bias: Tensor | None = None,
+    band: Band | None = None,
+) -> Tensor:
     """softmax(scale * q k + position_bias) v, over the memory.
 
     Args:
@@ -51,13 +63,16 @@ def dot_product_attention(
         key_dim: Dim of q and k that is summed over.
         value_dim: Dim of v that is returned.
         mask: bool over dims of the logits, True where attention is allowed; every query must be
-            allowed at least one memory.
+            allowed at least one memory.  Other logits are replaced by -1e9.
         dropout_rate: Share of the attention weights that is dropped in training.
         dropout_broadcast_dims: Dims along which dropout repeats its mask.
         extra_logit: A logit that takes probability and returns nothing.
         is_training: Whether dropout acts.
         scale: Factor of the logits; default 1 / sqrt(size of ``key_dim``).
         position_bias: Added to the logits, over some of their dims; see `relative_position_bias`.
+        band: Which pairs of a query's and a memory's position there are, as
+            ``mm.Band.causal("length", "memory_length")``.  What stands outside takes no part,
+            whatever its values, and whole blocks of it are not computed.
 
     Returns:
         The dims of q with ``value_dim`` in place of ``key_dim``.
@@ -67,7 +82,7 @@ def dot_product_attention(
     key, memory = q.shape.dim(dim_name(key_dim)), k.shape.dim(dim_name(memory_length_dim))
     scale = 1.0 / math.sqrt(key.size) if scale is None else scale
     # Softmax in at least float32, whatever q and k are.
-    logits = widened(einsum([q, k], _logits_shape(q, k, key, memory)))
+    logits = widened(einsum([q, k], _logits_shape(q, k, key, memory), band=band))
     if scale != 1.0:
         logits = ew.multiply(logits, scale)
     if position_bias is not None:
@@ -75,10 +90,10 @@ def dot_product_attention(
         logits = ew.add(logits, bias, output_shape=logits.shape)
     if mask is not None:
         logits = ew.where(mask, logits, MASKED_LOGIT, output_shape=logits.shape)
-    weights = ew.cast(softmax(logits, memory, extra_logit), v.dtype)
+    weights = ew.cast(softmax(logits, memory, extra_logit, band=band), v.dtype)
     weights = dropout_over(weights, is_training, dropout_rate, dropout_broadcast_dims)
     value = v.shape.dim(dim_name(value_dim))
-    return einsum([weights, v], Shape([value if d == key else d for d in q.shape]))
+    return einsum([weights, v], Shape([value if d == key else d for d in q.shape]), band=band)
 
 
 def _logits_shape(q: Tensor, k: Tensor, key: Dimension, memory: Dimension) -> Shape:
@@ -152,10 +167,7 @@ class AttentionOptions:
             return [heads], [heads]
         if n < 0 or heads.size % n:
             divisors = [k for k in range(1, heads.size + 1) if heads.size % k == 0]
-            raise ShapeError(
-                f"attention: {n} memory heads do not divide {heads}.",
-                f"Give one of {divisors}, or 0.",
-            )
+            raise ShapeError(f"attention: {n} memory heads do not divide {heads}.", f"Give one of {divisors}, or 0.")
         if n == 1:
             return [heads], []
         memory = Dimension(heads.name, n)
@@ -163,13 +175,24 @@ class AttentionOptions:
 
 
 def multihead_attention(
-    query_antecedent: Tensor, memory_antecedent: Tensor | None, mask: Tensor | None,
-    kv_channels: Dimension, heads: Dimension, is_training: bool = False, dropout_rate: float = 0.0,
-    dropout_broadcast_dims: Sequence[DimLike] = (), *, use_bias: bool = False,
-    scale: float | None = None, initializers: AttentionInitializers | None = None,
-    variable_dtype: DTypeLike = None, name: str = "attention",
-    position_bias: Tensor | None = None, options: AttentionOptions = AttentionOptions(),
-) -> Tensor:  # fmt: skip
+    query_antecedent: Tensor,
+    memory_antecedent: Tensor | None,
+    mask: Tensor | None,
+    kv_channels: Dimension,
+    heads: Dimension,
+    is_training: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (),
+    *,
+    use_bias: bool = False,
+    scale: float | None = None,
+    initializers: AttentionInitializers | None = None,
+    variable_dtype: DTypeLike = None,
+    name: str | None = None,
+    position_bias: Tensor | None = None,
+    options: AttentionOptions = AttentionOptions(),
+    causal: bool = False,
+) -> Tensor:
     """Attention with heads, and its projections.
 
     Args:
@@ -180,7 +203,7 @@ def multihead_attention(
         kv_channels: Dim of keys and values of one head.
         heads: Dim of heads.
         is_training: Whether dropout acts.
-        dropout_rate: Of the attention weights.
+        dropout_rate: Share of the attention weights that is dropped.
         dropout_broadcast_dims: Dims along which dropout repeats its mask.
         use_bias: Whether the projections have biases.
         scale: Factor of the logits; default 1 / sqrt(size of ``kv_channels``).
@@ -190,6 +213,7 @@ def multihead_attention(
             biases ``name/q_bias`` and so on; with shared keys and values ``name/kv``.
         position_bias: As `dot_product_attention`.
         options: Memory heads, shared keys and values, rotations.
+        causal: Whether a position sees no later memory; what it does not see is not computed.
 
     Returns:
         A tensor of the shape of ``query_antecedent``.
@@ -204,25 +228,33 @@ def multihead_attention(
         ...     mm.multihead_attention(x, None, None, d_kv, heads).shape
         [batch=8, length=16, d_model=32]
     """
+    name = layer_name(name, "attention")
     x, memory = query_antecedent, memory_antecedent
     if x.shape.ndims < 2:
-        raise ShapeError(
-            f"multihead_attention: the antecedent is {x.shape}.", "Give [..., length, io].",
-            str(x.source),
-        )  # fmt: skip
+        raise ShapeError(f"multihead_attention: the antecedent is {x.shape}.", "Give [..., length, io].", str(x.source))
     if memory is None:
         memory = rename_length_to_memory_length(x, x.shape[-2].name)
     layer = Projections(
-        x.shape[-1], kv_channels, heads, options, initializers, variable_type(variable_dtype, x),
-        use_bias,
-    )  # fmt: skip
+        x.shape[-1], kv_channels, heads, options, initializers, variable_type(variable_dtype, x), use_bias
+    )
+    length = memory.at(-2, "multihead_attention")
     with scope(name):
         q, (k, v) = layer.queries(x), layer.memories(memory)
         y = dot_product_attention(
-            q, k, v, memory.shape[-2], kv_channels, kv_channels, mask, dropout_rate,
-            dropout_broadcast_dims, is_training=is_training, scale=scale,
+            q,
+            k,
+            v,
+            length,
+            kv_channels,
+            kv_channels,
+            mask,
+            dropout_rate,
+            dropout_broadcast_dims,
+            is_training=is_training,
+            scale=scale,
             position_bias=position_bias,
-        )  # fmt: skip
+            band=Band.causal(x.shape[-2].name, memory.shape[-2].name) if causal else None,
+        )
         return layer.output(y)
 
 
@@ -240,9 +272,15 @@ class Projections:
     """
 
     def __init__(
-        self, io: Dimension, kv: Dimension, heads: Dimension, options: AttentionOptions,
-        initializers: AttentionInitializers | None, dtype: VariableDType, use_bias: bool,
-    ):  # fmt: skip
+        self,
+        io: Dimension,
+        kv: Dimension,
+        heads: Dimension,
+        options: AttentionOptions,
+        initializers: AttentionInitializers | None,
+        dtype: VariableDType,
+        use_bias: bool,
+    ):
         queries, memories = options.heads_dims(heads)
         self.per_query, self.per_memory = [*queries, kv], [*memories, kv]
         self.io, self.kv, self.options = io, kv, options
@@ -270,9 +308,7 @@ class Projections:
         options = self.options
         if not options.rotary:
             return y
-        return rotary(
-            y, x.shape[-2], self.kv, options.rotary_base, scaling=options.rotary_scaling
-        )  # fmt: skip
+        return rotary(y, x.shape[-2], self.kv, options.rotary_base, scaling=options.rotary_scaling)
 
     def _made(self, x: Tensor, name: str, reduced: list[Dimension], new: list[Dimension]) -> Tensor:
         initializer = getattr(self.initializers, "k" if name == "kv" else name)
@@ -283,5 +319,5 @@ class Projections:
             biased = self.options.output_bias
         if not biased:
             return y
-        bias = get_variable(f"{name}_bias", Shape(new), self.dtype, zeros_initializer())
+        bias = get_variable(f"{name}_bias", Shape(new), self.dtype, zeros_initializer(), decays=False)
         return ew.add(y, bias, output_shape=y.shape)

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, scope
+from meshmpi.graph import Tensor, layer_name, scope
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.positions import range as index_range
+from meshmpi.graph.ops.reductions import reduce_mean
+from meshmpi.graph.ops.structure import DimLike, dim_name, reshape
 from meshmpi.nn.attention import (
     AttentionInitializers,
     AttentionOptions,
@@ -15,10 +19,6 @@ from meshmpi.nn.attention import (
     rename_length_to_memory_length,
 )
 from meshmpi.nn.layers import DTypeLike, variable_type
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.reductions import reduce_mean
-from meshmpi.ops.sources import range as index_range
-from meshmpi.ops.structure import DimLike, dim_name, reshape
 
 
 def compress_mean(x: Tensor, dim: DimLike, compression_factor: int) -> Tensor:
@@ -39,9 +39,8 @@ def compress_mean(x: Tensor, dim: DimLike, compression_factor: int) -> Tensor:
     whole = x.shape.dim(dim_name(dim))
     if compression_factor < 1 or whole.size % compression_factor:
         raise ShapeError(
-            f"compress_mean: {compression_factor} does not divide {whole}.",
-            "Give a divisor, or pad x.", str(x.source),
-        )  # fmt: skip
+            f"compress_mean: {compression_factor} does not divide {whole}.", "Give a divisor, or pad x.", str(x.source)
+        )
     i = x.shape.position(whole.name)
     few = Dimension(whole.name, whole.size // compression_factor)
     group = Dimension(f"_{whole.name}_group", compression_factor)
@@ -50,13 +49,22 @@ def compress_mean(x: Tensor, dim: DimLike, compression_factor: int) -> Tensor:
 
 
 def multihead_self_attention_memory_compressed(
-    x: Tensor, mask_right: bool, compression_factor: int, kv_channels: Dimension, heads: Dimension,
-    is_training: bool = False, dropout_rate: float = 0.0,
-    dropout_broadcast_dims: Sequence[DimLike] = (), *, use_bias: bool = False,
-    scale: float | None = None, initializers: AttentionInitializers | None = None,
-    variable_dtype: DTypeLike = None, name: str = "attention",
+    x: Tensor,
+    mask_right: bool,
+    compression_factor: int,
+    kv_channels: Dimension,
+    heads: Dimension,
+    is_training: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (),
+    *,
+    use_bias: bool = False,
+    scale: float | None = None,
+    initializers: AttentionInitializers | None = None,
+    variable_dtype: DTypeLike = None,
+    name: str | None = None,
     options: AttentionOptions = AttentionOptions(),  # noqa: B008
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Self-attention whose memories are means of groups of positions.
 
     Args:
@@ -76,19 +84,17 @@ def multihead_self_attention_memory_compressed(
 
     Source: Liu et al. 2018; Mesh-TensorFlow's function of that name.
     """
+    name = layer_name(name, "attention")
     if options.rotary:
         raise ShapeError(
             "memory-compressed attention: a mean of positions has no position to rotate by.",
             "Use options without rotary.",
         )
-    length = x.shape[-2]
-    memory = rename_length_to_memory_length(
-        compress_mean(x, length, compression_factor), length.name
-    )  # fmt: skip
+    length = x.at(-2, "multihead_self_attention_memory_compressed")
+    memory = rename_length_to_memory_length(compress_mean(x, length, compression_factor), length.name)
     layer = Projections(
-        x.shape[-1], kv_channels, heads, options, initializers, variable_type(variable_dtype, x),
-        use_bias,
-    )  # fmt: skip
+        x.shape[-1], kv_channels, heads, options, initializers, variable_type(variable_dtype, x), use_bias
+    )
     groups, mask = memory.shape[-2], None
     if mask_right:
         last = ew.add(ew.multiply(index_range(groups), compression_factor), compression_factor - 1)
@@ -96,7 +102,17 @@ def multihead_self_attention_memory_compressed(
     with scope(name):
         q, (k, v) = layer.queries(x), layer.memories(memory)
         y = dot_product_attention(
-            q, k, v, groups, kv_channels, kv_channels, mask, dropout_rate, dropout_broadcast_dims,
-            extra_logit=0.0 if mask_right else None, is_training=is_training, scale=scale,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            groups,
+            kv_channels,
+            kv_channels,
+            mask,
+            dropout_rate,
+            dropout_broadcast_dims,
+            extra_logit=0.0 if mask_right else None,
+            is_training=is_training,
+            scale=scale,
+        )
         return layer.output(y)

@@ -6,22 +6,21 @@ A program has no branches: loops are unrolled, and one with a computed end is ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, current_graph
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.reductions import sum_to
-from meshmpi.ops.regions import custom_gradient, region_of
-from meshmpi.ops.sources import Constant, constant
-from meshmpi.ops.structure import transpose
+from meshmpi.graph import Tensor, layer_name, scope, shared_turns
+from meshmpi.graph.arguments import asked
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.regions import custom_gradient, region_of
+from meshmpi.graph.ops.sources import Constant, constant
+from meshmpi.graph.ops.structure import sum_to, transpose
 
 Body = Callable[..., Any]
 
 
 def repeat(
-    body: Body, n: int, inputs: Sequence[Tensor], *, shared_variables: bool, name: str = "repeat"
+    body: Body, n: int, inputs: Sequence[Tensor], *, shared_variables: bool, name: str | None = None
 ) -> list[Tensor]:
     """``n`` times inputs = body(*inputs), with a gradient: the graph is unrolled.
 
@@ -32,7 +31,7 @@ def repeat(
         inputs: The state at the beginning.
         shared_variables: True: variables that body makes by name are the same in each turn (a
             recurrence).  False: turn i makes its own in the scope ``name_i`` (a stack of layers).
-        name: Of these scopes.
+        name: Name of these scopes.
 
     Returns:
         The state at the end.
@@ -40,19 +39,25 @@ def repeat(
     Lowers: what body lowers to, n times.  With `mm.recompute_grad` inside body the memory is that
     of one turn.
     """
+    name = layer_name(name, "repeat")
     if n < 0:
         raise ShapeError(f"repeat: n is {n}.", "Give a number of turns from 0 on.")
     state = list(inputs)
-    for i in range(n):
-        with nullcontext() if shared_variables else current_graph().scope(f"{name}_{i}"):
+    for i, shared in enumerate(shared_turns(n)):
+        with shared if shared_variables else scope(f"{name}_{i}"):
             state = _turn(body, state, "repeat")
     return state
 
 
 def while_loop(
-    cond_fn: Callable[..., Tensor], body_fn: Body, inputs: Sequence[Tensor], *, max_steps: int,
-    shared_variables: bool = True, name: str = "while",
-) -> list[Tensor]:  # fmt: skip
+    cond_fn: Callable[..., Tensor],
+    body_fn: Body,
+    inputs: Sequence[Tensor],
+    *,
+    max_steps: int,
+    shared_variables: bool = True,
+    name: str | None = None,
+) -> list[Tensor]:
     """While cond_fn(*state) holds, state = body_fn(*state), at most ``max_steps`` times.
 
     The graph is unrolled ``max_steps`` times and a turn after the end keeps the state, so that
@@ -73,11 +78,12 @@ def while_loop(
 
     Lowers: what cond_fn and body_fn lower to, ``max_steps`` times.
     """
+    name = layer_name(name, "while")
     state = first = list(inputs)
     going: Tensor | None = None
-    for i in range(max_steps):
-        with nullcontext() if shared_variables else current_graph().scope(f"{name}_{i}"):
-            holds = _condition(cond_fn(*state), state)
+    for i, shared in enumerate(shared_turns(max_steps)):
+        with shared if shared_variables else scope(f"{name}_{i}"):
+            holds = _condition(asked(cond_fn, "while_loop", *state), state)
             going = holds if going is None else ew.logical_and(going, holds)
             safe = [_choose(going, x, x0) for x, x0 in zip(state, first, strict=True)]
             new = _turn(body_fn, safe, "while_loop")
@@ -85,19 +91,19 @@ def while_loop(
             if (sorted(x.shape), x.dtype) != (sorted(y.shape), y.dtype):
                 raise ShapeError(
                     f"while_loop: {x.dtype}{x.shape} becomes {y.dtype}{y.shape} in a turn.",
-                    "Keep dims and data types, or use mm.repeat().", str(y.source),
-                )  # fmt: skip
+                    "Keep dims and data types, or use mm.repeat().",
+                    str(y.source),
+                )
         state = [_choose(going, transpose(y, x.shape), x) for x, y in zip(state, new, strict=True)]
     return state
 
 
 def _turn(body: Body, state: Sequence[Tensor], what: str) -> list[Tensor]:
-    returned = body(*state)
+    returned = asked(body, what, *state)
     new = [returned] if isinstance(returned, Tensor) else list(returned)
     if len(new) != len(state):
         raise ShapeError(
-            f"{what}: the body takes {len(state)} tensors and returns {len(new)}.",
-            "Return the whole state.",
+            f"{what}: the body takes {len(state)} tensors and returns {len(new)}.", "Return the whole state."
         )
     return new
 
@@ -118,9 +124,10 @@ def _condition(holds: Tensor, state: Sequence[Tensor]) -> Tensor:
 
 
 def cwise(
-    function: Callable[..., Tensor], xs: Sequence[Tensor],
+    function: Callable[..., Tensor],
+    xs: Sequence[Tensor],
     grad_function: Callable[..., Sequence[Tensor | None]] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """An elementwise function of one's own: ``function(*xs)``, made of elementwise ones.
 
     Args:
@@ -148,8 +155,9 @@ def cwise(
             if not isinstance(o, (ew.Elementwise, Constant)):
                 raise ShapeError(
                     f"cwise: the function uses {type(o).__name__}, which is not elementwise.",
-                    "Call it outside.", str(o.source),
-                )  # fmt: skip
+                    "Call it outside.",
+                    str(o.source),
+                )
         if not single:
             raise ShapeError("cwise: the function returns several tensors.", "Return one.")
         return region.results[0]
@@ -157,10 +165,8 @@ def cwise(
     if grad_function is None:
         return checked(*xs)
 
-    def rule(
-        given: Sequence[Tensor], outputs: Sequence[Tensor], dys: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        dxs = grad_function(given, outputs[0], dys[0])
+    def rule(given: Sequence[Tensor], outputs: Sequence[Tensor], dys: Sequence[Tensor]) -> list[Tensor | None]:
+        dxs = asked(grad_function, "cwise", given, outputs[0], dys[0])
         return [None if d is None else _summed(d, x) for x, d in zip(given, dxs, strict=True)]
 
     return custom_gradient(checked, rule, xs)

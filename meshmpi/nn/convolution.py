@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, scope
+from meshmpi.graph import Tensor, layer_name, scope
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.contraction import einsum
+from meshmpi.graph.ops.convolution import conv
+from meshmpi.graph.ops.sources import get_variable
+from meshmpi.graph.ops.structure import DimLike, dim_name
+from meshmpi.ir.convolutions import ConvDims
 from meshmpi.nn.activations import Activation, activation_function
 from meshmpi.nn.initializers import variance_scaling_initializer, zeros_initializer
 from meshmpi.nn.layers import DTypeLike, variable_type
 from meshmpi.nn.sliding import Geometry, Padding, Sizes, each, geometry, resized, sliding_dims
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.contraction import einsum
-from meshmpi.ops.convolution import conv
-from meshmpi.ops.sources import get_variable
-from meshmpi.ops.structure import DimLike, dim_name
-from meshmpi.slides import Slide
 
 
 class _Layer(NamedTuple):
-    """What all convolution layers are told about their variables."""
+    """The variables and activation of a convolution layer, as its caller wants them."""
 
     use_bias: bool
     activation: Activation
@@ -36,9 +36,14 @@ class _Layer(NamedTuple):
 
 
 def _convolved(
-    x: Tensor, output_dims: Sequence[Dimension], found: Sequence[Geometry],
-    slides: Sequence[Slide], channel: Dimension, output_shape: Shape, layer: _Layer,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    output_dims: Sequence[Dimension],
+    found: Sequence[Geometry],
+    slides: Sequence[ConvDims],
+    channel: Dimension,
+    output_shape: Shape,
+    layer: _Layer,
+) -> Tensor:
     """The layer's variables, the convolution, bias and activation.
 
     With ``output_dims`` that contain the channels the filter works on each channel alone.
@@ -55,8 +60,9 @@ def _convolved(
         else:
             y = einsum([x, kernel], output_shape)
         if layer.use_bias:
-            initializer = layer.bias_initializer or zeros_initializer()
-            bias = get_variable("bias", Shape(output_dims), dtype, initializer)
+            first = layer.bias_initializer
+            first = zeros_initializer() if first is None else first
+            bias = get_variable("bias", Shape(output_dims), dtype, first, decays=False)
             y = ew.add(y, bias, output_shape=y.shape)
         return activation_function(layer.activation)(y)
 
@@ -70,16 +76,24 @@ def _new_dim(x: Tensor, output_dim: Dimension, what: str) -> Dimension:
     if x.shape.find(output_dim.name) >= 0:
         raise ShapeError(
             f"{what}: the new dimension '{output_dim.name}' is already in x {x.shape}.",
-            "Rename one of them with mm.rename_dimension().", str(x.source),
-        )  # fmt: skip
+            "Rename one of them with mm.rename_dimension().",
+            str(x.source),
+        )
     return output_dim
 
 
 def _conv(
-    count: int, x: Tensor, output_dim: Dimension, filter_size: Sizes, strides: Sizes,
-    dilations: Sizes | None, padding: Padding, layer: _Layer,
-    spatial_dims: Sequence[DimLike] | None, channels: DimLike | None,
-) -> Tensor:  # fmt: skip
+    count: int,
+    x: Tensor,
+    output_dim: Dimension,
+    filter_size: Sizes,
+    strides: Sizes,
+    dilations: Sizes | None,
+    padding: Padding,
+    layer: _Layer,
+    spatial_dims: Sequence[DimLike] | None,
+    channels: DimLike | None,
+) -> Tensor:
     dims, channel = sliding_dims(x, count, spatial_dims, channels, layer.name)
     new = [_new_dim(x, output_dim, layer.name)]
     found = geometry(dims, filter_size, strides, dilations, padding, layer.name)
@@ -88,26 +102,45 @@ def _conv(
 
 
 def conv1d(
-    x: Tensor, output_dim: Dimension, filter_size: Sizes = 3, stride: Sizes = 1,
-    dilations: Sizes | None = None, padding: Padding = "SAME", use_bias: bool = True,
-    activation: Activation = None, variable_dtype: DTypeLike = None, filter_initializer: Any = None,
-    bias_initializer: Any = None, name: str = "conv1d", *,
-    spatial_dims: Sequence[DimLike] | None = None, channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    output_dim: Dimension,
+    filter_size: Sizes = 3,
+    stride: Sizes = 1,
+    dilations: Sizes | None = None,
+    padding: Padding = "SAME",
+    use_bias: bool = True,
+    activation: Activation = None,
+    variable_dtype: DTypeLike = None,
+    filter_initializer: Any = None,
+    bias_initializer: Any = None,
+    name: str | None = None,
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
+    channels: DimLike | None = None,
+) -> Tensor:
     """Convolution along one dim; see `conv2d`."""
+    name = layer_name(name, "conv1d")
     layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    return _conv(
-        1, x, output_dim, filter_size, stride, dilations, padding, layer, spatial_dims, channels
-    )
+    return _conv(1, x, output_dim, filter_size, stride, dilations, padding, layer, spatial_dims, channels)
 
 
 def conv2d(
-    x: Tensor, output_dim: Dimension, filter_size: Sizes = (3, 3), strides: Sizes = (1, 1),
-    dilations: Sizes | None = None, padding: Padding = "SAME", use_bias: bool = True,
-    activation: Activation = None, variable_dtype: DTypeLike = None, filter_initializer: Any = None,
-    bias_initializer: Any = None, name: str = "conv2d", *,
-    spatial_dims: Sequence[DimLike] | None = None, channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    output_dim: Dimension,
+    filter_size: Sizes = (3, 3),
+    strides: Sizes = (1, 1),
+    dilations: Sizes | None = None,
+    padding: Padding = "SAME",
+    use_bias: bool = True,
+    activation: Activation = None,
+    variable_dtype: DTypeLike = None,
+    filter_initializer: Any = None,
+    bias_initializer: Any = None,
+    name: str | None = None,
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
+    channels: DimLike | None = None,
+) -> Tensor:
     """activation(convolution of x with a filter, plus bias).
 
     Args:
@@ -143,30 +176,45 @@ def conv2d(
         ...     mm.conv2d(x, mm.Dimension("features", 16), (5, 5), (2, 2)).shape
         [batch=8, height=14, width=14, features=16]
     """
+    name = layer_name(name, "conv2d")
     layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    return _conv(
-        2, x, output_dim, filter_size, strides, dilations, padding, layer, spatial_dims, channels
-    )
+    return _conv(2, x, output_dim, filter_size, strides, dilations, padding, layer, spatial_dims, channels)
 
 
 def conv3d(
-    x: Tensor, output_dim: Dimension, filter_size: Sizes = (3, 3, 3), strides: Sizes = (1, 1, 1),
-    dilations: Sizes | None = None, padding: Padding = "SAME", use_bias: bool = True,
-    activation: Activation = None, variable_dtype: DTypeLike = None, filter_initializer: Any = None,
-    bias_initializer: Any = None, name: str = "conv3d", *,
-    spatial_dims: Sequence[DimLike] | None = None, channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    output_dim: Dimension,
+    filter_size: Sizes = (3, 3, 3),
+    strides: Sizes = (1, 1, 1),
+    dilations: Sizes | None = None,
+    padding: Padding = "SAME",
+    use_bias: bool = True,
+    activation: Activation = None,
+    variable_dtype: DTypeLike = None,
+    filter_initializer: Any = None,
+    bias_initializer: Any = None,
+    name: str | None = None,
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
+    channels: DimLike | None = None,
+) -> Tensor:
     """Convolution along three dims; see `conv2d`."""
+    name = layer_name(name, "conv3d")
     layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    return _conv(
-        3, x, output_dim, filter_size, strides, dilations, padding, layer, spatial_dims, channels
-    )
+    return _conv(3, x, output_dim, filter_size, strides, dilations, padding, layer, spatial_dims, channels)
 
 
 def _conv_transpose(
-    count: int, x: Tensor, output_dim: Dimension, filter_size: Sizes, strides: Sizes, padding: str,
-    layer: _Layer, spatial_dims: Sequence[DimLike] | None, channels: DimLike | None,
-) -> Tensor:  # fmt: skip
+    count: int,
+    x: Tensor,
+    output_dim: Dimension,
+    filter_size: Sizes,
+    strides: Sizes,
+    padding: str,
+    layer: _Layer,
+    spatial_dims: Sequence[DimLike] | None,
+    channels: DimLike | None,
+) -> Tensor:
     """The gradient of the convolution that takes the result's size to that of x."""
     dims, channel = sliding_dims(x, count, spatial_dims, channels, layer.name)
     new = [_new_dim(x, output_dim, layer.name)]
@@ -183,12 +231,21 @@ def _conv_transpose(
 
 
 def conv2d_transpose(
-    x: Tensor, output_dim: Dimension, filter_size: Sizes = (2, 2), strides: Sizes = (2, 2),
-    padding: str = "SAME", use_bias: bool = True, activation: Activation = None,
-    variable_dtype: DTypeLike = None, filter_initializer: Any = None, bias_initializer: Any = None,
-    name: str = "conv2d_transpose", *, spatial_dims: Sequence[DimLike] | None = None,
+    x: Tensor,
+    output_dim: Dimension,
+    filter_size: Sizes = (2, 2),
+    strides: Sizes = (2, 2),
+    padding: str = "SAME",
+    use_bias: bool = True,
+    activation: Activation = None,
+    variable_dtype: DTypeLike = None,
+    filter_initializer: Any = None,
+    bias_initializer: Any = None,
+    name: str | None = None,
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
     channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Transposed convolution: the gradient of a `conv2d` with respect to its input.
 
     Args:
@@ -196,33 +253,50 @@ def conv2d_transpose(
         x, output_dim, filter_size, strides, use_bias, activation, variable_dtype,
             filter_initializer, bias_initializer, name, spatial_dims, channels: As `conv2d`.
     """
+    name = layer_name(name, "conv2d_transpose")
     layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    return _conv_transpose(
-        2, x, output_dim, filter_size, strides, padding, layer, spatial_dims, channels
-    )
+    return _conv_transpose(2, x, output_dim, filter_size, strides, padding, layer, spatial_dims, channels)
 
 
 def conv3d_transpose(
-    x: Tensor, output_dim: Dimension, filter_size: Sizes = (2, 2, 2), strides: Sizes = (2, 2, 2),
-    padding: str = "SAME", use_bias: bool = True, activation: Activation = None,
-    variable_dtype: DTypeLike = None, filter_initializer: Any = None, bias_initializer: Any = None,
-    name: str = "conv3d_transpose", *, spatial_dims: Sequence[DimLike] | None = None,
+    x: Tensor,
+    output_dim: Dimension,
+    filter_size: Sizes = (2, 2, 2),
+    strides: Sizes = (2, 2, 2),
+    padding: str = "SAME",
+    use_bias: bool = True,
+    activation: Activation = None,
+    variable_dtype: DTypeLike = None,
+    filter_initializer: Any = None,
+    bias_initializer: Any = None,
+    name: str | None = None,
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
     channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Transposed convolution along three dims; see `conv2d_transpose`."""
+    name = layer_name(name, "conv3d_transpose")
     layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    return _conv_transpose(
-        3, x, output_dim, filter_size, strides, padding, layer, spatial_dims, channels
-    )
+    return _conv_transpose(3, x, output_dim, filter_size, strides, padding, layer, spatial_dims, channels)
 
 
 def depthwise_conv(
-    x: Tensor, filter_size: Sequence[int], strides: Sizes = 1, dilations: Sizes | None = None,
-    padding: Padding = "SAME", multiplier_dim: Dimension | None = None, use_bias: bool = False,
-    activation: Activation = None, variable_dtype: DTypeLike = None, filter_initializer: Any = None,
-    bias_initializer: Any = None, name: str = "depthwise_conv", *,
-    spatial_dims: Sequence[DimLike] | None = None, channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    filter_size: Sequence[int],
+    strides: Sizes = 1,
+    dilations: Sizes | None = None,
+    padding: Padding = "SAME",
+    multiplier_dim: Dimension | None = None,
+    use_bias: bool = False,
+    activation: Activation = None,
+    variable_dtype: DTypeLike = None,
+    filter_initializer: Any = None,
+    bias_initializer: Any = None,
+    name: str | None = None,
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
+    channels: DimLike | None = None,
+) -> Tensor:
     """Convolution of each channel with a filter of its own, along ``len(filter_size)`` dims.
 
     Args:
@@ -234,6 +308,7 @@ def depthwise_conv(
 
     Lowers: where a dim that slides is split, halos by `shift`; split channels send nothing.
     """
+    name = layer_name(name, "depthwise_conv")
     layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
     dims, channel = sliding_dims(x, len(filter_size), spatial_dims, channels, name)
     found = geometry(dims, filter_size, strides, dilations, padding, name)
@@ -244,12 +319,21 @@ def depthwise_conv(
 
 
 def separable_conv1d(
-    x: Tensor, output_dim: Dimension, min_relative_pos: int = -1, max_relative_pos: int = 1,
-    depthwise_filter_initializer: Any = None, pointwise_filter_initializer: Any = None,
-    use_bias: bool = True, bias_initializer: Any = None, activation: Activation = None,
-    variable_dtype: DTypeLike = None, name: str = "separable_conv1d", *,
-    spatial_dims: Sequence[DimLike] | None = None, channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    output_dim: Dimension,
+    min_relative_pos: int = -1,
+    max_relative_pos: int = 1,
+    depthwise_filter_initializer: Any = None,
+    pointwise_filter_initializer: Any = None,
+    use_bias: bool = True,
+    bias_initializer: Any = None,
+    activation: Activation = None,
+    variable_dtype: DTypeLike = None,
+    name: str | None = None,
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
+    channels: DimLike | None = None,
+) -> Tensor:
     """A depthwise convolution over relative positions, then a matrix product of the channels.
 
     Args:
@@ -257,7 +341,7 @@ def separable_conv1d(
         output_dim: New channels.
         min_relative_pos, max_relative_pos: Position p sees p + min to p + max; -2 and 0 see only
             what came before.
-        depthwise_filter_initializer, pointwise_filter_initializer: Of ``name/depthwise/kernel``
+        depthwise_filter_initializer, pointwise_filter_initializer: For ``name/depthwise/kernel``
             [filter_length, channels] and ``name/pointwise/kernel`` [channels, output_dim].
         use_bias, bias_initializer, activation, variable_dtype, spatial_dims, channels: As `conv2d`.
         name: Prefix of the variables.
@@ -265,45 +349,72 @@ def separable_conv1d(
     Raises:
         ShapeError: There is no position between the two.
     """
+    name = layer_name(name, "separable_conv1d")
     taps = max_relative_pos - min_relative_pos + 1
     if taps < 1:
         raise ShapeError(
             f"{name}: there is no position from {min_relative_pos} to {max_relative_pos}.",
-            "Make the first the smaller one.", str(x.source),
-        )  # fmt: skip
+            "Make the first the smaller one.",
+            str(x.source),
+        )
     with scope(name):
         y = depthwise_conv(
-            x, [taps], padding=[(-min_relative_pos, max_relative_pos)],
-            variable_dtype=variable_dtype, filter_initializer=depthwise_filter_initializer,
-            name="depthwise", spatial_dims=spatial_dims, channels=channels,
-        )  # fmt: skip
+            x,
+            [taps],
+            padding=[(-min_relative_pos, max_relative_pos)],
+            variable_dtype=variable_dtype,
+            filter_initializer=depthwise_filter_initializer,
+            name="depthwise",
+            spatial_dims=spatial_dims,
+            channels=channels,
+        )
         return _pointwise(
-            y, x.shape[-1] if channels is None else x.shape.dim(dim_name(channels)), output_dim,
-            _Layer(use_bias, activation, variable_dtype, pointwise_filter_initializer,
-                   bias_initializer, "pointwise"),
-        )  # fmt: skip
+            y,
+            x.shape[-1] if channels is None else x.shape.dim(dim_name(channels)),
+            output_dim,
+            _Layer(use_bias, activation, variable_dtype, pointwise_filter_initializer, bias_initializer, "pointwise"),
+        )
 
 
 def separable_conv2d(
-    x: Tensor, output_dim: Dimension, filter_size: Sequence[int] = (3, 3), strides: Sizes = 1,
-    dilations: Sizes | None = None, padding: Padding = "SAME",
-    depthwise_filter_initializer: Any = None, pointwise_filter_initializer: Any = None,
-    use_bias: bool = True, bias_initializer: Any = None, activation: Activation = None,
-    variable_dtype: DTypeLike = None, name: str = "separable_conv2d", *,
-    spatial_dims: Sequence[DimLike] | None = None, channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    output_dim: Dimension,
+    filter_size: Sequence[int] = (3, 3),
+    strides: Sizes = 1,
+    dilations: Sizes | None = None,
+    padding: Padding = "SAME",
+    depthwise_filter_initializer: Any = None,
+    pointwise_filter_initializer: Any = None,
+    use_bias: bool = True,
+    bias_initializer: Any = None,
+    activation: Activation = None,
+    variable_dtype: DTypeLike = None,
+    name: str | None = None,
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
+    channels: DimLike | None = None,
+) -> Tensor:
     """A depthwise convolution, then a matrix product of the channels; args as `conv2d`."""
+    name = layer_name(name, "separable_conv2d")
     with scope(name):
         y = depthwise_conv(
-            x, filter_size, strides, dilations, padding, variable_dtype=variable_dtype,
-            filter_initializer=depthwise_filter_initializer, name="depthwise",
-            spatial_dims=spatial_dims, channels=channels,
-        )  # fmt: skip
+            x,
+            filter_size,
+            strides,
+            dilations,
+            padding,
+            variable_dtype=variable_dtype,
+            filter_initializer=depthwise_filter_initializer,
+            name="depthwise",
+            spatial_dims=spatial_dims,
+            channels=channels,
+        )
         return _pointwise(
-            y, x.shape[-1] if channels is None else x.shape.dim(dim_name(channels)), output_dim,
-            _Layer(use_bias, activation, variable_dtype, pointwise_filter_initializer,
-                   bias_initializer, "pointwise"),
-        )  # fmt: skip
+            y,
+            x.shape[-1] if channels is None else x.shape.dim(dim_name(channels)),
+            output_dim,
+            _Layer(use_bias, activation, variable_dtype, pointwise_filter_initializer, bias_initializer, "pointwise"),
+        )
 
 
 def _pointwise(x: Tensor, channel: Dimension, output_dim: Dimension, layer: _Layer) -> Tensor:

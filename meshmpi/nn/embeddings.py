@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from meshmpi.dims import Dimension, Shape
-from meshmpi.graph import Tensor
+from meshmpi.graph import Tensor, layer_name
+from meshmpi.graph.ops.indexing import gather
+from meshmpi.graph.ops.sources import get_variable
 from meshmpi.nn.initializers import random_normal_initializer
 from meshmpi.nn.layers import Dims, DTypeLike, as_list
-from meshmpi.ops.indexing import gather
-from meshmpi.ops.sources import get_variable
 
 
 def embedding_weights(
-    vocab_dim: Dimension, output_dims: Dims, variable_dtype: DTypeLike = "float32",
-    initializer: Any = None, name: str = "embedding",
-) -> Tensor:  # fmt: skip
+    vocab_dim: Dimension,
+    output_dims: Dims,
+    variable_dtype: DTypeLike = "float32",
+    initializer: Any = None,
+    name: str | None = None,
+) -> Tensor:
     """The variable ``name`` [vocab_dim, output_dims]; default standard normal."""
+    name = layer_name(name, "embedding")
     shape = Shape([vocab_dim, *as_list(output_dims)])
     if initializer is None:
         initializer = random_normal_initializer()
@@ -24,9 +28,13 @@ def embedding_weights(
 
 
 def embedding(
-    indices: Tensor, vocab_dim: Dimension, output_dims: Dims, variable_dtype: DTypeLike = "float32",
-    initializer: Any = None, name: str = "embedding",
-) -> Tensor:  # fmt: skip
+    indices: Tensor,
+    vocab_dim: Dimension,
+    output_dims: Dims,
+    variable_dtype: DTypeLike = "float32",
+    initializer: Any = None,
+    name: str | None = None,
+) -> Tensor:
     """Rows of a variable [vocab_dim, output_dims] at ``indices``.
 
     Args:

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, scope
+from meshmpi.graph import Tensor, layer_name, scope
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.indexing import gather, scatter_add
+from meshmpi.graph.ops.sources import VariableDType, ones
+from meshmpi.graph.ops.structure import DimLike, pad, rename, reshape, transpose
+from meshmpi.graph.ops.structure import slice as slice_dim
 from meshmpi.nn.layers import Activations, DTypeLike, dense, dropout_over, variable_type
 from meshmpi.nn.routing import Gating, Routing, route
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.indexing import gather, scatter_add
-from meshmpi.ops.sources import VariableDType, ones
-from meshmpi.ops.structure import DimLike, pad, rename, reshape, transpose
-from meshmpi.ops.structure import slice as slice_dim
 
 TOKENS = "group_tokens"
 """Dim of the tokens of a group, whole in most layouts."""
@@ -33,7 +33,7 @@ class ExpertsOutput(NamedTuple):
     """What a mixture of experts returns.
 
     Attributes:
-        output: Of the shape of the input; 0 for tokens that found no place.
+        output: A tensor of the input's shape; 0 for tokens that found no place.
         loss: To be added to the training loss: balance and router z-loss with their factors.
         balance_loss: Load-balancing loss without its factor, 1 when even; of two levels their sum.
         z_loss: Router z-loss without its factor; of two levels their sum.
@@ -75,13 +75,22 @@ Body = Callable[[Tensor, Callable[[], Tensor]], tuple[Tensor, list[_Losses]]]
 
 
 def mixture_of_experts(
-    x: Tensor, experts: Dimension | tuple[Dimension, Dimension], hidden: Dimension,
-    gating: Gating | tuple[Gating, Gating] = Gating(), is_training: bool = False, *,  # noqa: B008
-    mask: Tensor | None = None, activation: Activations = "relu", use_bias: bool = False,
-    dropout_rate: float = 0.0, dropout_broadcast_dims: Sequence[DimLike] = (),
-    variable_dtype: DTypeLike = None, initializers: tuple[Any, Any] = (None, None),
-    router_initializer: Any = None, name: str = "experts",
-) -> ExpertsOutput:  # fmt: skip
+    x: Tensor,
+    experts: Dimension | tuple[Dimension, Dimension],
+    hidden: Dimension,
+    gating: Gating | tuple[Gating, Gating] = Gating(),  # noqa: B008
+    is_training: bool = False,
+    *,
+    mask: Tensor | None = None,
+    activation: Activations = "relu",
+    use_bias: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (),
+    variable_dtype: DTypeLike = None,
+    initializers: tuple[Any, Any] = (None, None),
+    router_initializer: Any = None,
+    name: str | None = None,
+) -> ExpertsOutput:
     """Each token's result is the sum, weighted by gates, of those of its chosen experts.
 
     Args:
@@ -93,13 +102,13 @@ def mixture_of_experts(
         gating: How tokens choose; for two levels one for each or a common one.
         is_training: Whether training capacities, jitter, sampling and dropout act.
         mask: bool over token dims: those that are not padding.  Padding takes no place and gets 0.
-        activation: Of the hidden layer, as `dense`.
+        activation: Activation of the hidden layer, as `dense`.
         use_bias: Whether the experts' layers have biases.
         dropout_rate: Share of hidden activations that is dropped.
         dropout_broadcast_dims: Dims along which dropout repeats its mask.
         variable_dtype: Types of the variables; default see `variable_type`.
-        initializers: Of the kernels in and out; default as `dense`.
-        router_initializer: Of the router.
+        initializers: Initializers of the kernels in and out; default as `dense`.
+        router_initializer: Initializer of the router.
         name: Variables are ``name/router`` [io, all_experts], ``name/wi/kernel`` [experts, io,
             hidden], ``name/wo/kernel`` [experts, hidden, io]; the inner router of two levels is
             ``name/inner/router`` [outer, io, all_inner].
@@ -127,26 +136,21 @@ def mixture_of_experts(
         ...     mm.mixture_of_experts(x, experts, d_ff, mm.Gating(choices=2)).output.shape
         [batch=8, length=16, d_model=32]
     """
+    name = layer_name(name, "experts")
     if x.shape.ndims < 2:
-        raise ShapeError(
-            f"mixture_of_experts: the input is {x.shape}.", "Give [token dims, io].", str(x.source)
-        )
+        raise ShapeError(f"mixture_of_experts: the input is {x.shape}.", "Give [token dims, io].", str(x.source))
     dtype = variable_type(variable_dtype, x)
     levels = _levels(experts, gating)
 
     def feed_forward(h: Tensor, mask: Callable[[], Tensor]) -> tuple[Tensor, list[_Losses]]:
         io, per_expert = h.shape[-1], [level.experts for level in levels]
         into, out_of = initializers
-        h = dense(
-            h, hidden, io, per_expert, use_bias, activation, dtype, into, "wi"
-        )  # fmt: skip
+        h = dense(h, hidden, io, per_expert, use_bias, activation, dtype, into, "wi")
         h = dropout_over(h, is_training, dropout_rate, dropout_broadcast_dims)
         return dense(h, io, hidden, per_expert, use_bias, None, dtype, out_of, "wo"), []
 
     def inner(h: Tensor, filled: Callable[[], Tensor]) -> tuple[Tensor, list[_Losses]]:
-        return _send(
-            h, levels[1], is_training, filled(), dtype, router_initializer, feed_forward
-        )  # fmt: skip
+        return _send(h, levels[1], is_training, filled(), dtype, router_initializer, feed_forward)
 
     with scope(name):
         body = feed_forward if len(levels) == 1 else inner
@@ -155,15 +159,13 @@ def mixture_of_experts(
     return ExpertsOutput(y, loss, balance, z, losses[-1].dropped)
 
 
-def _levels(
-    experts: Dimension | tuple[Dimension, Dimension], gating: Gating | tuple[Gating, Gating]
-) -> list[_Level]:
+def _levels(experts: Dimension | tuple[Dimension, Dimension], gating: Gating | tuple[Gating, Gating]) -> list[_Level]:
     if isinstance(experts, Dimension):
         if not isinstance(gating, Gating):
             raise ShapeError(
-                f"mixture_of_experts: there are {len(gating)} gatings for one level of experts"
-                f" {experts}.", "Give one gating, or two dimensions of experts.",
-            )  # fmt: skip
+                f"mixture_of_experts: there are {len(gating)} gatings for one level of experts {experts}.",
+                "Give one gating, or two dimensions of experts.",
+            )
         return [_Level(experts, (), "", "expert_", "groups", gating, "")]
     outer, last = experts
     first, second = (gating, gating) if isinstance(gating, Gating) else gating
@@ -174,9 +176,14 @@ def _levels(
 
 
 def _send(
-    x: Tensor, level: _Level, is_training: bool, mask: Tensor | None, dtype: VariableDType,
-    router_initializer: Any, body: Body,
-) -> tuple[Tensor, list[_Losses]]:  # fmt: skip
+    x: Tensor,
+    level: _Level,
+    is_training: bool,
+    mask: Tensor | None,
+    dtype: VariableDType,
+    router_initializer: Any,
+    body: Body,
+) -> tuple[Tensor, list[_Losses]]:
     """Tokens to experts, through ``body``, and back."""
     groups, gating = _Groups(x, level), level.gating
     grouped, tokens = groups.cut(x), groups.tokens
@@ -185,12 +192,20 @@ def _send(
     capacity = Dimension(f"{level.new_prefix}capacity", size)
     with scope(level.name) if level.name else nullcontext():
         routing = route(
-            grouped, tokens, everyone, capacity, gating, is_training, groups.real(mask),
-            level.outer, dtype, router_initializer,
-        )  # fmt: skip
+            grouped,
+            tokens,
+            everyone,
+            capacity,
+            gating,
+            is_training,
+            groups.real(mask),
+            level.outer,
+            dtype,
+            router_initializer,
+        )
     there = {d.name: level.inside(d.name) for d in groups.kept}
     for old, new in there.items():
-        x.graph.follow(new, old)
+        x.graph.align(new, old)
     there[everyone.name] = level.experts.name
     first = Shape([*level.outer, level.experts])
 
@@ -207,10 +222,7 @@ def _send(
 
 
 def _losses(routing: Routing, gating: Gating) -> _Losses:
-    loss = ew.add(
-        ew.multiply(routing.balance_loss, gating.balance_loss),
-        ew.multiply(routing.z_loss, gating.z_loss),
-    )
+    loss = ew.add(ew.multiply(routing.balance_loss, gating.balance_loss), ew.multiply(routing.z_loss, gating.z_loss))
     return _Losses(loss, routing.balance_loss, routing.z_loss, routing.dropped)
 
 
@@ -225,8 +237,8 @@ class _Groups:
     """
 
     def __init__(self, x: Tensor, level: _Level):
-        self.places = x.shape.without([x.shape[-1].name])
-        self.io = x.shape[-1]
+        self.places = x.shape.without([x.at(-1, "mixture_of_experts").name])
+        self.io = x.at(-1, "mixture_of_experts")
         row, wanted = self.places[-1], level.gating.group_size or self.places[-1].size
         before = [d for d in self.places[:-1] if d not in level.outer]
         rows = min(wanted // row.size, before[-1].size) if before else 1
@@ -269,7 +281,8 @@ class _Groups:
             if any(d not in self.places for d in mask.shape) or mask.dtype != "bool":
                 raise ShapeError(
                     f"mixture_of_experts: the mask is {mask.dtype}{mask.shape}.",
-                    f"Give bool over dimensions of {self.places}.", str(mask.source),
-                )  # fmt: skip
+                    f"Give bool over dimensions of {self.places}.",
+                    str(mask.source),
+                )
             counts = ew.broadcast(ew.cast(mask, "int32"), self.places)
         return ew.greater(self.cut(counts), 0)

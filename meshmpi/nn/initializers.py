@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 from meshmpi.dims import Shape
 from meshmpi.errors import ConfigError, suggest
-from meshmpi.ops.structure import DimLike, dim_name
-from meshmpi.scalar import FLOATS
+from meshmpi.graph.ops.structure import DimLike, dim_name
+from meshmpi.ir.scalar import FLOATS
 
 KINDS = ("constant", "normal", "uniform", "truncated_normal")
 _FAN_MODES = ("fan_in", "fan_out", "fan_avg")
@@ -114,9 +114,12 @@ def truncated_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Init
 
 
 def variance_scaling_initializer(
-    scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal",
-    fan_in: Sequence[DimLike] | None = None, fan_out: Sequence[DimLike] | None = None,
-) -> Initializer:  # fmt: skip
+    scale: float = 1.0,
+    mode: str = "fan_in",
+    distribution: str = "normal",
+    fan_in: Sequence[DimLike] | None = None,
+    fan_out: Sequence[DimLike] | None = None,
+) -> Initializer:
     """Variance ``scale / fan``, so that sums over the fan keep the variance of their inputs.
 
     Args:
@@ -133,9 +136,7 @@ def variance_scaling_initializer(
     if mode not in _FAN_MODES:
         raise ConfigError(f"variance scaling has no mode '{mode}'.", suggest(mode, _FAN_MODES))
     if distribution not in known:
-        raise ConfigError(
-            f"variance scaling has no distribution '{distribution}'.", suggest(distribution, known)
-        )
+        raise ConfigError(f"variance scaling has no distribution '{distribution}'.", suggest(distribution, known))
     names = [None if fan is None else tuple(dim_name(d) for d in fan) for fan in (fan_in, fan_out)]
     return VarianceScaling(float(scale), mode, distribution, names[0], names[1])
 

@@ -11,28 +11,28 @@ from typing import Any
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ConfigError, ShapeError, suggest
-from meshmpi.graph import Tensor, scope
+from meshmpi.graph import Tensor, layer_name, scope
+from meshmpi.graph.arguments import checked
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.contraction import einsum
+from meshmpi.graph.ops.reductions import reduce_mean
+from meshmpi.graph.ops.sources import VariableDType, get_variable
+from meshmpi.graph.ops.structure import DimLike, dim_name
+from meshmpi.graph.ops.structure import slice as slice_dim
 from meshmpi.nn.activations import ACTIVATIONS, Activation, activation_function
 from meshmpi.nn.functions import widened
-from meshmpi.nn.initializers import (
-    ones_initializer,
-    variance_scaling_initializer,
-    zeros_initializer,
-)
+from meshmpi.nn.initializers import ones_initializer, variance_scaling_initializer, zeros_initializer
 from meshmpi.nn.randomness import dropout
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.contraction import einsum
-from meshmpi.ops.reductions import reduce_mean
-from meshmpi.ops.sources import VariableDType, get_variable
-from meshmpi.ops.structure import DimLike, dim_name
-from meshmpi.ops.structure import slice as slice_dim
 
 Dims = Dimension | Sequence[Dimension]
 DTypeLike = str | VariableDType | None
 GATED_UNITS = {
-    "bilinear": ("linear", "linear"), "glu": ("sigmoid", "linear"), "reglu": ("relu", "linear"),
-    "geglu": ("gelu", "linear"), "swiglu": ("swish", "linear"),
-}  # fmt: skip
+    "bilinear": ("linear", "linear"),
+    "glu": ("sigmoid", "linear"),
+    "reglu": ("relu", "linear"),
+    "geglu": ("gelu", "linear"),
+    "swiglu": ("swish", "linear"),
+}
 """Names of activations that are products of two dense layers.  Source: Shazeer 2020."""
 Activations = Activation | Sequence[Activation]
 """An activation; several, or the name of a gated unit, make a `dense_product`."""
@@ -49,10 +49,11 @@ def factors(activation: Activations) -> Sequence[Activation]:
             return GATED_UNITS[activation]
         if activation not in ACTIVATIONS:
             raise ConfigError(
-                f"there is no activation '{activation}'.",
-                suggest(activation, [*ACTIVATIONS, *GATED_UNITS]),
+                f"there is no activation '{activation}'.", suggest(activation, [*ACTIVATIONS, *GATED_UNITS])
             )
         return (activation,)
+    if isinstance(activation, Sequence) and not activation:
+        raise ConfigError("there is no activation in an empty list.", "Give None for none.")
     return (activation,) if activation is None or callable(activation) else activation
 
 
@@ -79,10 +80,16 @@ def as_list(dims: Any) -> list:
 
 
 def dense(
-    x: Tensor, new_dims: Dims, reduced_dims: DimLike | Sequence[DimLike] | None = None,
-    expert_dims: Dims = (), use_bias: bool = True, activation: Activations = None,
-    variable_dtype: DTypeLike = None, kernel_initializer: Any = None, name: str = "dense",
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    new_dims: Dims,
+    reduced_dims: DimLike | Sequence[DimLike] | None = None,
+    expert_dims: Dims = (),
+    use_bias: bool = True,
+    activation: Activations = None,
+    variable_dtype: DTypeLike = None,
+    kernel_initializer: Any = None,
+    name: str | None = None,
+) -> Tensor:
     """activation(sum over ``reduced_dims`` of x * kernel + bias).
 
     Args:
@@ -111,20 +118,29 @@ def dense(
         ...     mm.dense(x, mm.Dimension("hidden", 32), activation="relu").shape
         [batch=8, hidden=32]
     """
+    name = layer_name(name, "dense")
     parts = factors(activation)
     if len(parts) > 1:
         return dense_product(
-            x, reduced_dims, new_dims, parts, name, expert_dims=expert_dims, use_bias=use_bias,
-            variable_dtype=variable_dtype, kernel_initializer=kernel_initializer,
-        )  # fmt: skip
+            x,
+            reduced_dims,
+            new_dims,
+            parts,
+            name,
+            expert_dims=expert_dims,
+            use_bias=use_bias,
+            variable_dtype=variable_dtype,
+            kernel_initializer=kernel_initializer,
+        )
     new, expert = as_list(new_dims), as_list(expert_dims)
-    reduced = [x.shape[-1]] if reduced_dims is None else _dims_of(x, reduced_dims)
+    reduced = [x.at(-1, "dense")] if reduced_dims is None else _dims_of(x, reduced_dims)
     for d in new:
         if x.shape.find(d.name) >= 0:
             raise ShapeError(
                 f"dense '{name}': the new dimension '{d.name}' is already in x {x.shape}.",
-                "Rename one of them with mm.rename_dimension().", str(x.source),
-            )  # fmt: skip
+                "Rename one of them with mm.rename_dimension().",
+                str(x.source),
+            )
     dtype = variable_type(variable_dtype, x)
     if kernel_initializer is None:
         kernel_initializer = variance_scaling_initializer(fan_in=reduced)
@@ -134,15 +150,19 @@ def dense(
         y = einsum([x, kernel], Shape([*kept, *new]))
         if use_bias:
             bias_shape = Shape([*expert, *new])
-            bias = get_variable("bias", bias_shape, dtype, zeros_initializer())
+            bias = get_variable("bias", bias_shape, dtype, zeros_initializer(), decays=False)
             y = ew.add(y, bias, output_shape=y.shape)
         return activation_function(parts[0])(y)
 
 
 def dense_product(
-    x: Tensor, reduced_dims: DimLike | Sequence[DimLike] | None, new_dims: Dims,
-    activation_functions: Activations = "glu", name: str = "dense_product", **options: Any,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    reduced_dims: DimLike | Sequence[DimLike] | None,
+    new_dims: Dims,
+    activation_functions: Activations = "glu",
+    name: str | None = None,
+    **options: Any,
+) -> Tensor:
     """The product at every point of dense layers of x, one for each activation: gated units.
 
     Args:
@@ -166,11 +186,12 @@ def dense_product(
         ...     mm.dense_product(x, "d_model", mm.Dimension("d_ff", 32), "swiglu").shape
         [batch=8, d_ff=32]
     """
+    name = layer_name(name, "dense_product")
     parts = factors(activation_functions)
+    layer = checked(dense)  # its options came unread
     with scope(name):
         made = [
-            dense(x, new_dims, reduced_dims, activation=a, name=f"dense_{i}", **options)
-            for i, a in enumerate(parts)
+            layer(x, new_dims, reduced_dims, activation=a, name=f"dense_{i}", **options) for i, a in enumerate(parts)
         ]
     y = made[0]
     for other in made[1:]:
@@ -183,9 +204,14 @@ def _dims_of(x: Tensor, dims: DimLike | Sequence[DimLike]) -> list[Dimension]:
 
 
 def layer_norm(
-    x: Tensor, dim: DimLike, epsilon: float = 1e-6, name: str = "layer_norm",
-    use_scale: bool = True, use_bias: bool = True, variable_dtype: DTypeLike = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    dim: DimLike,
+    epsilon: float = 1e-6,
+    name: str | None = None,
+    use_scale: bool = True,
+    use_bias: bool = True,
+    variable_dtype: DTypeLike = None,
+) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, mean and variance over ``dim``.
 
     Args:
@@ -199,41 +225,52 @@ def layer_norm(
 
     Source: Ba et al. 2016.
     """
+    name = layer_name(name, "layer_norm")
     wide = widened(x)
     centred = ew.subtract(wide, reduce_mean(wide, reduced_dim=dim), output_shape=x.shape)
     return _normalised(x, centred, dim, epsilon, name, use_scale, use_bias, variable_dtype)
 
 
 def rms_norm(
-    x: Tensor, dim: DimLike, epsilon: float = 1e-6, name: str = "rms_norm",
-    use_scale: bool = True, variable_dtype: DTypeLike = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    dim: DimLike,
+    epsilon: float = 1e-6,
+    name: str | None = None,
+    use_scale: bool = True,
+    variable_dtype: DTypeLike = None,
+) -> Tensor:
     """x / sqrt(mean of x**2 over ``dim`` + epsilon) * scale.
 
     Args: as `layer_norm`.
 
     Source: Zhang and Sennrich 2019.
     """
+    name = layer_name(name, "rms_norm")
     return _normalised(x, widened(x), dim, epsilon, name, use_scale, False, variable_dtype)
 
 
 def scale_norm(
-    x: Tensor, dim: DimLike, epsilon: float = 1e-6, name: str = "scale_norm",
-    variable_dtype: DTypeLike = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor, dim: DimLike, epsilon: float = 1e-6, name: str | None = None, variable_dtype: DTypeLike = None
+) -> Tensor:
     """x / sqrt(mean of x**2 over ``dim`` + epsilon) times one learned number, first 1.
 
     Args: as `layer_norm`.
 
     Source: Nguyen and Salazar 2019, with a mean in place of their sum.
     """
+    name = layer_name(name, "scale_norm")
     return _normalised(x, widened(x), dim, epsilon, name, True, False, variable_dtype, one=True)
 
 
 def rms_norm_subsampled(
-    x: Tensor, dim: DimLike, fraction: float = 0.25, epsilon: float = 1e-6,
-    name: str = "rms_norm", use_scale: bool = True, variable_dtype: DTypeLike = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    dim: DimLike,
+    fraction: float = 0.25,
+    epsilon: float = 1e-6,
+    name: str | None = None,
+    use_scale: bool = True,
+    variable_dtype: DTypeLike = None,
+) -> Tensor:
     """`rms_norm` whose mean square is that of the first ``fraction`` of ``dim`` only.
 
     Args: as `layer_norm`, and
@@ -242,21 +279,27 @@ def rms_norm_subsampled(
 
     Source: partial RMS norm of Zhang and Sennrich 2019.
     """
+    name = layer_name(name, "rms_norm")
     if not 0.0 < fraction <= 1.0:
-        raise ShapeError(
-            f"rms_norm_subsampled: the fraction is {fraction}.", "Give a number in (0, 1]."
-        )
+        raise ShapeError(f"rms_norm_subsampled: the fraction is {fraction}.", "Give a number in (0, 1].")
     wide, whole = widened(x), x.shape.dim(dim_name(dim))
     sample = slice_dim(wide, 0, max(1, int(fraction * whole.size)), whole)
-    return _normalised(
-        x, wide, dim, epsilon, name, use_scale, False, variable_dtype, sample=sample
-    )  # fmt: skip
+    return _normalised(x, wide, dim, epsilon, name, use_scale, False, variable_dtype, sample=sample)
 
 
 def _normalised(
-    x: Tensor, centred: Tensor, dim: DimLike, epsilon: float, name: str, use_scale: bool,
-    use_bias: bool, variable_dtype: DTypeLike, *, one: bool = False, sample: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    centred: Tensor,
+    dim: DimLike,
+    epsilon: float,
+    name: str,
+    use_scale: bool,
+    use_bias: bool,
+    variable_dtype: DTypeLike,
+    *,
+    one: bool = False,
+    sample: Tensor | None = None,
+) -> Tensor:
     """centred / sqrt(mean square + epsilon), scaled and moved, in the type of x.
 
     With ``one`` there is one scale for all; the mean square is that of ``sample`` if it is given.
@@ -269,20 +312,27 @@ def _normalised(
     with scope(name):
         if use_scale:
             scale_shape = Shape() if one else shape
-            scale = get_variable("scale", scale_shape, dtype, ones_initializer())
+            scale = get_variable("scale", scale_shape, dtype, ones_initializer(), decays=False)
             y = ew.multiply(y, scale, output_shape=x.shape)
         if use_bias:
-            bias = get_variable("bias", shape, dtype, zeros_initializer())
+            bias = get_variable("bias", shape, dtype, zeros_initializer(), decays=False)
             y = ew.add(y, bias, output_shape=x.shape)
         return ew.cast(y, x.dtype)
 
 
 def dense_relu_dense(
-    x: Tensor, hidden_channels: Dimension, is_training: bool = False, dropout_rate: float = 0.0,
-    dropout_broadcast_dims: Sequence[DimLike] = (), *, activation: Activations = "relu",
-    use_bias: bool = True, variable_dtype: DTypeLike = None,
-    initializers: tuple[Any, Any] = (None, None), name: str = "feed_forward",
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    hidden_channels: Dimension,
+    is_training: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (),
+    *,
+    activation: Activations = "relu",
+    use_bias: bool = True,
+    variable_dtype: DTypeLike = None,
+    initializers: tuple[Any, Any] = (None, None),
+    name: str | None = None,
+) -> Tensor:
     """Two dense layers with an activation between, over the last dim of x.
 
     Args:
@@ -294,7 +344,7 @@ def dense_relu_dense(
         activation: As `dense`: a name of `GATED_UNITS` makes the hidden layer a product of two.
         use_bias: Whether both layers have biases.
         variable_dtype: Types of the variables; default see `variable_type`.
-        initializers: Of the kernels in and out; default as `dense`.
+        initializers: Initializers of the kernels in and out; default as `dense`.
         name: Variables are ``name/wi/kernel``, ``name/wi/bias`` and the same of ``wo``.
 
     Returns:
@@ -302,24 +352,35 @@ def dense_relu_dense(
 
     Lowers: where ``hidden_channels`` is split, one all_reduce of the result.
     """
-    io = x.shape[-1]
+    name = layer_name(name, "feed_forward")
+    io = x.at(-1, "dense_relu_dense")
     into, out_of = initializers
     with scope(name):
         h = dense(
-            x, hidden_channels, io, use_bias=use_bias, activation=activation,
-            variable_dtype=variable_dtype, kernel_initializer=into, name="wi",
-        )  # fmt: skip
+            x,
+            hidden_channels,
+            io,
+            use_bias=use_bias,
+            activation=activation,
+            variable_dtype=variable_dtype,
+            kernel_initializer=into,
+            name="wi",
+        )
         h = dropout_over(h, is_training, dropout_rate, dropout_broadcast_dims)
         return dense(
-            h, io, hidden_channels, use_bias=use_bias, variable_dtype=variable_dtype,
-            kernel_initializer=out_of, name="wo",
-        )  # fmt: skip
+            h,
+            io,
+            hidden_channels,
+            use_bias=use_bias,
+            variable_dtype=variable_dtype,
+            kernel_initializer=out_of,
+            name="wo",
+        )
 
 
 def dropout_over(
-    x: Tensor, is_training: bool, rate: float, broadcast_dims: Sequence[DimLike] = (),
-    name: str = "dropout",
-) -> Tensor:  # fmt: skip
+    x: Tensor, is_training: bool, rate: float, broadcast_dims: Sequence[DimLike] = (), name: str = "dropout"
+) -> Tensor:
     """`dropout` with one mask for all indices of ``broadcast_dims`` (those that x has)."""
     noise_shape = x.shape.without(dim_name(d) for d in broadcast_dims)
     return dropout(x, is_training, rate=rate, noise_shape=noise_shape, name=name)

@@ -1,7 +1,7 @@
 """Attention to a neighbourhood, along one or two dims: blocks of positions and halos around them.
 
 A dim of positions becomes a dim of blocks, which keeps its name and so its layout, and a dim of
-positions in a block.  A block sees itself and a halo of positions of the blocks beside it: where
+positions in a block.  A block sees itself and a halo of positions of the neighbouring blocks: where
 blocks are split, neighbouring ranks exchange halos by `mm.shift` and nothing else travels.  What a
 query may see is said by distances between positions, whatever the blocks are.  No layout is known
 here.
@@ -13,28 +13,15 @@ from collections.abc import Sequence
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, scope
-from meshmpi.nn.attention import (
-    AttentionInitializers,
-    AttentionOptions,
-    Projections,
-    dot_product_attention,
-)
+from meshmpi.graph import Tensor, layer_name, scope
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.positions import band_mask
+from meshmpi.graph.ops.positions import range as index_range
+from meshmpi.graph.ops.structure import DimLike, concat, dim_name, pad, rename_dimension, reshape, shift, transpose
+from meshmpi.graph.ops.structure import slice as slice_dim
+from meshmpi.ir.bands import Band
+from meshmpi.nn.attention import AttentionInitializers, AttentionOptions, Projections, dot_product_attention
 from meshmpi.nn.layers import DTypeLike, variable_type
-from meshmpi.nn.masks import within_window
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.sources import range as index_range
-from meshmpi.ops.structure import (
-    DimLike,
-    concat,
-    dim_name,
-    pad,
-    rename_dimension,
-    reshape,
-    shift,
-    transpose,
-)
-from meshmpi.ops.structure import slice as slice_dim
 
 IN_BLOCK, MEMORY = "_in_block", "_memory"
 
@@ -49,7 +36,7 @@ def halo_exchange(
         blocks_dim: Dim (or name) of blocks.
         block_size_dim: Dim (or name) of positions in a block; grows by 2 * ``halo_size``.
         halo_size: May be larger than a block.
-        wrap: Whether the last block is beside the first.
+        wrap: Whether the first block follows the last.
 
     Returns:
         [..., blocks, halo + block + halo].
@@ -69,9 +56,8 @@ def left_halo_exchange(
 
 
 def with_halo(
-    x: Tensor, blocks_dim: DimLike, block_size_dim: DimLike, before: int, after: int,
-    wrap: bool = False,
-) -> Tensor:  # fmt: skip
+    x: Tensor, blocks_dim: DimLike, block_size_dim: DimLike, before: int, after: int, wrap: bool = False
+) -> Tensor:
     """Every block with ``before`` elements of what precedes it and ``after`` of what follows."""
     blocks, name = dim_name(blocks_dim), dim_name(block_size_dim)
     size = x.shape.dim(name).size
@@ -139,8 +125,14 @@ class _Axis:
         shape = Shape([self.blocks, self.inside, self.memory])
         return ew.broadcast(ew.add(far, self.before), shape)
 
+    def band(self) -> Band:
+        """Pairs of positions inside a block and in its memory that are near each other."""
+        near = Band.local(self.inside.name, self.memory.name, self.window, self.causal)
+        least, most = (far - self.before for far in (near.least or 0, near.most or 0))
+        return near._replace(least=least, most=most)
+
     def mask(self) -> Tensor:
-        """bool [blocks, inside, memory]: who is near, and no position before 0 or behind the end.
+        """bool [blocks, inside, memory]: no position before 0 or behind the end.
 
         Padding behind the end sees itself, so that no row of the softmax is empty.
         """
@@ -149,20 +141,27 @@ class _Axis:
         own = ew.add(begin, index_range(self.inside))
         other = ew.subtract(ew.add(begin, index_range(self.memory)), self.before)
         exists = ew.logical_and(ew.greater_equal(other, 0), ew.less(other, self.dim.size))
-        seen = ew.logical_and(
-            within_window(distance, self.window, self.causal), exists, output_shape=distance.shape
-        )
         padding = ew.logical_and(ew.equal(distance, 0), ew.greater_equal(own, self.dim.size))
-        return ew.logical_or(seen, padding)
+        return ew.logical_or(exists, padding, output_shape=distance.shape)
 
 
 def local_attention_1d(
-    q: Tensor, k: Tensor, v: Tensor, length_dim: DimLike, key_dim: DimLike, value_dim: DimLike,
-    window: int, autoregressive: bool = True, *, block_length: int | None = None,
-    segments: Tensor | None = None, dropout_rate: float = 0.0,
-    dropout_broadcast_dims: Sequence[DimLike] = (), is_training: bool = False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    length_dim: DimLike,
+    key_dim: DimLike,
+    value_dim: DimLike,
+    window: int,
+    autoregressive: bool = True,
+    *,
+    block_length: int | None = None,
+    segments: Tensor | None = None,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (),
+    is_training: bool = False,
     scale: float | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention to the memories less than ``window`` positions away.
 
     Equal to `dot_product_attention` with `attention_mask_local`, at the cost of
@@ -207,10 +206,19 @@ def local_attention_1d(
         own = axis.cut(segments)
         mask = ew.logical_and(mask, ew.equal(own, axis.with_halo(axis.cut(segments))))
     y = dot_product_attention(
-        axis.cut(q), axis.with_halo(axis.cut(k)), axis.with_halo(axis.cut(v)), axis.memory, key_dim,
-        value_dim, mask, dropout_rate, _broadcast(dropout_broadcast_dims, axis),
-        is_training=is_training, scale=scale,
-    )  # fmt: skip
+        axis.cut(q),
+        axis.with_halo(axis.cut(k)),
+        axis.with_halo(axis.cut(v)),
+        axis.memory,
+        key_dim,
+        value_dim,
+        mask,
+        dropout_rate,
+        _broadcast(dropout_broadcast_dims, axis),
+        is_training=is_training,
+        scale=scale,
+        band=axis.band(),
+    )
     return axis.join(y)
 
 
@@ -221,13 +229,24 @@ def _broadcast(dims: Sequence[DimLike], *axes: _Axis) -> list[DimLike]:
 
 
 def local_self_attention(
-    x: Tensor, kv_channels: Dimension, heads: Dimension, window: int, autoregressive: bool = True,
-    *, block_length: int | None = None, segments: Tensor | None = None, is_training: bool = False,
-    dropout_rate: float = 0.0, dropout_broadcast_dims: Sequence[DimLike] = (),
-    use_bias: bool = False, scale: float | None = None,
-    initializers: AttentionInitializers | None = None, variable_dtype: DTypeLike = None,
-    name: str = "attention", options: AttentionOptions = AttentionOptions(),  # noqa: B008
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    kv_channels: Dimension,
+    heads: Dimension,
+    window: int,
+    autoregressive: bool = True,
+    *,
+    block_length: int | None = None,
+    segments: Tensor | None = None,
+    is_training: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (),
+    use_bias: bool = False,
+    scale: float | None = None,
+    initializers: AttentionInitializers | None = None,
+    variable_dtype: DTypeLike = None,
+    name: str | None = None,
+    options: AttentionOptions = AttentionOptions(),  # noqa: B008
+) -> Tensor:
     """`local_attention_1d` of x [batch dims, length, io] to itself, with its projections.
 
     Args: as `local_attention_1d` and `multihead_attention`.
@@ -237,27 +256,46 @@ def local_self_attention(
 
     Source: Mesh-TensorFlow's masked_local_attention_1d and LocalSelfAttention.
     """
-    layer = Projections(
-        x.shape[-1], kv_channels, heads, options, initializers, variable_type(variable_dtype, x),
-        use_bias,
-    )  # fmt: skip
+    name = layer_name(name, "attention")
+    io, length = x.at(-1, "local_self_attention"), x.at(-2, "local_self_attention")
+    layer = Projections(io, kv_channels, heads, options, initializers, variable_type(variable_dtype, x), use_bias)
     with scope(name):
         q, (k, v) = layer.queries(x), layer.memories(x)
         y = local_attention_1d(
-            q, k, v, x.shape[-2], kv_channels, kv_channels, window, autoregressive,
-            block_length=block_length, segments=segments, dropout_rate=dropout_rate,
-            dropout_broadcast_dims=dropout_broadcast_dims, is_training=is_training, scale=scale,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            length,
+            kv_channels,
+            kv_channels,
+            window,
+            autoregressive,
+            block_length=block_length,
+            segments=segments,
+            dropout_rate=dropout_rate,
+            dropout_broadcast_dims=dropout_broadcast_dims,
+            is_training=is_training,
+            scale=scale,
+        )
         return layer.output(y)
 
 
 def local_attention_2d(
-    q: Tensor, k: Tensor, v: Tensor, dims: Sequence[DimLike], key_dim: DimLike, value_dim: DimLike,
-    window: tuple[int, int], autoregressive: bool = False, *,
-    block: tuple[int, int] | None = None, dropout_rate: float = 0.0,
-    dropout_broadcast_dims: Sequence[DimLike] = (), is_training: bool = False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dims: Sequence[DimLike],
+    key_dim: DimLike,
+    value_dim: DimLike,
+    window: tuple[int, int],
+    autoregressive: bool = False,
+    *,
+    block: tuple[int, int] | None = None,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (),
+    is_training: bool = False,
     scale: float | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention of points of an image to those less than ``window`` rows and columns away.
 
     Args:
@@ -267,7 +305,7 @@ def local_attention_2d(
         dims: The two dims (or names) of positions.
         key_dim: Dim of q and k that is summed over.
         value_dim: Dim of v that is returned.
-        window: Of rows and of columns; 1 is a point's own.
+        window: Number of rows and of columns that a point sees; 1 is the point itself.
         autoregressive: Whether a point sees, of those, earlier rows, and of its own row itself and
             what is before it (raster order).
         block: Rows and columns of a block, default ``window``; changes the cost, not the result.
@@ -285,6 +323,8 @@ def local_attention_2d(
     Source: Mesh-TensorFlow's local_2d_self_attention_spatial_blocks (Parmar et al. 2018).
     """
     near, sizes = list(window), list(block or (None, None))
+    if len(dims) != 2:
+        raise ShapeError(f"local_attention_2d: dims are {list(dims)}.", "Give the two dims of positions.")
     rows, columns = (
         _Axis(q.shape.dim(dim_name(d)), n, autoregressive and i == 0, size)
         for i, (d, n, size) in enumerate(zip(dims, near, sizes, strict=True))
@@ -297,10 +337,18 @@ def local_attention_2d(
     mask = _mask_2d(rows, columns, autoregressive)
     length = Dimension(MEMORY, rows.memory.size * columns.memory.size)
     y = dot_product_attention(
-        columns.cut(rows.cut(q)), memory(k), memory(v), length, key_dim, value_dim, mask,
-        dropout_rate, _broadcast(dropout_broadcast_dims, rows, columns), is_training=is_training,
+        columns.cut(rows.cut(q)),
+        memory(k),
+        memory(v),
+        length,
+        key_dim,
+        value_dim,
+        mask,
+        dropout_rate,
+        _broadcast(dropout_broadcast_dims, rows, columns),
+        is_training=is_training,
         scale=scale,
-    )  # fmt: skip
+    )
     return rows.join(columns.join(y))
 
 
@@ -317,23 +365,34 @@ def _joined_memory(x: Tensor, rows: _Axis, columns: _Axis) -> Tensor:
 def _mask_2d(rows: _Axis, columns: _Axis, autoregressive: bool) -> Tensor:
     """bool over blocks, positions in them and the joined memory."""
     mask = ew.logical_and(rows.mask(), columns.mask())
+    for axis in (rows, columns):
+        near = band_mask(axis.band(), axis.inside, axis.memory)
+        mask = ew.logical_and(mask, near, output_shape=mask.shape)
     if autoregressive:
-        before = ew.logical_or(
-            ew.greater(rows.distance(), 0), ew.greater_equal(columns.distance(), 0)
-        )
+        before = ew.logical_or(ew.greater(rows.distance(), 0), ew.greater_equal(columns.distance(), 0))
         mask = ew.logical_and(mask, before, output_shape=mask.shape)
     return _joined_memory(mask, rows, columns)
 
 
 def local_self_attention_2d(
-    x: Tensor, kv_channels: Dimension, heads: Dimension, window: tuple[int, int],
-    autoregressive: bool = False, *, block: tuple[int, int] | None = None,
-    is_training: bool = False, dropout_rate: float = 0.0,
-    dropout_broadcast_dims: Sequence[DimLike] = (), use_bias: bool = False,
-    scale: float | None = None, initializers: AttentionInitializers | None = None,
-    variable_dtype: DTypeLike = None, name: str = "attention", num_memory_heads: int = 0,
+    x: Tensor,
+    kv_channels: Dimension,
+    heads: Dimension,
+    window: tuple[int, int],
+    autoregressive: bool = False,
+    *,
+    block: tuple[int, int] | None = None,
+    is_training: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (),
+    use_bias: bool = False,
+    scale: float | None = None,
+    initializers: AttentionInitializers | None = None,
+    variable_dtype: DTypeLike = None,
+    name: str | None = None,
+    num_memory_heads: int = 0,
     shared_kv: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`local_attention_2d` of x [batch dims, rows, columns, io] to itself, with its projections.
 
     Args: as `local_attention_2d`, `multihead_attention` and `AttentionOptions`.
@@ -341,20 +400,34 @@ def local_self_attention_2d(
     Returns:
         A tensor of x's shape.
     """
+    name = layer_name(name, "attention")
     if x.shape.ndims < 3:
-        raise ShapeError(
-            f"local_self_attention_2d: x is {x.shape}.", "Give [..., rows, columns, io].",
-            str(x.source),
-        )  # fmt: skip
+        raise ShapeError(f"local_self_attention_2d: x is {x.shape}.", "Give [..., rows, columns, io].", str(x.source))
+    io = x.at(-1, "local_self_attention_2d")
     layer = Projections(
-        x.shape[-1], kv_channels, heads, AttentionOptions(num_memory_heads, shared_kv),
-        initializers, variable_type(variable_dtype, x), use_bias,
-    )  # fmt: skip
+        io,
+        kv_channels,
+        heads,
+        AttentionOptions(num_memory_heads, shared_kv),
+        initializers,
+        variable_type(variable_dtype, x),
+        use_bias,
+    )
     with scope(name):
         q, (k, v) = layer.queries(x), layer.memories(x)
         y = local_attention_2d(
-            q, k, v, x.shape[-3:-1], kv_channels, kv_channels, window, autoregressive, block=block,
-            dropout_rate=dropout_rate, dropout_broadcast_dims=dropout_broadcast_dims,
-            is_training=is_training, scale=scale,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            x.shape[-3:-1],
+            kv_channels,
+            kv_channels,
+            window,
+            autoregressive,
+            block=block,
+            dropout_rate=dropout_rate,
+            dropout_broadcast_dims=dropout_broadcast_dims,
+            is_training=is_training,
+            scale=scale,
+        )
         return layer.output(y)

@@ -10,19 +10,18 @@ from typing import Any
 from meshmpi.dims import Dimension
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.positions import range as index_range
+from meshmpi.graph.ops.reductions import reduce_mean, reduce_sum
+from meshmpi.graph.ops.structure import DimLike, dim_name
+from meshmpi.ir.scalar import INTEGERS
 from meshmpi.nn.activations import softplus
 from meshmpi.nn.functions import reduce_logsumexp, widened
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.reductions import reduce_mean, reduce_sum
-from meshmpi.ops.sources import range as index_range
-from meshmpi.ops.structure import DimLike, dim_name
-from meshmpi.scalar import INTEGERS
 
 
 def softmax_cross_entropy_with_logits(
-    logits: Tensor, targets: Tensor, vocab_dim: DimLike, z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
-) -> Tensor:  # fmt: skip
+    logits: Tensor, targets: Tensor, vocab_dim: DimLike, z_loss: float = 0.0, label_smoothing: float = 0.0
+) -> Tensor:
     """-sum over the vocabulary of target probability * log softmax(logits), in nats.
 
     Args:
@@ -56,9 +55,7 @@ def softmax_cross_entropy_with_logits(
     hit = _target_logit(logits, targets, dim)
     if label_smoothing:
         mean_logit = reduce_mean(logits, reduced_dim=dim)
-        hit = ew.add(
-            ew.multiply(1.0 - label_smoothing, hit), ew.multiply(label_smoothing, mean_logit)
-        )
+        hit = ew.add(ew.multiply(1.0 - label_smoothing, hit), ew.multiply(label_smoothing, mean_logit))
     loss = ew.subtract(log_z, hit)
     return ew.add(loss, ew.multiply(z_loss, ew.square(log_z))) if z_loss else loss
 
@@ -107,7 +104,7 @@ def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
 
     Args:
         values: For example the loss of every token.
-        weights: Of the same dims, for example `weights_nonzero` of the targets; None: all 1.
+        weights: A tensor of the same dims, for example `weights_nonzero` of the targets; None: all 1.
 
     Returns:
         A tensor without dims.
@@ -124,7 +121,7 @@ def corr(x: Tensor, y: Tensor, reduced_dim: Any = None) -> Tensor:
 
     Args:
         x: Any floating-point tensor.
-        y: Of the same dims.
+        y: A tensor of the same dims.
         reduced_dim: Dims (or names) over which the two are samples.
 
     Returns:
@@ -136,14 +133,12 @@ def corr(x: Tensor, y: Tensor, reduced_dim: Any = None) -> Tensor:
     """
     if sorted(x.shape) != sorted(y.shape):
         raise ShapeError(
-            f"corr: x is {x.shape} and y is {y.shape}.", "Give tensors of the same dimensions.",
-            str(x.source),
-        )  # fmt: skip
+            f"corr: x is {x.shape} and y is {y.shape}.", "Give tensors of the same dimensions.", str(x.source)
+        )
     dims = list(x.shape.names) if reduced_dim is None else reduced_dim
     x, y = (_centred(widened(t), dims) for t in (x, y))
     products = [
-        reduce_mean(ew.multiply(a, b, output_shape=x.shape), reduced_dim=dims)
-        for a, b in ((x, y), (x, x), (y, y))
+        reduce_mean(ew.multiply(a, b, output_shape=x.shape), reduced_dim=dims) for a, b in ((x, y), (x, x), (y, y))
     ]
     return ew.divide(products[0], ew.sqrt(ew.multiply(products[1], products[2])))
 

@@ -1,22 +1,23 @@
 """Who may attend to whom: bool tensors over query and memory positions, True where allowed.
 
-Masks are combined with `mm.logical_and`, which unites their dims by name.
+Masks are combined with `mm.logical_and`, which unites their dims by name.  They are data: every
+pair is computed.  What depends on the distance of two positions only is better declared as a
+`mm.Band`, as ``causal=True`` does: other pairs do not exist then, and blocks of them are skipped.
 """
 
 from __future__ import annotations
 
-from meshmpi.dims import Dimension, Shape
+from meshmpi.dims import Dimension
 from meshmpi.graph import Tensor
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.sources import range as index_range
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.positions import band_mask
+from meshmpi.ir.bands import Band
 
 
 def attention_mask_autoregressive(query_length: Dimension, memory_length: Dimension) -> Tensor:
     """True where a query may see a memory: [query_length, memory_length], memory <= query."""
-    return ew.greater_equal(
-        index_range(query_length), index_range(memory_length),
-        output_shape=Shape([query_length, memory_length]),
-    )  # fmt: skip
+    band = Band.causal(query_length.name, memory_length.name)
+    return band_mask(band, query_length, memory_length)
 
 
 def attention_mask_ignore_padding(memory_ids: Tensor, padding_id: int = 0) -> Tensor:
@@ -42,11 +43,8 @@ def attention_mask_local(
     Returns:
         [query_length, memory_length].  With ``window`` 1 a position sees itself only.
     """
-    shape = Shape([query_length, memory_length])
-    distance = ew.subtract(
-        index_range(query_length), index_range(memory_length), output_shape=shape
-    )  # fmt: skip
-    return within_window(distance, window, autoregressive)
+    band = Band.local(query_length.name, memory_length.name, window, autoregressive)
+    return band_mask(band, query_length, memory_length)
 
 
 def within_window(distance: Tensor, window: int, autoregressive: bool) -> Tensor:

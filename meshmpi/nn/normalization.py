@@ -7,20 +7,25 @@ from typing import Any
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, Update, scope
+from meshmpi.graph import Tensor, Update, layer_name, scope
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.reductions import reduce_mean
+from meshmpi.graph.ops.sources import VariableDType, assign, get_variable
+from meshmpi.graph.ops.structure import DimLike, dim_name
 from meshmpi.nn.functions import widened
 from meshmpi.nn.initializers import ones_initializer, zeros_initializer
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.reductions import reduce_mean
-from meshmpi.ops.sources import VariableDType, assign, get_variable
-from meshmpi.ops.structure import DimLike, dim_name
 
 
 def batch_norm(
-    x: Tensor, is_training: bool, momentum: float = 0.9, epsilon: float = 1e-5,
-    scale_initializer: Any = None, name: str = "batch_norm", *,
+    x: Tensor,
+    is_training: bool,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    scale_initializer: Any = None,
+    name: str | None = None,
+    *,
     dims: DimLike | Sequence[DimLike] | None = None,
-) -> tuple[Tensor, list[Update]]:  # fmt: skip
+) -> tuple[Tensor, list[Update]]:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, for each channel.
 
     Args:
@@ -46,19 +51,22 @@ def batch_norm(
 
     Source: Ioffe and Szegedy 2015.
     """
-    kept = [x.shape[-1].name] if dims is None else _names(dims)
+    name = layer_name(name, "batch_norm")
+    kept = [x.at(-1, "batch_norm").name] if dims is None else _names(dims)
     shape = Shape([x.shape.dim(n) for n in kept])
     if len(shape) == len(x.shape):
         raise ShapeError(
             f"batch_norm '{name}': x {x.shape} has no dimension beside {kept} to average over.",
-            "Keep fewer dims.", str(x.source),
-        )  # fmt: skip
+            "Keep fewer dims.",
+            str(x.source),
+        )
     wide = widened(x)
     dtype = VariableDType(wide.dtype, wide.dtype)
     updates: list[Update] = []
     with scope(name):
-        scale = get_variable("scale", shape, dtype, scale_initializer or ones_initializer())
-        bias = get_variable("bias", shape, dtype, zeros_initializer())
+        first = ones_initializer() if scale_initializer is None else scale_initializer
+        scale = get_variable("scale", shape, dtype, first, decays=False)
+        bias = get_variable("bias", shape, dtype, zeros_initializer(), decays=False)
         moving = [
             get_variable("moving_mean", shape, dtype, zeros_initializer(), trainable=False),
             get_variable("moving_variance", shape, dtype, ones_initializer(), trainable=False),

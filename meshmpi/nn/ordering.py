@@ -8,12 +8,12 @@ from __future__ import annotations
 from meshmpi.dims import Dimension
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.indexing import gather, top_k
-from meshmpi.ops.reductions import reduce_any, reduce_max, reduce_min, reduce_sum
-from meshmpi.ops.sources import range as index_range
-from meshmpi.ops.structure import DimLike, dim_name, reshape, shift, slice, transpose
-from meshmpi.scalar import FLOATS, INTEGERS
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.indexing import gather, top_k
+from meshmpi.graph.ops.positions import range as index_range
+from meshmpi.graph.ops.reductions import reduce_any, reduce_max, reduce_min, reduce_sum
+from meshmpi.graph.ops.structure import DimLike, dim_name, reshape, shift, slice, transpose
+from meshmpi.ir.scalar import FLOATS, INTEGERS
 
 
 def top_1(x: Tensor, reduced_dim: DimLike) -> tuple[Tensor, Tensor]:
@@ -87,8 +87,9 @@ def _nth(x: Tensor, n: int, reduced_dim: DimLike, smallest: bool) -> Tensor:
     if not 0 <= n < dim.size:
         raise ShapeError(
             f"nth element: there is no element {n} among the {dim.size} of '{dim.name}'.",
-            f"Count from 0 to {dim.size - 1}.", str(x.source),
-        )  # fmt: skip
+            f"Count from 0 to {dim.size - 1}.",
+            str(x.source),
+        )
     k_dim = Dimension(f"_{dim.name}_ranked", n + 1)
     values, _ = top_k(x, dim, k_dim, smallest)
     return reshape(slice(values, n, 1, k_dim), values.shape.without([k_dim.name]))
@@ -124,9 +125,10 @@ def dynamic_shift(x: Tensor, offset: Tensor | int, dim: DimLike, wrap: bool) -> 
     others = x.shape.without([n.name])
     if offset.dtype not in INTEGERS or any(d not in others for d in offset.shape):
         raise ShapeError(
-            f"dynamic_shift: the offset {offset!r} is not an integer tensor over dimensions of"
-            f" {others}.", "Cast it, or reduce its other dimensions.", str(offset.source),
-        )  # fmt: skip
+            f"dynamic_shift: the offset {offset!r} is not an integer tensor over dimensions of {others}.",
+            "Cast it, or reduce its other dimensions.",
+            str(offset.source),
+        )
     source = ew.subtract(index_range(n, offset.dtype), offset)
     source = ew.mod(source, n.size) if wrap else source
     return transpose(gather(x, source, n, may_miss=not wrap), x.shape)

@@ -11,23 +11,29 @@ from collections.abc import Sequence
 from meshmpi.dims import Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.convolution import conv
+from meshmpi.graph.ops.positions import range as indices
+from meshmpi.graph.ops.reductions import reduce_max
+from meshmpi.graph.ops.sources import ones
+from meshmpi.graph.ops.structure import DimLike, pad, slice, stack
+from meshmpi.ir.scalar import FLOATS
 from meshmpi.nn.sliding import Geometry, Padding, Sizes, geometry, resized, sliding_dims
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.convolution import conv
-from meshmpi.ops.reductions import reduce_max
-from meshmpi.ops.sources import ones
-from meshmpi.ops.sources import range as indices
-from meshmpi.ops.structure import DimLike, pad, slice, stack
-from meshmpi.scalar import FLOATS
 
 _SMALLEST = {"int32": -(1 << 31), "int64": -(1 << 63), "uint8": 0}
 _TAPS = "_taps"
 
 
 def _geometry(
-    x: Tensor, ksize: Sizes, strides: Sizes | None, padding: Padding, count: int,
-    spatial_dims: Sequence[DimLike] | None, channels: DimLike | None, name: str,
-) -> list[Geometry]:  # fmt: skip
+    x: Tensor,
+    ksize: Sizes,
+    strides: Sizes | None,
+    padding: Padding,
+    count: int,
+    spatial_dims: Sequence[DimLike] | None,
+    channels: DimLike | None,
+    name: str,
+) -> list[Geometry]:
     dims, _ = sliding_dims(x, count, spatial_dims, channels, name)
     found = geometry(dims, ksize, ksize if strides is None else strides, None, padding, name)
     for g in found:
@@ -35,9 +41,10 @@ def _geometry(
         if g.before >= g.taps or last >= g.dim.size:
             raise ShapeError(
                 f"{name}: with {g.before} elements of padding before {g.dim} and windows of"
-                f" {g.taps}, a window holds padding only.", "Pad less than a window.",
+                f" {g.taps}, a window holds padding only.",
+                "Pad less than a window.",
                 str(x.source),
-            )  # fmt: skip
+            )
     return found
 
 
@@ -56,9 +63,15 @@ def _max_along(x: Tensor, g: Geometry) -> Tensor:
 
 
 def _max_pool(
-    count: int, x: Tensor, ksize: Sizes, strides: Sizes | None, padding: Padding, name: str,
-    spatial_dims: Sequence[DimLike] | None, channels: DimLike | None,
-) -> Tensor:  # fmt: skip
+    count: int,
+    x: Tensor,
+    ksize: Sizes,
+    strides: Sizes | None,
+    padding: Padding,
+    name: str,
+    spatial_dims: Sequence[DimLike] | None,
+    channels: DimLike | None,
+) -> Tensor:
     if x.dtype not in FLOATS and x.dtype not in _SMALLEST:
         raise ShapeError(f"{name}: x is {x.dtype}.", "Convert with mm.cast(x, dtype).")
     for g in _geometry(x, ksize, strides, padding, count, spatial_dims, channels, name):
@@ -67,19 +80,29 @@ def _max_pool(
 
 
 def max_pool1d(
-    x: Tensor, ksize: Sizes = 2, name: str = "max_pool1d", strides: Sizes | None = None,
-    padding: Padding = "VALID", *, spatial_dims: Sequence[DimLike] | None = None,
+    x: Tensor,
+    ksize: Sizes = 2,
+    name: str = "max_pool1d",
+    strides: Sizes | None = None,
+    padding: Padding = "VALID",
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
     channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The largest element of windows along one dim; see `max_pool2d`."""
     return _max_pool(1, x, ksize, strides, padding, name, spatial_dims, channels)
 
 
 def max_pool2d(
-    x: Tensor, ksize: Sizes = (2, 2), name: str = "max_pool2d", strides: Sizes | None = None,
-    padding: Padding = "VALID", *, spatial_dims: Sequence[DimLike] | None = None,
+    x: Tensor,
+    ksize: Sizes = (2, 2),
+    name: str = "max_pool2d",
+    strides: Sizes | None = None,
+    padding: Padding = "VALID",
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
     channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The largest element of windows along two dims.
 
     Args:
@@ -107,10 +130,15 @@ def max_pool2d(
 
 
 def max_pool3d(
-    x: Tensor, ksize: Sizes = (2, 2, 2), name: str = "max_pool3d", strides: Sizes | None = None,
-    padding: Padding = "VALID", *, spatial_dims: Sequence[DimLike] | None = None,
+    x: Tensor,
+    ksize: Sizes = (2, 2, 2),
+    name: str = "max_pool3d",
+    strides: Sizes | None = None,
+    padding: Padding = "VALID",
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
     channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The largest element of windows along three dims; see `max_pool2d`."""
     return _max_pool(3, x, ksize, strides, padding, name, spatial_dims, channels)
 
@@ -123,9 +151,15 @@ def _inside(g: Geometry, dtype: str) -> Tensor:
 
 
 def _avg_pool(
-    count: int, x: Tensor, ksize: Sizes, strides: Sizes | None, padding: Padding, name: str,
-    spatial_dims: Sequence[DimLike] | None, channels: DimLike | None,
-) -> Tensor:  # fmt: skip
+    count: int,
+    x: Tensor,
+    ksize: Sizes,
+    strides: Sizes | None,
+    padding: Padding,
+    name: str,
+    spatial_dims: Sequence[DimLike] | None,
+    channels: DimLike | None,
+) -> Tensor:
     if x.dtype not in FLOATS:
         raise ShapeError(f"{name}: x is {x.dtype}.", "Convert with mm.cast(x, dtype).")
     found = _geometry(x, ksize, strides, padding, count, spatial_dims, channels, name)
@@ -141,19 +175,29 @@ def _avg_pool(
 
 
 def avg_pool1d(
-    x: Tensor, ksize: Sizes = 2, name: str = "avg_pool1d", strides: Sizes | None = None,
-    padding: Padding = "VALID", *, spatial_dims: Sequence[DimLike] | None = None,
+    x: Tensor,
+    ksize: Sizes = 2,
+    name: str = "avg_pool1d",
+    strides: Sizes | None = None,
+    padding: Padding = "VALID",
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
     channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The mean of windows along one dim; see `avg_pool2d`."""
     return _avg_pool(1, x, ksize, strides, padding, name, spatial_dims, channels)
 
 
 def avg_pool2d(
-    x: Tensor, ksize: Sizes = (2, 2), name: str = "avg_pool2d", strides: Sizes | None = None,
-    padding: Padding = "VALID", *, spatial_dims: Sequence[DimLike] | None = None,
+    x: Tensor,
+    ksize: Sizes = (2, 2),
+    name: str = "avg_pool2d",
+    strides: Sizes | None = None,
+    padding: Padding = "VALID",
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
     channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The mean of the elements of windows along two dims; padding does not count.
 
     Args: as `max_pool2d`.
@@ -164,9 +208,14 @@ def avg_pool2d(
 
 
 def avg_pool3d(
-    x: Tensor, ksize: Sizes = (2, 2, 2), name: str = "avg_pool3d", strides: Sizes | None = None,
-    padding: Padding = "VALID", *, spatial_dims: Sequence[DimLike] | None = None,
+    x: Tensor,
+    ksize: Sizes = (2, 2, 2),
+    name: str = "avg_pool3d",
+    strides: Sizes | None = None,
+    padding: Padding = "VALID",
+    *,
+    spatial_dims: Sequence[DimLike] | None = None,
     channels: DimLike | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The mean of windows along three dims; see `avg_pool2d`."""
     return _avg_pool(3, x, ksize, strides, padding, name, spatial_dims, channels)

@@ -1,4 +1,4 @@
-"""What tells a model where a token stands: sinusoids, rotations, biases by distance.
+"""The position of a token as input of a model: sinusoids, rotations, biases by distance.
 
 All are computed from global indices, so a split length changes nothing.  No layout is known here.
 """
@@ -12,22 +12,20 @@ from typing import Any
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ConfigError, ShapeError, suggest
-from meshmpi.graph import Tensor
+from meshmpi.graph import Tensor, layer_name
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.indexing import gather
+from meshmpi.graph.ops.positions import range as index_range
+from meshmpi.graph.ops.sources import VariableDType, get_variable
+from meshmpi.graph.ops.structure import DimLike, concat, dim_name
+from meshmpi.graph.ops.structure import slice as slice_dim
 from meshmpi.nn.initializers import zeros_initializer
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.indexing import gather
-from meshmpi.ops.sources import VariableDType, get_variable
-from meshmpi.ops.sources import range as index_range
-from meshmpi.ops.structure import DimLike, concat, dim_name
-from meshmpi.ops.structure import slice as slice_dim
 
 BUCKETS, MAX_DISTANCE = 32, 128
 """Source: T5 (Raffel et al. 2020)."""
 
 
-def sinusoid_positions(
-    length: Dimension, d_model: Dimension, base: float = 10000.0, dtype: str = "float32"
-) -> Tensor:
+def sinusoid_positions(length: Dimension, d_model: Dimension, base: float = 10000.0, dtype: str = "float32") -> Tensor:
     """sin(p f_i) in the first half of ``d_model``, cos(p f_i) in the second, p the position.
 
     f_i = base**(-2 i / d_model) for i = 0, 1, ..., d_model / 2 - 1.
@@ -36,7 +34,7 @@ def sinusoid_positions(
         length: Dim of positions.
         d_model: Dim of the result; of even size.
         base: The longest wave is 2 pi times this.
-        dtype: Of the result.
+        dtype: Data type of the result.
 
     Returns:
         [length, d_model], without variables.
@@ -44,15 +42,15 @@ def sinusoid_positions(
     Source: Vaswani et al. 2017, sines and cosines in halves as in their code.
     """
     _check_even("sinusoid_positions", d_model)
+    _check_base("sinusoid_positions", base)
     half = d_model.size // 2
     number = ew.cast(index_range(d_model), dtype)
     is_sine = ew.less(number, float(half))
     step = ew.where(is_sine, number, ew.subtract(number, float(half)))
     position = ew.cast(index_range(length), dtype)
     angle = ew.multiply(
-        position, ew.exp(ew.multiply(step, -math.log(base) / half)),
-        output_shape=Shape([length, d_model]),
-    )  # fmt: skip
+        position, ew.exp(ew.multiply(step, -math.log(base) / half)), output_shape=Shape([length, d_model])
+    )
     return ew.where(is_sine, ew.sin(angle), ew.cos(angle), output_shape=angle.shape)
 
 
@@ -67,7 +65,7 @@ class RotaryScaling:
         factor: What rates are divided by.
         low: Waves of ``length`` positions up to which rates are divided.
         high: Waves of ``length`` positions from which on rates stay.
-        length: Of the texts that the model was first trained on, in tokens.
+        length: Length of the texts that the model was first trained on, in tokens.
 
     Source: Chen et al. 2023 (linear); Llama 3.1 (Grattafiori et al. 2024).
     """
@@ -81,18 +79,16 @@ class RotaryScaling:
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3"):
             raise ConfigError(
-                f"rotary_scaling: there is no kind '{self.kind}'.",
-                suggest(self.kind, ("linear", "llama3")),
+                f"rotary_scaling: there is no kind '{self.kind}'.", suggest(self.kind, ("linear", "llama3"))
             )
         if min(self.factor, self.low, self.length) <= 0 or self.high <= self.low:
             raise ConfigError(
-                f"rotary_scaling {self}: the numbers do not fit.",
-                "Give positive numbers, and high greater than low.",
+                f"rotary_scaling {self}: the numbers do not fit.", "Give positive numbers, and high greater than low."
             )
 
     @classmethod
     def parse(cls, text: str) -> RotaryScaling | None:
-        """Of "linear:<factor>" or "llama3:<factor>,<low>,<high>,<length>"; empty: None."""
+        """Parses "linear:<factor>" or "llama3:<factor>,<low>,<high>,<length>"; empty: None."""
         if not text:
             return None
         kind, _, numbers = text.partition(":")
@@ -102,8 +98,7 @@ class RotaryScaling:
             values = []
         if len(values) != {"linear": 1, "llama3": 4}.get(kind, len(values)) or not values:
             raise ConfigError(
-                f"rotary_scaling is '{text}'.",
-                "Give linear:<factor> or llama3:<factor>,<low>,<high>,<length>.",
+                f"rotary_scaling is '{text}'.", "Give linear:<factor> or llama3:<factor>,<low>,<high>,<length>."
             )
         return cls(kind, *values)
 
@@ -125,9 +120,13 @@ class RotaryScaling:
 
 
 def rotary(
-    x: Tensor, length_dim: DimLike, dim: DimLike, base: float = 10000.0,
-    positions: Tensor | None = None, scaling: RotaryScaling | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    length_dim: DimLike,
+    dim: DimLike,
+    base: float = 10000.0,
+    positions: Tensor | None = None,
+    scaling: RotaryScaling | None = None,
+) -> Tensor:
     """x with each pair (i, i + half) of ``dim`` rotated by the angle p base**(-i / half).
 
     Products of rotated queries and keys depend on the distance of their positions p only.
@@ -150,6 +149,7 @@ def rotary(
     name = dim_name(dim)
     whole = x.shape.dim(name)
     _check_even("rotary", whole)
+    _check_base("rotary", base)
     half = Dimension(name, whole.size // 2)
     wide = "float64" if x.dtype == "float64" else "float32"
     if positions is None:
@@ -166,15 +166,19 @@ def rotary(
     return concat(turned, name)
 
 
+def _check_base(what: str, base: float) -> None:
+    if not base > 0:
+        raise ShapeError(f"{what}: the base is {base}.", "Give a positive number, mostly 10000.")
+
+
 def _check_even(what: str, dim: Dimension) -> None:
     if dim.size % 2:
         raise ShapeError(f"{what}: dimension {dim} has an odd size.", "Give an even one.")
 
 
 def relative_position_bucket(
-    distance: Tensor, bidirectional: bool = True, num_buckets: int = BUCKETS,
-    max_distance: int = MAX_DISTANCE,
-) -> Tensor:  # fmt: skip
+    distance: Tensor, bidirectional: bool = True, num_buckets: int = BUCKETS, max_distance: int = MAX_DISTANCE
+) -> Tensor:
     """Buckets of distances: one each for small ones, then ever wider ones up to ``max_distance``.
 
     Args:
@@ -211,11 +215,16 @@ def relative_position_bucket(
 
 
 def relative_position_bias(
-    heads: Dimension | Sequence[Dimension], query_length: Dimension, memory_length: Dimension,
-    bidirectional: bool = True, num_buckets: int = BUCKETS, max_distance: int = MAX_DISTANCE,
-    variable_dtype: str | VariableDType = "float32", initializer: Any = None,
-    name: str = "relative_position_bias",
-) -> Tensor:  # fmt: skip
+    heads: Dimension | Sequence[Dimension],
+    query_length: Dimension,
+    memory_length: Dimension,
+    bidirectional: bool = True,
+    num_buckets: int = BUCKETS,
+    max_distance: int = MAX_DISTANCE,
+    variable_dtype: str | VariableDType = "float32",
+    initializer: Any = None,
+    name: str | None = None,
+) -> Tensor:
     """A learned number for each head and bucket of distances, to be added to attention logits.
 
     Compute it once and pass it to every layer to share it between layers, as T5 does.
@@ -236,25 +245,27 @@ def relative_position_bias(
 
     Source: T5 (Raffel et al. 2020).
     """
+    name = layer_name(name, "relative_position_bias")
     shape = Shape([query_length, memory_length])
-    distance = ew.subtract(
-        index_range(memory_length), index_range(query_length), output_shape=shape
-    )  # fmt: skip
+    distance = ew.subtract(index_range(memory_length), index_range(query_length), output_shape=shape)
     dims = [heads] if isinstance(heads, Dimension) else list(heads)
-    return bias_of_distance(
-        distance, dims, bidirectional, num_buckets, max_distance, variable_dtype, initializer, name
-    )
+    return bias_of_distance(distance, dims, bidirectional, num_buckets, max_distance, variable_dtype, initializer, name)
 
 
 def bias_of_distance(
-    distance: Tensor, heads: Sequence[Dimension], bidirectional: bool, num_buckets: int,
-    max_distance: int, variable_dtype: str | VariableDType, initializer: Any, name: str,
-) -> Tensor:  # fmt: skip
+    distance: Tensor,
+    heads: Sequence[Dimension],
+    bidirectional: bool,
+    num_buckets: int,
+    max_distance: int,
+    variable_dtype: str | VariableDType,
+    initializer: Any,
+    name: str,
+) -> Tensor:
     """The variable ``name`` [heads, buckets] at the buckets of ``distance``: [heads, distance]."""
     buckets = Dimension("buckets", num_buckets)
-    weights = get_variable(
-        name, Shape([*heads, buckets]), variable_dtype, initializer or zeros_initializer()
-    )  # fmt: skip
+    first = zeros_initializer() if initializer is None else initializer
+    weights = get_variable(name, Shape([*heads, buckets]), variable_dtype, first)
     index = relative_position_bucket(distance, bidirectional, num_buckets, max_distance)
     bias = gather(weights, index, buckets)
     return ew.broadcast(bias, Shape([*heads, *distance.shape]))

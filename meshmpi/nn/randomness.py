@@ -8,20 +8,24 @@ from __future__ import annotations
 from meshmpi.dims import ShapeLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.sources import random_uniform
+from meshmpi.graph.ops.structure import DimLike
 from meshmpi.nn.functions import TensorOrNumber, widened
 from meshmpi.nn.ordering import argmax
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.sources import random_uniform
-from meshmpi.ops.structure import DimLike
 
 _LEAST_UNIFORM = 2.0**-25
 """Stands for a 0 among numbers of 24 bits, whose logarithm is infinite."""
 
 
 def dropout(
-    x: Tensor, is_training: bool, keep_prob: float | None = None, rate: float | None = None,
-    noise_shape: ShapeLike | None = None, name: str = "dropout",
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    is_training: bool,
+    keep_prob: float | None = None,
+    rate: float | None = None,
+    noise_shape: ShapeLike | None = None,
+    name: str = "dropout",
+) -> Tensor:
     """In training keeps each element with probability ``keep_prob``, scaled by 1 / keep_prob.
 
     Args:
@@ -38,14 +42,10 @@ def dropout(
     Source: Srivastava et al. 2014.
     """
     if (keep_prob is None) == (rate is None):
-        raise ShapeError(
-            f"dropout: keep_prob is {keep_prob} and rate is {rate}.", "Give exactly one of them."
-        )
+        raise ShapeError(f"dropout: keep_prob is {keep_prob} and rate is {rate}.", "Give exactly one of them.")
     keep = keep_prob if keep_prob is not None else 1.0 - rate  # type: ignore[operator]
     if not 0.0 < keep <= 1.0:
-        raise ShapeError(
-            f"dropout: {keep} is no probability to keep an element.", "Give a number in (0, 1]."
-        )
+        raise ShapeError(f"dropout: {keep} is no probability to keep an element.", "Give a number in (0, 1].")
     if not is_training or keep == 1.0:
         return x
     # float32 numbers even for bfloat16 tensors: 8 bits are too few to compare with a probability.
@@ -54,9 +54,7 @@ def dropout(
     return ew.multiply(x, scale, output_shape=x.shape)
 
 
-def multiplicative_jitter(
-    x: Tensor, is_training: bool, epsilon: float = 1e-2, name: str = "jitter"
-) -> Tensor:
+def multiplicative_jitter(x: Tensor, is_training: bool, epsilon: float = 1e-2, name: str = "jitter") -> Tensor:
     """In training x times independent uniform numbers in [1 - epsilon, 1 + epsilon)."""
     if not is_training or epsilon == 0.0:
         return x

@@ -6,22 +6,23 @@ from collections.abc import Callable, Sequence
 
 from meshmpi.dims import ShapeLike
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, scope
+from meshmpi.graph import Tensor, layer_name, scope
+from meshmpi.graph.arguments import asked
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.reductions import reduce_mean
+from meshmpi.graph.ops.regions import custom_gradient
+from meshmpi.graph.ops.sources import get_variable, random_uniform, step_number
 from meshmpi.nn.functions import widened
 from meshmpi.nn.initializers import zeros_initializer
 from meshmpi.nn.layers import DTypeLike, variable_type
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.reductions import reduce_mean
-from meshmpi.ops.regions import custom_gradient
-from meshmpi.ops.sources import get_variable, random_uniform, step_number
 
 
 def residual(x: Tensor, sublayers: Callable[[Tensor], Tensor]) -> Tensor:
     """x + sublayers(x)."""
-    return ew.add(x, sublayers(x), output_shape=x.shape)
+    return ew.add(x, asked(sublayers, "residual", x), output_shape=x.shape)
 
 
-def rezero(x: Tensor, variable_dtype: DTypeLike = None, name: str = "rezero") -> Tensor:
+def rezero(x: Tensor, variable_dtype: DTypeLike = None, name: str | None = None) -> Tensor:
     """x times a learned number that begins at 0, so that a deep network begins as the identity.
 
     Args:
@@ -31,8 +32,10 @@ def rezero(x: Tensor, variable_dtype: DTypeLike = None, name: str = "rezero") ->
 
     Source: Bachlechner et al. 2020.
     """
+    name = layer_name(name, "rezero")
     with scope(name):
-        scale = get_variable("scale", (), variable_type(variable_dtype, x), zeros_initializer())
+        dtype = variable_type(variable_dtype, x)
+        scale = get_variable("scale", (), dtype, zeros_initializer(), decays=False)
         return ew.multiply(x, scale, output_shape=x.shape)
 
 
@@ -48,9 +51,7 @@ def clip_activation_gradient(x: Tensor, clip_rms_norm: float) -> Tensor:
     Source: Mesh-TensorFlow's clip_activation_gradient.
     """
     if clip_rms_norm <= 0:
-        raise ShapeError(
-            f"clip_activation_gradient: clip_rms_norm is {clip_rms_norm}.", "Give a positive one."
-        )
+        raise ShapeError(f"clip_activation_gradient: clip_rms_norm is {clip_rms_norm}.", "Give a positive one.")
 
     def clipped(xs: Sequence[Tensor], ys: Sequence[Tensor], dys: Sequence[Tensor]) -> list[Tensor]:
         (dy,) = dys
@@ -63,9 +64,13 @@ def clip_activation_gradient(x: Tensor, clip_rms_norm: float) -> Tensor:
 
 
 def annealed_dropout(
-    x: Tensor, is_training: bool, rate: float, total_steps: int,
-    noise_shape: ShapeLike | None = None, name: str = "dropout",
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    is_training: bool,
+    rate: float,
+    total_steps: int,
+    noise_shape: ShapeLike | None = None,
+    name: str = "dropout",
+) -> Tensor:
     """`dropout` whose rate falls linearly from ``rate`` at step 0 to 0 at ``total_steps``.
 
     Args:

@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ConfigError, suggest
 from meshmpi.graph import Tensor
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.contraction import einsum
+from meshmpi.graph.ops.indexing import gather, scatter_add, top_k
+from meshmpi.graph.ops.placement import stop_gradient
+from meshmpi.graph.ops.positions import range as index_range
+from meshmpi.graph.ops.reductions import reduce_sum
+from meshmpi.graph.ops.scan import cumsum
+from meshmpi.graph.ops.sources import VariableDType, get_variable, ones, random_uniform
+from meshmpi.graph.ops.structure import reshape, unstack
 from meshmpi.nn.functions import one_hot, reduce_logsumexp, softmax, widened
 from meshmpi.nn.layers import wide_type
 from meshmpi.nn.randomness import multiplicative_jitter
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.contraction import einsum
-from meshmpi.ops.indexing import gather, scatter_add, top_k
-from meshmpi.ops.placement import stop_gradient
-from meshmpi.ops.reductions import reduce_sum
-from meshmpi.ops.scan import cumsum
-from meshmpi.ops.sources import VariableDType, get_variable, ones, random_uniform
-from meshmpi.ops.sources import range as index_range
-from meshmpi.ops.structure import reshape, unstack
 
 _CHOICES = {
     "chooser": ("tokens", "experts"),
@@ -51,7 +51,7 @@ class Gating:
         places: The number of tokens an expert takes, whatever the group's size; None: by factors.
         group_size: Tokens that share capacities; None: those along the last token dim.  Smaller
             ones cut that dim into equal parts, larger ones join whole rows of it.
-        second_policy: Of a token's choices after the first: "all", "none", "threshold" (gate above
+        second_policy: Which of a token's choices after the first are kept: "all", "none", "threshold" (gate above
             ``second_threshold``), or "random" (with probability gate / ``second_threshold``).
         second_threshold: See ``second_policy``.
         chooser: "tokens" choose experts; "experts" choose the tokens with the largest gates, so
@@ -88,13 +88,9 @@ class Gating:
         positive = ("choices", "capacity_factor", "eval_capacity_factor", "second_threshold")
         for name in positive:
             if getattr(self, name) <= 0:
-                raise ConfigError(
-                    f"Gating: {name} is {getattr(self, name)}.", "Give a positive number."
-                )
+                raise ConfigError(f"Gating: {name} is {getattr(self, name)}.", "Give a positive number.")
         if self.group_size is not None and self.group_size < 1:
-            raise ConfigError(
-                f"Gating: group_size is {self.group_size}.", "Give at least 1 token, or None."
-            )
+            raise ConfigError(f"Gating: group_size is {self.group_size}.", "Give at least 1 token, or None.")
         if self.places is not None and self.places < 1:
             raise ConfigError(f"Gating: places is {self.places}.", "Give at least 1, or None.")
 
@@ -141,10 +137,17 @@ class _Gates(NamedTuple):
 
 
 def route(
-    x: Tensor, tokens: Dimension, experts: Dimension, capacity: Dimension, gating: Gating,
-    is_training: bool, real: Tensor | None, outer: Sequence[Dimension], dtype: VariableDType,
+    x: Tensor,
+    tokens: Dimension,
+    experts: Dimension,
+    capacity: Dimension,
+    gating: Gating,
+    is_training: bool,
+    real: Tensor | None,
+    outer: Sequence[Dimension],
+    dtype: VariableDType,
     initializer: Any = None,
-) -> Routing:  # fmt: skip
+) -> Routing:
     """Chooses experts with the variable ``router`` [outer, io, experts] of the current scope.
 
     Args:
@@ -157,14 +160,14 @@ def route(
         real: bool [groups, tokens]: tokens that may take a place; None: all.
         outer: Dims of x that each have a router of their own.
         dtype: Types of the router; it is computed in at least float32.
-        initializer: Of the router.
+        initializer: Initializer of the router.
     """
     if gating.choices > experts.size:
         raise ConfigError(
             f"a token chooses {gating.choices} of the {experts.size} experts '{experts.name}'.",
             "Give fewer choices or more experts.",
         )
-    io = x.shape[-1]
+    io = x.at(-1, "mixture_of_experts")
     places = x.shape.without([io.name])
     seen = multiplicative_jitter(widened(x), is_training, gating.jitter, "router_jitter")
     kernel = get_variable("router", Shape([*outer, io, experts]), wide_type(dtype), initializer)
@@ -187,9 +190,7 @@ def _gumbel(shape: Shape, dtype: str) -> Tensor:
     return ew.negative(ew.log(ew.negative(ew.log(uniform))))
 
 
-def _by_tokens(
-    gates: _Gates, gating: Gating, is_training: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _by_tokens(gates: _Gates, gating: Gating, is_training: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """First choices of all tokens are placed first, in the order of tokens; then second ones."""
     choices = Dimension("_choices", gating.choices)
     _, index = top_k(stop_gradient(gates.scores), gates.experts, choices)
@@ -224,18 +225,14 @@ def _zeros(shape: Shape, dtype: str) -> Tensor:
     return ew.multiply(ones(shape, dtype), 0)
 
 
-def _placed(
-    gates: _Gates, picks: Sequence[Tensor], asking: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
+def _placed(gates: _Gates, picks: Sequence[Tensor], asking: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(The token in each place, first choices [groups, tokens, experts])."""
     experts, capacity, shape = gates.experts, gates.capacity.size, gates.real.shape
     slots = Dimension(f"{experts.name}_slots", experts.size * capacity)
     numbers = ew.broadcast(ew.add(index_range(gates.tokens), 1), shape)
     taken, filled, hits = None, [], []
     for pick, asks in zip(picks, asking, strict=True):
-        hit = ew.multiply(
-            one_hot(pick, experts, dtype="int32"), asks, output_shape=shape + [experts]
-        )
+        hit = ew.multiply(one_hot(pick, experts, dtype="int32"), asks, output_shape=shape + [experts])
         place = cumsum(hit, gates.tokens, exclusive=True)
         if taken is not None:
             place = ew.add(place, taken, output_shape=place.shape)
@@ -250,9 +247,7 @@ def _placed(
     return reshape(token, gates.groups + [experts, gates.capacity]), hits[0]
 
 
-def _by_experts(
-    gates: _Gates, gating: Gating, is_training: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _by_experts(gates: _Gates, gating: Gating, is_training: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Every expert takes the tokens that score highest; some take none of a token, some many."""
     real = ew.greater(gates.real, 0)
     shape = gates.scores.shape

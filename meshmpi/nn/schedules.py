@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from meshmpi.errors import ConfigError, suggest
 from meshmpi.graph import Tensor
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.sources import constant as constant_tensor
+from meshmpi.graph.arguments import check_all as _check_all
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.sources import constant as constant_tensor
 
 Schedule = Callable[[Tensor], Tensor]
 
@@ -24,11 +25,11 @@ def constant(value: float) -> Schedule:
 
 
 def linear_warmup(warmup_steps: int = 10000) -> Schedule:
-    """(step + 1) / warmup_steps, at most 1."""
+    """step / warmup_steps, at most 1; so the first update has rate 0, as in Mesh-TensorFlow."""
     _positive("linear_warmup", warmup_steps)
 
     def schedule(step: Tensor) -> Tensor:
-        return ew.minimum(ew.divide(ew.add(_float(step), 1.0), float(warmup_steps)), 1.0)
+        return ew.minimum(ew.divide(_float(step), float(warmup_steps)), 1.0)
 
     return schedule
 
@@ -44,9 +45,8 @@ truncated_rsqrt = rsqrt_decay
 
 
 def noam(
-    total_steps: int, warmup_steps: int = 10000, linear_decay_fraction: float = 0.1,
-    multiplier: float = 1.0,
-) -> Schedule:  # fmt: skip
+    total_steps: int, warmup_steps: int = 10000, linear_decay_fraction: float = 0.1, multiplier: float = 1.0
+) -> Schedule:
     """multiplier * rsqrt_decay, then falling to 0 over the last share of the steps.
 
     Args:
@@ -69,33 +69,34 @@ def slanted_triangular(
 ) -> Schedule:
     """Rising from max_rate / ratio to ``max_rate`` and falling back, linearly; then constant.
 
+    It rises over cut = floor(total_steps * cut_fraction) steps and falls over the next
+    cut * (1 / cut_fraction - 1), which end at ``total_steps`` or, where cut was rounded, before it.
+
     Args:
-        total_steps: Step at which it is max_rate / ratio again.
+        total_steps: Length of the schedule in steps.
         cut_fraction: Share of the steps in which it rises.
-        ratio: Of the largest to the smallest rate.
+        ratio: Largest rate divided by the smallest.
         max_rate: The largest rate.
 
-    Source: Howard and Ruder 2018.
+    Source: Howard and Ruder 2018, equation 3.
     """
     _share("slanted_triangular", cut_fraction)
-    cut = total_steps * cut_fraction
-    _positive("slanted_triangular", cut)
+    cut = math.floor(total_steps * cut_fraction)
+    _positive("the rise of slanted_triangular", cut)
+    fall = cut * (1 / cut_fraction - 1)
 
     def schedule(step: Tensor) -> Tensor:
         done = _float(step)
-        height = ew.divide(done, cut)
-        if total_steps > cut:
-            falling = ew.divide(ew.subtract(float(total_steps), done), total_steps - cut)
-            height = ew.minimum(height, falling)
-        height = ew.maximum(height, 0.0)
+        height = ew.divide(done, float(cut))
+        if fall > 0:
+            falling = ew.subtract(1.0, ew.divide(ew.subtract(done, float(cut)), fall))
+            height = ew.maximum(ew.minimum(height, falling), 0.0)
         return ew.multiply(ew.add(ew.multiply(height, ratio - 1.0), 1.0), max_rate / ratio)
 
     return schedule
 
 
-def linear_decay_learning_rate(
-    total_steps: int, initial_rate: float = 0.1, offset: int = 0
-) -> Schedule:
+def linear_decay_learning_rate(total_steps: int, initial_rate: float = 0.1, offset: int = 0) -> Schedule:
     """``initial_rate`` until step ``offset``, then falling linearly to 0 at ``total_steps``."""
     return product(initial_rate, linear_decay(total_steps, total_steps - offset))
 
@@ -137,6 +138,8 @@ def cosine(peak: float, warmup_steps: int, total_steps: int, minimum: float = 0.
 
     Source: nanoGPT's train.py.
     """
+    if not peak > 0:
+        raise ConfigError(f"schedules.cosine: the peak is {peak}.", "Give a positive number.")
     decay = cosine_decay(total_steps, minimum / peak, warmup_steps)
 
     def schedule(step: Tensor) -> Tensor:
@@ -161,26 +164,29 @@ def product(*factors: float | Schedule) -> Schedule:
     return schedule
 
 
-def paper_schedule(
-    total_steps: int, last_steps: int, warmup_steps: int = 10000, factor: float = 1.0
-) -> Schedule:
+def paper_schedule(total_steps: int, last_steps: int, warmup_steps: int = 10000, factor: float = 1.0) -> Schedule:
     """factor * linear_warmup * rsqrt_decay * linear_decay over the last steps.
 
     Source: Mesh-TensorFlow's Transformer configurations (136,000 steps, the last 13,600 decaying).
     """
     return product(
-        factor, linear_warmup(warmup_steps), rsqrt_decay(warmup_steps),
-        linear_decay(total_steps, last_steps),
-    )  # fmt: skip
+        factor, linear_warmup(warmup_steps), rsqrt_decay(warmup_steps), linear_decay(total_steps, last_steps)
+    )
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "constant": constant, "linear_warmup": linear_warmup, "rsqrt_decay": rsqrt_decay,
-    "linear_decay": linear_decay, "cosine_decay": cosine_decay, "cosine": cosine,
-    "paper_schedule": paper_schedule, "truncated_rsqrt": truncated_rsqrt, "noam": noam,
+    "constant": constant,
+    "linear_warmup": linear_warmup,
+    "rsqrt_decay": rsqrt_decay,
+    "linear_decay": linear_decay,
+    "cosine_decay": cosine_decay,
+    "cosine": cosine,
+    "paper_schedule": paper_schedule,
+    "truncated_rsqrt": truncated_rsqrt,
+    "noam": noam,
     "slanted_triangular": slanted_triangular,
     "linear_decay_learning_rate": linear_decay_learning_rate,
-}  # fmt: skip
+}
 _CALL = re.compile(r"^([a-z_]+)\s*(?:\(([^()]*)\))?$")
 
 
@@ -207,16 +213,13 @@ def _parse_factor(factor: str, text: str) -> float | Schedule:
     if match is None or match[1] not in SCHEDULES:
         name = match[1] if match else factor
         raise ConfigError(
-            f"'{factor}' in the schedule '{text}' is neither a number nor a schedule.",
-            suggest(name, SCHEDULES),
+            f"'{factor}' in the schedule '{text}' is neither a number nor a schedule.", suggest(name, SCHEDULES)
         )
     numbers = [_number(a.strip()) for a in (match[2] or "").split(",") if a.strip()]
     try:
         return SCHEDULES[match[1]](*numbers)
     except TypeError as e:
-        raise ConfigError(
-            f"'{factor}' in the schedule '{text}': {e}.", "Give its arguments as numbers."
-        ) from None
+        raise ConfigError(f"'{factor}' in the schedule '{text}': {e}.", "Give its arguments as numbers.") from None
 
 
 def _number(text: str) -> int | float | None:
@@ -240,3 +243,21 @@ def _positive(name: str, steps: float) -> None:
 def _share(name: str, fraction: float) -> None:
     if not 0.0 < fraction <= 1.0:
         raise ConfigError(f"{name}: the share of steps is {fraction}.", "Give a number in (0, 1].")
+
+
+__all__ = [
+    "constant",
+    "cosine",
+    "cosine_decay",
+    "linear_decay",
+    "linear_decay_learning_rate",
+    "linear_warmup",
+    "noam",
+    "paper_schedule",
+    "parse_schedule",
+    "product",
+    "rsqrt_decay",
+    "slanted_triangular",
+    "truncated_rsqrt",
+]
+_check_all(globals(), __all__, "schedules.")

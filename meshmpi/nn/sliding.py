@@ -11,8 +11,8 @@ from typing import NamedTuple
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
-from meshmpi.ops.structure import DimLike, dim_name
-from meshmpi.slides import Slide
+from meshmpi.graph.ops.structure import DimLike, dim_name
+from meshmpi.ir.convolutions import ConvDims
 
 Padding = str | Sequence[tuple[int, int]]
 """``"SAME"``: ceil(size / stride) elements, zeros shared by both ends, the odd one behind;
@@ -25,11 +25,11 @@ class Geometry(NamedTuple):
     """How one dim slides.
 
     Attributes:
-        dim: Of the input.
+        dim: The dim of the input.
         taps: Elements of the filter.
         stride, dilation: In elements of the input.
         before: Padding in front.
-        size: Of the result.
+        size: Size of the result.
     """
 
     dim: Dimension
@@ -44,16 +44,15 @@ class Geometry(NamedTuple):
         """The dim of the filter, called after that of the input."""
         return Dimension(f"filter_{self.dim.name}", self.taps)
 
-    def slide(self) -> Slide:
+    def slide(self) -> ConvDims:
         """The slide from the input into a dim of the same name."""
         name = self.dim.name
-        return Slide(name, self.filter_dim.name, name, self.stride, self.dilation, self.before)
+        return ConvDims(name, self.filter_dim.name, name, self.stride, self.dilation, self.before)
 
 
 def sliding_dims(
-    x: Tensor, count: int, spatial_dims: Sequence[DimLike] | None, channels: DimLike | None,
-    what: str,
-) -> tuple[list[Dimension], Dimension]:  # fmt: skip
+    x: Tensor, count: int, spatial_dims: Sequence[DimLike] | None, channels: DimLike | None, what: str
+) -> tuple[list[Dimension], Dimension]:
     """(the dims that slide, the channels) of x: as named, else the last ones, channels last.
 
     Raises:
@@ -61,9 +60,10 @@ def sliding_dims(
     """
     if len(x.shape) < count + 1:
         raise ShapeError(
-            f"{what}: {x!r} has {len(x.shape)} dimensions; {count} that slide and one of channels"
-            " are needed.", "Add one with mm.reshape().", str(x.source),
-        )  # fmt: skip
+            f"{what}: {x!r} has {len(x.shape)} dimensions; {count} that slide and one of channels are needed.",
+            "Add one with mm.reshape().",
+            str(x.source),
+        )
     channel = x.shape[-1] if channels is None else x.dim(dim_name(channels), what)
     if spatial_dims is None:
         return list(x.shape.without([channel.name])[-count:]), channel
@@ -71,8 +71,10 @@ def sliding_dims(
     if len(names) != count or len(dict.fromkeys([*names, channel.name])) != count + 1:
         raise ShapeError(
             f"{what}: {names} and channels '{channel.name}' are not {count} dimensions that slide"
-            " and another of channels.", "Name each once.", str(x.source),
-        )  # fmt: skip
+            " and another of channels.",
+            "Name each once.",
+            str(x.source),
+        )
     return [x.dim(n, what) for n in names], channel
 
 
@@ -82,16 +84,18 @@ def each(value: Sizes | None, count: int, what: str) -> list[int]:
         return [1] * count
     numbers = [value] * count if isinstance(value, int) else list(value)
     if len(numbers) != count or any(n < 1 for n in numbers):
-        raise ShapeError(
-            f"{what} is {value}.", f"Give one number of at least 1, or {count} of them."
-        )
+        raise ShapeError(f"{what} is {value}.", f"Give one number of at least 1, or {count} of them.")
     return numbers
 
 
 def geometry(
-    dims: Sequence[Dimension], filter_size: Sizes, strides: Sizes | None, dilations: Sizes | None,
-    padding: Padding, what: str,
-) -> list[Geometry]:  # fmt: skip
+    dims: Sequence[Dimension],
+    filter_size: Sizes,
+    strides: Sizes | None,
+    dilations: Sizes | None,
+    padding: Padding,
+    what: str,
+) -> list[Geometry]:
     """How each of ``dims`` slides, and the size of the result.
 
     Raises:
@@ -117,10 +121,9 @@ def geometry(
             before = max(0, (size - 1) * steps[k] + reach - dim.size) // 2
         if size < 1:
             raise ShapeError(
-                f"{what}: a filter that reaches over {reach} elements does not fit into {dim} with"
-                f" padding {padding}.",
+                f"{what}: a filter that reaches over {reach} elements does not fit into {dim} with padding {padding}.",
                 f"Use padding='SAME', or a filter that reaches over {dim.size} at most.",
-            )  # fmt: skip
+            )
         out.append(Geometry(dim, taps[k], steps[k], spread[k], before, size))
     return out
 

@@ -71,17 +71,14 @@ class Work:
 
     def conflicts(self) -> set[frozenset[str]]:
         """Pairs of dims that some tensor has both: they cannot share an axis."""
-        return {
-            frozenset(pair) for dims in self.tensors for pair in itertools.combinations(dims, 2)
-        }
+        return {frozenset(pair) for dims in self.tensors for pair in itertools.combinations(dims, 2)}
 
     def splittable(self) -> list[str]:
         """Dims of two elements or more, those of most work first."""
         work = {
-            d: sum(n * math.prod(self.sizes[e] for e in s.dims)
-                   for s, n in self.sums.items() if d in s.dims)
+            d: sum(n * math.prod(self.sizes[e] for e in s.dims) for s, n in self.sums.items() if d in s.dims)
             for d in self.sizes
-        }  # fmt: skip
+        }
         return sorted((d for d in self.sizes if self.sizes[d] > 1), key=lambda d: (-work[d], d))
 
 
@@ -150,11 +147,22 @@ def independent_sets(dims: Sequence[str], conflicts: set[frozenset[str]]) -> lis
     """Sets of dims of which no two conflict, the empty one included; at most `MOST_SETS`."""
     found: list[Names] = [()]
     for d in dims:
-        more = [
-            (*s, d) for s in found if not any(frozenset((d, other)) in conflicts for other in s)
-        ]
+        more = [(*s, d) for s in found if not any(frozenset((d, other)) in conflicts for other in s)]
         found += more[: max(0, MOST_SETS - len(found))]
     return found
+
+
+def data_parallel(work: Work, mesh: MeshShape, machine: Machine) -> Candidate:
+    """Plain data parallelism: the dim with most work that no variable has, split over the whole mesh.
+
+    Where there is none that is large enough, nothing is split.
+    """
+    stored = {d for dims in work.variables for d in dims}
+    axes = tuple(a for a, n in mesh.axes if n > 1)
+    free = (d for d in work.splittable() if d not in stored and work.sizes[d] >= mesh.size)
+    layout = dict.fromkeys(itertools.islice(free, 1 if axes else 0), axes)
+    times = LowerBound(work, machine)
+    return Candidate(mesh, layout, times.bound(mesh, layout), times.guess(mesh, layout), {})
 
 
 def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]:
@@ -164,7 +172,7 @@ def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]
     axes is split over all of them.
     """
     conflicts = work.conflicts()
-    guesser = Guesser(work, machine)
+    guesser = LowerBound(work, machine)
     by_axis: list[list[Names]] = []
     for axis, size in mesh.axes:
         dims = [d for d in work.splittable() if work.sizes[d] >= size > 1]
@@ -175,9 +183,7 @@ def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]
     out: list[Candidate] = []
     sizes = mesh.sizes
     for chosen in itertools.product(*by_axis):
-        if any(
-            sizes[i - 1] == sizes[i] and chosen[i - 1] > chosen[i] for i in range(1, len(sizes))
-        ):
+        if any(sizes[i - 1] == sizes[i] and chosen[i - 1] > chosen[i] for i in range(1, len(sizes))):
             continue  # the same with equal axes exchanged
         layout: dict[str, Names] = {}
         for axis, dims in zip(mesh.names, chosen, strict=True):
@@ -192,15 +198,12 @@ def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]
     return sorted(out, key=lambda c: (c.guess, c.text))
 
 
-class Guesser:
-    """Quick times of layouts."""
+class LowerBound:
+    """Quick times of layouts: one that no program beats, and a guess."""
 
     def __init__(self, work: Work, machine: Machine):
         self.work, self.machine = work, machine
-        self._flops = [
-            (s, n * s.flops_each * math.prod(work.sizes[d] for d in s.dims))
-            for s, n in work.sums.items()
-        ]
+        self._flops = [(s, n * s.flops_each * math.prod(work.sizes[d] for d in s.dims)) for s, n in work.sums.items()]
 
     def bound(self, mesh: MeshShape, layout: Mapping[str, Names]) -> float:
         """Seconds of the arithmetic at the fastest rate of the machine."""
@@ -213,11 +216,9 @@ class Guesser:
         rules = [c.layout, c.storage, c.slots]
         split = {d: dict.fromkeys(a for r in rules for a in r.get(d, ())) for d in self.work.sizes}
         return sum(
-            each * math.prod(
-                self.work.sizes[d] // c.mesh.count(c.mesh.in_mesh_order(split[d])) for d in dims
-            )
+            each * math.prod(self.work.sizes[d] // c.mesh.count(c.mesh.in_mesh_order(split[d])) for d in dims)
             for dims, each in self.work.variables.items()
-        )  # fmt: skip
+        )
 
     def guess(self, mesh: MeshShape, layout: Mapping[str, Names]) -> float:
         """Seconds of products at their rates, sums sent where dims are split, tensors touched."""
@@ -235,9 +236,7 @@ class Guesser:
 
     def _local(self, mesh: MeshShape, layout: Mapping[str, Names], dims: Names) -> int:
         sizes = self.work.sizes
-        return math.prod(
-            -(-sizes[d] // mesh.count(layout[d])) if d in layout else sizes[d] for d in dims
-        )
+        return math.prod(-(-sizes[d] // mesh.count(layout[d])) if d in layout else sizes[d] for d in dims)
 
     def _sum(self, mesh: MeshShape, layout: Mapping[str, Names], s: Sum) -> float:
         out = s.output

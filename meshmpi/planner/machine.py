@@ -12,22 +12,41 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshmpi.collective_bytes import KINDS, bytes_sent
 from meshmpi.errors import ConfigError
+from meshmpi.ir.collective_bytes import KINDS, bytes_sent
 
 RELATIVE_COSTS = {
-    "simple": 1.0, "divide": 4.0, "exp": 8.0, "log": 10.0, "tanh": 12.0, "erf": 12.0,
-    "power": 20.0, "trigonometric": 15.0, "random": 12.0,
-}  # fmt: skip
+    "simple": 1.0,
+    "divide": 4.0,
+    "exp": 8.0,
+    "log": 10.0,
+    "tanh": 12.0,
+    "erf": 12.0,
+    "power": 20.0,
+    "trigonometric": 15.0,
+    "random": 12.0,
+}
 """Elementwise functions by class, as multiples of an addition, where nobody measured them.
 Status: assumption; of the order of vectorised C libraries."""
 
 FUNCTION_CLASSES = {
-    "divide": "divide", "floordiv": "divide", "mod": "divide", "sqrt": "divide",
-    "rsqrt": "divide", "reciprocal": "divide", "exp": "exp", "sigmoid": "exp", "log": "log",
-    "log1p": "log", "tanh": "tanh", "erf": "erf", "power": "power", "sin": "trigonometric",
-    "cos": "trigonometric", "identity": "",
-}  # fmt: skip
+    "divide": "divide",
+    "floordiv": "divide",
+    "mod": "divide",
+    "sqrt": "divide",
+    "rsqrt": "divide",
+    "reciprocal": "divide",
+    "exp": "exp",
+    "sigmoid": "exp",
+    "log": "log",
+    "log1p": "log",
+    "tanh": "tanh",
+    "erf": "erf",
+    "power": "power",
+    "sin": "trigonometric",
+    "cos": "trigonometric",
+    "identity": "",
+}
 """Scalar function -> class of its cost; all others are "simple", the identity costs nothing."""
 
 
@@ -149,6 +168,7 @@ class Machine:
         origin: Where the numbers come from, for reports.
         waits: Seconds that ranks computed since they last met in a collective -> seconds that they
             wait for the slowest in the next one; None: all are as fast.
+        disturbed: What disturbed the measurements, for people; empty: nothing that is known.
     """
 
     name: str
@@ -161,6 +181,7 @@ class Machine:
     memory_bytes: int = 0
     origin: str = "stated"
     waits: Curve | None = None
+    disturbed: str = ""
 
     def wait(self, computed: float) -> float:
         """Seconds that a rank waits in a collective, ``computed`` seconds after the last one.
@@ -213,6 +234,13 @@ def operations_from(simple: float, known: Mapping[str, float] | None = None) -> 
 
 
 __all__ = [
-    "FUNCTION_CLASSES", "KINDS", "RELATIVE_COSTS", "Curve", "Machine", "Network", "ProductRates",
-    "operations_from", "rounds",
-]  # fmt: skip
+    "FUNCTION_CLASSES",
+    "KINDS",
+    "RELATIVE_COSTS",
+    "Curve",
+    "Machine",
+    "Network",
+    "ProductRates",
+    "operations_from",
+    "rounds",
+]

@@ -16,22 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from meshmpi.amounts import bytes_of
 from meshmpi.errors import ConfigError, suggest
-from meshmpi.planner.machine import (
-    KINDS,
-    RELATIVE_COSTS,
-    Curve,
-    Machine,
-    Network,
-    ProductRates,
-    operations_from,
-)
-from meshmpi.scalar import DTYPES
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+from meshmpi.files import plain
+from meshmpi.graph.arguments import checked
+from meshmpi.ir.scalar import DTYPES
+from meshmpi.planner.machine import KINDS, RELATIVE_COSTS, Curve, Machine, Network, ProductRates, operations_from
 
 BUILT_IN = {
     # 22.5 TFLOP/s a core and 300 GB/s are the paper's time's published figures of a TPUv2 core
@@ -51,20 +41,24 @@ instruction = 2e-6
 [network]
 latency = 2e-6
 bandwidth = 62e9
-""",
+"""
 }
 """Names that `load_machine` knows."""
 _SECTIONS = {
-    "products": DTYPES, "memory": ("bandwidth", "table"), "operations": tuple(RELATIVE_COSTS),
-    "calls": ("instruction", "step"), "waits": ("table",), "network": None,
-}  # fmt: skip
+    "products": DTYPES,
+    "memory": ("bandwidth", "table"),
+    "operations": tuple(RELATIVE_COSTS),
+    "calls": ("instruction", "step"),
+    "waits": ("table",),
+    "network": None,
+}
 _NEEDED = ("products", "memory")
-_TOP = ("name", "origin", "memory_bytes", *_SECTIONS)
-_UNITS = {"TB": 2**40, "GB": 2**30, "MB": 2**20, "KB": 2**10, "B": 1}
+_TOP = ("name", "origin", "disturbed", "memory_bytes", *_SECTIONS)
 _SHORTEST_WAIT = 1e-9
 """What a wait of 0 counts as: between the points of a curve are logarithms."""
 
 
+@checked
 def load_machine(name: str | Path) -> Machine:
     """A machine by the name of a built-in description or the path of a file.
 
@@ -78,11 +72,9 @@ def load_machine(name: str | Path) -> Machine:
     if str(name) in BUILT_IN:
         return parse_machine(BUILT_IN[str(name)], str(name))
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        text = plain.text(name)
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{name} is no text: {error}.", "Give the file that `meshmpi calibrate` wrote."
-        ) from None
+        raise ConfigError(f"{name} is no text: {error}.", "Give the file that `meshmpi calibrate` wrote.") from None
     except (OSError, ValueError) as error:  # the latter of a path that no file can have
         raise ConfigError(
             f"there is no machine '{name}': {getattr(error, 'strerror', None) or error}.",
@@ -98,31 +90,30 @@ def parse_machine(text: str, place: str) -> Machine:
         ConfigError: Of what is missing, unknown, out of range or of the wrong form.
     """
     try:
-        given = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # not only of the syntax: of huge integers
-        raise ConfigError(
-            f"{place} is not valid TOML: {error}.", "Correct the line named."
-        ) from error
+        given = plain.parse_toml(text)
+    except ValueError as error:  # not only of the syntax: of huge integers
+        raise ConfigError(f"{place} is not valid TOML: {error}.", "Correct the line named.") from error
     _known(given, _TOP, place)
     sections = {name: _section(given, name, place) for name in _SECTIONS}
-    products = {
-        dtype: _rates(value, f"{place} products.{dtype}")
-        for dtype, value in sections["products"].items()
-    }
+    products = {dtype: _rates(value, f"{place} products.{dtype}") for dtype, value in sections["products"].items()}
     if "float32" not in products:
         raise ConfigError(f"{place}: [products] has no float32.", "Give FLOP per second.")
     costs = sections["operations"]
     operations = {kind: _number(v, f"{place} operations.{kind}") for kind, v in costs.items()}
     calls = {k: _number(v, f"{place} calls.{k}", True) for k, v in sections["calls"].items()}
     return Machine(
-        _text(given, "name", place, place), products, _memory(sections["memory"], place),
+        _text(given, "name", place, place),
+        products,
+        _memory(sections["memory"], place),
         operations_from(operations.get("simple", 1e-10), operations),
-        calls.get("instruction", 2e-6), calls.get("step", 0.0),
+        calls.get("instruction", 2e-6),
+        calls.get("step", 0.0),
         _networks(sections["network"], place),
         _bytes(given.get("memory_bytes", 0), f"{place} memory_bytes"),
         _text(given, "origin", "stated", place),
         _waits(sections["waits"], place) if "waits" in given else None,
-    )  # fmt: skip
+        _text(given, "disturbed", "", place),
+    )
 
 
 # ---- reading -----------------------------------------------------------------------------------
@@ -165,9 +156,7 @@ def _number(value: Any, place: str, or_zero: bool = False) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
         number = float(value) if abs(value) <= sys.float_info.max else -1.0
     if number < 0.0 or (number == 0.0 and not or_zero):
-        raise ConfigError(
-            f"{place} is {reprlib.repr(value)}, which is no {kind}.", f"Give a {kind}."
-        )
+        raise ConfigError(f"{place} is {reprlib.repr(value)}, which is no {kind}.", f"Give a {kind}.")
     return number
 
 
@@ -183,38 +172,18 @@ def _whole(value: Any, least: int, place: str) -> int:
 
 
 def _bytes(value: Any, place: str) -> int:
-    """Bytes as a number, 0 where they are not known, or as text: ``"1.5 GB"`` (of 2**30).
-
-    The texts are those that `meshmpi.api.bytes_of` takes, which lies above this room.
-    """
-    if not isinstance(value, str):
-        return int(_number(value, place, True))
-    text = value.strip().upper()
-    unit = next((u for u in _UNITS if text.endswith(u)), "")
-    try:
-        size = float(text.removesuffix(unit)) * _UNITS.get(unit, 1)
-    except ValueError:
-        size = 0.0
-    if not 1.0 <= size < math.inf:
-        raise ConfigError(
-            f"{place} is {reprlib.repr(value)}, which is no number of bytes.",
-            "Write 64e9, '800 MB' or '1.5 GB'.",
-        )
-    return int(size)
+    """Bytes as a number, 0 where they are not known, or as a text such as ``"1.5 GB"``."""
+    return bytes_of(value, place) if isinstance(value, str) else int(_number(value, place, True))
 
 
 def _rows(value: Any, columns: str, place: str) -> list[list[Any]]:
     """The rows of a table, each with as many entries as there are names of columns."""
     length = columns.count(",") + 1
     if not isinstance(value, list) or not value:
-        raise ConfigError(
-            f"{place} is {reprlib.repr(value)}, which is no table.", f"Give rows [{columns}]."
-        )
+        raise ConfigError(f"{place} is {reprlib.repr(value)}, which is no table.", f"Give rows [{columns}].")
     for i, row in enumerate(value, 1):
         if not isinstance(row, list) or len(row) != length:
-            raise ConfigError(
-                f"{place} row {i}: {reprlib.repr(row)} is no row.", f"Write [{columns}]."
-            )
+            raise ConfigError(f"{place} row {i}: {reprlib.repr(row)} is no row.", f"Write [{columns}].")
     return value
 
 
@@ -241,8 +210,7 @@ def _rates(value: Any, place: str) -> ProductRates:
     missing = next((key for key in every if key not in table), None)
     if missing is not None:
         raise ConfigError(
-            f"{place} has no rate of m, n, k = {', '.join(map(str, missing))}.",
-            "Give every combination of the sizes.",
+            f"{place} has no rate of m, n, k = {', '.join(map(str, missing))}.", "Give every combination of the sizes."
         )
     return ProductRates(sizes, table)
 
@@ -255,17 +223,13 @@ def _memory(section: Mapping[str, Any], place: str) -> Curve:
 
 def _waits(section: Mapping[str, Any], place: str) -> Curve:
     if "table" not in section:
-        raise ConfigError(
-            f"{place} waits.table is missing.", "Give rows [seconds computed, seconds waited]."
-        )
+        raise ConfigError(f"{place} waits.table is missing.", "Give rows [seconds computed, seconds waited].")
     columns = "seconds computed, seconds waited"
     points = _points(section["table"], columns, f"{place} waits.table", True)
     return Curve(tuple((at, max(_SHORTEST_WAIT, y)) for at, y in points))
 
 
-def _points(
-    value: Any, columns: str, place: str, or_zero: bool = False
-) -> tuple[tuple[float, float], ...]:
+def _points(value: Any, columns: str, place: str, or_zero: bool = False) -> tuple[tuple[float, float], ...]:
     """Of a curve; ``or_zero``: whether its values may be 0."""
     points = list[tuple[float, float]]()
     first, second = columns.split(", ")
@@ -309,10 +273,14 @@ def _collective(value: Any, place: str) -> list[tuple[int, int, float]]:
 def machine_text(machine: Machine) -> str:
     """The file of a machine; `parse_machine` reads it back."""
     lines = [
-        f"name = {_quoted(machine.name)}", f"origin = {_quoted(machine.origin)}",
-        f"memory_bytes = {machine.memory_bytes}", "", "[products]",
+        f"name = {_quoted(machine.name)}",
+        f"origin = {_quoted(machine.origin)}",
+        *([f"disturbed = {_quoted(machine.disturbed)}"] if machine.disturbed else []),
+        f"memory_bytes = {machine.memory_bytes}",
+        "",
+        "[products]",
         "# rows of m, n, k, FLOP per second",
-    ]  # fmt: skip
+    ]
     for dtype, rates in machine.products.items():
         if len(rates.rates) == 1:
             lines.append(f"{dtype} = {next(iter(rates.rates.values())):.4g}")

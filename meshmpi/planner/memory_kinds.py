@@ -7,21 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshmpi.passes.memory import MemoryPlan, Sharing, aligned_bytes
-from meshmpi.program import Program
+from meshmpi.compiler.passes.memory import MemoryPlan, Sharing, aligned_bytes
+from meshmpi.ir.kinds import Write
+from meshmpi.ir.program import Program
 
-KINDS: tuple[str, ...] = (
-    "parameters",
-    "slots",
-    "feeds",
-    "gradients",
-    "activations",
-    "gaps",
-    "workspace",
-)
+KINDS: tuple[str, ...] = ("parameters", "slots", "feeds", "gradients", "activations", "gaps", "workspace")
 """Kinds of memory; gaps are bytes of the arena between values."""
-_PASSES_ON = ("map", "segment", "all_reduce", "reduce_scatter", "view", "wait", "transpose",
-              "take_shard", "all_gather", "all_to_all")  # fmt: skip
 
 
 def peak_instruction(plan: MemoryPlan) -> int:
@@ -67,16 +58,16 @@ def gradient_values(program: Program) -> Mapping[int, None]:
     """
     makers = {v: i for i in program.instructions for v in i.outputs}
     shapes = [v.type.shape.sizes for v in program.variables.values() if v.trainable]
-    open_values = [i.inputs[0] for i in program.instructions if i.kind == "write"]
+    open_values = [i.inputs[0] for i in program.instructions if isinstance(i.attrs, Write)]
     seen: dict[int, None] = {}
     while open_values:
         v = open_values.pop()
         if v in seen or program.types[v].shape.sizes not in shapes:
             continue
         maker = makers[v]
-        if maker.kind in ("read", "feed"):
+        if maker.traits.given:
             continue
         seen[v] = None
-        if maker.kind in _PASSES_ON:
+        if maker.traits.carries_gradient:
             open_values += maker.inputs
     return seen

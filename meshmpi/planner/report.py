@@ -9,28 +9,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from meshmpi.collective_bytes import bytes_sent, wire_bytes
-from meshmpi.passes.memory import MemoryPlan
-from meshmpi.planner.cost import Cost
+from meshmpi.amounts import amount
+from meshmpi.compiler.cost import Cost
+from meshmpi.compiler.passes.memory import MemoryPlan
+from meshmpi.ir.program import Collective, Instruction, Program
 from meshmpi.planner.machine import Machine
 from meshmpi.planner.memory_kinds import memory_by_kind, peak_instruction
 from meshmpi.planner.timing import Prediction
-from meshmpi.program import COLLECTIVES, Instruction, Program
-
-_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-def amount(n: float, unit: str) -> str:
-    """A number with a decimal prefix.
-
-    Example:
-        >>> amount(84488196, "B")
-        '84.5 MB'
-    """
-    for size, prefix in _UNITS:
-        if n >= size:
-            return f"{n / size:.3g} {prefix}{unit}"
-    return f"{n:.3g} {unit}"
 
 
 def sent_by_line(program: Program) -> dict[tuple[str, str, str, str], tuple[int, int]]:
@@ -38,15 +23,13 @@ def sent_by_line(program: Program) -> dict[tuple[str, str, str, str], tuple[int,
 
     Numbers in names of tensors are replaced by #, so that the layers of a stack are one row.
     """
-    origin, busy = dict.fromkeys(program.mesh.names, 0), program.busiest()
+    busy = program.busiest()
     out: dict[tuple[str, str, str, str], tuple[int, int]] = {}
     for i in program.instructions:
-        if i.kind not in COLLECTIVES:
+        if not isinstance(i.attrs, Collective):
             continue
-        handed = program.elements_handed(i, busy if i.kind == "shift" else origin)
-        item = wire_bytes(i.kind, program.types[i.inputs[0]].dtype)
-        sent = bytes_sent(i.kind, handed, item, program.mesh.count(i.attrs["axes"]))
-        key = (i.kind, "+".join(i.attrs["axes"]), *_place(i))
+        sent = program.most_bytes_sent(i, busy)
+        key = (i.kind, "+".join(i.attrs.axes), *_place(i))
         count, total = out.get(key, (0, 0))
         out[key] = (count + 1, total + sent)
     return dict(sorted(out.items(), key=lambda item: -item[1][1]))
@@ -61,9 +44,10 @@ def memory_lines(program: Program, plan: MemoryPlan) -> list[str]:
     """Memory by kind at the peak, and the line at which it is."""
     kinds = memory_by_kind(program, plan)
     lines = [
-        "memory " + ", ".join(f"{kind} {amount(n, 'B')}" for kind, n in kinds.items() if n)
+        "memory "
+        + ", ".join(f"{kind} {amount(n, 'B')}" for kind, n in kinds.items() if n)
         + f"; in all {plan.total_bytes:,} bytes"
-    ]  # fmt: skip
+    ]
     if program.instructions:
         i = program.instructions[peak_instruction(plan)]
         name, line = _place(i)

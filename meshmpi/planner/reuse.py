@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from meshmpi.passes.memory import Sharing
-from meshmpi.program import Program
+from meshmpi.compiler.passes.memory import Sharing
+from meshmpi.ir.program import Alias, Memory, Program
 
 Touched = Sequence[tuple[int, int]]
 """Values that an instruction touches, and bytes of each."""
 
 
-def reuse_distances(
-    program: Program, sharing: Sharing, touched: Sequence[Touched]
-) -> list[Mapping[int, int]]:
+def reuse_distances(program: Program, sharing: Sharing, touched: Sequence[Touched]) -> list[Mapping[int, int]]:
     """Value -> bytes touched since its memory was touched before, of every instruction.
 
     A new value lies where others did that are no longer needed: it finds what was touched one
@@ -31,17 +29,17 @@ def reuse_distances(
         touched: Of every instruction; distances count the instruction's own bytes.
     """
     fresh = _most_alive(program, sharing)
-    last: dict[int | str, int] = {}
+    last: dict[Memory, int] = {}
     passed, found = 0, list[Mapping[int, int]]()
     for _ in range(2):  # the second time around, variables have been touched before
-        born: set[int | str] = set()
+        born: set[Memory] = set()
         found = []
         for one in touched:
             passed += sum(size for _, size in one)
             own: dict[int, int] = {}
             for v, _ in one:
                 root = sharing.root(v)
-                kept = isinstance(root, str) or root in born
+                kept = isinstance(root, Alias) or root in born
                 own[v] = passed - last.get(root, 0) if kept else min(fresh, passed)
                 born.add(root)
             last.update((sharing.root(v), passed) for v, _ in one)

@@ -14,24 +14,23 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from meshmpi.collective_bytes import wire_bytes
-from meshmpi.flops import local_flops
-from meshmpi.loops import extents_in, iteration_counts, loop_types
-from meshmpi.passes.memory import Sharing
+from meshmpi.compiler.passes.memory import Sharing
+from meshmpi.graph.arguments import checked
+from meshmpi.ir.collective_bytes import wire_bytes
+from meshmpi.ir.flops import busiest_rank, local_flops, program_flops
+from meshmpi.ir.kinds import Conv, Product, Tiled, Transpose, Wait, Write
+from meshmpi.ir.kinds.regions import extents_in, iteration_counts, loop_types
+from meshmpi.ir.program import Alias, Collective, Instruction, LocalType, Program, Source
+from meshmpi.ir.scalar import ITEM_BYTES
 from meshmpi.planner.machine import Machine
 from meshmpi.planner.reuse import Touched, reuse_distances
-from meshmpi.program import COLLECTIVES, Instruction, LocalType, Program, Source
-from meshmpi.scalar import ITEM_BYTES
 
-FREE_KINDS = ("feed", "read", "view")
 """Kinds that do nothing when a step runs."""
 _READ, _WRITTEN = 0.75, 1.5
 """Bytes moved, of one read (or written to where it was read) and of one written elsewhere, whose
 cache line is read before; as shares of one byte of z = x + y, by which memory is measured."""
 _STRIDED = 3.0
 """A transpose touches memory this many times as slowly as a copy.  Status: assumption."""
-_RANKING = 30.0
-"""Additions for which a top_k of one element takes as long.  Status: assumption."""
 
 K = TypeVar("K", bound=Hashable)
 Sizes = Mapping[str, int]
@@ -55,7 +54,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time of one step on the rank with the largest blocks.
+    """Predicted time of one step on the rank that takes longest.
 
     Attributes:
         machine: Name of the description used.
@@ -92,9 +91,10 @@ class Prediction:
     def by_axes(self) -> dict[str, float]:
         """Seconds in collectives by mesh axes."""
         return _summed(
-            ("+".join(t.instruction.attrs["axes"]), t.seconds)
-            for t in self.timings if t.instruction.kind in COLLECTIVES
-        )  # fmt: skip
+            ("+".join(t.instruction.attrs.axes), t.seconds)
+            for t in self.timings
+            if isinstance(t.instruction.attrs, Collective)
+        )
 
     def by_source(self) -> dict[Source, float]:
         """Seconds by tensor and line of the user's code."""
@@ -112,12 +112,9 @@ class Prediction:
         return self.flops / self.seconds / self.peak if self.seconds else 0.0
 
     def __str__(self) -> str:
-        shares = ", ".join(
-            f"{s / self.seconds:.0%} {b}" for b, s in sorted(self.by_bound().items(), key=_largest)
-        )
+        shares = ", ".join(f"{s / self.seconds:.0%} {b}" for b, s in sorted(self.by_bound().items(), key=_largest))
         return (
-            f"predicted on {self.machine}: {1e3 * self.seconds:.4g} ms a step, {shares};"
-            f" {self.efficiency:.0%} of peak"
+            f"predicted on {self.machine}: {1e3 * self.seconds:.4g} ms a step, {shares}; {self.efficiency:.0%} of peak"
         )
 
 
@@ -132,8 +129,11 @@ def _summed(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
     return out
 
 
+@checked
 def predict_time(program: Program, machine: Machine) -> Prediction:
-    """The time of a step of ``program`` on ``machine``, on the rank at the origin.
+    """The time of a step of ``program`` on ``machine``, on the busiest rank.
+
+    That is the one at the origin, with the largest blocks, or the one with the most work.
 
     Args:
         program: For a mesh of any size.
@@ -142,20 +142,27 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
     Raises:
         ConfigError: The machine has no network for an axis over which the program communicates.
     """
+    origin = dict.fromkeys(program.mesh.names, 0)
+    ranks = [origin] if (at := busiest_rank(program)) == origin else [origin, at]
+    return max((_predicted(program, machine, r) for r in ranks), key=lambda p: p.seconds)
+
+
+def _predicted(program: Program, machine: Machine, at: Mapping[str, int]) -> Prediction:
+    """The time of a step on the rank at the coordinates ``at``."""
     clock, met, timings, background = 0.0, 0.0, list[Timing](), _Background()
     sharing = Sharing(program)
-    timer = _Timer(program, machine, sharing)
+    timer = _Timer(program, machine, sharing, at)
     for n, i in enumerate(program.instructions):
-        if i.kind in FREE_KINDS or _in_place(i, sharing):
+        if i.traits.free or _in_place(i, sharing):
             continue
-        if i.kind == "wait":
+        if isinstance(i.attrs, Wait):
             found = Timing(i, background.wait(i.inputs[0], clock), "network")
-        elif i.attrs.get("start"):
+        elif i.in_background:
             background.start(i.outputs[0], clock, timer.collective(i))
             found = Timing(i, machine.call, "calls")
         else:
             found = timer.timing(n, i)
-            if i.kind in COLLECTIVES and program.mesh.count(i.attrs["axes"]) > 1:
+            if isinstance(i.attrs, Collective) and program.mesh.count(i.attrs.axes) > 1:
                 waited = machine.wait(clock - met)
                 found = Timing(i, found.seconds + waited, "network")
                 met = clock + found.seconds
@@ -163,8 +170,7 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
         if found.seconds > 0.0:
             timings.append(found)
             clock += found.seconds
-    origin = dict.fromkeys(program.mesh.names, 0)
-    flops = sum(local_flops(i, program, origin) for i in program.instructions)
+    flops = program_flops(program, at)
     peak = machine.peak_of(*timer.multiplied)
     return Prediction(machine.name, tuple(timings), machine.step, flops, peak)
 
@@ -192,22 +198,20 @@ class _Background:
 
 def _in_place(i: Instruction, sharing: Sharing) -> bool:
     """Whether a write has nothing to do: its value was made in the variable's own memory."""
-    return i.kind == "write" and sharing.root(i.inputs[0]) == f"variable {i.attrs['variable']}"
+    return isinstance(i.attrs, Write) and sharing.root(i.inputs[0]) == Alias("variable", i.attrs.variable)
 
 
 class _Timer:
-    """Times of single instructions on the largest blocks."""
+    """Times of single instructions on one rank."""
 
-    def __init__(self, program: Program, machine: Machine, sharing: Sharing):
-        self.program, self.machine, self.sharing = program, machine, sharing
-        self.origin = dict.fromkeys(program.mesh.names, 0)
+    def __init__(self, program: Program, machine: Machine, sharing: Sharing, at: Mapping[str, int]):
+        self.program, self.machine, self.sharing, self.at = program, machine, sharing, at
         self.sizes: dict[int, Sizes] = {}
         for v, t in program.types.items():
-            extents = t.local_sizes(program.mesh, self.origin)
+            extents = t.local_sizes(program.mesh, self.at)
             self.sizes[v] = dict(zip(t.shape.names, extents, strict=True))
         self.touched = [
-            [] if i.kind in FREE_KINDS or _in_place(i, sharing) else self._touched(i)
-            for i in program.instructions
+            [] if i.traits.free or _in_place(i, sharing) else self._touched(i) for i in program.instructions
         ]
         self.distances = reuse_distances(program, sharing, self.touched)
         self.multiplied: set[str] = set()
@@ -215,16 +219,17 @@ class _Timer:
 
     def timing(self, n: int, i: Instruction) -> Timing:
         """Of instruction i, number n of the program."""
-        if i.kind in COLLECTIVES:
+        if i.communicates:
             return Timing(i, self.collective(i) + self.machine.call, "network")
-        if i.kind == "loop":
+        if isinstance(i.attrs, Tiled):
             arithmetic = self._loop(i)
         else:
-            types = {**self.program.types, **i.inner_types()}
-            sizes = {v: self._extents(v, types[v]) for v in self._values(i)}
+            inner, known = i.inner_types(), self.program.types
+            types = {v: inner.get(v) or known[v] for v in self._values(i)}
+            sizes = {v: self._extents(v, t) for v, t in types.items()}
             arithmetic = sum(self._arithmetic(one, types, sizes) for one in i.leaves())
         memory = self._memory(n, i)
-        if i.kind in ("contract", "conv"):  # one after the other: operands are copied first
+        if isinstance(i.attrs, Product):  # one after the other: operands are copied first
             arithmetic, memory = arithmetic + memory, 0.0
         longest = max(arithmetic, memory)
         if longest < self.machine.call:
@@ -234,9 +239,10 @@ class _Timer:
 
     def collective(self, i: Instruction) -> float:
         """Seconds of a collective, without its call."""
-        program, axes = self.program, i.attrs["axes"]
-        at = program.busiest() if i.kind == "shift" else self.origin
-        handed = program.elements_handed(i, at)
+        assert isinstance(i.attrs, Collective), i.kind
+        program, axes = self.program, i.attrs.axes
+        busy = program.busiest() if i.traits.by_place else {}
+        handed = program.most_elements_handed(i, busy)  # it waits for the largest blocks of all
         handed *= wire_bytes(i.kind, program.types[i.inputs[0]].dtype)
         n = program.mesh.count(axes)
         seconds = self.machine.network(axes).seconds(i.kind, handed, n) if n > 1 else 0.0
@@ -253,42 +259,36 @@ class _Timer:
     def _extents(self, v: int, t: LocalType) -> Sizes:
         if v in self.sizes:
             return self.sizes[v]
-        sizes = t.local_sizes(self.program.mesh, self.origin)
+        sizes = t.local_sizes(self.program.mesh, self.at)
         return dict(zip(t.shape.names, sizes, strict=True))
 
     def _loop(self, i: Instruction) -> float:
         """Arithmetic of all iterations."""
         types, arithmetic = loop_types(i, self.program), 0.0
-        for count, ranges in iteration_counts(i, self.program, self.origin):
+        for count, ranges in iteration_counts(i, self.program, self.at):
             sizes = {v: extents_in(t.shape, ranges) for v, t in types.items()}
             once = sum(self._arithmetic(one, types, sizes) for one in i.leaves())
             arithmetic += count * once
         return arithmetic
 
-    def _arithmetic(
-        self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]
-    ) -> float:
+    def _arithmetic(self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]) -> float:
         """Seconds of the arithmetic of one leaf, its operands in cache."""
-        simple = self.machine.operations["simple"]
-        if i.kind == "contract":
+        if isinstance(i.attrs, Conv):
+            return self._conv(i, i.attrs)
+        if isinstance(i.attrs, Product):
             return self._product(i, types, sizes)
-        if i.kind == "conv":
-            return self._conv(i)
-        width = _width(types[(i.outputs or i.inputs)[0]].dtype)
-        if i.kind == "map":
-            each = sum(self.machine.operation(s.function) for s in i.attrs["expr"].steps)
-            return width * each * _count(sizes[i.outputs[0]])
-        if i.kind == "random":
-            return self.machine.operations["random"] * _count(sizes[i.outputs[0]])
-        if i.kind in ("reduce", "block_sum", "cumsum", "scatter_add"):
-            return width * simple * _count(sizes[i.inputs[0]])
-        if i.kind == "top_k":
-            return _RANKING * simple * _count(sizes[i.inputs[0]])
-        return 0.0
+        work = i.attrs.work
+        if work is None:
+            return 0.0
+        each = sum(map(self._operation, work.operations))
+        weight = _width(types[(i.outputs or i.inputs)[0]].dtype) if work.weight is None else work.weight
+        return weight * each * _count(sizes[(i.outputs if work.per == "output" else i.inputs)[0]])
 
-    def _product(
-        self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]
-    ) -> float:
+    def _operation(self, name: str) -> float:
+        """Seconds of one evaluation of a scalar function, or of drawing a number."""
+        return self.machine.operations[name] if name == "random" else self.machine.operation(name)
+
+    def _product(self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]) -> float:
         a, b = (sizes[v] for v in i.inputs)
         y = sizes[i.outputs[0]]
         both = [d for d in a if d in b]
@@ -305,14 +305,14 @@ class _Timer:
         rate = self.machine.product_rate(types[i.inputs[0]].dtype, m, n, k)
         return 2.0 * batch * m * n * k / rate
 
-    def _conv(self, i: Instruction) -> float:
+    def _conv(self, i: Instruction, conv: Conv) -> float:
         """As the product of its patches: positions x (window and channels) x channels."""
         program = self.program
-        flops = local_flops(i, program, self.origin)
+        flops = local_flops(i, program, self.at)
         y = _count(self.sizes[i.outputs[0]])
         if not y or not flops:
             return 0.0
-        slid = [s.w for s in i.attrs["slides"]]
+        slid = [s.w for s in conv.slides]
         b, made = self.sizes[i.inputs[1]], program.types[i.outputs[0]].shape
         n = math.prod(size for d, size in b.items() if d not in slid and made.find(d) >= 0)
         k = max(1, flops // (2 * y))
@@ -323,18 +323,10 @@ class _Timer:
 
     def _touched(self, i: Instruction) -> Touched:
         """Values that an instruction reads and writes, once each, and how many bytes of them."""
-        if i.kind == "wait":
-            return []
         own = {v: self._bytes(v) for v in (*i.inputs, *i.outputs)}
-        if i.kind in ("slice", "take_shard", "gather"):  # only what is taken is read
-            own[i.inputs[0]] = own[i.outputs[0]]
-        elif i.kind == "scatter_add":  # rows are added to what was set to zero before
-            own[i.outputs[0]] += own[i.inputs[0]]
-        elif i.kind == "put" and self.sharing.root(i.inputs[0]) == self.sharing.root(i.outputs[0]):
-            own[i.inputs[0]], own[i.outputs[0]] = 0, own[i.inputs[1]]  # in place: only its rows
-        elif i.kind == "write":
-            own[i.inputs[0]] *= 2
-        return list(own.items())
+        both = i.inputs[:1] + i.outputs[:1]
+        in_place = len(both) == 2 and len({self.sharing.root(v) for v in both}) == 1
+        return list(i.attrs.touched(i, own, in_place).items())
 
     def _bytes(self, v: int) -> int:
         return ITEM_BYTES[self.program.types[v].dtype] * _count(self.sizes[v])
@@ -342,7 +334,7 @@ class _Timer:
     def _memory(self, n: int, i: Instruction) -> float:
         """Seconds to read and write the values of an instruction from where they are."""
         touched, distances, rate = self.touched[n], self.distances[n], self.machine.memory
-        if i.kind in ("contract", "conv"):  # the measured rate holds for operands in a cache
+        if isinstance(i.attrs, Product):  # the measured rate holds for operands in a cache
             own = sum(size for _, size in touched)
             found = sum(size / rate(distances[v]) for v, size in touched if size)
             return max(0.0, found - own / rate(own)) if own else 0.0
@@ -351,7 +343,7 @@ class _Timer:
         for v, size in touched:
             fresh = v in i.outputs and self.sharing.root(v) not in read
             seconds += (_WRITTEN if fresh else _READ) * size / rate(distances[v]) if size else 0.0
-        return _STRIDED * seconds if i.kind == "transpose" else seconds
+        return _STRIDED * seconds if isinstance(i.attrs, Transpose) else seconds
 
 
 def _count(sizes: Sizes) -> int:

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshmpi.dims import MeshShape, Shape, block_range
-from meshmpi.errors import MeshError
-from meshmpi.lowering.redistribute import moves
-from meshmpi.program import LocalType
-from meshmpi.scalar import ITEM_BYTES
-from meshmpi.typerules import redistributed
+from meshmpi.compiler.lowering.redistribute import moves
+from meshmpi.dims import MeshShape, Shape, block_sizes
+from meshmpi.errors import MeshError, MissingNameError, suggest
+from meshmpi.graph.arguments import checked
+from meshmpi.ir.kinds import AllGather
+from meshmpi.ir.program import LocalType
+from meshmpi.ir.scalar import ITEM_BYTES
+from meshmpi.kernels.binding import numpy_dtype
+from meshmpi.runtime.mesh_protocol import AnyMesh
 
 
 class LocalBlock(NamedTuple):
@@ -21,6 +24,7 @@ class LocalBlock(NamedTuple):
     block: Any
 
 
+@checked
 def local(block: Any) -> LocalBlock:
     """Marks an array as this rank's own block of a feed: ``step(x=mm.local(block))``.
 
@@ -29,26 +33,18 @@ def local(block: Any) -> LocalBlock:
     return LocalBlock(block)
 
 
-def numpy_dtype(dtype: str) -> np.dtype:
-    """The NumPy data type of a meshmpi one; bfloat16 comes from ml_dtypes."""
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)
-
-
 def block_of(array: np.ndarray, t: LocalType, mesh: MeshShape, coordinates: dict) -> np.ndarray:
     """The view of a global array that the rank at ``coordinates`` holds."""
     return array[(*(slice(a, b) for a, b in t.block(mesh, coordinates)), ...)]
 
 
-class ShardedArray:
+class ShardedArray(np.lib.mixins.NDArrayOperatorsMixin):
     """A result split over the ranks of a mesh.
 
     Only `numpy` communicates.  Printing, `local`, sizes and names tell what this process knows, so
-    that one rank may ask alone.  ``np.asarray(x)`` and ``x[index]`` work where this process holds
-    the whole array: on one rank, on a simulated mesh, and of what is not split.
+    that one rank may ask alone.  ``np.asarray(x)``, ``x[index]``, ``x + 1`` and other functions of
+    NumPy work where this process holds the whole array: on one rank, on a simulated mesh, and of
+    what is not split.  They give NumPy arrays.
 
     Attributes:
         type: Global shape, data type and splits.
@@ -56,7 +52,7 @@ class ShardedArray:
         blocks: The blocks held in this process, by rank.
     """
 
-    def __init__(self, mesh: Any, t: LocalType, blocks: dict[int, np.ndarray]):
+    def __init__(self, mesh: AnyMesh, t: LocalType, blocks: dict[int, np.ndarray]):
         self.mesh, self.type, self.blocks = mesh, t, blocks
 
     @property
@@ -102,7 +98,7 @@ class ShardedArray:
 
     def _here(self, what: str) -> np.ndarray:
         """The whole array where no other rank is needed for it."""
-        if hasattr(self.mesh, "comm") and self.local.shape != self.shape:
+        if not self.mesh.simulated and self.local.shape != self.shape:
             raise MeshError(
                 f"{what} needs the whole array {self.type}, and rank {self.mesh.rank} of mesh"
                 f" {self.mesh.shape} holds the block {self.local.shape} of {self.shape}.",
@@ -113,6 +109,31 @@ class ShardedArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         whole = self._here("a conversion to a NumPy array")
         return whole if dtype is None else whole.astype(dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        what = f"np.{ufunc.__name__}"
+        whole = [x._here(what) if isinstance(x, ShardedArray) else x for x in inputs]
+        return getattr(ufunc, method)(*whole, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # Python's own questions
+            raise AttributeError(f"'ShardedArray' object has no attribute '{name}'")
+        if not hasattr(np.ndarray, name):
+            known = [n for n in dir(type(self)) if not n.startswith("_")]
+            raise MissingNameError(f"a ShardedArray has no '{name}'.", suggest(name, known))
+        raise MissingNameError(
+            f"a ShardedArray has no '{name}', which NumPy's arrays have.",
+            f"Write x.numpy().{name}, on every rank of the mesh.",
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._here("a truth value"))
+
+    def __float__(self) -> float:
+        return float(self._here("a number"))
+
+    def __int__(self) -> int:
+        return int(self._here("a number"))
 
     def __getitem__(self, index: Any) -> Any:
         return self._here("an index")[index]
@@ -132,29 +153,25 @@ class ShardedArray:
         return f"<ShardedArray {self.type} on mesh {self.mesh.shape}{held}>"
 
     def __str__(self) -> str:
-        simulated = not hasattr(self.mesh, "comm")
+        simulated = self.mesh.simulated
         return f"{self!r}\n{self._here('print') if simulated else self.local}"
 
 
-def gather_whole(mesh: Any, t: LocalType, blocks: dict[int, np.ndarray]) -> np.ndarray:
+def gather_whole(mesh: AnyMesh, t: LocalType, blocks: dict[int, np.ndarray]) -> np.ndarray:
     """The global array from the blocks of all ranks; collective over the mesh."""
-    if not hasattr(mesh, "comm"):  # a simulated mesh holds all blocks
+    if mesh.simulated:  # a simulated mesh holds all blocks
         return _assemble(mesh.shape, t, blocks)
-    (x,) = blocks.values()
+    (x,), at = blocks.values(), mesh.shape.coordinates(mesh.rank)
     whole = tuple(() for _ in t.shape)
-    for kind, attrs in moves(mesh.shape, t, whole):
-        t_next = redistributed(mesh.shape, t, kind, attrs)
-        out = np.empty(t_next.local_sizes(mesh.shape, mesh.coordinates), x.dtype)
-        axis = t.shape.position(attrs["dim"])
-        sizes = block_sizes(out.shape[axis], mesh.shape.count(attrs["axes"]))
-        mesh.all_gather(np.ascontiguousarray(x), out, axis, sizes, attrs["axes"])
+    for move in moves(mesh.shape, t, whole):
+        assert isinstance(move, AllGather)  # nothing else makes dims whole
+        t_next = move.result(mesh.shape, t)
+        out = np.empty(t_next.local_sizes(mesh.shape, at), x.dtype)
+        axis = t.shape.position(move.dim)
+        sizes = block_sizes(out.shape[axis], mesh.shape.count(move.axes))
+        mesh.bind("all_gather", np.ascontiguousarray(x), out, axis, sizes, move.axes)()
         t, x = t_next, out
     return x.copy() if x is next(iter(blocks.values())) else x
-
-
-def block_sizes(extent: int, blocks: int) -> list[int]:
-    """Extents of all blocks of ``extent`` elements cut into ``blocks``."""
-    return [b - a for a, b in (block_range(extent, blocks, i) for i in range(blocks))]
 
 
 def _assemble(shape: MeshShape, t: LocalType, blocks: dict[int, np.ndarray]) -> np.ndarray:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshmpi.dims import block_range
+from meshmpi.dims import Axes, MeshShape, block_range
 from meshmpi.errors import ProgramError, suggest
-from meshmpi.windows import Exchange, Piece
+from meshmpi.ir.halos import HaloExchange, Piece
 
 OPS = ("sum", "max", "min", "prod")
 """The reductions.  On bool, sum and max mean "or", prod and min mean "and", as in NumPy."""
@@ -28,10 +28,7 @@ def check_op(op: str) -> None:
 def check_array(kind: str, what: str, x: np.ndarray) -> None:
     """Raises ProgramError unless ``x`` is an array whose elements lie one after another."""
     if not isinstance(x, np.ndarray):
-        raise ProgramError(
-            f"{kind}: the {what} is a {type(x).__name__}, not an array.",
-            "Give a NumPy array.",
-        )
+        raise ProgramError(f"{kind}: the {what} is a {type(x).__name__}, not an array.", "Give a NumPy array.")
     if not x.flags.c_contiguous:
         raise ProgramError(
             f"{kind}: the {what} of shape {x.shape} is not C-contiguous (strides {x.strides}).",
@@ -45,8 +42,7 @@ def check_out(kind: str, x: np.ndarray, out: np.ndarray, shape: tuple[int, ...])
     check_array(kind, "output", out)
     if out.shape != shape or out.dtype != x.dtype:
         raise ProgramError(
-            f"{kind}: the output is {out.dtype}{list(out.shape)}, but the result is"
-            f" {x.dtype}{list(shape)}.",
+            f"{kind}: the output is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}.",
             "Give an output array of that shape and data type.",
         )
 
@@ -79,25 +75,23 @@ def block(x: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
     return x[(slice(None),) * axis + (slice(start, stop),)]
 
 
-def piece_source(xs: Sequence[np.ndarray], axis: int, e: Exchange, p: Piece) -> np.ndarray:
+def piece_source(xs: Sequence[np.ndarray], axis: int, e: HaloExchange, p: Piece) -> np.ndarray:
     """The view of the inputs' blocks on rank ``p.source`` that a piece is taken from."""
     start = p.start - block_range(e.sizes[p.operand], e.blocks, p.source)[0]
     cut = slice(start, start + (p.count - 1) * p.step + 1, p.step)
     return xs[p.operand][(slice(None),) * axis + (cut,)]
 
 
-def piece_target(out: np.ndarray, axis: int, e: Exchange, p: Piece) -> np.ndarray:
+def piece_target(out: np.ndarray, axis: int, e: HaloExchange, p: Piece) -> np.ndarray:
     """The view of the output on rank ``p.target`` that a piece goes to."""
     start = p.to - e.target(p.target)[0]
     return block(out, axis, start, start + p.count)
 
 
-def check_shift(xs: Sequence[np.ndarray], out: np.ndarray, axis: int, e: Exchange, b: int) -> None:
+def check_shift(xs: Sequence[np.ndarray], out: np.ndarray, axis: int, e: HaloExchange, b: int) -> None:
     """Raises ProgramError unless the arrays are those of block ``b`` of an exchange."""
     if len(xs) != len(e.sizes):
-        raise ProgramError(
-            f"shift: {len(xs)} inputs for an exchange of {len(e.sizes)}.", "Give one array each."
-        )
+        raise ProgramError(f"shift: {len(xs)} inputs for an exchange of {len(e.sizes)}.", "Give one array each.")
     first, end = e.target(b)
     for x, n in zip(xs, e.sizes, strict=True):
         start, stop = block_range(n, e.blocks, b)
@@ -120,8 +114,17 @@ def scratch(workspace: np.ndarray | None, elements: int, dtype: np.dtype) -> np.
     size = elements * np.dtype(dtype).itemsize
     if workspace.dtype != np.uint8 or workspace.ndim != 1 or workspace.nbytes < size:
         raise ProgramError(
-            f"a collective needs {size} bytes of workspace, but was given"
-            f" {workspace.dtype}{list(workspace.shape)}.",
+            f"a collective needs {size} bytes of workspace, but was given {workspace.dtype}{list(workspace.shape)}.",
             "Give a flat uint8 array of as many bytes as its *_workspace_bytes function says.",
         )
     return workspace[:size].view(dtype)
+
+
+def check_axes(shape: MeshShape, axes: Axes) -> None:
+    """Raises MeshError for an axis that the mesh lacks, ProgramError for one named twice."""
+    for axis in axes:
+        shape.axis_size(axis)
+        if axes.count(axis) > 1:
+            raise ProgramError(
+                f"a collective over {'+'.join(axes)} names mesh axis '{axis}' twice.", "Name each axis once."
+            )

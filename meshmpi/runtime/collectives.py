@@ -22,19 +22,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from meshmpi.collective_bytes import PIECE_BYTES, REDUCED_IN, all_to_all_rows, pieces
 from meshmpi.dims import Axes
+from meshmpi.ir.collective_bytes import PIECE_BYTES, REDUCED_IN, all_to_all_rows, pieces
+from meshmpi.ir.halos import HaloExchange, pieces_to, sent_by, unfilled_positions
 from meshmpi.kernels.binding import Bound, nothing, run_all
-from meshmpi.runtime.blocks import (
-    as_bits,
-    block,
-    piece_source,
-    piece_target,
-    replaced,
-    scratch,
-    starts,
-)
-from meshmpi.windows import Exchange, pieces_to, sent_by, unfilled_positions
+from meshmpi.runtime.blocks import as_bits, block, piece_source, piece_target, replaced, scratch, starts
 
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _BOOL_OPS = {"sum": MPI.MAX, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.MIN}
@@ -42,7 +34,7 @@ _NUMPY_OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.mu
 _NUMPY_BOOL_OPS = {"sum": np.maximum, "max": np.maximum, "min": np.minimum, "prod": np.minimum}
 
 REDUCE_SCATTER_ALGORITHMS = {"Open MPI": ((0, "reduce_scatter"), (4096, "all_to_all"))}
-"""MPI library -> (from so many bytes of a block on, how a reduce_scatter is done), ascending.
+"""MPI library -> (bytes of a block from which on this way is used, how a reduce_scatter is done), ascending.
 
 ``reduce_scatter``, also for libraries not named, calls MPI's; ``all_to_all`` sends each rank its
 block and reduces what arrives with NumPy, in order of rank; ``all_reduce`` reduces whole pieces and
@@ -125,9 +117,7 @@ def _wire_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(REDUCED_IN.get(dtype.name, dtype))
 
 
-def bind_all_reduce(
-    group: Group, x: np.ndarray, op: str, workspace: np.ndarray | None = None
-) -> Bound:
+def bind_all_reduce(group: Group, x: np.ndarray, op: str, workspace: np.ndarray | None = None) -> Bound:
     """Reduces ``x`` in place over the group, in pieces."""
     if group.n == 1 or x.size == 0:
         return nothing
@@ -168,12 +158,7 @@ def start_all_reduce(group: Group, x: np.ndarray, op: str, requests: list[MPI.Re
 
 
 def bind_all_gather(
-    group: Group,
-    x: np.ndarray,
-    out: np.ndarray,
-    axis: int,
-    sizes: Sequence[int],
-    workspace: np.ndarray | None = None,
+    group: Group, x: np.ndarray, out: np.ndarray, axis: int, sizes: Sequence[int], workspace: np.ndarray | None = None
 ) -> Bound:
     """Concatenates the group's blocks ``x`` along ``axis`` into ``out``."""
     if group.n == 1:
@@ -255,9 +240,7 @@ def bind_reduce_scatter(
     return run_all(steps)
 
 
-def _pack_piece(
-    rows: np.ndarray, cuts: Sequence[tuple[int, int]], packed: np.ndarray
-) -> list[Bound]:
+def _pack_piece(rows: np.ndarray, cuts: Sequence[tuple[int, int]], packed: np.ndarray) -> list[Bound]:
     """Lays the columns ``cuts`` of ``rows`` one after another, converted, into ``packed``."""
     at, n, steps = 0, rows.shape[0], list[Bound]()
     for start, stop in cuts:
@@ -268,17 +251,14 @@ def _pack_piece(
 
 
 def _reduce_packed(
-    group: Group, packed: np.ndarray, counts: Sequence[int], op: MPI.Op, algorithm: str,
-    target: np.ndarray,
-) -> list[Bound]:  # fmt: skip
+    group: Group, packed: np.ndarray, counts: Sequence[int], op: MPI.Op, algorithm: str, target: np.ndarray
+) -> list[Bound]:
     """Reduces blocks packed in the order of ranks by MPI; copies the own one to ``target``."""
     rank, comm = group.comm.rank, group.comm
     own = sum(counts[:rank])
     if algorithm == "reduce_scatter":
         own = 0  # in place, MPI leaves the result at the front
-        reduce: Bound = functools.partial(
-            comm.Reduce_scatter, MPI.IN_PLACE, packed, list(counts), op
-        )
+        reduce: Bound = functools.partial(comm.Reduce_scatter, MPI.IN_PLACE, packed, list(counts), op)
     else:
         reduce = functools.partial(comm.Allreduce, MPI.IN_PLACE, packed, op)
     return [reduce, _copy(target, packed[own : own + counts[rank]].reshape(target.shape))]
@@ -366,9 +346,7 @@ def _unpack(flat: np.ndarray, axis: int, sizes: Sequence[int], out: np.ndarray) 
     return [_copy(own, part) for part, own in _parts(out, axis, sizes, flat)]
 
 
-def _parts(
-    x: np.ndarray, axis: int, sizes: Sequence[int], flat: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _parts(x: np.ndarray, axis: int, sizes: Sequence[int], flat: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pieces of ``flat`` one after another, each with the block of ``x`` that it has room for."""
     at = 0
     for start, size in zip(starts(sizes)[:-1], sizes, strict=True):
@@ -383,17 +361,23 @@ class BoundShift:
     Args:
         group: Ranks that hold the blocks of the dimension.
         xs: This rank's block of each input.
-        out: Takes what `Exchange.target` says.
+        out: Takes what `HaloExchange.target` says.
         axis: Array axis of the dimension.
         exchange: Who sends what.
-        value: Of the elements of ``out`` that no input has.
+        value: Fills the elements of ``out`` that no input has.
         workspace: uint8 array of `shift_workspace_bytes`; allocated when not given.
     """
 
     def __init__(
-        self, group: Group, xs: Sequence[np.ndarray], out: np.ndarray, axis: int,
-        exchange: Exchange, value: float, workspace: np.ndarray | None,
-    ):  # fmt: skip
+        self,
+        group: Group,
+        xs: Sequence[np.ndarray],
+        out: np.ndarray,
+        axis: int,
+        exchange: HaloExchange,
+        value: float,
+        workspace: np.ndarray | None,
+    ):
         self.comm, self.value = group.comm, value
         rank_of = {block: rank for rank, block in enumerate(group.blocks)}
         mine = group.index
@@ -402,13 +386,12 @@ class BoundShift:
         others = math.prod(replaced(out.shape, axis, 1))
         rows = sum(p.count for p in (*leaving, *arriving))
         buffer = scratch(workspace, rows * others, as_bits(out[:0]).dtype).view(out.dtype)
-        self.fills = [
-            block(out, axis, start, stop) for start, stop in unfilled_positions(exchange, mine)
-        ]
+        self.fills = [block(out, axis, start, stop) for start, stop in unfilled_positions(exchange, mine)]
         self.copies = [
             (piece_target(out, axis, exchange, p), piece_source(xs, axis, exchange, p))
-            for p in pieces_to(exchange, mine) if p.source == mine
-        ]  # fmt: skip
+            for p in pieces_to(exchange, mine)
+            if p.source == mine
+        ]
         self.packs, self.unpacks, at = [], [], 0
         self.sends: list[tuple[np.ndarray, int]] = []
         self.receives: list[tuple[np.ndarray, int]] = []

@@ -7,15 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from meshmpi.compiler.cost import Cost, program_cost
+from meshmpi.compiler.passes.memory import MemoryPlan, plan_memory
 from meshmpi.errors import FeedError, MeshError, ProgramError, suggest
 from meshmpi.graph import Tensor
-from meshmpi.passes.memory import MemoryPlan, plan_memory
-from meshmpi.planner.cost import Cost, program_cost
-from meshmpi.program import LocalType, Program
+from meshmpi.graph.arguments import shown
+from meshmpi.ir.kinds import Write
+from meshmpi.ir.program import LocalType, Program
 from meshmpi.runtime.agreement import gathered
-from meshmpi.runtime.arrays import LocalBlock, ShardedArray, block_of, numpy_dtype
+from meshmpi.runtime.arrays import LocalBlock, ShardedArray, block_of
 from meshmpi.runtime.executor import Executor, instruction_workspace
+from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.replicas import Fed, Replicas, Typed
 from meshmpi.runtime.variables import VariableStore
+from meshmpi.values import conversion, unfit
 
 
 def memory_plan(program: Program) -> MemoryPlan:
@@ -23,9 +28,10 @@ def memory_plan(program: Program) -> MemoryPlan:
     return plan_memory(program, dict.fromkeys(program.mesh.names, 0), instruction_workspace)
 
 
-def predict_cost(program: Program) -> Cost:
-    """Cost for the rank with the largest blocks; allocates nothing."""
-    return program_cost(program, memory_plan(program))
+def predict_cost(program: Program, rank: int | None = None) -> Cost:
+    """Cost of a rank, or the most that any has; allocates nothing."""
+    at = None if rank is None else program.mesh.coordinates(rank)
+    return program_cost(program, memory_plan(program), at)
 
 
 class Fetched(dict[Tensor, Any]):
@@ -51,27 +57,36 @@ class CompiledStep:
 
     Attributes:
         program: The SPMD program.
-        cost: Predicted FLOP, bytes sent and memory of the rank with the largest blocks.
+        cost: Predicted FLOP, bytes sent and memory: of each the most that any rank has.
         variables: Name -> whole array (collective); shared with other steps when asked for.
         mesh: The mesh.
         step_number: How many steps have run; random numbers depend on it.  Settable (resume).
     """
 
     def __init__(
-        self, program: Program, mesh: Any, fetches: Mapping[str, Tensor],
-        variables: VariableStore | None, kernels: str = "auto",
-    ):  # fmt: skip
+        self,
+        program: Program,
+        mesh: AnyMesh,
+        fetches: Mapping[str, Tensor],
+        variables: VariableStore | None,
+        kernels: str = "auto",
+        atomic: bool = False,
+    ):
         self.program, self.mesh = program, mesh
-        simulated = not hasattr(mesh, "comm")
+        simulated = mesh.simulated
         if not simulated:
             compare_programs(mesh, program)
         ranks = list(range(mesh.shape.size)) if simulated else [mesh.rank]
         self.variables = variables if variables is not None else VariableStore(mesh, ranks)
         for variable in program.variables.values():
             self.variables.add(variable, program.seed, native=kernels != "numpy")
-        self._executor = Executor(program, mesh, self.variables, kernels)
+        self._executor = Executor(program, mesh, self.variables, kernels, atomic)
         self._tensors = dict(fetches)
+        self._debug = mesh.checks
+        self._compares = not simulated and mesh.shape.size > 1
         self.cost = program_cost(program, self._executor.plan)
+        if any(isinstance(i.attrs, Write) for i in program.instructions):
+            self.variables.changed_by(self)
 
     def __repr__(self) -> str:
         feeds = ", ".join(f"{n} {t}" for n, t in self.program.feeds.items())
@@ -90,6 +105,11 @@ class CompiledStep:
     def step_number(self, n: int) -> None:
         self._executor.runtime.step = n
 
+    def cost_of(self, rank: int) -> Cost:
+        """Predicted FLOP, bytes sent and memory of one rank."""
+        at = self.mesh.shape.coordinates(rank)
+        return program_cost(self.program, self._executor.plan, at)
+
     @property
     def comm_seconds(self) -> float:
         """Seconds spent in collectives so far."""
@@ -107,38 +127,50 @@ class CompiledStep:
 
     @property
     def counted_flops(self) -> dict[str, int]:
-        """Kind of instruction -> FLOP that the (first) rank of this process has done so far.
+        """Kind of instruction -> FLOP accounted to the (first) rank of this process so far.
 
-        They are counted from the shapes of the arrays that the kernels work on;
-        ``sum(step.counted_flops.values())`` is ``cost.flops`` times the number of runs.
+        They follow from the shapes of the arrays that the kernels work on, those of loops and
+        convolutions from the program; their sum is ``step.cost_of(rank).flops`` times the number of
+        runs.
         """
-        return {
-            kind: n * self._executor.runs
-            for kind, n in self._executor.states[0].flops_by_kind().items()
-        }
+        return {kind: n * self._executor.runs for kind, n in self._executor.states[0].flops_by_kind().items()}
 
-    def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Fetched:
+    def __call__(self, feeds: Any = None, **named: Any) -> Fetched:
         """Runs one step.
 
         Args:
-            feeds: Placeholder name -> array of the global shape, or `mm.local(block)`.
+            feeds: Placeholder name (or its tensor) -> array of the global shape, or
+                `mm.local(block)`; where there is one placeholder, its array will do.
             **named: The same as keyword arguments.
 
         Returns:
             Fetched tensor -> Python float (scalars) or ShardedArray.
 
         Raises:
-            FeedError: A feed is missing, unknown, misshapen or of the wrong data type.
+            FeedError: A feed is missing, unknown, misshapen or of the wrong data type; or ranks
+                that hold the same block of it were given different values (compared in the first
+                call, and in debug mode in every call).
         """
         if self.mesh.freed:
             raise MeshError(
                 f"this step was compiled for mesh {self.mesh.shape}, which was freed.",
                 "Make a new mm.Mesh() and compile for it.",
             )
-        self._feed({**(feeds or {}), **named})
+        self._feed({**self._by_name(feeds), **named})
+        if self._compares:
+            self._compare_feeds()
+            self._compares = self._debug
         self._executor.run()
-        results = {t: self._result(name) for name, t in self._tensors.items()}
+        return self._fetched()
+
+    def finish(self) -> Fetched:
+        """Ends a step in which another rank was lost, see `Executor.finish`.  Not collective."""
+        self._executor.finish()
+        return self._fetched()
+
+    def _fetched(self) -> Fetched:
         self._executor.runtime.step += 1
+        results = {t: self._result(name) for name, t in self._tensors.items()}
         return Fetched(self._tensors, results)
 
     @property
@@ -155,6 +187,21 @@ class CompiledStep:
     def assign(self, values: Mapping[str, Any]) -> None:
         """Writes variables: name -> array of the global shape, or `mm.local(block)`."""
         self.variables.assign(values)
+
+    def _by_name(self, feeds: Any) -> dict[str, Any]:
+        """Feeds as they were given in one argument."""
+        if feeds is None:
+            return {}
+        if isinstance(feeds, Mapping):
+            return {n.name if isinstance(n, Tensor) else n: a for n, a in feeds.items()}
+        names = list(self.program.feeds)
+        if len(names) == 1:
+            return {names[0]: feeds}
+        raise FeedError(
+            f"step: the feeds are {shown(feeds)}, and this program has the placeholders"
+            f" {', '.join(names) or '(none)'}.",
+            f"Feed by name: step({', '.join(f'{n}=...' for n in names)}).",
+        )
 
     def _known_feed(self, name: str) -> None:
         if name not in self.program.feeds:
@@ -181,6 +228,20 @@ class CompiledStep:
                 part = block_of(array, t, self.mesh.shape, s.coordinates) if whole else array
                 np.copyto(s.feeds[name], part, casting="unsafe")
 
+    def _compare_feeds(self) -> None:
+        """Raises FeedError, the same on all ranks, where two of them feed one block differently."""
+        (state,) = self._executor.states
+        types = {name: Typed(t) for name, t in self.program.feeds.items()}
+        blocks = {name: {state.rank: block} for name, block in state.feeds.items()}
+        found = Replicas(Fed(self.mesh, [state.rank], types, blocks)).differences()
+        if found:
+            raise FeedError(
+                f"ranks feed different values: {found[0].where('feed')}. What they compute from it would drift apart.",
+                "Feed the same array on every rank: seed random numbers alike, or read on one rank"
+                " and broadcast; a layout that splits it lets each rank feed its own"
+                " mm.local(block).",
+            )
+
     def _checked(self, name: str, t: LocalType, value: Any) -> tuple[np.ndarray, bool]:
         """The array of a feed, and whether it is the global one."""
         whole, states = not isinstance(value, LocalBlock), self._executor.states
@@ -200,19 +261,18 @@ class CompiledStep:
         if not whole and len(states) > 1:
             raise FeedError(
                 f"feed '{name}' is one rank's block, of shape {array.shape}, but this process plays"
-                f" all {len(states)} ranks: {t}.", remedy,
-            )  # fmt: skip
+                f" all {len(states)} ranks: {t}.",
+                remedy,
+            )
         expected = t.shape.sizes if whole else states[0].feeds[name].shape
         if array.shape != expected:
             raise FeedError(
                 f"feed '{name}' has shape {array.shape}, but"
-                f" {'the placeholder' if whole else 'this block'} has {expected}: {t}.", remedy,
-            )  # fmt: skip
-        if _family(array.dtype) != _family(numpy_dtype(t.dtype)):
-            raise FeedError(
-                f"feed '{name}' has data type {array.dtype}, the placeholder has {t.dtype}.",
-                f"Convert it with array.astype('{t.dtype}').",
+                f" {'the placeholder' if whole else 'this block'} has {expected}: {t}.",
+                remedy,
             )
+        if why := unfit(array, t.dtype):
+            raise FeedError(f"feed '{name}' has {why}, the placeholder has {t.dtype}.", conversion(t.dtype))
         return array, whole
 
     def _result(self, name: str) -> Any:
@@ -224,14 +284,7 @@ class CompiledStep:
         return ShardedArray(self.mesh, t, blocks)
 
 
-def _family(dtype: np.dtype) -> str:
-    """Floats, integers or bools: within a family feeds are converted, between them refused."""
-    if dtype.kind == "f" or dtype.name == "bfloat16":
-        return "float"
-    return {"i": "integer", "u": "integer", "b": "bool"}.get(dtype.kind, str(dtype))
-
-
-def compare_programs(mesh: Any, program: Program) -> None:
+def compare_programs(mesh: AnyMesh, program: Program) -> None:
     """Raises the same ProgramError on every rank when the ranks lowered different programs."""
     digests = gathered(mesh, program.digest(), "compile")
     if len(dict.fromkeys(digests)) == 1:

@@ -1,4 +1,4 @@
-"""How many processor cores this process may really use.
+"""How many processor cores and how much memory this process may really use.
 
 Affinity masks, hardware threads and the quotas of containers all lower the number; asking only
 `os.cpu_count` would oversubscribe a container.  Knows nothing of MPI.
@@ -6,12 +6,14 @@ Affinity masks, hardware threads and the quotas of containers all lower the numb
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -47,9 +49,7 @@ def _siblings(cpu: int) -> str:
         return str(cpu)
 
 
-def cgroup_quota(
-    root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")
-) -> float | None:
+def cgroup_quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float | None:
     """Processors that the control groups of this process allow, or None without a limit.
 
     Args:
@@ -59,19 +59,41 @@ def cgroup_quota(
     Returns:
         Quota divided by period, the smallest of the own group and all groups above it.
     """
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
     quotas: list[float] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
+    for controllers, path in _groups(membership):
         if not controllers:
             quotas += [q for d in _upward(root, path) if (q := _quota_v2(d)) is not None]
-        elif "cpu" in controllers.split(","):
-            base = next((b for b in (root / controllers, root / "cpu") if b.is_dir()), root)
+        elif "cpu" in controllers:
+            base = next((b for b in (root / ",".join(controllers), root / "cpu") if b.is_dir()), root)
             quotas += [q for d in _upward(base, path) if (q := _quota_v1(d)) is not None]
     return min(quotas, default=None)
+
+
+def group_memory(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
+    """Bytes of memory that the control groups of this process allow, or None without a limit.
+
+    Args:
+        root: Where the control groups are mounted, version 1 or 2.
+        membership: The kernel's list of the groups that this process is in.
+    """
+    limits = []
+    for controllers, path in _groups(membership):
+        if not controllers or "memory" in controllers:
+            base, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            for folder in _upward(base, path):
+                with contextlib.suppress(OSError, ValueError):
+                    limits.append(int((folder / name).read_text()))
+    # Version 1 writes "no limit" as a huge number.
+    return min((n for n in limits if n < 1 << 60), default=None)
+
+
+def _groups(membership: Path) -> list[tuple[list[str], str]]:
+    """Controllers, none in version 2, and path of the control groups of this process."""
+    try:
+        rows = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        return []
+    return [(controllers.split(",") if controllers else [], path) for _, controllers, path in rows]
 
 
 def _upward(base: Path, path: str) -> Iterator[Path]:

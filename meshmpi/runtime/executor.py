@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshmpi import collective_bytes as cb
+from meshmpi.compiler.passes.memory import MemoryPlan, plan_memory, round_up
+from meshmpi.dims import Axes, block_sizes
 from meshmpi.errors import ConfigError
-from meshmpi.flops import conv_flops, instruction_flops, loop_flops
-from meshmpi.kernels import Runtime, bind, blas, workspace_bytes
+from meshmpi.ir.kinds import AllGather, AllReduce, AllToAll, ReduceScatter, Shift, Tiled, Wait, Write
+from meshmpi.ir.kinds.regions import loop_types
+from meshmpi.ir.program import Alias, Instruction, Program
+from meshmpi.kernels import Runtime, bind, blas, product_choice, workspace_bytes
 from meshmpi.kernels.binding import run_all
-from meshmpi.kernels.native import NATIVE_KINDS, CompilerError, NativeKernels
-from meshmpi.passes.memory import MemoryPlan, plan_memory, round_up
-from meshmpi.program import COLLECTIVES, Instruction, Program
-from meshmpi.runtime import flight
-from meshmpi.runtime.agreement import gathered
-from meshmpi.runtime.arrays import aligned_empty, block_sizes, numpy_dtype, view_of
+from meshmpi.kernels.native import CompilerError, NativeKernels
+from meshmpi.runtime.agreement import Flag, gathered
+from meshmpi.runtime.arrays import aligned_empty, numpy_dtype, view_of
+from meshmpi.runtime.calls import described
+from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.variables import VariableStore
 
 if TYPE_CHECKING:
     from meshmpi.runtime.trace import Tracer
 
 Thunk = Callable[[], None]
-_ADVANCE = Instruction("advance", (), ())  # stands in tables of calls where MPI is let work
+KERNELS = ("auto", "native", "numpy")
+"""Which kernels a step can be asked to run."""
 NATIVE_POINTS = 2_000_000
 """From so many points a step on, "auto" builds native kernels.  Status: assumption; a build takes
 about a second, NumPy some nanoseconds a point, and a program that is built runs many steps."""
@@ -39,41 +43,8 @@ about a second, NumPy some nanoseconds a point, and a program that is built runs
 
 def instruction_workspace(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
     """Scratch bytes of a local kernel or collective on the rank at ``coordinates``."""
-    if i.kind not in COLLECTIVES:
-        if i.kind in ("feed", "read", "write", "view", "wait"):
-            return 0
-        return workspace_bytes(i, program, coordinates)
-    types = [program.types[v] for v in i.inputs]
-    shapes = [t.local_sizes(program.mesh, coordinates) for t in types]
-    if i.kind == "all_reduce":
-        if len(types) > 1:
-            wire = cb.wire_bytes("all_reduce", types[0].dtype)
-            return sum(int(np.prod(s, dtype=np.int64)) * wire for s in shapes)
-        return cb.all_reduce_workspace_bytes(shapes[0], types[0].dtype)
-    shape, x = shapes[0], types[0]
-    n = program.mesh.count(i.attrs["axes"])
-    if i.kind == "all_to_all":
-        split, concat, outs = _exchange_sizes(i, program, shape, n, coordinates)
-        index = program.mesh.block_index(i.attrs["axes"], coordinates)
-        return cb.all_to_all_workspace_bytes(shape, x.dtype, split, concat, *outs, index)
-    axis = x.shape.position(i.attrs["dim"])
-    if i.kind == "shift":
-        out = program.types[i.outputs[0]].local_sizes(program.mesh, coordinates)
-        return cb.shift_workspace_bytes(out, x.dtype, axis, program.exchange(i))
-    if i.kind == "all_gather":
-        whole = program.types[i.outputs[0]].local_sizes(program.mesh, coordinates)[axis]
-        return cb.all_gather_workspace_bytes(shape, x.dtype, axis, block_sizes(whole, n))
-    return cb.reduce_scatter_workspace_bytes(shape, x.dtype, axis, block_sizes(shape[axis], n))
-
-
-def _exchange_sizes(
-    i: Instruction, program: Program, shape: Sequence[int], n: int, coordinates: Mapping[str, int]
-) -> tuple[int, int, tuple[list[int], list[int]]]:
-    """Array axes and block extents of an all_to_all."""
-    x, y = program.types[i.inputs[0]], program.types[i.outputs[0]]
-    split, concat = x.shape.position(i.attrs["split"]), x.shape.position(i.attrs["concat"])
-    whole = y.local_sizes(program.mesh, coordinates)[concat]
-    return split, concat, (block_sizes(shape[split], n), block_sizes(whole, n))
+    found = i.attrs.workspace(program, i, coordinates)
+    return workspace_bytes(i, program, coordinates) if found is None else found
 
 
 class RankState:
@@ -110,14 +81,13 @@ class RankState:
         if isinstance(shared, int):
             base = self.arrays[shared]
         else:
-            kind, name = shared.split(" ", 1)
-            base = (self.variables if kind == "variable" else self.feeds)[name]
+            base = (self.variables if shared.of == "variable" else self.feeds)[shared.name]
         flat = base.view(numpy_dtype(t.dtype)).reshape(-1)
         return flat[: math.prod(sizes)].reshape(sizes)  # all, or of a slice the first
 
     @property
     def held_memory(self) -> dict[str, int]:
-        """Kind of memory -> bytes really allocated, rounded up to cache lines as the plan does."""
+        """Kind of memory -> bytes of its arrays, rounded up to cache lines as the plan does."""
         return {
             "variables": sum(round_up(b.nbytes) for b in self.variables.values()),
             "feeds": sum(round_up(b.nbytes) for b in self.feeds.values()),
@@ -137,17 +107,14 @@ class RankState:
 
         table: dict[str, int] = {}
         for i in self.program.instructions:
-            if i.kind == "loop":
-                for kind, flops in loop_flops(i, self.program, self.coordinates).items():
+            found = i.attrs.flops_at(self.program, i, self.coordinates)
+            if found is not None:  # needs to know where blocks lie, not only their extents
+                for kind, flops in found.items():
                     table[kind] = table.get(kind, 0) + flops
-                continue
-            if i.kind == "conv":  # needs to know where blocks lie, not only their extents
-                flops = conv_flops(i, self.program, self.coordinates)
-                table["conv"] = table.get("conv", 0) + flops
                 continue
             for one in i.leaves():
                 ins, outs = ([extents(v) for v in values] for values in (one.inputs, one.outputs))
-                if flops := instruction_flops(one, ins, outs):
+                if flops := one.attrs.flops(ins, outs):
                     table[one.kind] = table.get(one.kind, 0) + flops
         return table
 
@@ -160,16 +127,21 @@ class Executor:
         mesh: A Mesh (this process is one rank) or a SimulatedMesh (it plays all).
         store: Variables; those of the program are in it.
         kernels: "numpy", "native", or "auto": native where a compiler is found and it pays.
+        atomic: Whether ranks wait for each other before a step changes variables.
 
     Attributes:
+        progress: How far the step got that is under way or has failed: "before" variables changed;
+            "ready" to change them, as are all ranks if one did; "writing".
         native: The generated kernels, or None where NumPy does everything.
         plan: Of the memory of every rank.
         tracer: Runs the calls in place of `run` while it records, see `trace.Tracer`.
     """
 
-    def __init__(self, program: Program, mesh: Any, store: VariableStore, kernels: str = "auto"):
+    def __init__(
+        self, program: Program, mesh: AnyMesh, store: VariableStore, kernels: str = "auto", atomic: bool = False
+    ):
         self.program, self.mesh = program, mesh
-        self.simulated = len(store.ranks) == mesh.shape.size and not hasattr(mesh, "comm")
+        self.simulated = len(store.ranks) == mesh.shape.size and mesh.simulated
         self.runtime = Runtime(blas=self._agreed_blas())
         # The rank at the origin holds the largest block of every value, so its plan fits all ranks.
         origin = dict.fromkeys(program.mesh.names, 0)
@@ -180,25 +152,32 @@ class Executor:
         self.native = self.runtime.native = self._native_kernels(kernels)
         self._calls: list[Thunk] = []
         self._is_collective: list[bool] = []
-        self._made_by: list[Instruction] = []
+        self._made_by: list[Instruction | None] = []
         self.tracer: Tracer | None = None
         self._running: dict[int, list] = {}
         self._digest = program.digest()[:8]
+        self.progress, self._committed = "before", 0
         for i in program.instructions:
-            communicates = i.kind in (*COLLECTIVES, "wait")
+            meets = i.traits.meets_ranks
+            if atomic and not self._committed and self._writes(i):
+                self._add(self._commit(), True, None)
+                self._committed = len(self._calls)
             for thunk in self._described(i):
-                self._add(thunk, communicates, i)
-            if self._running and not communicates:
-                self._add(self._advance(), True, _ADVANCE)
+                self._add(thunk, meets, i)
+            if self._running and not meets:
+                self._add(self._advance(), True, None)
 
-    def _add(self, call: Thunk, communicates: bool, i: Instruction) -> None:
+    def _add(self, call: Thunk, communicates: bool, i: Instruction | None) -> None:
         self._calls.append(call)
         self._is_collective.append(communicates)
         self._made_by.append(i)
 
     @property
-    def calls(self) -> list[tuple[Thunk, Instruction]]:
-        """What a step calls, in order, and the instruction that each call carries out."""
+    def calls(self) -> list[tuple[Thunk, Instruction | None]]:
+        """What a step calls, in order, and the instruction that each call carries out.
+
+        None where MPI is only polled, so that reductions in the background get on.
+        """
         return list(zip(self._calls, self._made_by, strict=True))
 
     def _advance(self) -> Thunk:
@@ -211,11 +190,43 @@ class Executor:
 
         return advance
 
+    def _writes(self, i: Instruction) -> bool:
+        """Whether an instruction changes the memory of a variable."""
+        if i.traits.free:
+            return False
+        roots = [self.plan.root(v) for v in i.outputs]
+        return isinstance(i.attrs, Write) or any(isinstance(r, Alias) and r.of == "variable" for r in roots)
+
+    def _commit(self) -> Thunk:
+        """Waits for all ranks: whoever gets through knows that all others have come so far."""
+        here = Flag(self.mesh)  # a Barrier of Open MPI 5 does not say that a rank was lost
+
+        def commit() -> None:
+            self.progress = "ready"
+            here.agree(True)
+            self.progress = "writing"
+
+        return commit
+
+    def finish(self) -> None:
+        """Ends a step that failed when it was "ready".
+
+        No other rank takes part: `meshmpi.compiler.passes.atomic` lets no collective follow.
+        """
+        assert self.progress == "ready" and not any(self._is_collective[self._committed :])
+        for call in self._calls[self._committed :]:
+            call()
+        self._done()
+
+    def _done(self) -> None:
+        self.progress = "before"
+        self.runs += 1
+
     def run(self) -> None:
         """One step on the feeds that are in place; adds the time in collectives to comm_seconds."""
         if self.tracer is not None:
             self.comm_seconds += self.tracer.run()
-            self.runs += 1
+            self._done()
             return
         clock, communicating = time.perf_counter, 0.0
         for call, collective in zip(self._calls, self._is_collective, strict=True):
@@ -226,67 +237,73 @@ class Executor:
             else:
                 call()
         self.comm_seconds += communicating
-        self.runs += 1
+        self._done()
 
     def _described(self, i: Instruction) -> list[Thunk]:
         """`_bind`, with collectives that others see as this instruction of this program."""
-        if i.kind not in COLLECTIVES:
+        if not i.communicates:
             return self._bind(i)
         line = f"{i.source.file}:{i.source.line}" if i.source.file else ""
         about = f"{self._digest}%{i.outputs[0]}"
-        with flight.described(line, about):
+        with described(line, about):
             return self._bind(i)
 
     def _bind(self, i: Instruction) -> list[Thunk]:
-        if i.kind in ("feed", "read", "view"):
+        if i.traits.free:
             return []
-        if i.kind in COLLECTIVES:
+        if i.communicates:
             return [self._bind_collective(i)]
-        if i.kind == "wait":
-            return self._bind_wait(i)
-        if i.kind == "write":
-            return [t for s in self.states for t in _bind_write(s, i)]
+        if isinstance(i.attrs, Wait):
+            return self._bind_wait(i, i.attrs.axes)
+        if isinstance(i.attrs, Write):
+            return [t for s in self.states for t in _bind_write(s, i, i.attrs.variable)]
         return [self._bind_local(i, s) for s in self.states]
 
     def _bind_local(self, i: Instruction, s: RankState) -> Thunk:
         if self.native is not None:
-            bound = self.native.bind(i, self.program, s.coordinates, s.arrays, self.runtime)
+            bound = self.native.bind(i, self.program, s.coordinates, s.arrays, s.workspace, self.runtime)
             if bound is not None:
                 return bound
         return bind(i, self.program, s.coordinates, s.arrays, s.workspace, self.runtime)
 
     def _agreed_blas(self) -> str:
         """The library of matrix products: one for all ranks, as no two round alike."""
-        products = [i for i in self.program.instructions if i.kind in ("contract", "conv", "loop")]
+        products = [i for i in self.program.instructions if i.traits.product]
         values = [v for i in products for v in (*i.inputs, *i.outputs)]
         bfloat16 = any(self.program.types[v].dtype == "bfloat16" for v in values)
-        names = blas.available(bfloat16)
-        return blas.agree(gathered(self.mesh, names, "compile"))
+        seconds = product_choice.measured(bfloat16) if products else {"numpy": 0.0}
+        return blas.agree(gathered(self.mesh, seconds, "compile"))
 
     def _native_kernels(self, kernels: str) -> NativeKernels | None:
-        """Generated kernels, if they are wanted and every rank can build them.
-
-        All ranks use the same kind, since replicated values must stay equal to the last bit.
-        """
+        """Generated kernels, if they are wanted and every rank can build them."""
         if kernels == "numpy" or (kernels == "auto" and _points(self.program) < NATIVE_POINTS):
             return None
-        native, problem = None, ""
         try:
-            native = NativeKernels(self.program, [s.coordinates for s in self.states])
+            native = built_on_all(self.mesh, [self.program], [s.coordinates for s in self.states])
         except CompilerError as e:
-            problem = str(e)
-        problems = gathered(self.mesh, problem, "compile")
-        failed = {rank: p for rank, p in enumerate(problems) if p}
-        if not failed:
-            return native
-        rank, first = next(iter(failed.items()))
-        if kernels == "native":
-            raise ConfigError(
-                f"kernels='native' needs a C compiler that works on every rank; on rank {rank}:"
-                f" {first}",
-                "Or use kernels='auto', which takes NumPy where there is none.",
-            )
-        return None
+            if kernels == "native":
+                raise ConfigError(
+                    f"kernels='native' needs a C compiler that works on every rank; {e}",
+                    "Or use kernels='auto', which takes NumPy where there is none.",
+                ) from None
+            if self.mesh.rank == 0:
+                words = f"all of this program runs on NumPy, more slowly: {e}"
+                warnings.warn(words, stacklevel=2)
+            return None
+        self._say_refused(native.refused)
+        return native
+
+    def _say_refused(self, refused: Mapping[tuple[int, ...], str]) -> None:
+        """Warns once of what NumPy does since the compiler did not take its C."""
+        if not refused or self.mesh.rank != 0:
+            return
+        inside = [j for i in self.program.instructions for j in (i, *i.within())]
+        names = [f"{i.kind} {i.source}" for i in inside if i.outputs in refused]
+        warnings.warn(
+            f"NumPy runs {len(names)} of {len(inside)} instructions, more slowly, since their C was"
+            f" refused: {'; '.join(names)}. Report this: {next(iter(refused.values()))}",
+            stacklevel=2,
+        )
 
     def _arrays(self, v: int) -> Any:
         """The array of value v, as the mesh's collectives want it: one, or a list by rank."""
@@ -294,47 +311,43 @@ class Executor:
         return arrays if self.simulated else arrays[0]
 
     def _bind_collective(self, i: Instruction) -> Thunk:
-        axes, mesh = i.attrs["axes"], self.mesh
+        a, mesh = i.attrs, self.mesh
         workspace = None if self.simulated else self.states[0].workspace
-        if i.kind == "all_reduce":
-            return self._bind_all_reduce(i, axes, workspace)
-        if i.kind == "shift":
-            return self._bind_shift(i, workspace)
+        if isinstance(a, AllReduce):
+            return self._bind_all_reduce(i, a, workspace)
+        if isinstance(a, Shift):
+            return self._bind_shift(i, a, workspace)
         x, out = self._arrays(i.inputs[0]), self._arrays(i.outputs[0])
-        t = self.program.types[i.inputs[0]]
         one = self.states[0]
-        shape = one.arrays[i.inputs[0]].shape
-        n = self.program.mesh.count(axes)
-        if i.kind == "all_to_all":
-            split, concat, outs = _exchange_sizes(i, self.program, shape, n, one.coordinates)
-            return mesh.bound_all_to_all(x, out, split, concat, *outs, axes, workspace)
-        axis = t.shape.position(i.attrs["dim"])
-        if i.kind == "all_gather":
+        if isinstance(a, AllToAll):
+            exchange = a.exchange(self.program, i, one.coordinates)
+            return mesh.bind("all_to_all", x, out, *exchange, a.axes, workspace)
+        assert isinstance(a, (AllGather, ReduceScatter)), i.kind
+        axis, n = self.program.types[i.inputs[0]].shape.position(a.dim), self.program.mesh.count(a.axes)
+        if isinstance(a, AllGather):
             sizes = block_sizes(one.arrays[i.outputs[0]].shape[axis], n)
-            return mesh.bound_all_gather(x, out, axis, sizes, axes, workspace)
-        sizes, op = block_sizes(shape[axis], n), i.attrs["op"]
-        return mesh.bound_reduce_scatter(x, out, axis, sizes, axes, op, workspace)
+            return mesh.bind("all_gather", x, out, axis, sizes, a.axes, workspace)
+        sizes = block_sizes(one.arrays[i.inputs[0]].shape[axis], n)
+        return mesh.bind("reduce_scatter", x, out, axis, sizes, a.axes, a.op, workspace)
 
-    def _bind_shift(self, i: Instruction, workspace: np.ndarray | None) -> Thunk:
-        axes, value = i.attrs["axes"], i.attrs["value"]
+    def _bind_shift(self, i: Instruction, a: Shift, workspace: np.ndarray | None) -> Thunk:
         xs, out = [self._arrays(v) for v in i.inputs], self._arrays(i.outputs[0])
-        axis = self.program.types[i.outputs[0]].shape.position(i.attrs["dim"])
-        exchange = self.program.exchange(i)
-        return self.mesh.bound_shift(xs, out, axis, exchange, axes, value, workspace)
+        axis = self.program.types[i.outputs[0]].shape.position(a.dim)
+        exchange = a.exchange(self.program, i)
+        return self.mesh.bind("shift", xs, out, axis, exchange, a.axes, a.value, workspace)
 
-    def _bind_all_reduce(self, i: Instruction, axes: tuple, workspace: np.ndarray | None) -> Thunk:
-        op = i.attrs["op"]
-        if i.attrs.get("start") and not self.simulated:
-            return self._bind_start(i)
+    def _bind_all_reduce(self, i: Instruction, a: AllReduce, workspace: np.ndarray | None) -> Thunk:
+        if a.start and not self.simulated:
+            return self._bind_start(i, a)
         if len(i.outputs) != 1:
-            return self._bind_packed(i, axes, op)
+            return self._bind_packed(i, a)
         (v, *_), (w,) = i.inputs, i.outputs
         pairs = [(s.arrays[v], s.arrays[w]) for s in self.states if s.plan.shares.get(w) != v]
-        reduce = self.mesh.bound_all_reduce(self._arrays(w), axes, op, workspace)
+        reduce = self.mesh.bind("all_reduce", self._arrays(w), a.axes, a.op, workspace)
         return run_all([*(partial(np.copyto, y, x) for x, y in pairs), reduce])
 
-    def _bind_start(self, i: Instruction) -> Thunk:
-        mesh, axes, op, (state,) = self.mesh, i.attrs["axes"], i.attrs["op"], self.states
+    def _bind_start(self, i: Instruction, a: AllReduce) -> Thunk:
+        mesh, axes, op, (state,) = self.mesh, a.axes, a.op, self.states
         (v,), (w,) = i.inputs, i.outputs
         x, y, copies = state.arrays[v], state.arrays[w], state.plan.shares.get(w) != v
         requests = self._running.setdefault(w, [])
@@ -346,11 +359,11 @@ class Executor:
 
         return start
 
-    def _bind_wait(self, i: Instruction) -> list[Thunk]:
+    def _bind_wait(self, i: Instruction, axes: Axes) -> list[Thunk]:
         """On a simulated mesh the reduction was done when it was started."""
         if self.simulated:
             return []
-        mesh, axes, requests = self.mesh, i.attrs["axes"], self._running.pop(i.inputs[0])
+        mesh, requests = self.mesh, self._running.pop(i.inputs[0])
 
         def wait() -> None:
             mesh.wait(requests, axes)
@@ -358,7 +371,7 @@ class Executor:
 
         return [wait]
 
-    def _bind_packed(self, i: Instruction, axes: tuple, op: str) -> Thunk:
+    def _bind_packed(self, i: Instruction, a: AllReduce) -> Thunk:
         """Several values in one message, packed one behind the other in the workspace."""
         packed = [_pack(s, i, self.program) for s in self.states]
         message = [m for m, _ in packed] if self.simulated else packed[0][0]
@@ -366,16 +379,44 @@ class Executor:
         copy = partial(np.copyto, casting="unsafe")
         before = [partial(copy, part, x) for x, part, _ in rows]
         after = [partial(copy, y, part) for _, part, y in rows]
-        return run_all([*before, self.mesh.bound_all_reduce(message, axes, op), *after])
+        return run_all([*before, self.mesh.bind("all_reduce", message, a.axes, a.op), *after])
+
+
+def built_on_all(mesh: AnyMesh, programs: Sequence[Program], coordinates: Sequence[Mapping[str, int]]) -> NativeKernels:
+    """Generated kernels of programs, the same on every rank of the mesh.
+
+    All ranks use the same kind, since replicated values must stay equal to the last bit; an
+    instruction whose C one rank cannot build is left to NumPy on all.
+
+    Args:
+        mesh: Of all ranks that call this.
+        programs: Verified, the same on every rank.
+        coordinates: Of each rank that this process plays.
+
+    Raises:
+        CompilerError: One rank has no compiler that works.  The same on every rank.
+    """
+    native, problem = None, ""
+    try:
+        native = NativeKernels(programs, coordinates)
+    except CompilerError as e:
+        problem = str(e)
+    found = gathered(mesh, (problem, native.refused if native else {}), "compile")
+    failed = [f"on rank {rank}: {p}" for rank, (p, _) in enumerate(found) if p]
+    if native is None or failed:
+        raise CompilerError(failed[0], "Take kernels='numpy'; `meshmpi doctor` looks at the compiler.")
+    native.refused = {k: words for _, table in reversed(found) for k, words in table.items()}
+    native.leave_to_numpy(native.refused)
+    return native
 
 
 def _points(program: Program) -> int:
     """Elements that maps, reductions and segments of one step touch, on the largest blocks."""
     points = 0
     for i in program.instructions:
-        types = {**program.types, **i.inner_types()} if i.kind == "loop" else program.types
-        for one in i.attrs["body"] if i.kind == "loop" else (i,):
-            if one.kind in NATIVE_KINDS:
+        types = loop_types(i, program) if isinstance(i.attrs, Tiled) else program.types
+        for one in i.body if isinstance(i.attrs, Tiled) else (i,):
+            if one.traits.native:
                 values = (*one.inputs, *one.outputs)
                 points += sum(types[v].max_elements(program.mesh) for v in values)
     return points
@@ -393,8 +434,8 @@ def _pack(state: RankState, i: Instruction, program: Program) -> tuple[np.ndarra
     return message, rows
 
 
-def _bind_write(state: RankState, i: Instruction) -> list[Thunk]:
-    x, block = state.arrays[i.inputs[0]], state.variables[i.attrs["variable"]]
+def _bind_write(state: RankState, i: Instruction, variable: str) -> list[Thunk]:
+    x, block = state.arrays[i.inputs[0]], state.variables[variable]
     if x.size == 0 or x.__array_interface__["data"] == block.__array_interface__["data"]:
         return []
     return [lambda: np.copyto(block, x)]

@@ -5,31 +5,25 @@ Not known here: tensors, layouts, programs.  mpi4py is imported when a `Mesh` is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from meshmpi.collective_bytes import REDUCED_IN, bytes_sent, wire_bytes
-from meshmpi.dims import Axes, MeshShape
+from meshmpi.dims import Axes, MeshShape, MeshShapeLike
 from meshmpi.errors import MeshError, ProgramError
-from meshmpi.runtime import crosscheck, flight, meeting, recovery
-from meshmpi.runtime.agreement import gathered
-from meshmpi.runtime.blocks import (
-    check_array,
-    check_op,
-    check_out,
-    check_shift,
-    check_sizes,
-    replaced,
-)
-from meshmpi.runtime.flight import Kind, Tally, counted
+from meshmpi.ir.collective_bytes import REDUCED_IN, bytes_sent, wire_bytes
+from meshmpi.ir.halos import HaloExchange
+from meshmpi.runtime import hooks
+from meshmpi.runtime.agreement import any_of, gathered
+from meshmpi.runtime.blocks import check_array, check_axes, check_op, check_out, check_shift, check_sizes, replaced
+from meshmpi.runtime.calls import Call, CallKind, Channel, Tally, counted, description, kind_of
 from meshmpi.runtime.mesh_sizes import refuse_singletons, size_error
 from meshmpi.runtime.world import without_networks
-from meshmpi.windows import Exchange
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -37,8 +31,8 @@ if TYPE_CHECKING:
     from meshmpi.kernels.binding import Bound
     from meshmpi.runtime.collectives import Group
 
+P = ParamSpec("P")
 T = TypeVar("T")
-MeshShapeLike = str | Mapping[str, int] | Sequence[tuple[str, int]] | MeshShape
 Counters = dict[str, dict[str, list]]
 """Kind -> axes joined by + -> [calls, elements handed, bytes sent by the formulas, seconds]."""
 
@@ -46,18 +40,34 @@ Counters = dict[str, dict[str, list]]
 _wire_bytes = functools.lru_cache(wire_bytes)  # naming a dtype takes longer than a short message
 
 
+_PREPARED: dict[str, Callable[..., Bound]] = {}
+"""Name of a collective -> what checks its arguments and returns it as a function without any."""
+
+
+def _collective(prepare: Callable[Concatenate[Mesh, P], Bound]) -> Callable[Concatenate[Mesh, P], None]:
+    """A method that does a collective at once; `Mesh.bind` gives the function that it calls."""
+    _PREPARED[prepare.__name__] = prepare
+
+    @functools.wraps(prepare)
+    def run(self: Mesh, *arguments: P.args, **named: P.kwargs) -> None:
+        prepare(self, *arguments, **named)()
+
+    return run
+
+
 class Mesh:
     """An n-dimensional array of MPI ranks whose axes have names.
 
     The ranks are those of a new Cartesian communicator, numbered row-major as in `MeshShape`.
     Making a mesh is collective; so is the first use of each set of axes.  With more than one rank
-    it also sees to it that an error on one rank ends the job on all (`meshmpi.runtime.abort`).
+    it also sees to it that an error on one rank ends the job on all (`meshmpi.runtime.hooks`).
 
     Args:
         shape: ``"rows:2;cols:2"``, a MeshShape, a mapping, or (name, size) pairs.
         comm: Any mpi4py intracommunicator; default MPI.COMM_WORLD.  It is duplicated.
         debug: Whether ranks compare every collective before they do it, and raise where they
-            differ; default: whether the variable MESHMPI_DEBUG is ``collectives``.
+            differ; default: whether the variable MESHMPI_DEBUG is ``collectives``.  One rank that
+            asks for it is enough.
 
     Attributes:
         shape: The MeshShape.
@@ -74,13 +84,11 @@ class Mesh:
         {'rows': 0, 'cols': 0}
     """
 
-    def __init__(
-        self, shape: MeshShapeLike, comm: MPI.Intracomm | None = None, debug: bool | None = None
-    ):
+    def __init__(self, shape: MeshShapeLike, comm: MPI.Intracomm | None = None, debug: bool | None = None):
         with without_networks():
             from mpi4py import MPI
 
-        from meshmpi.runtime import abort, collectives
+        from meshmpi.runtime import collectives
 
         self.shape = MeshShape(shape)
         if comm is None:
@@ -91,22 +99,26 @@ class Mesh:
                 f"mesh {self.shape} was given an intercommunicator.",
                 "Give an intracommunicator, for instance its Merge().",
             )
+        self._watch = hooks.watch()
         if comm.size > 1:
-            abort.install_hooks()
+            self._watch.mesh_begins()
         if comm.size != self.shape.size:
             raise size_error(self.shape, comm.size)
         self.comm: MPI.Intracomm
         own = functools.partial(_own, comm, self.shape.sizes)
-        self.comm, self._key, self._members = meeting.meet(comm, str(self.shape), own)
+        self.comm, self._key, self._members = self._watch.meet(comm, str(self.shape), description()[0], own)
         self.size, self.rank = self.comm.size, self.comm.rank
         self.coordinates = self.shape.coordinates(self.rank)
         self._tallies: dict[tuple[str, str, int, int], Tally] = {}
         self._collectives = collectives
-        self.checks = crosscheck.wanted() if debug is None else debug
+        self.checks = False
         self._communicators: dict[Axes, MPI.Intracomm] = {}
         self._groups: dict[Axes, Group] = {}
-        self._channels: dict[str, tuple[flight.Channel | None, int]] = {}
+        self._channels: dict[str, Channel] = {}
         self._hosts = 0
+        self.checks = any_of(self, self._watch.wants_checks() if debug is None else debug, "debug")
+
+    simulated = False
 
     @property
     def freed(self) -> bool:
@@ -116,9 +128,8 @@ class Mesh:
     def free(self) -> None:
         """Gives its communicators back to MPI, which has not many.  Collective.
 
-        For programs that make meshes again and again; a mesh that lives as long as the program
-        needs none.  Steps compiled for it can no longer be called; their results can be read,
-        gathered they cannot.  ``with mm.Mesh(...) as mesh:`` calls it at the end.
+        For programs that make many meshes; ``with mm.Mesh(...) as mesh:`` calls it at the end.  Steps
+        compiled for a freed mesh can no longer be called, nor their results gathered.
         """
         if not self.freed:
             self.outside("free", self._free)()
@@ -130,6 +141,8 @@ class Mesh:
         self._communicators.clear()
         self._groups.clear()
         self.comm.Free()
+        if self.size > 1:
+            self._watch.mesh_ends()
 
     def __enter__(self) -> Mesh:
         return self
@@ -162,7 +175,7 @@ class Mesh:
             make = functools.partial(self.comm.Sub, [n in axes for n in self.shape.names])  # type: ignore
         else:
             make = functools.partial(self.comm.Split, self.group(axes)[0], self.rank)
-        made = functools.partial(recovery.made, self.comm, make)
+        made = functools.partial(self._watch.made, self.comm, make)
         return cast("MPI.Intracomm", self.outside("communicator", made, "+".join(axes))())
 
     @property
@@ -186,60 +199,45 @@ class Mesh:
         group = self._groups.get(axes)
         if group is None:
             check_axes(self.shape, axes)
-            numbers = [
-                self.shape.block_index(axes, self.shape.coordinates(r)) for r in self.group(axes)
-            ]
+            numbers = [self.shape.block_index(axes, self.shape.coordinates(r)) for r in self.group(axes)]
             index = self.shape.block_index(axes, self.coordinates)
             group = self._collectives.Group(axes, self.communicator(axes), tuple(numbers), index)
             self._groups[axes] = group
         return group
 
     def _counted(
-        self, kind: str, group: Group, elements: int, dtype: np.dtype, run: Bound,
-        shared: tuple[int, ...], op: str = "",
-    ) -> Bound:  # fmt: skip
+        self, kind: str, group: Group, elements: int, dtype: np.dtype, run: Bound, shared: tuple[int, ...], op: str = ""
+    ) -> Bound:
         """``run``, which counts and records itself; a short message takes a microsecond."""
         # One tally for all collectives which hand in as much, over the same axes.
         sent = bytes_sent(kind, elements, _wire_bytes(kind, dtype), group.n)
         tally = self._tallies.setdefault((kind, group.name, elements, sent), Tally())
-        return self._recorded(_kind(kind, op, dtype, group.name, shared), sent, run, tally)
+        return self._recorded(kind_of(kind, op, dtype, group.name, shared), sent, run, tally)
 
-    def _recorded(
-        self, kind: Kind, nbytes: int, run: Callable[[], T], tally: Tally
-    ) -> Callable[[], T]:
-        """``run`` with a record of it in the ring, where others see it; counted in ``tally``."""
-        ring = flight.ring() if self.size > 1 else None
-        if ring is None and not self.checks:
+    def _recorded(self, kind: CallKind, nbytes: int, run: Callable[[], T], tally: Tally) -> Callable[[], T]:
+        """``run``, counted in ``tally`` and shown to whoever watches; checked first in debug mode."""
+        channel = self._channels.get(kind.axes) or self._channel(kind.axes)
+        if len(channel.members) == 1:
             return counted(run, tally)
-        channel, n = self._channel(ring, kind.axes)
-        if n == 1:
-            return counted(run, tally)
-        line, about = flight.description()
+        line, about = description()
         kind = kind._replace(about=about) if about else kind
         if self.checks:
-            axes = self.shape.in_mesh_order(kind.axes.split("+"))
-            run = crosscheck.checked(self.communicator(axes), self._world(axes), kind, line, run)
-        if ring is None or channel is None:
-            return counted(run, tally)
-        return ring.recorded(run, tally, channel, kind, ring.entry(kind, nbytes, line))
+            run = self._watch.checked(self.communicator(channel.axes), channel.members, kind, line, run)
+        return self._watch.recorded(channel.key, channel.members, Call(kind, nbytes, line), run, tally)
 
-    def _channel(self, ring: flight.Ring | None, name: str) -> tuple[flight.Channel | None, int]:
-        """The record of the calls over axes joined by +, in any order; the number of ranks."""
-        found = self._channels.get(name)
-        if found is None:
-            axes = self.shape.in_mesh_order(name.split("+")) if name else ()
-            members, key = self._world(axes), f"{self._key}/{'+'.join(axes)}"
-            channel = ring.channel(f"{key}/{members[0]}", members) if ring is not None else None
-            found = self._channels[name] = (channel, len(members))
+    def _channel(self, name: str) -> Channel:
+        """The communicator over axes joined by +, in any order, as others know it."""
+        axes = self.shape.in_mesh_order(name.split("+")) if name else ()
+        members = self._world(axes)
+        found = Channel(axes, f"{self._key}/{'+'.join(axes)}/{members[0]}", members)
+        self._channels[name] = found
         return found
 
     def _world(self, axes: Axes) -> tuple[int, ...]:
         """Ranks in MPI.COMM_WORLD of the group over ``axes``, in the order of its communicator."""
         return tuple(self._members[r] for r in self.group(axes))
 
-    def outside(
-        self, kind: str, run: Callable[[], T], op: str = "", axes: Axes | None = None
-    ) -> Callable[[], T]:
+    def outside(self, kind: str, run: Callable[[], T], op: str = "", axes: Axes | None = None) -> Callable[[], T]:
         """``run``, a collective that is not a method, recorded like those.
 
         Args:
@@ -249,7 +247,16 @@ class Mesh:
             axes: The communicator that it is on; default: ``comm``.
         """
         over = "+".join(self.shape.names if axes is None else axes)
-        return self._recorded(Kind(kind, op, "", over), 0, run, Tally())
+        return self._recorded(CallKind(kind, op, "", over), 0, run, Tally())
+
+    @contextlib.contextmanager
+    def checking(self, debug: bool) -> Iterator[None]:
+        """Collectives that are bound in here are checked too when ``debug`` is true."""
+        before, self.checks = self.checks, self.checks or debug
+        try:
+            yield
+        finally:
+            self.checks = before
 
     @property
     def counters(self) -> Counters:
@@ -264,13 +271,24 @@ class Mesh:
                 row[3] += tally.seconds
         return table
 
+    def bind(self, collective: str, *arguments: Any, **named: Any) -> Bound:
+        """A collective as a function without arguments, prepared once for arrays that stay.
+
+        Args:
+            collective: Name of the method: all_reduce, all_gather, reduce_scatter, all_to_all or shift.
+            arguments: What the method takes.
+            named: The same, by name.
+
+        Example:
+            >>> x = np.ones(3)
+            >>> Mesh("rows:1").bind("all_reduce", x, "rows")()
+        """
+        return _PREPARED[collective](self, *arguments, **named)
+
+    @_collective
     def all_reduce(
-        self,
-        x: np.ndarray,
-        axes: Iterable[str],
-        op: str = "sum",
-        workspace: np.ndarray | None = None,
-    ) -> None:
+        self, x: np.ndarray, axes: Iterable[str], op: str = "sum", workspace: np.ndarray | None = None
+    ) -> Bound:
         """Reduces ``x`` in place over the ranks that differ only in ``axes``.
 
         bfloat16 is reduced in float32 and rounded once.  On bool, sum and max mean "or", prod and
@@ -282,29 +300,17 @@ class Mesh:
             op: sum, max, min or prod.
             workspace: uint8 array of `all_reduce_workspace_bytes`; allocated when not given.
         """
-        self.bound_all_reduce(x, axes, op, workspace)()
-
-    def bound_all_reduce(
-        self,
-        x: np.ndarray,
-        axes: Iterable[str],
-        op: str = "sum",
-        workspace: np.ndarray | None = None,
-    ) -> Bound:
-        """`all_reduce` as a function without arguments, prepared once for an array that stays."""
         check_op(op)
         check_array("all_reduce", "array", x)
         group = self._group(axes)
         run = self._collectives.bind_all_reduce(group, x, op, workspace)
         return self._counted("all_reduce", group, x.size, x.dtype, run, x.shape, op)
 
-    def start_all_reduce(
-        self, x: np.ndarray, axes: Iterable[str], op: str = "sum"
-    ) -> list[MPI.Request]:
+    def start_all_reduce(self, x: np.ndarray, axes: Iterable[str], op: str = "sum") -> list[MPI.Request]:
         """Begins an `all_reduce`; ``x`` must not be touched before `wait` of what is returned.
 
         Raises:
-            ProgramError: Of data types that are reduced in another one (`REDUCED_IN`).
+            ProgramError: The data type is reduced in another one (`REDUCED_IN`).
         """
         check_op(op)
         check_array("all_reduce", "array", x)
@@ -328,13 +334,12 @@ class Mesh:
     def wait(self, requests: list[MPI.Request], axes: Iterable[str]) -> None:
         """Waits until all ``requests`` of `start_all_reduce` over ``axes`` are complete."""
         group, began = self._group(axes), time.perf_counter()
-        self._recorded(
-            Kind("wait", "", "", group.name), 0,
-            functools.partial(self._collectives.MPI.Request.Waitall, requests), Tally(),
-        )()  # fmt: skip
+        finish = functools.partial(self._collectives.MPI.Request.Waitall, requests)
+        self._recorded(CallKind("wait", "", "", group.name), 0, finish, Tally())()
         key = ("all_reduce", group.name, 0, 0)
         self._tallies.setdefault(key, Tally()).seconds += time.perf_counter() - began
 
+    @_collective
     def all_gather(
         self,
         x: np.ndarray,
@@ -343,7 +348,7 @@ class Mesh:
         sizes: Sequence[int],
         axes: Iterable[str],
         workspace: np.ndarray | None = None,
-    ) -> None:
+    ) -> Bound:
         """Joins the blocks ``x`` of the group along array axis ``axis`` into ``out``.
 
         Args:
@@ -354,18 +359,6 @@ class Mesh:
             axes: Mesh axes over which it is split, major first: they number the blocks.
             workspace: uint8 array of `all_gather_workspace_bytes`; allocated when not given.
         """
-        self.bound_all_gather(x, out, axis, sizes, axes, workspace)()
-
-    def bound_all_gather(
-        self,
-        x: np.ndarray,
-        out: np.ndarray,
-        axis: int,
-        sizes: Sequence[int],
-        axes: Iterable[str],
-        workspace: np.ndarray | None = None,
-    ) -> Bound:
-        """`all_gather` as a function without arguments, prepared once for arrays that stay."""
         group = self._group(axes)
         check_out("all_gather", x, out, replaced(x.shape, axis, sum(sizes)))
         check_sizes("all_gather", sizes, group.n, out.shape[axis], "an output")
@@ -373,6 +366,7 @@ class Mesh:
         run = self._collectives.bind_all_gather(group, x, out, axis, sizes, workspace)
         return self._counted("all_gather", group, x.size, x.dtype, run, out.shape)
 
+    @_collective
     def reduce_scatter(
         self,
         x: np.ndarray,
@@ -382,7 +376,7 @@ class Mesh:
         axes: Iterable[str],
         op: str = "sum",
         workspace: np.ndarray | None = None,
-    ) -> None:
+    ) -> Bound:
         """Reduces ``x`` over the group and keeps in ``out`` this rank's block along ``axis``.
 
         Args:
@@ -394,19 +388,6 @@ class Mesh:
             op: sum, max, min or prod, as in `all_reduce`.
             workspace: uint8 array of `reduce_scatter_workspace_bytes`; allocated when not given.
         """
-        self.bound_reduce_scatter(x, out, axis, sizes, axes, op, workspace)()
-
-    def bound_reduce_scatter(
-        self,
-        x: np.ndarray,
-        out: np.ndarray,
-        axis: int,
-        sizes: Sequence[int],
-        axes: Iterable[str],
-        op: str = "sum",
-        workspace: np.ndarray | None = None,
-    ) -> Bound:
-        """`reduce_scatter` as a function without arguments, prepared once for arrays that stay."""
         check_op(op)
         group = self._group(axes)
         check_sizes("reduce_scatter", sizes, group.n, x.shape[axis], "an input")
@@ -414,6 +395,7 @@ class Mesh:
         run = self._collectives.bind_reduce_scatter(group, x, out, axis, sizes, op, workspace)
         return self._counted("reduce_scatter", group, x.size, x.dtype, run, x.shape, op)
 
+    @_collective
     def all_to_all(
         self,
         x: np.ndarray,
@@ -424,7 +406,7 @@ class Mesh:
         concat_sizes: Sequence[int],
         axes: Iterable[str],
         workspace: np.ndarray | None = None,
-    ) -> None:
+    ) -> Bound:
         """Moves a cut from array axis ``concat_axis`` to ``split_axis``.
 
         Args:
@@ -437,22 +419,6 @@ class Mesh:
             axes: Mesh axes, major first: they number the blocks of both.
             workspace: uint8 array of `all_to_all_workspace_bytes`; allocated when not given.
         """
-        self.bound_all_to_all(
-            x, out, split_axis, concat_axis, split_sizes, concat_sizes, axes, workspace
-        )()
-
-    def bound_all_to_all(
-        self,
-        x: np.ndarray,
-        out: np.ndarray,
-        split_axis: int,
-        concat_axis: int,
-        split_sizes: Sequence[int],
-        concat_sizes: Sequence[int],
-        axes: Iterable[str],
-        workspace: np.ndarray | None = None,
-    ) -> Bound:
-        """`all_to_all` as a function without arguments, prepared once for arrays that stay."""
         group = self._group(axes)
         if split_axis == concat_axis:
             raise ProgramError(f"all_to_all from axis {split_axis} to itself.", "Give two axes.")
@@ -467,10 +433,17 @@ class Mesh:
         shared = replaced(x.shape, concat_axis, sum(concat_sizes))
         return self._counted("all_to_all", group, x.size, x.dtype, run, shared)
 
+    @_collective
     def shift(
-        self, xs: Sequence[np.ndarray], out: np.ndarray, axis: int, exchange: Exchange,
-        axes: Iterable[str], value: float = 0, workspace: np.ndarray | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        xs: Sequence[np.ndarray],
+        out: np.ndarray,
+        axis: int,
+        exchange: HaloExchange,
+        axes: Iterable[str],
+        value: float = 0,
+        workspace: np.ndarray | None = None,
+    ) -> Bound:
         """Each rank gets the elements along array axis ``axis`` that ``exchange`` says.
 
         Only ranks that need something of each other exchange messages, all at the same time.
@@ -481,16 +454,9 @@ class Mesh:
             axis: Array axis along which elements move.
             exchange: Which elements go where.
             axes: Mesh axes over which they are split, major first: they number the blocks.
-            value: Of elements that no input has.
+            value: Fills elements that no input has.
             workspace: uint8 array of `shift_workspace_bytes`; allocated when not given.
         """
-        self.bound_shift(xs, out, axis, exchange, axes, value, workspace)()
-
-    def bound_shift(
-        self, xs: Sequence[np.ndarray], out: np.ndarray, axis: int, exchange: Exchange,
-        axes: Iterable[str], value: float = 0, workspace: np.ndarray | None = None,
-    ) -> Bound:  # fmt: skip
-        """`shift` as a function without arguments, prepared once for arrays that stay."""
         group = self._group(axes)
         check_sizes("shift", [1] * exchange.blocks, group.n, exchange.blocks, "a dimension")
         check_shift(xs, out, axis, exchange, group.index)
@@ -512,11 +478,8 @@ class Mesh:
         check_array("broadcast", "array", x)
         group = self._group(axes)
         if not 0 <= root < group.n:
-            raise MeshError(
-                f"broadcast from rank {root} of {group.n} over {group.name}.",
-                f"Give 0 to {group.n - 1}.",
-            )
-        kind = _kind("broadcast", f"root {root}", x.dtype, group.name, x.shape)
+            raise MeshError(f"broadcast from rank {root} of {group.n} over {group.name}.", f"Give 0 to {group.n - 1}.")
+        kind = kind_of("broadcast", f"root {root}", x.dtype, group.name, x.shape)
         giver = group.blocks.index(root)
         bits = x.reshape(-1).view(np.uint8)
         run = functools.partial(group.comm.Bcast, bits, giver)
@@ -526,29 +489,11 @@ class Mesh:
         return f"<Mesh {self.shape}, rank {self.rank}>"
 
 
-@functools.lru_cache(4096)
-def _kind(kind: str, op: str, dtype: np.dtype, axes: str, shared: tuple[int, ...]) -> Kind:
-    """What a collective is; ``shared`` are extents that are equal on all ranks of the group."""
-    shape = "x".join(map(str, shared))
-    return Kind(kind, op, str(dtype), axes, math.prod(shared), shape)
-
-
 def _own(comm: MPI.Intracomm, sizes: Sequence[int]) -> MPI.Intracomm:
     """A communicator of the same ranks in the same order; Cartesian, where that is safe.
 
     It is our own either way: the user's messages on ``comm`` cannot match ours.
     """
-    if not sizes or recovery.watching():  # Open MPI's topologies are not made for lost ranks
+    if not sizes or hooks.watch().outlives_ranks():  # Open MPI's topologies are not made for lost ranks
         return comm.Dup()
     return comm.Create_cart(sizes, [False] * len(sizes), reorder=False)
-
-
-def check_axes(shape: MeshShape, axes: Axes) -> None:
-    """Raises MeshError for an axis that the mesh lacks, ProgramError for one named twice."""
-    for axis in axes:
-        shape.axis_size(axis)
-        if axes.count(axis) > 1:
-            raise ProgramError(
-                f"a collective over {'+'.join(axes)} names mesh axis '{axis}' twice.",
-                "Name each axis once.",
-            )

@@ -52,10 +52,7 @@ def size_error(shape: MeshShape, ranks: int) -> MeshError:
     if near:
         remedy += f", or use {'one of ' if len(near) > 1 else ''}{', '.join(near)}"
     plural = "s" if shape.size > 1 else ""
-    return MeshError(
-        f"mesh {shape} needs {shape.size} rank{plural}, but the communicator has {ranks}.",
-        f"{remedy}.",
-    )
+    return MeshError(f"mesh {shape} needs {shape.size} rank{plural}, but the communicator has {ranks}.", f"{remedy}.")
 
 
 def refuse_singletons(ranks: int) -> None:

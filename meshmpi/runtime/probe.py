@@ -43,10 +43,13 @@ def main() -> int:
     world = MPI.COMM_WORLD
     world.Barrier()
     about |= {
-        "rank": world.rank, "size": world.size, "clock": time.time(),
+        "rank": world.rank,
+        "size": world.size,
+        "clock": time.time(),
         "init_seconds": round(time.perf_counter() - began, 3),
-        "affinity": sorted(os.sched_getaffinity(0)), "thread_level": MPI.Query_thread(),
-    }  # fmt: skip
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "thread_level": MPI.Query_thread(),
+    }
     about["message_intact"] = _exchange(world)
     gathered = world.gather(about)
     if world.rank == 0:
@@ -71,15 +74,20 @@ def _before_mpi() -> dict[str, Any]:
             versions[name] = "none"
     package = Path(__file__).parent.parent
     return {
-        "host": socket.gethostname(), "pid": os.getpid(), "python": sys.executable,
-        "versions": versions, "package": str(package), "sources": _digest(package),
-        "cores": os.cpu_count(), "threads": os.environ.get("OMP_NUM_THREADS", ""),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "python": sys.executable,
+        "versions": versions,
+        "package": str(package),
+        "sources": _digest(package),
+        "cores": os.cpu_count(),
+        "threads": os.environ.get("OMP_NUM_THREADS", ""),
         "address_space": resource.getrlimit(resource.RLIMIT_AS)[0],
-    }  # fmt: skip
+    }
 
 
 def _digest(package: Path) -> str:
-    """Of all sources: the same version number may stand on different states of them."""
+    """A digest of all sources: different states of them may have the same version number."""
     total = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.c")]):
         total.update(str(path.relative_to(package)).encode() + path.read_bytes())
@@ -102,9 +110,7 @@ def _exchange(world: Any) -> bool:
     got = bytearray(_MESSAGE_BYTES)
     world.Sendrecv(sent, (world.rank + 1) % world.size, 0, got, (world.rank - 1) % world.size)
     digest, expected = hashlib.sha256(got).digest(), hashlib.sha256(sent).digest()
-    return digest == world.sendrecv(
-        expected, (world.rank + 1) % world.size, 1, source=(world.rank - 1) % world.size
-    )
+    return digest == world.sendrecv(expected, (world.rank + 1) % world.size, 1, source=(world.rank - 1) % world.size)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Variables that several ranks hold must be equal to the last bit: this compares them.
+"""Variables and feeds that several ranks hold must be equal to the last bit: this compares them.
 
 Each rank digests its blocks, and ranks that hold the same block compare digests: 16 bytes a
 variable travel.  Where they differ the elements are looked up, and the rank that most others
@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshmpi.dims import Axes
-from meshmpi.program import LocalType
+from meshmpi.ir.program import LocalType
 from meshmpi.runtime.agreement import gathered
+from meshmpi.runtime.mesh_protocol import AnyMesh
 
 CHUNK_WORDS = 8192
 """Words of 8 bytes that are summed into one: a sum never overlooks one flipped bit."""
 _FAR = 100.0
-"""From so many times the largest other element of a block on, a number is taken to be damaged.
+"""A number this many times as large as any other element of its block is taken to be damaged.
 Status: assumption; a flipped exponent bit changes a number by a factor of 4 to 2**128."""
 
 
@@ -53,7 +54,7 @@ class Difference(NamedTuple):
     """A variable whose replicas differ.
 
     Attributes:
-        name: Of the variable.
+        name: The variable's name.
         type: Its type.
         ranks: All that hold this block.
         damaged: Those whose copy is wrong; empty where it cannot be told.
@@ -70,14 +71,18 @@ class Difference(NamedTuple):
     values: Mapping[int, float]
     hosts: Mapping[int, str]
 
-    def __str__(self) -> str:
+    def where(self, what: str) -> str:
+        """The first element that differs, with the value of each rank; ``what`` comes first."""
         at = ", ".join(f"{d.name}={k}" for d, k in zip(self.type.shape, self.index, strict=True))
-        first = f"variable '{self.name}' {self.type}, of which ranks {_listed(self.ranks)} hold"
-        text = f"{first} equal blocks, differs at [{at}]: "
+        first = f"{what} '{self.name}' {self.type}, of which ranks {_listed(self.ranks)} hold"
         groups: dict[str, list[int]] = {}
         for rank, value in self.values.items():
             groups.setdefault(repr(value), []).append(rank)
-        text += ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in groups.items())
+        values = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in groups.items())
+        return f"{first} equal blocks, differs at [{at}]: {values}"
+
+    def __str__(self) -> str:
+        text = self.where("variable")
         if self.damaged:
             where = ", ".join(dict.fromkeys(self.hosts[r] for r in self.damaged))
             return f"{text}. Damaged: the copy of {_ranks(self.damaged)} (host {where})"
@@ -92,16 +97,31 @@ def _listed(ranks: Any) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
+class Typed(NamedTuple):
+    """What `Replicas` needs to know of a value."""
+
+    type: LocalType
+
+
+class Fed(NamedTuple):
+    """The feeds of a step, in the form of a store."""
+
+    mesh: AnyMesh
+    ranks: list[int]
+    types: Mapping[str, Typed]
+    blocks: Mapping[str, Mapping[int, np.ndarray]]
+
+
 class Replicas:
     """Compares the replicated blocks of a store.
 
     Args:
-        store: Variables, as `CompiledStep.variables`.
+        store: Variables, as `CompiledStep.variables`; or feeds.
     """
 
     def __init__(self, store: Any) -> None:
         self._store, self._mesh = store, store.mesh
-        self._simulated = not hasattr(store.mesh, "comm")
+        self._simulated = store.mesh.simulated
 
     def _classes(self) -> dict[Axes, list[str]]:
         """Axes over which blocks are repeated -> the variables of which that is so."""
@@ -130,10 +150,7 @@ class Replicas:
     def _unequal(self, axes: Axes, names: list[str]) -> list[str]:
         """Variables whose digests differ in a group of this process."""
         blocks = self._store.blocks
-        mine = {
-            rank: np.array([digest(blocks[n][rank]) for n in names], np.uint64)
-            for rank in self._store.ranks
-        }
+        mine = {rank: np.array([digest(blocks[n][rank]) for n in names], np.uint64) for rank in self._store.ranks}
         if self._simulated:
             groups = [[mine[r] for r in g] for g in self._mesh.shape.groups(axes)]
             different = np.any([np.any(np.array(g) != g[0], axis=0) for g in groups], axis=0)
@@ -168,9 +185,7 @@ class Replicas:
         gather = functools.partial(self._mesh.communicator(axes).allgather, value)
         return dict(zip(group, self._mesh.outside("replicas", gather, axes=axes)(), strict=True))
 
-    def _difference(
-        self, axes: Axes, name: str, group: tuple[int, ...], sums: Mapping[int, np.ndarray]
-    ) -> Difference:
+    def _difference(self, axes: Axes, name: str, group: tuple[int, ...], sums: Mapping[int, np.ndarray]) -> Difference:
         blocks = {r: b for r, b in self._store.blocks[name].items() if r in group}
         t = self._store.types[name].type
         table = np.array([sums[r] for r in group])
@@ -178,9 +193,7 @@ class Replicas:
         size = next(iter(blocks.values())).dtype.itemsize
         begin = chunk * CHUNK_WORDS * 8 // size
         end = begin + CHUNK_WORDS * 8 // size
-        parts = self._shared(
-            axes, group, {r: b.reshape(-1)[begin:end].copy() for r, b in blocks.items()}
-        )
+        parts = self._shared(axes, group, {r: b.reshape(-1)[begin:end].copy() for r, b in blocks.items()})
         raw = np.array([parts[r].view(np.uint8).reshape(-1, size) for r in group])
         element = int(np.argmax(np.any(raw != raw[0], axis=(0, 2))))
         values = {r: float(parts[r][element]) for r in group}
@@ -192,9 +205,7 @@ class Replicas:
         hosts = self._shared(axes, group, dict.fromkeys(blocks, platform.node()))
         damaged = _minority({r: s.tobytes() for r, s in sums.items()})
         if not damaged and len(group) == 2:
-            others = self._shared(
-                axes, group, {r: _largest_other(b, begin + element) for r, b in blocks.items()}
-            )
+            others = self._shared(axes, group, {r: _largest_other(b, begin + element) for r, b in blocks.items()})
             far = [r for r in group if not abs(values[r]) <= _FAR * max(others.values())]
             damaged = tuple(far) if len(far) == 1 else ()
         return Difference(name, t, group, damaged, index, values, hosts)

@@ -1,25 +1,28 @@
 """A mesh whose ranks all live in one object: the meaning of every collective, and their oracle.
 
 The methods are those of `Mesh` in the same argument order, but arrays are given and returned as
-lists indexed by rank; there is no attribute ``comm``, which tells the two kinds apart.  NumPy only:
-no MPI, no programs, no tensors.
+lists indexed by rank.  NumPy only: no MPI, no programs, no tensors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from meshmpi.collective_bytes import bytes_sent, wire_bytes
-from meshmpi.dims import Axes, MeshShape
+from meshmpi.dims import Axes, MeshShape, MeshShapeLike
 from meshmpi.errors import MeshError, ProgramError
+from meshmpi.graph.arguments import checked
+from meshmpi.ir.collective_bytes import bytes_sent, wire_bytes
+from meshmpi.ir.halos import HaloExchange, pieces_to
 from meshmpi.runtime.blocks import (
     block,
     check_array,
+    check_axes,
     check_op,
     check_out,
     check_shift,
@@ -29,20 +32,11 @@ from meshmpi.runtime.blocks import (
     replaced,
     starts,
 )
-from meshmpi.runtime.mesh import Counters, MeshShapeLike, check_axes
-from meshmpi.windows import Exchange, pieces_to
+from meshmpi.runtime.mesh import Counters
 
 _OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 Arrays = Sequence[np.ndarray]
-
-
-def _bound(kind: str) -> Callable[..., Callable[[], None]]:
-    """The method that makes one collective a function without arguments, as those of `Mesh`."""
-
-    def bind(self: SimulatedMesh, *arguments: Any) -> Callable[[], None]:
-        return functools.partial(getattr(self, kind), *arguments)
-
-    return bind
+T = TypeVar("T")
 
 
 class SimulatedMesh:
@@ -66,16 +60,30 @@ class SimulatedMesh:
         (3.0, 3.0)
     """
 
+    @functools.partial(checked, name="SimulatedMesh")
     def __init__(self, shape: MeshShapeLike):
         self.shape = MeshShape(shape)
         self.size, self.rank = self.shape.size, 0
         self.coordinates = [self.shape.coordinates(r) for r in range(self.size)]
         self.counters: list[Counters] = [{} for _ in range(self.size)]
 
-    freed = False
+    simulated, comm, hosts, freed, checks = True, None, 1, False, False
+    """As of `Mesh`; one process cannot differ from itself, so nothing is checked."""
 
     def free(self) -> None:
         """Does nothing; `Mesh.free` gives communicators back."""
+
+    def bind(self, collective: str, *arguments: Any, **named: Any) -> Callable[[], None]:
+        """A collective as a function without arguments.  See `Mesh.bind`."""
+        return functools.partial(getattr(self, collective), *arguments, **named)
+
+    def outside(self, kind: str, run: Callable[[], T], op: str = "", axes: Axes | None = None) -> Callable[[], T]:
+        """``run`` itself: there is nobody to show it to."""
+        return run
+
+    def checking(self, debug: bool) -> contextlib.AbstractContextManager[None]:
+        """Does nothing; see `Mesh.checking`."""
+        return contextlib.nullcontext()
 
     def __enter__(self) -> SimulatedMesh:
         return self
@@ -83,11 +91,9 @@ class SimulatedMesh:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.free()
 
-    def communicator(self, axes: Iterable[str]) -> None:
+    def communicator(self, axes: Iterable[str]) -> NoReturn:
         """Raises MeshError: there is none."""
-        raise MeshError(
-            f"simulated mesh {self.shape} has no communicators.", "Use a Mesh under mpirun."
-        )
+        raise MeshError(f"simulated mesh {self.shape} has no communicators.", "Use a Mesh under mpirun.")
 
     def group(self, axes: Iterable[str], rank: int = 0) -> tuple[int, ...]:
         """Ranks of the group of ``rank`` over ``axes``, ascending."""
@@ -107,18 +113,14 @@ class SimulatedMesh:
     def _count(self, kind: str, axes: Iterable[str], rank: int, x: np.ndarray) -> None:
         self._count_elements(kind, axes, rank, x.size, x.dtype)
 
-    def _count_elements(
-        self, kind: str, axes: Iterable[str], rank: int, elements: int, dtype: np.dtype
-    ) -> None:
+    def _count_elements(self, kind: str, axes: Iterable[str], rank: int, elements: int, dtype: np.dtype) -> None:
         names: Axes = (axes,) if isinstance(axes, str) else tuple(axes)
         row = self.counters[rank].setdefault(kind, {}).setdefault("+".join(names), [0, 0, 0, 0.0])
         row[0] += 1
         row[1] += elements
         row[2] += bytes_sent(kind, elements, wire_bytes(kind, dtype), self.shape.count(names))
 
-    def all_reduce(
-        self, xs: Arrays, axes: Iterable[str], op: str = "sum", workspace: object = None
-    ) -> None:
+    def all_reduce(self, xs: Arrays, axes: Iterable[str], op: str = "sum", workspace: object = None) -> None:
         """Reduces in place over each group, in ascending order of rank.  See `Mesh.all_reduce`."""
         check_op(op)
         for ranks in self._by_block(axes):
@@ -130,13 +132,7 @@ class SimulatedMesh:
                 xs[r][...] = total
 
     def all_gather(
-        self,
-        xs: Arrays,
-        outs: Arrays,
-        axis: int,
-        sizes: Sequence[int],
-        axes: Iterable[str],
-        workspace: object = None,
+        self, xs: Arrays, outs: Arrays, axis: int, sizes: Sequence[int], axes: Iterable[str], workspace: object = None
     ) -> None:
         """Joins the blocks of each group.  See `Mesh.all_gather`."""
         for ranks in self._by_block(axes):
@@ -200,9 +196,15 @@ class SimulatedMesh:
                 outs[r][...] = block(whole, split_axis, begin[i], begin[i + 1])
 
     def shift(
-        self, xs: Sequence[Arrays], outs: Arrays, axis: int, exchange: Exchange,
-        axes: Iterable[str], value: float = 0, workspace: object = None,
-    ) -> None:  # fmt: skip
+        self,
+        xs: Sequence[Arrays],
+        outs: Arrays,
+        axis: int,
+        exchange: HaloExchange,
+        axes: Iterable[str],
+        value: float = 0,
+        workspace: object = None,
+    ) -> None:
         """Exchanges parts of blocks; ``xs[k]`` is a list by rank.  See `Mesh.shift`."""
         for ranks in self._by_block(axes):
             for b, r in enumerate(ranks):
@@ -217,9 +219,16 @@ class SimulatedMesh:
                     to = piece_target(outs[r], axis, exchange, p)
                     to[...] = piece_source(blocks, axis, exchange, p)
 
-    bound_all_reduce, bound_all_gather, bound_reduce_scatter, bound_all_to_all, bound_shift = map(
-        _bound, ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift")
-    )
+    def start_all_reduce(self, xs: Arrays, axes: Iterable[str], op: str = "sum") -> list[Any]:
+        """An `all_reduce`, which is done at once: nothing runs in the background here."""
+        self.all_reduce(xs, axes, op)
+        return []
+
+    def advance(self, requests: list[Any]) -> None:
+        """Does nothing; see `Mesh.advance`."""
+
+    def wait(self, requests: list[Any], axes: Iterable[str]) -> None:
+        """Does nothing; see `Mesh.wait`."""
 
     def __repr__(self) -> str:
         return f"<SimulatedMesh {self.shape}>"

@@ -9,32 +9,37 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshmpi.collective_bytes import bytes_sent, wire_bytes
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
-from meshmpi.flops import local_flops
-from meshmpi.program import COLLECTIVES, Instruction, Program
+from meshmpi.ir.flops import local_flops
+from meshmpi.ir.kinds import COLLECTIVES, KINDS, Collective, Wait
+from meshmpi.ir.program import Instruction, Program
+from meshmpi.runtime.mesh_protocol import AnyMesh
 
 _ROUND_TRIPS = 20  # to compare two clocks; the quickest one counts
 _TAG = 7001
+
+
+POLL = "advance"
+"""Kind of the calls that carry out no instruction: they let MPI work on what runs in the background."""
 
 
 class Call(NamedTuple):
     """What an event of a trace is about; the same on every rank.
 
     Attributes:
-        kind: Of the instruction.
+        kind: The instruction's kind, or `POLL`.
         axes: Mesh axes of a collective, else empty.
         name: Tensor that it makes.
         line: ``file:line`` of the user's code.
         bytes_sent: By the rank with the largest blocks.
-        flops: Of the rank with the largest blocks.
-        ends: Of a `wait`, the call that started the reduction; else -1.
+        flops: FLOP on the rank with the largest blocks.
+        ends: For a `wait`, the number of the call that started the reduction; else -1.
     """
 
     kind: str
@@ -47,7 +52,7 @@ class Call(NamedTuple):
 
     @property
     def communicates(self) -> bool:
-        return self.kind in COLLECTIVES or self.kind in ("wait", "advance")
+        return self.kind == POLL or KINDS[self.kind].traits.meets_ranks
 
 
 class Trace(NamedTuple):
@@ -79,13 +84,13 @@ class Tracer:
     """
 
     def __init__(self, step: Any, steps: int = 5):
-        if not hasattr(step.mesh, "comm"):
+        if steps < 1:
+            raise ConfigError(f"a trace of {steps} steps.", "Give 1 or more.")
+        if step.mesh.simulated:
             raise ConfigError(
                 "a simulated mesh has no time of its own: one process plays all ranks.",
                 "Trace on a mm.Mesh, under mpirun or of one rank.",
             )
-        if steps < 1:
-            raise ConfigError(f"a trace of {steps} steps.", "Give 1 or more.")
         self.mesh, self._executor = step.mesh, step.executor
         bound = self._executor.calls
         self._calls = [call for call, _ in bound]
@@ -135,31 +140,29 @@ class Tracer:
         return Trace(self.mesh.shape, tuple(self._about), times, self.first_step)
 
 
-def _described(program: Program, instructions: list[Instruction]) -> list[Call]:
+def _described(program: Program, instructions: Sequence[Instruction | None]) -> list[Call]:
     origin = dict.fromkeys(program.mesh.names, 0)
     busy, out, started = program.busiest(), list[Call](), dict[int, int]()
     for k, i in enumerate(instructions):
+        if i is None:
+            out.append(Call(POLL, (), "", "", 0, 0))
+            continue
         axes, sent = (), 0
-        if i.kind in COLLECTIVES:
-            axes = tuple(i.attrs["axes"])
-            handed = program.elements_handed(i, busy if i.kind == "shift" else origin)
-            item = wire_bytes(i.kind, program.types[i.inputs[0]].dtype)
-            sent = bytes_sent(i.kind, handed, item, program.mesh.count(axes))
+        if isinstance(i.attrs, Collective):
+            axes, sent = i.attrs.axes, program.most_bytes_sent(i, busy)
         ends = -1
-        if i.attrs.get("start"):
+        if i.in_background:
             started[i.outputs[0]] = k
-        elif i.kind == "wait":
+        elif isinstance(i.attrs, Wait):
             ends = started[i.inputs[0]]
             axes, sent = out[ends].axes, out[ends].bytes_sent
         line = f"{i.source.file}:{i.source.line}" if i.source.file else ""
-        flops = (
-            0 if i.kind in (*COLLECTIVES, "wait", "advance") else local_flops(i, program, origin)
-        )
+        flops = local_flops(i, program, origin)
         out.append(Call(i.kind, axes, i.source.name, line, sent, flops, ends))
     return out
 
 
-def _compared_clocks(mesh: Any) -> tuple[float, float]:
+def _compared_clocks(mesh: AnyMesh) -> tuple[float, float]:
     """(Own time now, what to add to it for rank 0's).  Collective."""
     return mesh.outside("trace", functools.partial(_clock_offset, mesh.comm))()
 
@@ -190,9 +193,7 @@ def _clock_offset(comm: Any) -> tuple[float, float]:
     return found
 
 
-def _aligned(
-    times: np.ndarray, before: tuple[float, float], after: tuple[float, float]
-) -> np.ndarray:
+def _aligned(times: np.ndarray, before: tuple[float, float], after: tuple[float, float]) -> np.ndarray:
     """Times by rank 0's clock, taking the drift between two comparisons as even."""
     (t0, d0), (t1, d1) = before, after
     drift = (d1 - d0) / (t1 - t0) if t1 > t0 else 0.0

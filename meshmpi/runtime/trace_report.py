@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshmpi.runtime.trace import Call, Trace, waits
+from meshmpi.runtime.trace import POLL, Call, Trace, waits
 
 LOCAL, TALK, BACKGROUND = 0, 1, 2
 """Tracks of a rank in the viewer."""
@@ -73,23 +73,25 @@ def _of_call(
     yield {**_event(name, rank, TALK, begun + wait, ended, about), "cname": _COLORS["transfer"]}
     if call.ends >= 0:
         started = float(row[call.ends])
-        yield _event(f"all_reduce over {'+'.join(call.axes)}", rank, BACKGROUND, started, ended,
-                     about)  # fmt: skip
+        yield _event(f"all_reduce over {'+'.join(call.axes)}", rank, BACKGROUND, started, ended, about)
 
 
 def _communication(call: Call) -> str:
-    if call.kind == "advance":
+    if call.kind == POLL:
         return "work on reductions in the background"
     return f"{call.kind} over {'+'.join(call.axes)}"
 
 
-def _event(
-    name: str, rank: int, track: int, begun: float, ended: float, about: dict[str, Any]
-) -> dict[str, Any]:
+def _event(name: str, rank: int, track: int, begun: float, ended: float, about: dict[str, Any]) -> dict[str, Any]:
     return {
-        "name": name, "ph": "X", "pid": rank, "tid": track, "args": about,
-        "ts": round(begun * _MICROSECONDS, 3), "dur": round((ended - begun) * _MICROSECONDS, 3),
-    }  # fmt: skip
+        "name": name,
+        "ph": "X",
+        "pid": rank,
+        "tid": track,
+        "args": about,
+        "ts": round(begun * _MICROSECONDS, 3),
+        "dur": round((ended - begun) * _MICROSECONDS, 3),
+    }
 
 
 def _name(what: str, rank: int, track: int, name: str) -> dict[str, Any]:
@@ -121,18 +123,14 @@ def describe_trace(trace: Trace) -> str:
     return "\n".join(lines)
 
 
-def _by(
-    trace: Trace, taken: np.ndarray, key: Callable[[Call], str], title: str, whole: float
-) -> list[str]:
+def _by(trace: Trace, taken: np.ndarray, key: Callable[[Call], str], title: str, whole: float) -> list[str]:
     table: dict[str, tuple[int, float]] = {}
     for k, call in enumerate(trace.calls):
         if name := key(call):
             count, ms = table.get(name, (0, 0.0))
             table[name] = (count + 1, ms + float(taken[:, k].mean()))
     rows = sorted(table.items(), key=lambda item: -item[1][1])
-    return [
-        f"  {title} {name}: {ms:.3f} ms ({ms / whole:.0%}), {n} calls" for name, (n, ms) in rows
-    ]
+    return [f"  {title} {name}: {ms:.3f} ms ({ms / whole:.0%}), {n} calls" for name, (n, ms) in rows]
 
 
 def _by_axes(trace: Trace, taken: np.ndarray, waited: np.ndarray, whole: float) -> list[str]:
@@ -141,7 +139,7 @@ def _by_axes(trace: Trace, taken: np.ndarray, waited: np.ndarray, whole: float) 
         if call.communicates:
             row = table.setdefault(_communication(call), [0, 0, 0.0, 0.0])
             row[0] += 1
-            row[1] += 0 if call.kind == "wait" else call.bytes_sent
+            row[1] += 0 if call.ends >= 0 else call.bytes_sent
             row[2] += float(taken[:, k].mean() - waited[:, k].mean())
             row[3] += float(waited[:, k].mean())
     return [
@@ -151,9 +149,7 @@ def _by_axes(trace: Trace, taken: np.ndarray, waited: np.ndarray, whole: float) 
     ]
 
 
-def _by_rank(
-    trace: Trace, own: np.ndarray, talking: np.ndarray, waiting: np.ndarray
-) -> list[str]:  # fmt: skip
+def _by_rank(trace: Trace, own: np.ndarray, talking: np.ndarray, waiting: np.ndarray) -> list[str]:
     lines = [
         f"  rank {rank}: {own[rank]:.3f} ms of its own compute,"
         f" {talking[rank] - waiting[rank]:.3f} ms of transfer, {waiting[rank]:.3f} ms of waiting"
@@ -162,8 +158,7 @@ def _by_rank(
     slowest, middle = straggler(own), float(np.median(own))
     if len(own) > 1:
         lines.append(
-            f"  slowest by its own compute: rank {slowest}, {own[slowest] / middle - 1:.1%} above"
-            " the median rank"
+            f"  slowest by its own compute: rank {slowest}, {own[slowest] / middle - 1:.1%} above the median rank"
         )
     return lines
 

@@ -13,7 +13,11 @@ JOB_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK")
 """Each MPI launcher sets at least one: Open MPI's, Hydra's (MPICH, Intel MPI), Slurm's srun."""
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-"""Of the same launchers: which rank this process is, known before MPI is initialised."""
+"""Variables of the same launchers that say which rank this process is, before MPI is initialised."""
+
+
+IDENTITY = ("PMIX_NAMESPACE", *JOB_VARIABLES, *RANK_VARIABLES)
+"""Variables that together identify a rank among those of this job and of others on the same host."""
 
 
 def in_job() -> bool:
@@ -27,6 +31,13 @@ def size_by_environment() -> int:
     return next((int(text) for text in told if text.isdigit()), 1)
 
 
+def on_several_hosts() -> bool:
+    """Whether the MPI launcher says that it started ranks on other hosts, too; MPI is not asked."""
+    here = [os.environ.get(n, "") for n in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")]
+    local = next((int(text) for text in here if text.isdigit()), size_by_environment())
+    return local < size_by_environment() or os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
+
+
 def rank_by_environment() -> int:
     """Which rank the launcher made this process, 0 outside of a job; MPI is not asked."""
     return next((int(os.environ[v]) for v in RANK_VARIABLES if v in os.environ), 0)
@@ -36,7 +47,7 @@ def rank_by_environment() -> int:
 def without_networks() -> Iterator[None]:
     """A process alone that initialises MPI in here does so a second faster, by Open MPI.
 
-    It leaves out the transport ofi, as `meshmpi.runtime.launch` does on one host, and why is said
+    It leaves out the transport ofi, as `meshmpi.launch.launch` does on one host, and why is said
     there; and shared memory, of which a process alone makes a segment that stays in /dev/shm when
     the process is killed.  In a job, or where the user chose transports, nothing is changed.
     """

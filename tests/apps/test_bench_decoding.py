@@ -6,12 +6,12 @@ import pytest
 
 import meshmpi as mm
 from apps.bench.decoding import inputs, rounds
-from meshmpi.train.decoding import Generator, Sampling
+from meshmpi.transformer.decoding.decoding import Generator, Sampling
 
 
 def test_the_checkpoint_is_read_and_continued(tmp_path):
     pytest.importorskip("safetensors")
-    from meshmpi.pretrained.model import open_model
+    from meshmpi.transformer.pretrained.model import open_model
 
     inputs.write_checkpoint(tmp_path, 1, 64, 100, 9)
     model = open_model(tmp_path)

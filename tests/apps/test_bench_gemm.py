@@ -7,9 +7,15 @@ import pytest
 from apps.bench import gemm
 
 TINY = [
-    "model.vocab=32", "model.length=8", "model.d_model=16", "model.d_ff=24", "model.heads=2",
-    "model.d_kv=8", "model.layers=1", "train.batch=4",
-]  # fmt: skip
+    "model.vocab=32",
+    "model.length=8",
+    "model.d_model=16",
+    "model.d_ff=24",
+    "model.heads=2",
+    "model.d_kv=8",
+    "model.layers=1",
+    "train.batch=4",
+]
 
 
 def settings() -> gemm.Settings:

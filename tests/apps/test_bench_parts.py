@@ -11,26 +11,15 @@ import numpy as np
 import pytest
 
 from apps.bench import __main__ as main
-from apps.bench import (
-    collectives,
-    goals,
-    overhead,
-    peer_attention,
-    peer_loops,
-    peers,
-    plot,
-    scaling,
-    startup,
-    workers,
-)
+from apps.bench import collectives, goals, overhead, peer_attention, peer_loops, peers, plot, scaling, startup, workers
 from apps.bench.bench import TINY, Bench
 from apps.bench.loops import c_loops, data, meshmpi_loops, numpy_loops
 from apps.bench.step import gemm_step, rounds, systems, yardstick
 from apps.bench.tables import Table, shown, write
-from meshmpi.kernels import blas
+from meshmpi.kernels import blas, product_choice
 from meshmpi.kernels.native import available
-from meshmpi.train.model import build_training_graph
-from meshmpi.train.settings import transformer_config
+from meshmpi.transformer.tasks.registry import build_training_graph
+from meshmpi.transformer.training.settings import transformer_config
 
 NONE = peers.without("not asked for")
 LOOPS = data.Data(0.002)
@@ -57,11 +46,12 @@ def test_systems_take_turns_with_the_bare_products_and_agree(bench: Bench):
     assert names[1:3] == ["meshmpi data-parallel", "meshmpi model-parallel"]
     assert all(ms > 0 for ms in table.column("ms per step"))
     assert any("differ by at most" in note for note in table.notes)
-    narrow = blas.find(blas.available(bfloat16=True)[0]).bfloat16
+    narrow = product_choice.chosen(bfloat16=True).bfloat16
     assert len(_measured([table])) == (5 if narrow else 4), "of the first five goals"
     assert [n for n in table.notes if n.startswith("Left out")] == [
-        "Left out: torch: not asked for", "Left out: jax: not asked for",
-    ]  # fmt: skip
+        "Left out: torch: not asked for",
+        "Left out: jax: not asked for",
+    ]
 
 
 def test_losses_that_differ_are_told():
@@ -78,9 +68,7 @@ def test_a_worker_that_fails_is_a_line_in_the_table(bench: Bench, monkeypatch):
     def broken(of: Bench, steps: int) -> list:
         raise workers.BenchError("worker x ended with status 3.", "")
 
-    monkeypatch.setattr(
-        rounds, "systems", lambda of: [systems.System("broken", broken)]
-    )  # fmt: skip
+    monkeypatch.setattr(rounds, "systems", lambda of: [systems.System("broken", broken)])
     monkeypatch.setattr(rounds, "_bare", lambda of: 1.0)
     (table,) = rounds.measure(bench)
     assert table.notes[-1].startswith("Failed: broken: worker x ended with status 3.")
@@ -93,9 +81,8 @@ def test_first_values_fit_the_model(bench: Bench):
     chosen = settings(yardstick.TOY)
     built = build_training_graph(chosen, transformer_config(chosen.model, 1))
     own = {
-        name.removeprefix(PREFIX): v.shape.sizes
-        for name, v in built.graph.variables.items() if name.startswith(PREFIX)
-    }  # fmt: skip
+        name.removeprefix(PREFIX): v.shape.sizes for name, v in built.graph.variables.items() if name.startswith(PREFIX)
+    }
     assert own == {name: shape for name, shape, _ in yardstick.shapes(yardstick.TOY)}
     start = yardstick.Start(bench.start())
     assert {name: start[name].shape for name in start.names} == own
@@ -107,8 +94,8 @@ def test_first_values_fit_the_model(bench: Bench):
 
 def test_yardstick_is_that_of_the_configuration():
     from apps.bench.step.meshmpi_step import CONFIG, settings
-    from meshmpi.train import config
-    from meshmpi.train.settings import Settings
+    from meshmpi.transformer.training import config
+    from meshmpi.transformer.training.settings import Settings
 
     assert settings(yardstick.Sizes()) == config.load(Settings, CONFIG)
 
@@ -151,9 +138,7 @@ _MADE: dict[str, data.Loops] = {}
 def _made(kind: str) -> data.Loops:
     if kind not in _MADE:
         modules = {"numpy_loops": numpy_loops, "c_loops": c_loops}
-        _MADE[kind] = (
-            modules[kind].loops(LOOPS) if kind in modules else meshmpi_loops.loops(LOOPS, kind)
-        )  # fmt: skip
+        _MADE[kind] = modules[kind].loops(LOOPS) if kind in modules else meshmpi_loops.loops(LOOPS, kind)
     return _MADE[kind]
 
 
@@ -278,13 +263,20 @@ def test_every_panel_of_the_plot(tmp_path: Path):
         Table("step", "", ("system", "step / bare products"), [["meshmpi", 1.1], ["other", 2.0]]),
         Table("loops", "", ("loop", "a", "a / b"), [["x", 1.0, None]]),
         Table("products", "", ("sizes", "a"), [["x", 1.0], ["median", 1.0]]),
-        Table("attention", "", ("length", "a, ms", "b, ms", "c, ms"),
-              [[16, 1.0, None, None], [32, 2.0, 3.0, None]]),
-        Table("collectives", "", ("collective", "bytes", "meshmpi", "mpi4py", "gloo"),
-              [["all_reduce", 64, 1.0, 2.0, None]]),
-        Table("scaling", "", ("changed", "to", "ranks", "ms", "rate", "s"),
-              [["layers", 1, 2, 1.0, 1.0, 1.0], ["layers", 2, 2, 2.0, 1.0, 1.5]]),
-    ]  # fmt: skip
+        Table("attention", "", ("length", "a, ms", "b, ms", "c, ms"), [[16, 1.0, None, None], [32, 2.0, 3.0, None]]),
+        Table(
+            "collectives",
+            "",
+            ("collective", "bytes", "meshmpi", "mpi4py", "gloo"),
+            [["all_reduce", 64, 1.0, 2.0, None]],
+        ),
+        Table(
+            "scaling",
+            "",
+            ("changed", "to", "ranks", "ms", "rate", "s"),
+            [["layers", 1, 2, 1.0, 1.0, 1.0], ["layers", 2, 2, 2.0, 1.0, 1.5]],
+        ),
+    ]
     assert {t.name for t in tables} == set(plot.PANELS)
     assert plot.draw(tables, tmp_path / "bench.png") == ""
     assert (tmp_path / "bench.png").stat().st_size > 10_000
@@ -334,8 +326,7 @@ def test_a_peer_that_cannot_be_installed_is_left_out_in_one_line(tmp_path: Path,
     said: list[str] = []
     found = peers.install(tmp_path / "peers", said.append)
     assert dict(found.missing) == {
-        name: f"{requirement} could not be installed: no network"
-        for name, requirement in peers.REQUIREMENTS.items()
+        name: f"{requirement} could not be installed: no network" for name, requirement in peers.REQUIREMENTS.items()
     }
     assert [line for line in said if line.startswith("left out: torch:")] == [
         "left out: torch: torch==2.13.0 could not be installed: no network"
@@ -393,21 +384,22 @@ def _goal_tables(ratio: float) -> list[Table]:
         Table("collectives", "", sizes, [["all_reduce", 64, 1.3], ["all_gather", 4096, 1.1]]),
         Table("overhead", "", ("kernels", "ms per step"), [["native", 0.2], ["numpy", 5.0]]),
         Table("overhead share", "", ("instructions", "% of the step"), [[300, 0.1]]),
-        Table("planning", "", ("layout", "lowering and passes", "cold build of kernels"),
-              [["data", 0.5, 8.0], ["model", 0.6, 9.0]]),
+        Table(
+            "planning",
+            "",
+            ("layout", "lowering and passes", "cold build of kernels"),
+            [["data", 0.5, 8.0], ["model", 0.6, 9.0]],
+        ),
         Table("start", "", ("part", "cold", "warm"), [["graph", 9.0, 9.0], ["ready", 9.0, 1.5]]),
-    ]  # fmt: skip
+    ]
 
 
 def test_every_goal_is_held_against_what_was_measured():
     table = goals.table(_goal_tables(1.05))
     assert dict(zip(table.column("goal"), table.column("met"), strict=True)) == {
-        g.what: "**no**" if g.what.startswith(("peak MB", "slowest collective")) else "yes"
-        for g in goals.GOALS
+        g.what: "**no**" if g.what.startswith(("peak MB", "slowest collective")) else "yes" for g in goals.GOALS
     }
-    assert table.column("measured") == [
-        1.05, 1.1, 0.4, 840.0, 701.0, 1.04, 1.3, 0.1, 0.2, 0.6, 9.0, 1.5,
-    ]  # fmt: skip
+    assert table.column("measured") == [1.05, 1.1, 0.4, 840.0, 701.0, 1.04, 1.3, 0.1, 0.2, 0.6, 9.0, 1.5]
     of = table.column("of")
     assert of[3] == "meshmpi data-parallel against PyTorch data-parallel (DDP)"
     assert of[6] == "all_reduce of 64 bytes"

@@ -22,9 +22,12 @@ from meshmpi.errors import ConfigError, DataError
 
 TINY = models.esm2("8M", 64, layers=2, d_model=24, d_ff=40, heads=3, d_kv=8, dtype="float64")
 MESHES = [
-    ("replicated", "all:1"), ("replicated", "all:3"), ("megatron", "all:4"),
-    ("2d", "rows:3;cols:2"), ("2d", "rows:1;cols:3"),
-]  # fmt: skip
+    ("replicated", "all:1"),
+    ("replicated", "all:3"),
+    ("megatron", "all:4"),
+    ("2d", "rows:3;cols:2"),
+    ("2d", "rows:1;cols:3"),
+]
 
 
 def protein(n: int, seed: int) -> str:
@@ -54,8 +57,21 @@ def file(tmp_path) -> Path:
 def test_the_alphabet_is_that_of_the_checkpoints():
     assert len(TOKENS) == len(set(TOKENS)) == 33
     assert (CLS, PAD, EOS, UNKNOWN, MASK) == (0, 1, 2, 3, 32)
-    wanted = {"L": 4, "A": 5, "S": 8, "R": 10, "W": 22, "C": 23, "X": 24, "B": 25, "U": 26,
-              "Z": 27, "O": 28, ".": 29, "-": 30}  # fmt: skip
+    wanted = {
+        "L": 4,
+        "A": 5,
+        "S": 8,
+        "R": 10,
+        "W": 22,
+        "C": 23,
+        "X": 24,
+        "B": 25,
+        "U": 26,
+        "Z": 27,
+        "O": 28,
+        ".": 29,
+        "-": 30,
+    }
     assert {k: TOKENS.index(k) for k in wanted} == wanted
     assert letters(numbers(RESIDUES)) == RESIDUES
     with pytest.raises(ValueError, match="'J' at position 3"):
@@ -132,8 +148,9 @@ def relatives(text: str, share: float, seed: int) -> str:
 
 FAMILIES = {
     f"{name}{k}": relatives(protein(n, seed), 0.1, k) + protein(k, 90 + k)
-    for name, n, seed in (("p", 150, 5), ("q", 80, 6), ("r", 200, 7)) for k in range(4)
-} | {f"single{k}": protein(60, 20 + k) for k in range(30)}  # fmt: skip
+    for name, n, seed in (("p", 150, 5), ("q", 80, 6), ("r", 200, 7))
+    for k in range(4)
+} | {f"single{k}": protein(60, 20 + k) for k in range(30)}
 
 
 def test_links_are_those_of_counting_words(monkeypatch):
@@ -301,9 +318,7 @@ def test_windows_score_as_their_rows_do(name, mesh):
 
 def embedded(name: str, mesh: str) -> tuple[np.ndarray, np.ndarray]:
     parts = windows(records(), 48, 40)
-    vectors, starts = embedding.per_residue(
-        records(), parts, inference(name, mesh, residue_vectors), 256, 2
-    )
+    vectors, starts = embedding.per_residue(records(), parts, inference(name, mesh, residue_vectors), 256, 2)
     means = embedding.means(records(), parts, inference(name, mesh, sums_of_vectors), 256, 2)
     pooled = np.add.reduceat(vectors, starts[:-1]) / np.diff(starts)[:, None]
     np.testing.assert_allclose(means, pooled, rtol=1e-5, atol=1e-6)
@@ -326,9 +341,9 @@ def test_embeddings_are_the_same_in_every_layout(name, mesh, vectors):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "mesh"), [("2d", 2, ""), ("2d", 4, ""), ("2d", 4, "rows:4;cols:1"),
-                                ("megatron", 2, ""), ("megatron", 4, "")],
-)  # fmt: skip
+    ("name", "ranks", "mesh"),
+    [("2d", 2, ""), ("2d", 4, ""), ("2d", 4, "rows:4;cols:1"), ("megatron", 2, ""), ("megatron", 4, "")],
+)
 def test_weights_are_held_once(name, ranks, mesh):
     config = models.esm2("8M")
     splits = layouts.splits(name, ranks, mesh)
@@ -355,9 +370,7 @@ def test_layouts_that_do_not_fit():
 
 
 def test_every_size_has_as_many_weights_as_its_formula():
-    published = {
-        "8M": 7.5e6, "35M": 33.5e6, "150M": 148e6, "650M": 651e6, "3B": 2.84e9, "15B": 15.1e9
-    }  # fmt: skip
+    published = {"8M": 7.5e6, "35M": 33.5e6, "150M": 148e6, "650M": 651e6, "3B": 2.84e9, "15B": 15.1e9}
     assert list(published) == list(models.SIZES)
     for size, about in published.items():
         assert models.weight_count(models.esm2(size)) == pytest.approx(about, rel=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from apps.esm2.rows import windows
 from apps.esm2.task import ProteinTask
 from apps.esm2.weights import open_model
 from meshmpi.errors import CheckpointError
-from meshmpi.runtime.launch import launch
-from meshmpi.train.config import as_dict, from_dict
-from meshmpi.train.loop import Trainer, train
-from meshmpi.train.settings import Settings
+from meshmpi.launch.launch import launch
+from meshmpi.transformer.training.config import from_dict
+from meshmpi.transformer.training.loop import Trainer
+from meshmpi.transformer.training.run import train
+from meshmpi.transformer.training.settings import Settings
 from tests.apps.test_esm2 import FAMILIES, SEQUENCES, relatives, written
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,13 +44,19 @@ def settings(path: Path, **changes) -> Settings:
     values = {
         "data": {"corpus": str(path), "held_out_fraction": 0.3},
         "model": {
-            **models.OPTIONS, "length": 24, "d_model": 24, "d_ff": 40, "heads": 3, "d_kv": 8,
-            "layers": 1, "dtype": "float64",
+            **models.OPTIONS,
+            "length": 24,
+            "d_model": 24,
+            "d_ff": 40,
+            "heads": 3,
+            "d_kv": 8,
+            "layers": 1,
+            "dtype": "float64",
         },
         "optimizer": {"learning_rate": "0.01", "clip_norm": 1.0},
         "train": {"steps": 3, "batch": 6, "plot": False},
         "evaluate": {"every": 0, "batch": 4},
-    }  # fmt: skip
+    }
     for key, value in changes.items():
         values[key] = {**values.get(key, {}), **value}
     return from_dict(Settings, values)
@@ -57,9 +65,7 @@ def settings(path: Path, **changes) -> Settings:
 # ---- training ----------------------------------------------------------------------------------
 
 
-def losses(
-    tmp_path: Path, mesh: str, layout: str, storage: str = "", residual: str = "", on=None
-):  # fmt: skip
+def losses(tmp_path: Path, mesh: str, layout: str, storage: str = "", residual: str = "", on=None):
     path = tmp_path / "f.fasta"
     path = path if path.exists() else written(path, FAMILIES)
     placed = {"layout": layout, "storage": storage}
@@ -121,13 +127,14 @@ def test_it_learns_what_a_unigram_cannot_know(tmp_path):
     """Repeats of three letters: of a hidden one the others tell everything."""
     text = {f"s{k}": "".join(a * 3 for a in relatives("L" * 8, 1.0, k)) for k in range(60)}
     found = settings(
-        written(tmp_path / "r.fasta", text), train={"steps": 150, "batch": 16},
-        model={"dtype": "float32", "length": 26, "d_model": 32}, evaluate={"batch": 16},
+        written(tmp_path / "r.fasta", text),
+        train={"steps": 150, "batch": 16},
+        model={"dtype": "float32", "length": 26, "d_model": 32},
+        evaluate={"batch": 16},
         optimizer={"learning_rate": "cosine(0.01, 10, 150, 0.001)"},
-    )  # fmt: skip
+    )
     lines: list[str] = []
-    result = train(found, tmp_path / "run", mesh=mm.SimulatedMesh("all:1"), say=lines.append,
-                   task=ProteinTask)  # fmt: skip
+    result = train(found, tmp_path / "run", mesh=mm.SimulatedMesh("all:1"), say=lines.append, task=ProteinTask)
     measures = result.evaluation.measures
     assert measures["unigram_perplexity"] > 15
     assert measures["perplexity"] < 0.7 * measures["unigram_perplexity"]
@@ -135,10 +142,10 @@ def test_it_learns_what_a_unigram_cannot_know(tmp_path):
 
 
 def test_the_config_is_an_esm2():
-    from meshmpi.train.config import load
+    from meshmpi.transformer.training.config import load
 
     found = load(Settings, CONFIG)
-    values = as_dict(found)["model"]
+    values = dataclasses.asdict(found)["model"]
     assert {k: values[k] for k in models.OPTIONS} == models.OPTIONS
     config = ProteinTask.transformer(found, len(TOKENS))
     assert config.vocab == 33 and ProteinTask.vocabulary_size(found) == 33
@@ -152,10 +159,20 @@ def test_a_run_is_scored_and_embedded(tmp_path, file, capsys):
     path = written(tmp_path / "f.fasta", FAMILIES)
     toml = tmp_path / "tiny.toml"
     toml.write_text(CONFIG.read_text())
-    options = ["train.steps=2", f"data.corpus={path}", "data.held_out_fraction=0.3",
-               "model.layers=1", "model.d_model=16", "model.d_ff=24", "model.heads=2",
-               "model.d_kv=8", "model.length=40", "train.batch=4", "train.plot=false",
-               "evaluate.windows=8"]  # fmt: skip
+    options = [
+        "train.steps=2",
+        f"data.corpus={path}",
+        "data.held_out_fraction=0.3",
+        "model.layers=1",
+        "model.d_model=16",
+        "model.d_ff=24",
+        "model.heads=2",
+        "model.d_kv=8",
+        "model.length=40",
+        "train.batch=4",
+        "train.plot=false",
+        "evaluate.windows=8",
+    ]
     run = tmp_path / "run"
     sets = [part for o in options for part in ("--set", o)]
     assert main(["train", str(toml), "--out", str(run), "--layout", "2d", *sets]) == 0
@@ -168,8 +185,7 @@ def test_a_run_is_scored_and_embedded(tmp_path, file, capsys):
     named = {r[0]: r for r in rows if r[0]}
     assert [int(named[n][1]) for n in SEQUENCES] == [len(s) for s in SEQUENCES.values()]
     assert sum(1 for r in rows if not r[0]) == int(named["all"][1]) == 114
-    assert float(named["all"][2]) == pytest.approx(sum(float(named[n][2]) for n in SEQUENCES),
-                                                   abs=1e-3)  # fmt: skip
+    assert float(named["all"][2]) == pytest.approx(sum(float(named[n][2]) for n in SEQUENCES), abs=1e-3)
     assert "tokens/s" in lines[-1] and "of the time in collectives" in lines[-1]
 
     out = tmp_path / "new" / "v.npz"
@@ -191,7 +207,11 @@ def test_models_that_are_none(tmp_path, file, capsys):
     (bad / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config.json cannot be read"):
         open_model(bad)
-    for text, message in (("[]", "type None"), ('{"model_type": "gpt2"}', "type 'gpt2'")):
+    for text, message in (
+        ("[]", "cannot be read: it is no table"),
+        ("{}", "type None"),
+        ('{"model_type": "gpt2"}', "type 'gpt2'"),
+    ):
         (bad / "config.json").write_text(text)
         with pytest.raises(CheckpointError, match=message):
             open_model(bad)
@@ -221,11 +241,20 @@ def test_mistakes_end_in_one_message(tmp_path, file, capsys, options, message):
 # ---- transformers --------------------------------------------------------------------------------
 
 HF = {
-    "model_type": "esm", "vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1,
-    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40,
-    "max_position_embeddings": 90, "position_embedding_type": "rotary", "token_dropout": True,
-    "layer_norm_eps": 1e-5, "emb_layer_norm_before": False,
-}  # fmt: skip
+    "model_type": "esm",
+    "vocab_size": 33,
+    "mask_token_id": 32,
+    "pad_token_id": 1,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 90,
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+    "layer_norm_eps": 1e-5,
+    "emb_layer_norm_before": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -261,9 +290,7 @@ def their_scores(model) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh"), [("replicated", "all:1"), ("megatron", "all:2"), ("2d", "rows:2;cols:2")]
-)
+@pytest.mark.parametrize(("name", "mesh"), [("replicated", "all:1"), ("megatron", "all:2"), ("2d", "rows:2;cols:2")])
 def test_scores_are_those_of_transformers(checkpoint, name, mesh):
     folder, model = checkpoint
     ours = open_model(folder)
@@ -296,9 +323,12 @@ def test_embeddings_are_those_of_transformers(checkpoint, tmp_path, file):
 def test_on_real_ranks(checkpoint, file, ranks, layout):
     folder, model = checkpoint
     done = launch(
-        ranks, ["-m", "apps.esm2", "score", str(file), "--model", str(folder), "--layout", layout],
-        timeout_seconds=120, capture_output=True, cwd=ROOT,
-    )  # fmt: skip
+        ranks,
+        ["-m", "apps.esm2", "score", str(file), "--model", str(folder), "--layout", layout],
+        timeout_seconds=120,
+        capture_output=True,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     want = their_scores(model)
@@ -314,9 +344,12 @@ def test_a_mistake_on_real_ranks_is_told_once(tmp_path, file):
     written(file, {"a": "MKV", "b": "MK"})
     file.write_text(file.read_text() + "J\n")
     done = launch(
-        2, ["-m", "apps.esm2", "score", str(file), "--model", str(tmp_path)], timeout_seconds=120,
-        capture_output=True, cwd=ROOT,
-    )  # fmt: skip
+        2,
+        ["-m", "apps.esm2", "score", str(file), "--model", str(tmp_path)],
+        timeout_seconds=120,
+        capture_output=True,
+        cwd=ROOT,
+    )
     assert done.returncode != 0
     assert done.stderr.count("letter 'J' (column 1)") == 1, done.stderr
     assert f"{file}:5" in done.stderr and "Traceback" not in done.stderr

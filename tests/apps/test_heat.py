@@ -12,7 +12,7 @@ from apps.heat.__main__ import main
 from apps.heat.formulas import default_layout, halo_elements
 from apps.heat.model import SECOND_DIFFERENCE, Problem, build, initial
 from apps.heat.run import on_one_rank, run
-from meshmpi.runtime.launch import launch
+from meshmpi.launch.launch import launch
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 4
@@ -114,14 +114,10 @@ def test_a_wave_decays_as_the_equation_says(order: int):
     start = waves[0][:, None] * waves[1][None, :]
     weights = SECOND_DIFFERENCE[order]
     factor = 1 + problem.rate * sum(
-        weights[0] + 2 * sum(w * np.cos(2 * np.pi * k / n) for k, w in weights.items() if k)
-        for n in problem.sizes
+        weights[0] + 2 * sum(w * np.cos(2 * np.pi * k / n) for k, w in weights.items() if k) for n in problem.sizes
     )
     heat = build(problem)
-    step = mm.compile(
-        heat.graph, mm.SimulatedMesh("rows:2;cols:3"), "x:rows;y:cols", fetches=[],
-        updates=heat.updates,
-    )  # fmt: skip
+    step = mm.compile(heat.graph, mm.SimulatedMesh("rows:2;cols:3"), "x:rows;y:cols", fetches=[], updates=heat.updates)
     step.assign({"u": start})
     for _ in range(steps):
         step()
@@ -160,10 +156,9 @@ def test_command_on_a_simulated_mesh(capsys, tmp_path: Path):
         (4, ["--mesh", "rows:4", "--size", "6x5", "--order", "4", "--boundary", "fixed"]),
         (6, ["--mesh", "rows:2;cols:3", "--layout", "y:cols+rows", "--size", "10x13"]),
         (8, ["--mesh", "rows:2;cols:2;planes:2", "--size", "9x6x7", "--order", "4"]),
-        (4, ["--mesh", "rows:2;cols:2", "--size", "11x9", "--method", "conv", "--boundary",
-             "fixed"]),
+        (4, ["--mesh", "rows:2;cols:2", "--size", "11x9", "--method", "conv", "--boundary", "fixed"]),
     ],
-)  # fmt: skip
+)
 def test_command_on_real_ranks(n: int, more: list[str]):
     arguments = ["-m", "apps.heat", "--steps", "5", *more]
     done = launch(n, arguments, timeout_seconds=120, capture_output=True, cwd=ROOT)

@@ -10,7 +10,7 @@ import meshmpi as mm
 from apps.matmul.__main__ import main
 from apps.matmul.formulas import Sizes, formulas, partitionings
 from apps.matmul.measure import measure
-from meshmpi.runtime.launch import launch
+from meshmpi.launch.launch import launch
 
 ROOT = Path(__file__).parent.parent.parent
 EVEN, UNEVEN = Sizes(16, 24, 8), Sizes(7, 11, 9)
@@ -56,19 +56,14 @@ def test_volumes_of_the_2x2x2_mesh_in_numbers():
 
 def test_bytes_are_those_of_a_ring():
     volumes = formulas(EVEN, mm.Layout("i:rows;k:cols+planes"), mm.MeshShape(CUBE), 8).volumes
-    assert [(v.ranks, v.bytes_sent) for v in volumes] == [
-        (1, 0), (4, 2 * 3 * 192 * 8 // 4), (2, 2 * 1 * 48 * 8 // 2),
-    ]  # fmt: skip
+    assert [(v.ranks, v.bytes_sent) for v in volumes] == [(1, 0), (4, 2 * 3 * 192 * 8 // 4), (2, 2 * 1 * 48 * 8 // 2)]
 
 
 def test_more_dimensions_send_less():
     """On a cube of equal sizes: 1-D sends 2 (n - 1) / n s^2, 2-D and 3-D ever less."""
     s = 64
     sent = {
-        name: sum(
-            v.bytes_sent
-            for v in formulas(Sizes(s, s, s), mm.Layout(layout), mm.MeshShape(CUBE), 8).volumes
-        )
+        name: sum(v.bytes_sent for v in formulas(Sizes(s, s, s), mm.Layout(layout), mm.MeshShape(CUBE), 8).volumes)
         for name, layout in partitionings(mm.MeshShape(CUBE))
     }
     assert sent["1-D, i split"] == 2 * 7 * s * s * 8 // 8

@@ -8,9 +8,10 @@ import shutil
 
 import pytest
 
-from apps.soak import hosts, kills, trainer_kills
-from apps.soak.namespaces import unavailable
 from meshmpi import checkpoint
+from meshmpi.transformer.training.metrics import MetricsWriter
+from tests.soak import hosts, kills, survivors, trainer_kills
+from tests.soak.namespaces import unavailable
 
 
 @pytest.mark.slow
@@ -86,6 +87,33 @@ def test_the_soak_of_the_trainer_notices_what_it_looks_for():
         assert trainings.look("").problem == "step 200 was told of, the newest is 196"
         shutil.copytree(whole / "checkpoints" / "step-00000192", last)
         assert trainings.look("").problem.startswith("unreadable: ")
+
+
+SAID = "rank {} (host a, pid 1) {} lost after step {}: 3 ranks go on with mesh {{all: 3}} from step"
+
+
+def test_the_soak_of_survivors_notices_what_it_looks_for():
+    with survivors.Survivals(survivors.KINDS[1], random.Random(0)) as runs:
+
+        def wrong(said: str, losses: list[float], status: int = 0) -> str:
+            (runs.folder / "output").write_text(said)
+            shutil.rmtree(runs.folder / "run", ignore_errors=True)
+            for name, values in (("whole", [4.0, 3.0, 2.0]), ("run", losses)):
+                with MetricsWriter(runs.folder / name, resume_step=0) as metrics:
+                    for step, loss in enumerate(values, 1):
+                        metrics.write(step=step, loss=loss)
+            return runs._wrong("run", status)
+
+        memory = SAID.format(1, "was", 2) + " 2, which is in memory; 0 steps to repeat"
+        older, both = (SAID.format(1, verb, 2) + " 1; 1 step to repeat" for verb in ("was", "were"))
+        assert wrong(memory, [4.0, 3.0, 2.0001]) == wrong(both, [4.0, 3.0001, 2.0]) == ""
+        assert (runs.losses, runs.kept) == (2, 1)
+        assert wrong(memory, [4.0, 3.0, 2.0], 69).startswith("exit status 69")
+        assert wrong("", [4.0, 3.0, 2.0]) == "a rank was killed and nobody has said so"
+        assert wrong(memory, [4.0, 3.0]) == "2 of 3 steps are recorded"
+        assert wrong(memory, [4.0, 3.0001, 2.0]).startswith("step 2, of the whole mesh")
+        assert wrong(memory, [4.0, 3.0, 2.1]) == "step 3: loss 2.1 for 2.0"
+        assert wrong(older, [4.0, 3.0, 2.0]).startswith("1 steps were repeated though")
 
 
 @pytest.mark.slow

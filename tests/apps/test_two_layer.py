@@ -13,7 +13,7 @@ from apps.two_layer.__main__ import ILLEGAL, legal_layouts, main
 from apps.two_layer.formulas import formulas
 from apps.two_layer.measure import measure
 from apps.two_layer.model import Sizes, build, feeds
-from meshmpi.runtime.launch import launch
+from meshmpi.launch.launch import launch
 
 ROOT = Path(__file__).parent.parent.parent
 EVEN, UNEVEN = Sizes(8, 16, 32), Sizes(7, 11, 9)
@@ -31,14 +31,7 @@ LAYOUTS = [c for n in (1, 6, 8, 12) for c in legal_layouts(n)] + OTHER_LAYOUTS
 @pytest.mark.parametrize("sizes", [EVEN, UNEVEN])
 @pytest.mark.parametrize(("row", "mesh", "layout"), LAYOUTS)
 def test_formulas_predictions_and_counts_agree_exactly(row, mesh, layout, sizes, input_gradient):
-    m = measure(
-        sizes,
-        mm.SimulatedMesh(mesh),
-        layout,
-        steps=2,
-        input_gradient=input_gradient,
-        dtype="float64",
-    )
+    m = measure(sizes, mm.SimulatedMesh(mesh), layout, steps=2, input_gradient=input_gradient, dtype="float64")
     for line in m.lines:
         assert line.predicted == line.counted, line
         assert line.formula in (None, line.predicted), line
@@ -73,16 +66,14 @@ def train_in_numpy(sizes: Sizes, variables: dict[str, np.ndarray], steps: int) -
         losses.append(np.mean(wrong**2))
         dy = 2 * wrong / wrong.size
         dbefore = (dy @ v.T) * (before > 0)
-        w, bias, v = (
-            w - 0.125 * f["x"].T @ dbefore, bias - 0.125 * dbefore.sum(0), v - 0.125 * h.T @ dy,
-        )  # fmt: skip
+        w, bias, v = (w - 0.125 * f["x"].T @ dbefore, bias - 0.125 * dbefore.sum(0), v - 0.125 * h.T @ dy)
     return losses
 
 
 @pytest.mark.parametrize("sizes", [EVEN, UNEVEN])
 def test_losses_are_those_of_plain_numpy_in_every_layout(sizes):
     model = build(sizes, dtype="float64")
-    initial = dict(mm.compile(model.graph, mm.SimulatedMesh(""), fetches=[model.loss]).variables)
+    initial = dict(mm.compile(model.graph, mm.SimulatedMesh(""), fetches=[model.loss], updates=[]).variables)
     expected = train_in_numpy(sizes, initial, steps=4)
     for _, mesh, layout in LAYOUTS:
         m = measure(sizes, mm.SimulatedMesh(mesh), layout, steps=4, dtype="float64")
@@ -95,7 +86,7 @@ def test_losses_are_bitwise_equal_where_no_sum_is_rounded():
     losses = set()
     for _, mesh, layout in LAYOUTS:
         model = build(EVEN, dtype="float64")
-        step = mm.compile(model.graph, mm.SimulatedMesh(mesh), layout, fetches=model.fetches)
+        step = mm.compile(model.graph, mm.SimulatedMesh(mesh), layout, fetches=model.fetches, updates=[])
         rng = np.random.default_rng(0)
         quarters = {n: rng.integers(-8, 9, s) / 4 for n, s in (("w", (16, 32)), ("v", (32, 16)))}
         step.assign(quarters)

@@ -25,9 +25,7 @@ if __name__ == "__main__":
             return lambda: (run(), np.add(y, 1e-6, out=y))
 
         Executor._bind_collective = wrong
-    report = verify(
-        b.graph, LAYOUTS, "rows:2;cols:2", b.fetches, b.updates, ranks="mpi", kernels="numpy"
-    )
+    report = verify(b.graph, LAYOUTS, "rows:2;cols:2", b.fetches, b.updates, ranks="mpi", kernels="numpy")
     from mpi4py import MPI
 
     texts = MPI.COMM_WORLD.gather(str(report))

@@ -72,9 +72,9 @@ def test_small_mistakes_in_deep_graphs_are_no_rounding(monkeypatch):
     monkeypatch.setattr(SimulatedMesh, "all_reduce", wrong)
     with mm.Graph() as graph:
         x = mm.placeholder("x", "a:8;b:8")
+        w = mm.get_variable("w", "a:8;b:8")
         y = x
         for _ in range(12):  # bounds must not grow from layer to layer
-            w = mm.get_variable("w", "a:8;b:8")
             y = mm.tanh(mm.rename(mm.einsum([y, w], "b:8"), {"b": "b"}) + y)
         loss = mm.reduce_sum(y)
     assert not verify(graph, ["a:all"], "all:2", [loss]).ok

@@ -39,12 +39,13 @@ def model(tmp_path: Path, monkeypatch) -> str:
         (["batch:rows"], 0, ["1 layout computes what one rank does"]),
         (["batch:zz"], 1, ["No layout was tried: nothing is verified.", "'zz'", "{rows: 2}"]),
         (
-            ["batch:rows", "batch:rows;io:rows"], 1,
+            ["batch:rows", "batch:rows;io:rows"],
+            1,
             ["1 layout computes", "layout 'batch:rows;io:rows' on mesh {rows: 2} is illegal: "],
         ),
         (["all"], 0, ["4 layouts compute what one rank does", "4 of 8 assignments"]),
     ],
-)  # fmt: skip
+)
 def test_verify_fails_where_a_named_layout_is_illegal(model, layouts, status, said, capsys):
     assert cli.main(["verify", model, "--mesh", "rows:2", "--layouts", *layouts]) == status
     out = capsys.readouterr().out
@@ -66,9 +67,8 @@ def unread(*arguments: str, code: str = "", buffered: bool = True) -> tuple[int,
     os.close(reading)
     program = ["-c", code] if code else ["-m", "meshmpi", *arguments]
     done = subprocess.run(
-        [sys.executable, *program], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120,
-        env=environment,
-    )  # fmt: skip
+        [sys.executable, *program], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, env=environment
+    )
     os.close(writing)
     return done.returncode, done.stderr
 
@@ -77,7 +77,7 @@ def unread(*arguments: str, code: str = "", buffered: bool = True) -> tuple[int,
 @pytest.mark.parametrize("rows", [0, 20_000])  # shorter than a buffer and longer
 def test_status_whose_output_nobody_reads_ends_as_by_sigpipe(rows, buffered):
     code = (
-        "import sys; from meshmpi import cli; from meshmpi.runtime import status\n"
+        "import sys; from meshmpi import cli; from meshmpi.guard import status\n"
         f"status.read = lambda run: []\nstatus.table = lambda rows: 'row\\n' * {rows + 1}\n"
         "sys.exit(cli.main(['status', 'run']))"
     )
@@ -94,14 +94,14 @@ def test_another_broken_pipe_is_no_matter_of_the_user(monkeypatch):
     def broken(options):
         raise BrokenPipeError("of a link between hosts")
 
-    monkeypatch.setattr(cli, "_newest", broken)
+    monkeypatch.setattr("meshmpi.transformer.training.saved.open_run", broken)
     with pytest.raises(BrokenPipeError, match="between hosts"):
         cli.main(["sample", "run"])
 
 
 def test_json_that_is_read_to_its_end_is_whole(tmp_path):
     code = (
-        "import sys; from meshmpi import cli; from meshmpi.runtime import status\n"
+        "import sys; from meshmpi import cli; from meshmpi.guard import status\n"
         "status.read = lambda run: []\nsys.exit(cli.main(['status', 'run', '--json']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

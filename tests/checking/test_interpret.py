@@ -17,10 +17,22 @@ from tests.ops.cases import CASES
 from tests.ops.run import SEED, compare
 
 NAMES = [
-    "softmax_by_hand", "einsum_of_three", "gather", "top_k", "random_numbers", "rename", "casts",
-    "constrained_and_whole", "put_rows", "conv_of_a_constrained_value", "custom_gradient",
-    "recompute_grad", "scatter_add", "cumsum_of_constrained", "step_number",
-]  # fmt: skip
+    "softmax_by_hand",
+    "einsum_of_three",
+    "gather",
+    "top_k",
+    "random_numbers",
+    "rename",
+    "casts",
+    "constrained_and_whole",
+    "put_rows",
+    "conv_of_a_constrained_value",
+    "custom_gradient",
+    "recompute_grad",
+    "scatter_add",
+    "cumsum_of_constrained",
+    "step_number",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,8 +51,10 @@ def test_it_is_what_the_oracle_says(name: str):
 def test_float64_is_more_exact_than_the_types_of_the_graph():
     b = build(Sizes(6, 5, 7))
     fed, keys = feeds(Sizes(6, 5, 7), 0), [b.loss]
-    start = {n: np.random.default_rng(3).standard_normal(v.shape.sizes).astype("float32")
-             for n, v in b.graph.variables.items()}  # fmt: skip
+    start = {
+        n: np.random.default_rng(3).standard_normal(v.shape.sizes).astype("float32")
+        for n, v in b.graph.variables.items()
+    }
     (want,) = oracle.evaluate(b.graph, keys, fed, start)
     narrow = interpret(b.graph, fed, keys, variables=start)[b.loss]
     wide = interpret(b.graph, fed, keys, variables=start, float64=True)[b.loss]
@@ -53,8 +67,7 @@ def test_updates_are_what_a_step_leaves():
     b = build(Sizes(6, 5, 7))
     fed = feeds(Sizes(6, 5, 7), 0)
     got = interpret(b.graph, fed, [b.loss], updates=b.updates)
-    step = mm.compile(b.graph, mm.SimulatedMesh("all:1"), fetches=[b.loss], updates=b.updates,
-                      kernels="numpy")  # fmt: skip
+    step = mm.compile(b.graph, mm.SimulatedMesh("all:1"), fetches=[b.loss], updates=b.updates, kernels="numpy")
     step(fed)
     for name in ("w", "bias", "v"):
         np.testing.assert_allclose(got[name], step.variables[name], rtol=1e-6, atol=1e-7)

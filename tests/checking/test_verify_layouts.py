@@ -12,7 +12,8 @@ import meshmpi as mm
 from apps.two_layer.model import Sizes, build
 from meshmpi.checking import verify
 from meshmpi.checking.layouts import legal_layouts
-from meshmpi.runtime.launch import launch
+from meshmpi.kernels.native import available, source
+from meshmpi.launch.launch import launch
 from tests import layouts as independent
 from tests.mutations.registry import MUTATIONS
 from tests.ops.build import UNEVEN
@@ -36,8 +37,7 @@ def verified_case(name: str, **options):
 @pytest.mark.parametrize("precision", ["float64", "own"])
 def test_every_layout_of_the_two_layers_is_right(precision: str):
     b = build(Sizes(6, 5, 7))
-    report = verify(b.graph, "all", ["rows:2;cols:2", "all:3"], b.fetches, b.updates,
-                    precision=precision)  # fmt: skip
+    report = verify(b.graph, "all", ["rows:2;cols:2", "all:3"], b.fetches, b.updates, precision=precision)
     assert report.ok, report
     assert len(report.tried) == 19 + 4
     worst = report.largest()
@@ -49,10 +49,21 @@ def test_every_layout_of_the_two_layers_is_right(precision: str):
 
 
 CHECKED = [
-    "softmax_by_hand", "einsum_of_three", "gather", "top_k", "random_numbers", "rename",
-    "slots_stored_elsewhere", "constrained_and_whole", "swap_of_variables", "put_rows",
-    "cumsum_of_constrained", "conv_of_a_constrained_value", "custom_gradient", "casts",
-]  # fmt: skip
+    "softmax_by_hand",
+    "einsum_of_three",
+    "gather",
+    "top_k",
+    "random_numbers",
+    "rename",
+    "slots_stored_elsewhere",
+    "constrained_and_whole",
+    "swap_of_variables",
+    "put_rows",
+    "cumsum_of_constrained",
+    "conv_of_a_constrained_value",
+    "custom_gradient",
+    "casts",
+]
 
 
 @pytest.mark.parametrize("name", CHECKED)
@@ -102,10 +113,72 @@ def test_seeded_mistakes_are_found_and_located(name: str, monkeypatch):
 def test_a_mistake_in_one_layout_leaves_the_others_right(monkeypatch):
     MUTATIONS["all_reduce_runs_over_the_first_axis_only"].put(monkeypatch)
     b = build(Sizes(6, 5, 7))
-    report = verify(b.graph, ["batch:rows", "batch:rows+cols", "hidden:cols"], "rows:2;cols:3",
-                    b.fetches, b.updates)  # fmt: skip
+    report = verify(b.graph, ["batch:rows", "batch:rows+cols", "hidden:cols"], "rows:2;cols:3", b.fetches, b.updates)
     assert [c.ok for c in report.checks] == [True, False, True]
     assert "layout 'batch:rows+cols' on mesh {rows: 2, cols: 3} is WRONG" in str(report)
+
+
+def whole_and_split() -> tuple[mm.Graph, list[mm.Tensor]]:
+    """A sum of whole rows and a product of blocks of them, which share global shapes."""
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", "d:3;b:6")
+        z = mm.square(x)
+        s = mm.reduce_sum(mm.constrain(x, "b:"), reduced_dim="b")
+        y = mm.tanh(z * s)
+    return graph, [z, y]
+
+
+@pytest.mark.skipif(not available(), reason="no C compiler")
+def test_values_in_different_blocks_in_one_loop_nest_are_found(monkeypatch):
+    """By the verifier; and were its rule missing, too, by running the kernels that a run takes."""
+    graph, fetches = whole_and_split()
+    report = verify(graph, ["b:r"], "r:2", fetches)
+    assert report.ok and report.native, report
+    MUTATIONS["segments_take_equal_global_shapes_for_equal_blocks"].put(monkeypatch)
+    refused = verify(graph, ["b:r"], "r:2", fetches, kernels="numpy")
+    assert refused.wrong[0].stage == "form_segments" and "mixes blocks" in refused.wrong[0].error
+    MUTATIONS["the_verifier_lets_segments_mix_blocks"].put(monkeypatch)
+    assert verify(graph, ["b:r"], "r:2", fetches, kernels="numpy").ok
+    (wrong,) = verify(graph, ["b:r"], "r:2", fetches).wrong
+    assert (wrong.stage, wrong.native, wrong.first.tensor) == ("form_segments", True, "tanh")
+    assert "right by NumPy's kernels; by the generated ones" in str(wrong)
+
+
+@pytest.mark.skipif(not available(), reason="no C compiler")
+def test_a_wrong_generated_kernel_is_found_in_the_program_as_lowered(monkeypatch):
+    right = source.step_source
+
+    def wrong(step, names, dtypes):
+        wrong_step = step._replace(function="sigmoid") if step.function == "tanh" else step
+        return right(wrong_step, names, dtypes)
+
+    monkeypatch.setattr(source, "step_source", wrong)
+    graph, fetches = whole_and_split()
+    (found,) = verify(graph, ["b:r"], "r:2", fetches).wrong
+    assert (found.stage, found.native, found.first.tensor) == ("lowering", True, "tanh")
+
+
+@pytest.mark.skipif(not available(), reason="no C compiler")
+def test_rows_of_bfloat16_in_generated_kernels():
+    """What a later stage of a nest reads waits in the row of a result, as bfloat16."""
+    with mm.Graph() as graph:
+        x = mm.cast(mm.placeholder("x", "rows:5;columns:7"), "bfloat16")
+        y = mm.tanh(x)
+        z = y * y + x * y * mm.reduce_sum(y * x, reduced_dim="columns")
+    report = verify(graph, ["", "rows:r"], "r:2", [z], precision="own")
+    assert report.ok and report.native, report
+
+
+def test_where_no_kernels_can_be_generated_the_report_says_so(monkeypatch):
+    monkeypatch.setenv("MESHMPI_CC", "no-such-compiler")
+    graph, fetches = whole_and_split()
+    report = verify(graph, ["b:r"], "r:2", fetches)
+    assert report.ok and not report.native
+    assert "Generated kernels were not run: " in str(report)
+    with pytest.raises(mm.ConfigError, match="kernels='native' needs a C compiler"):
+        verify(graph, ["b:r"], "r:2", fetches, kernels="native")
+    with pytest.raises(mm.ConfigError, match="no kernels 'nativ'. Did you mean 'native'"):
+        verify(graph, kernels="nativ")
 
 
 def test_replicas_that_differ_are_found(monkeypatch):
@@ -177,7 +250,7 @@ def test_a_named_layout_that_is_illegal_is_a_mistake(layouts):
     assert f"layout '{illegal.layout}' on mesh {{rows: 2, cols: 2}} is illegal: " in text
     assert illegal.refused in text and illegal.remedy in text
     if isinstance(layouts, list):  # the other one is verified all the same
-        assert text.startswith("1 layout computes what one rank does, in float64.\n")
+        assert text.startswith("1 layout computes what one rank does, in float64")
     else:
         assert text.startswith("No layout was tried: nothing is verified.\n")
 
@@ -218,9 +291,12 @@ def test_what_it_cannot_do_is_said():
 @pytest.mark.parametrize("broken", [False, True])
 def test_real_ranks(broken: bool):
     done = launch(
-        4, ["-m", "tests.checking.mpi_verify", *(["broken"] if broken else [])],
-        timeout_seconds=120, capture_output=True, environment={"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        4,
+        ["-m", "tests.checking.mpi_verify", *(["broken"] if broken else [])],
+        timeout_seconds=120,
+        capture_output=True,
+        environment={"PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     if broken:
         assert "batch:rows" in done.stdout

@@ -8,11 +8,12 @@ import threading
 import numpy as np
 import pytest
 
-from apps.soak.stores import Placed, equal, store, values
 from meshmpi import checkpoint
 from meshmpi.checkpoint import disk
+from meshmpi.checkpoint.folder import durable_folder
 from meshmpi.checkpoint.saving import begin
 from meshmpi.errors import CheckpointError
+from tests.soak.stores import Placed, equal, store, values
 
 PLACED = Placed("all:2", "model:all;vocab:all")
 
@@ -35,7 +36,7 @@ class Held:
 @pytest.fixture
 def held(monkeypatch):
     found = Held()
-    monkeypatch.setattr(disk, "system", found)
+    monkeypatch.setattr(disk, "os", found)
     yield found
     found.go.set()
 
@@ -90,7 +91,7 @@ def test_a_failure_comes_at_the_next_look(tmp_path, monkeypatch):
         def fsync(self, file):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk, "system", Full())
+    monkeypatch.setattr(disk, "os", Full())
     saver.start(2, {})
     saver._thread.join()
     with pytest.raises(CheckpointError, match=r"rank 0 cannot write .*ENOSPC, errno 28"):
@@ -104,9 +105,7 @@ def test_a_failure_comes_at_the_next_look(tmp_path, monkeypatch):
 
 def test_an_unknown_error_of_the_thread_is_not_lost(tmp_path, monkeypatch):
     saver = checkpoint.BackgroundSaver(tmp_path, store(PLACED, values(0)))
-    monkeypatch.setattr(
-        "meshmpi.checkpoint.background.make_shard", lambda *_: (_ for _ in ()).throw(MemoryError())
-    )
+    monkeypatch.setattr("meshmpi.checkpoint.saving.make_shard", lambda *_: (_ for _ in ()).throw(MemoryError()))
     saver.start(1, {})
     with pytest.raises(CheckpointError, match="rank 0: MemoryError"):
         saver.wait()
@@ -117,11 +116,11 @@ def test_a_save_that_was_given_up_does_not_write_into_the_next(tmp_path, held, m
     old, new = values(0), values(1)
     lost = checkpoint.BackgroundSaver(tmp_path, store(PLACED, old))
     lost.start(3, {})
-    monkeypatch.setattr(disk, "system", os)
-    begun = begin(store(PLACED).mesh, tmp_path, 3)
+    monkeypatch.setattr(disk, "os", os)
+    begun = durable_folder(tmp_path, begin(store(PLACED).mesh, tmp_path, 3, {}))
     held.go.set()
     lost._thread.join()
-    assert list(begun.beside.iterdir()) == []
+    assert list(begun.partial.iterdir()) == []
     assert lost._thread.error is not None or not any(tmp_path.rglob("rank-*"))
     path = checkpoint.save(tmp_path, store(PLACED, new), 3, {})
     found = store(PLACED)

@@ -12,12 +12,14 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import meshmpi as mm
-from apps.soak.stores import Placed, equal, store
 from meshmpi import checkpoint
-from meshmpi.checkpoint import loading
+from meshmpi.checkpoint import loading, shard
 from meshmpi.checkpoint.hashing import PIECE_BYTES
 from meshmpi.checkpoint.manifest import digest as manifest_digest
 from meshmpi.errors import CheckpointError
+from meshmpi.ir.scalar import DTYPES
+from meshmpi.kernels import numpy_dtype
+from tests.soak.stores import Placed, equal, store
 
 LAYOUTS = [
     ("a:1", "", ""),
@@ -30,9 +32,7 @@ LAYOUTS = [
 def compiled(mesh="a:1", layout="", storage="", hidden=7, dtype="float32", optimizer=True):
     with mm.Graph() as graph:
         x = mm.placeholder("x", [("batch", 4), ("io", 5)])
-        w = mm.get_variable(
-            "w", [("io", 5), ("hidden", hidden)], mm.VariableDType(dtype, "float32")
-        )
+        w = mm.get_variable("w", [("io", 5), ("hidden", hidden)], mm.VariableDType(dtype, "float32"))
         counter = mm.get_variable("count", [], "int32", trainable=False)
         y = mm.reduce_sum(mm.einsum([x, w], [("batch", 4), ("hidden", hidden)]))
         updates = [mm.assign(counter, counter + 1)]
@@ -40,9 +40,7 @@ def compiled(mesh="a:1", layout="", storage="", hidden=7, dtype="float32", optim
             from meshmpi.nn import optimize
 
             updates += optimize.Adam(0.1).minimize(y)
-    return mm.compile(
-        graph, mm.SimulatedMesh(mesh), layout, fetches=[y], updates=updates, storage=storage
-    )
+    return mm.compile(graph, mm.SimulatedMesh(mesh), layout, fetches=[y], updates=updates, storage=storage)
 
 
 def save(step, folder, number=3, **options):
@@ -52,6 +50,25 @@ def save(step, folder, number=3, **options):
 def run(step, count):
     x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
     return [next(iter(step(x=x).values())) for _ in range(count)]
+
+
+def test_table_of_types():
+    assert sorted(shard.FORMAT_NAMES) == sorted(DTYPES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type_that_a_variable_may_have_is_saved_and_loaded(tmp_path, dtype):
+    value = np.array([[0, 1, 1], [1, 0, 1]]).astype(numpy_dtype(dtype))
+
+    def holding(array, mesh, layout):
+        with mm.Graph() as graph:
+            v = mm.get_variable("v", "a:2;b:3", dtype, array, trainable=False)
+        return mm.compile(graph, mm.SimulatedMesh(mesh), layout, fetches=[v])
+
+    written = holding(value, "r:2", "b:r")
+    read = holding(np.zeros_like(value), "r:2", "a:r")
+    checkpoint.load(checkpoint.save(tmp_path, written.variables, 1, {}), read.variables)
+    np.testing.assert_array_equal(read.variables["v"], value)
 
 
 @pytest.mark.parametrize("write", LAYOUTS)
@@ -118,9 +135,7 @@ def test_damaged_shard_is_named_and_the_one_before_is_used(tmp_path):
     newest = save(step, tmp_path, 1200)
     damage(newest / "rank-00000.safetensors")
     other = compiled()
-    with pytest.raises(
-        CheckpointError, match=r"shard rank-00000 of step 1200 is damaged.*checksum"
-    ):
+    with pytest.raises(CheckpointError, match=r"shard rank-00000 of step 1200 is damaged.*checksum"):
         checkpoint.load(newest, other.variables)
     manifest, (note,) = checkpoint.load_newest(tmp_path, other.variables)
     assert manifest.step == 1100
@@ -203,9 +218,7 @@ def test_foreign_checkpoint(tmp_path):
 
 def test_unwritable_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        CheckpointError, match=r"rank 0 cannot write .*file: File exists \(EEXIST, errno 17\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"rank 0 cannot write .*file: File exists \(EEXIST, errno 17\)"):
         save(compiled(), tmp_path / "file" / "checkpoints")
 
 
@@ -215,10 +228,7 @@ def test_unwritable_folder(tmp_path):
 def test_leftovers_go_with_the_next_save_or_resume(tmp_path):
     step = compiled()
     good = save(step, tmp_path, 5)
-    for act in (
-        lambda: save(step, tmp_path, 6),
-        lambda: checkpoint.load_newest(tmp_path, step.variables),
-    ):
+    for act in (lambda: save(step, tmp_path, 6), lambda: checkpoint.load_newest(tmp_path, step.variables)):
         for name in (".step-00000007.partial", ".step-00000004.gone", ".step-00000005.old"):
             shutil.copytree(good, tmp_path / name)
         act()
@@ -311,7 +321,7 @@ def test_read_twice_where_memory_is_short(tmp_path, monkeypatch):
     counted = Counted(monkeypatch)
     checkpoint.load(path, other.variables)
     once = counted.bytes
-    monkeypatch.setattr(loading, "_fits", lambda store: False)
+    monkeypatch.setattr(loading, "fits_twice", lambda store: False)
     checkpoint.load(path, other.variables)
     assert counted.bytes == 3 * once
     np.testing.assert_array_equal(step.variables["w"], other.variables["w"])
@@ -330,3 +340,80 @@ def test_dims_of_the_same_size_are_told_apart(tmp_path):
     path = checkpoint.save(tmp_path, first, 1, {})
     with pytest.raises(checkpoint.ForeignCheckpointError, match=r"'w' is \[a=4, b=4\] there and"):
         checkpoint.load(path, second)
+
+
+def dropping(mesh="a:1", layout=""):
+    """A step whose loss depends on its number, through dropout, and one that only evaluates."""
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", "batch:4;io:5")
+        h = mm.dropout(mm.dense(x, mm.Dimension("hidden", 8)), True, rate=0.5)
+        y = mm.reduce_mean(mm.square(h))
+        updates = mm.optimize.Adam(0.1).minimize(y)
+    mesh = mm.SimulatedMesh(mesh)
+    step = mm.compile(graph, mesh, layout, fetches=[y], updates=updates)
+    return step, mm.compile(graph, mesh, layout, fetches=[y], updates=[], variables=step.variables)
+
+
+@pytest.mark.parametrize("newest", [False, True])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(("mesh", "layout"), [("a:1", ""), ("a:2", "batch:a")])
+def test_dropout_of_a_script_goes_on_where_it_was(tmp_path, newest, background, mesh, layout):
+    one, _ = dropping(mesh, layout)
+    before = run(one, 3)
+    if background:
+        saver = checkpoint.BackgroundSaver(tmp_path, one.variables)
+        saver.start(3, {})
+        after = run(one, 3)  # what is saved is what was copied, whatever is done meanwhile
+        path = saver.wait()
+    else:
+        path = checkpoint.save(tmp_path, one.variables, 3, {})
+        after = run(one, 3)
+    assert before != after
+    other, evaluation = dropping(mesh, layout)
+    run(evaluation, 2)  # only steps that update the variables have a number that is saved
+    load, where = (checkpoint.load_newest, tmp_path) if newest else (checkpoint.load, path)
+    load(where, other.variables)
+    assert (other.step_number, evaluation.step_number) == (3, 2)
+    assert run(other, 3) == after
+
+
+def test_several_steps_get_their_numbers_back_in_order(tmp_path):
+    def two():
+        with mm.Graph() as graph:
+            n, m = (mm.get_variable(name, (), "int32") for name in "nm")
+            updates = [[mm.assign(n, n + 1)], [mm.assign(m, m + 1)]]
+        first = mm.compile(graph, mm.SimulatedMesh("a:1"), fetches=[n, m], updates=updates[0])
+        options = {"updates": updates[1], "variables": first.variables}
+        return first, mm.compile(graph, first.mesh, fetches=[n], **options)
+
+    (a, b), (c, d) = two(), two()
+    for step in (a, a, b):
+        step()
+    checkpoint.load(checkpoint.save(tmp_path, a.variables, 9, {}), c.variables)
+    assert (c.step_number, d.step_number) == (2, 1)
+
+
+def test_a_checkpoint_without_step_numbers_leaves_them_alone(tmp_path):
+    """As those of earlier versions."""
+    step = compiled()
+    run(step, 2)
+    path = save(step, tmp_path)
+    manifest = path / "manifest.json"
+    content = json.loads(manifest.read_text().split("\n")[1])
+    assert content.pop("step_numbers") == [2]
+    text = json.dumps(content)
+    manifest.write_text(f"{manifest_digest(text)}\n{text}\n")
+    other = compiled()
+    assert checkpoint.load(path, other.variables).step_numbers == ()
+    assert other.step_number == 0
+
+
+def test_what_was_loaded_has_names_and_a_short_look(tmp_path):
+    step = compiled()
+    path = save(step, tmp_path)
+    found = checkpoint.load_newest(tmp_path, step.variables)
+    assert (found.path, found.step, found.about) == (path, 3, {"note": "hello"})
+    manifest, notes = found
+    assert (manifest, notes) == (found.manifest, []) and manifest.path == path
+    assert repr(found) == f"<Loaded {path}, step 3>"
+    assert repr(manifest) == f"<Checkpoint {path}, step 3: 5 tensors, {manifest.data_bytes} bytes>"

@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
-from apps.soak.stores import Placed, equal, store, values
 from meshmpi import checkpoint
 from meshmpi.checkpoint import disk
 from meshmpi.checkpoint.tools import convert
 from meshmpi.dims import Layout, MeshShape
 from meshmpi.errors import CheckpointError
+from tests.soak.stores import Placed, equal, store, values
 
 PLACED = Placed("all:2", "model:all;vocab:all")
 
@@ -47,9 +47,7 @@ def test_what_was_saved_last_is_the_newest_and_is_kept(tmp_path):
         save(tmp_path, step, keep=2)
     assert [p.name for p in checkpoint.find(tmp_path)] == ["step-00000003", "step-00000002"]
     aside = [p for p in tmp_path.iterdir() if p.name.startswith("abandoned-after-")]
-    assert sorted(p.name for a in aside for p in checkpoint.find(a)) == [
-        "step-00000050", "step-00000100",
-    ]  # fmt: skip
+    assert sorted(p.name for a in aside for p in checkpoint.find(a)) == ["step-00000050", "step-00000100"]
     assert len(names(tmp_path)) == 4
 
 
@@ -95,9 +93,7 @@ class Dying:
 
 
 @pytest.mark.parametrize("error", [Killed, OSError])
-def test_at_any_time_the_last_saved_timeline_counts_and_all_can_be_read(
-    tmp_path, monkeypatch, error
-):
+def test_at_any_time_the_last_saved_timeline_counts_and_all_can_be_read(tmp_path, monkeypatch, error):
     """The old training has saved 1, 2, 3; it is gone back to 1, and 2 is saved again."""
     old, started = [(1, 1), (2, 2), (3, 3)], tmp_path / "started"
     for step, _ in old:
@@ -106,7 +102,7 @@ def test_at_any_time_the_last_saved_timeline_counts_and_all_can_be_read(
     while not outcomes or outcomes[-1] != "done":
         at, folder, said = at + 1, tmp_path / "run", []
         shutil.copytree(started, folder)
-        monkeypatch.setattr(disk, "system", Dying(at, error))
+        monkeypatch.setattr(disk, "os", Dying(at, error))
         try:
             save(folder, 2, 12, after=1, say=said.append)
             outcomes.append("stays" if any("stays" in s for s in said) else "done")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from apps.soak.stores import LAYOUTS, Placed, equal, store, values
 from meshmpi import checkpoint
 from meshmpi.checkpoint.tools import differences, problems
 from meshmpi.cli import main
+from tests.soak.stores import LAYOUTS, Placed, equal, store, values
 
 PLACED = LAYOUTS[6]
 ABOUT = {"layout": PLACED.layout}
@@ -90,10 +90,7 @@ def test_diff(folder, capsys, tmp_path):
     assert np.isnan(found["layers/0/heads"].largest)
     small = checkpoint.save(
         tmp_path / "c",
-        store(
-            Placed("all:1"),
-            tensors={"other": ([("x", 2)], "float32"), "wide": ([("wide", 3)], "bfloat16")},
-        ),
+        store(Placed("all:1"), tensors={"other": ([("x", 2)], "float32"), "wide": ([("wide", 3)], "bfloat16")}),
         20,
         {},
     )

@@ -1,4 +1,4 @@
-"""Runs that save in the background, with partners' copies: the same losses, the same states."""
+"""Runs that save in the background, with buddies' copies: the same losses, the same states."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def test_another_mesh_is_noted(tmp_path):
 
 
 def test_a_failing_write_ends_the_run_with_its_reason(tmp_path, monkeypatch):
-    from meshmpi.checkpoint.saving import Place
+    from meshmpi.checkpoint.disk import DurableFolder
 
-    def full(self, shards):
-        raise OSError(28, "No space left on device", str(self.beside / "rank-00000.safetensors"))
+    def full(self, name, pieces):
+        raise OSError(28, "No space left on device", str(self.partial / name))
 
-    monkeypatch.setattr(Place, "write", full)
+    monkeypatch.setattr(DurableFolder, "write", full)
     with pytest.raises(CheckpointError, match=r"rank 0 cannot write .*rank-00000.*errno 28"):
         run(tmp_path, "run", *BEHIND)
 

@@ -72,7 +72,7 @@ def help_of(module: str, *sub: str) -> str:
 def check_options(words: list[str], place: str) -> None:
     """The options of a module's command stand in its help, or in that of its part."""
     module, rest = words[0], words[1:]
-    if module == "meshmpi.runtime.launch":  # what follows its own options is another command
+    if module == "meshmpi.launch":  # what follows its own options is another command
         own = list(rest)
         for k, word in enumerate(rest):
             if word in ("--", "-m") or (not word.startswith("-") and rest[k - 1] not in VALUED):
@@ -100,9 +100,7 @@ def has(known: str, option: str) -> bool:
 @pytest.mark.parametrize("page", WITH_SHELL, ids=name_of)
 def test_shell_blocks_parse(page: Path):
     for block in shell_blocks(page):
-        done = subprocess.run(
-            ["bash", "-n"], input=block.text, capture_output=True, text=True, timeout=20
-        )
+        done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, timeout=20)
         assert done.returncode == 0, f"{name_of(page)}:{block.line}: {done.stderr}"
 
 
@@ -149,7 +147,7 @@ def check_parses(arguments: list[str], place: str) -> None:
         ("meshmpi train x.toml --rank 2 --nodes 3", "--nodes"),
         ("meshmpi plam x.toml", "plam"),
         ("python -m apps.bench --roundz 3", "--roundz"),
-        ("A=1 mpirun -n 2 python -m meshmpi.runtime.launch --timeuot 3 -n 2 x.py", "--timeuot"),
+        ("A=1 mpirun -n 2 python -m meshmpi.launch --timeuot 3 -n 2 x.py", "--timeuot"),
     ],
 )
 def test_mistakes_are_found(line: str, wrong: str, tmp_path: Path):

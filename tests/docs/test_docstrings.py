@@ -37,10 +37,12 @@ def test_attributes_get_an_entry_each():
     lines = ["Attributes:", "    mesh, layout: Texts,", "        as given.", "    n: Number."]
     assert each_attribute(lines) == [
         "Attributes:",
-        "    mesh: Texts,", "        as given.",
-        "    layout: Texts,", "        as given.",
+        "    mesh: Texts,",
+        "        as given.",
+        "    layout: Texts,",
+        "        as given.",
         "    n: Number.",
-    ]  # fmt: skip
+    ]
     assert each_attribute(["Args:", "    a, b: Text."]) == ["Args:", "    a, b: Text."]
 
 
@@ -55,10 +57,14 @@ def test_an_example_says_shapes_and_traffic():
 def test_a_notebook_as_a_page():
     picture = {"data": {"image/svg+xml": ["<svg>\n", "\n", "</svg>"]}, "output_type": "x"}
     printed = {"output_type": "stream", "text": ["1\n"]}
-    page = as_markdown({"cells": [
-        {"cell_type": "markdown", "source": ["# Title\n", "text"]},
-        {"cell_type": "code", "source": "print(1)", "outputs": [printed, picture]},
-    ]})  # fmt: skip
+    page = as_markdown(
+        {
+            "cells": [
+                {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+                {"cell_type": "code", "source": "print(1)", "outputs": [printed, picture]},
+            ]
+        }
+    )
     assert page == (
         "# Title\ntext\n\n````python\nprint(1)\n````\n\n````text\n1\n````\n\n"
         '<div class="picture">\n<svg>\n</svg>\n</div>\n'

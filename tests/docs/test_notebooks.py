@@ -42,8 +42,7 @@ def test_a_cell_shows_what_it_prints_and_its_value():
     (value,) = run_cell("x + 1", names, "cell")
     assert value["data"] == {"text/plain": ["3"]}
     printed, picture = run_cell(
-        "class P:\n  def _repr_svg_(self): return '<svg/>'\n  def __str__(self): return 'P'\n"
-        "print('a')\nP()",
+        "class P:\n  def _repr_svg_(self): return '<svg/>'\n  def __str__(self): return 'P'\nprint('a')\nP()",
         names,
         "cell",
     )
@@ -52,10 +51,7 @@ def test_a_cell_shows_what_it_prints_and_its_value():
 
 
 def test_an_old_notebook_is_found(tmp_path: Path, monkeypatch, capsys):
-    cell = {
-        "cell_type": "code", "id": "a", "metadata": {}, "source": ["1 + 1"],
-        "execution_count": None, "outputs": [],
-    }  # fmt: skip
+    cell = {"cell_type": "code", "id": "a", "metadata": {}, "source": ["1 + 1"], "execution_count": None, "outputs": []}
     path = tmp_path / "old.ipynb"
     path.write_text(as_text({"cells": [cell]}))
     monkeypatch.setattr(notebook_runner, "FOLDER", tmp_path)

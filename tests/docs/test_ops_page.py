@@ -9,15 +9,9 @@ import pytest
 import meshmpi as mm
 from docs.generate_ops import families
 from docs.traffic import NOTHING, by_dims, combined, traffic
-from docs.traffic_examples import (
-    BINARY,
-    COMBINATIONS,
-    EXAMPLES,
-    NO_EXAMPLE,
-    TENSORS,
-    UNARY,
-)  # fmt: skip
-from meshmpi import nn, ops
+from docs.traffic_examples import BINARY, COMBINATIONS, EXAMPLES, NO_EXAMPLE, TENSORS, UNARY
+from meshmpi import nn
+from meshmpi.graph import ops
 
 
 def public_functions() -> list[str]:

@@ -23,11 +23,7 @@ def rows(heading: str) -> list[list[str]]:
     lines = [line for line in part.splitlines() if line.startswith("|")]
     rules = [k for k, line in enumerate(lines) if set(line) <= set("|-")]
     heads = {k - 1 for k in rules} | set(rules)
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for k, line in enumerate(lines)
-        if k not in heads
-    ]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for k, line in enumerate(lines) if k not in heads]
 
 
 def code(cell: str) -> list[str]:
@@ -58,6 +54,13 @@ def test_every_row_says_something():
         assert code(row[1]) or row[2] or "yet" in row[1], f"no reason in {row}"
 
 
+def test_what_is_said_not_to_be_there_is_not():
+    homes = (mm, mm.optimize, mm.schedules, mm.transformer)
+    lost = [n for row in rows("Names") if row[1] == "not there" for n in code(row[0])]
+    assert len(lost) > 40
+    assert [n for n in lost if any(hasattr(home, n) for home in homes)] == []
+
+
 def _resolves(name: str) -> bool:
     found = mm
     for part in name.split(".")[1:]:
@@ -80,8 +83,14 @@ def test_every_method_exists():
     mesh = mm.SimulatedMesh("rows:1")
     step = mm.compile(graph, mesh, fetches=[x])
     array = step(x=np.zeros(2, "float32"))[x]
-    objects = {"mesh": mesh, "step": step, "graph": graph, "layout": mm.Layout("a:rows"),
-               "array": array, "shape": x.shape}  # fmt: skip
+    objects = {
+        "mesh": mesh,
+        "step": step,
+        "graph": graph,
+        "layout": mm.Layout("a:rows"),
+        "array": array,
+        "shape": x.shape,
+    }
     found = 0
     for row in rows("Names"):
         for span in code(row[1]):

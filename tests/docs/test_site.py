@@ -25,9 +25,19 @@ LONGEST_PAGE = 410
 
 def build(source: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [
-        sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n",
-        "-d", str(out / "doctrees"), *options, str(source), str(out / "site"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-n",
+        "-d",
+        str(out / "doctrees"),
+        *options,
+        str(source),
+        str(out / "site"),
+    ]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
@@ -40,9 +50,10 @@ def public_names() -> list[str]:
         if not isinstance(v, (ModuleType, bool)) and getattr(v, "__module__", "") != "typing"
     ]
     schedules = [
-        n for n, f in vars(mm.schedules).items()
+        n
+        for n, f in vars(mm.schedules).items()
         if inspect.isfunction(f) and f.__module__ == mm.schedules.__name__ and n[0] != "_"
-    ]  # fmt: skip
+    ]
     parts: dict[str, Sequence[str]] = {
         "optimize": mm.optimize.__all__,
         "transformer": mm.transformer.__all__,
@@ -102,9 +113,12 @@ def test_site(tmp_path: Path):
 def test_a_fault_of_a_page_is_found(tmp_path: Path):
     source = tmp_path / "source"
     source.mkdir()
-    (source / "conf.py").write_text((DOCS / "conf.py").read_text().replace(
-        "Path(__file__).resolve().parent.parent", f"Path({str(ROOT)!r})"
-    ).replace('html_static_path = ["_static"]', ""))  # fmt: skip
+    (source / "conf.py").write_text(
+        (DOCS / "conf.py")
+        .read_text()
+        .replace("Path(__file__).resolve().parent.parent", f"Path({str(ROOT)!r})")
+        .replace('html_static_path = ["_static"]', "")
+    )
     (source / "index.md").write_text("# Page\n\n[nowhere](missing.md)\n")
     done = build(source, tmp_path)
     assert done.returncode != 0 and "missing" in done.stderr, done.stderr

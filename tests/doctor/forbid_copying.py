@@ -19,16 +19,11 @@ class _Program(ctypes.Structure):
 
 
 def main() -> None:
-    instructions = [
-        (_LOAD, 0, 0, 0), (_JUMP_EQUAL, 0, 1, _READ_VM), (_RETURN, 0, 0, _REFUSE),
-        (_RETURN, 0, 0, _ALLOW),
-    ]  # fmt: skip
+    instructions = [(_LOAD, 0, 0, 0), (_JUMP_EQUAL, 0, 1, _READ_VM), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *i) for i in instructions))
     program = _Program(len(instructions), ctypes.addressof(code))
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or libc.prctl(
-        _SECCOMP, _FILTER, ctypes.byref(program), 0, 0
-    ):
+    if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or libc.prctl(_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
     os.execvp(sys.argv[1], sys.argv[1:])
 

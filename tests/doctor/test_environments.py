@@ -11,11 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from meshmpi.runtime.launch import launch
+from meshmpi.launch.launch import launch
 from tests.doctor.environments import BROKEN, ROOT, Broken
 
-_OF_JOBS = ("OMPI_", "PMI", "PRTE_", "SLURM_", "I_MPI", "PBS_", "LSB_", "OMP_", "OPENBLAS_",
-            "MKL_", "MPI4PY_", "MESHMPI_", "CC", "TMPDIR", "LD_LIBRARY_PATH")  # fmt: skip
+_OF_JOBS = (
+    "OMPI_",
+    "PMI",
+    "PRTE_",
+    "SLURM_",
+    "I_MPI",
+    "PBS_",
+    "LSB_",
+    "OMP_",
+    "OPENBLAS_",
+    "MKL_",
+    "MPI4PY_",
+    "MESHMPI_",
+    "CC",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+)
 _DOCTOR = [sys.executable, "-m", "meshmpi", "doctor", "--json"]
 _SECONDS = 120
 
@@ -30,16 +45,26 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     kept = {n: v for n, v in os.environ.items() if not n.startswith(_OF_JOBS)}
     folder.mkdir(exist_ok=True)
     return {
-        **kept, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PYTHONPATH": str(ROOT), "MESHMPI_CACHE": str(folder / "cache"), **more,
-    }  # fmt: skip
+        **kept,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PYTHONPATH": str(ROOT),
+        "MESHMPI_CACHE": str(folder / "cache"),
+        **more,
+    }
 
 
 def diagnosed(command: list[str], env: dict[str, str], cwd: Path) -> tuple[dict, int]:
     done = subprocess.run(
-        command, env=env, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS,
-        stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+        command,
+        env=env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return json.loads(done.stdout), done.returncode
 
@@ -110,18 +135,20 @@ def test_an_empty_environment(tmp_path: Path, healthy):
     assert status == 1
     assert "mpi4py-missing" in found and "launcher-missing" in found
     missing = [f["what"] for f in report["findings"] if f["name"] == "package-missing"]
-    assert "numpy is not installed." in missing and len(missing) == 5
-    assert not {"mpi4py-missing", "package-missing", "launcher-missing"} & {
-        f["name"] for f in healthy[0]["findings"]
-    }
+    assert "numpy is not installed." in missing and len(missing) == 7
+    assert not {"mpi4py-missing", "package-missing", "launcher-missing"} & {f["name"] for f in healthy[0]["findings"]}
 
 
 def test_under_mpirun_rank_0_speaks_for_all(tmp_path: Path):
     env = environment(tmp_path)
     done = launch(
-        2, ["-m", "meshmpi", "doctor", "--json"], timeout_seconds=_SECONDS, capture_output=True,
-        environment=env, cwd=tmp_path,
-    )  # fmt: skip
+        2,
+        ["-m", "meshmpi", "doctor", "--json"],
+        timeout_seconds=_SECONDS,
+        capture_output=True,
+        environment=env,
+        cwd=tmp_path,
+    )
     report = json.loads(done.stdout)  # one object: one rank printed
     assert done.returncode == 0, report["findings"]
     assert sorted(rank["rank"] for rank in report["ranks"]) == [0, 1]
@@ -131,11 +158,24 @@ def test_under_mpirun_rank_0_speaks_for_all(tmp_path: Path):
 def test_the_text_has_everything(tmp_path: Path):
     env = environment(tmp_path, CC="false")
     done = subprocess.run(
-        [*_DOCTOR[:-1], "--ranks", "0"], env=env, cwd=tmp_path, capture_output=True, text=True,
-        timeout=_SECONDS, check=False,
-    )  # fmt: skip
-    for text in ("Python ", "cores: ", "numpy ", "MPI library: ", "MPI launcher: ",
-                 "matrix products: ", "WARNING compiler-broken", "    unset CC"):  # fmt: skip
+        [*_DOCTOR[:-1], "--ranks", "0"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    for text in (
+        "Python ",
+        "cores: ",
+        "numpy ",
+        "MPI library: ",
+        "MPI launcher: ",
+        "matrix products: ",
+        "WARNING compiler-broken",
+        "    unset CC",
+    ):
         assert text in done.stdout, done.stdout
     assert done.returncode == 0 and done.stdout.rstrip().endswith("warning.")
     assert not list((tmp_path / "cache").rglob("*doctor*"))

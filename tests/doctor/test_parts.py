@@ -12,18 +12,27 @@ from meshmpi.doctor.checks import building, job, library, processors, storage
 from meshmpi.doctor.facts import Answer, Facts, jobs_in, kind_of
 from meshmpi.doctor.findings import BROKEN, WARNING, Finding, summary, verdict
 from meshmpi.doctor.mounts import is_network, mount_of
-from meshmpi.runtime.cores import Cores
-from meshmpi.runtime.launch import Launcher
+from meshmpi.launch.launchers import Launcher
+from meshmpi.runtime.cores import Cores, group_memory
 from meshmpi.runtime.probe import MARK
 
 
 def facts(folder: Path, **more) -> Facts:
     nothing = Answer(())
     plain = Facts(
-        {}, 2, folder, Cores(8, 8, True), {}, "", nothing,
-        {"library": "Open MPI v5.0.1, x", "library_file": "/lib/libmpi.so.40"}, nothing,
-        Launcher("/bin/mpirun", "openmpi", 5), "", None,
-    )  # fmt: skip
+        {},
+        2,
+        folder,
+        Cores(8, 8, True),
+        {},
+        "",
+        nothing,
+        {"library": "Open MPI v5.0.1, x", "library_file": "/lib/libmpi.so.40"},
+        nothing,
+        Launcher("/bin/mpirun", "openmpi", 5),
+        "",
+        None,
+    )
     return replace(plain, **more)
 
 
@@ -40,9 +49,14 @@ scratch /home2 lustre rw 0 0
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("/var/x", "ext4"), ("/home/me/runs", "nfs4"), ("/home/me/local disk/a", "xfs"),
-     ("/home2", "lustre"), ("/home23", "ext4")],
-)  # fmt: skip
+    [
+        ("/var/x", "ext4"),
+        ("/home/me/runs", "nfs4"),
+        ("/home/me/local disk/a", "xfs"),
+        ("/home2", "lustre"),
+        ("/home23", "ext4"),
+    ],
+)
 def test_the_file_system_of_a_folder(path: str, kind: str):
     assert mount_of(Path(path), TABLE).kind == kind
     assert is_network(kind) == (kind in ("nfs4", "lustre"))
@@ -68,15 +82,15 @@ def test_memory_of_control_groups(tmp_path: Path):
     membership.write_text("0::/job/task\n")
     (tmp_path / "root" / "job" / "task").mkdir(parents=True)
     root = tmp_path / "root"
-    assert storage.group_memory(root, membership) is None
+    assert group_memory(root, membership) is None
     (root / "job" / "task" / "memory.max").write_text("max\n")
     (root / "job" / "memory.max").write_text("1000000000\n")
-    assert storage.group_memory(root, membership) == 1_000_000_000
+    assert group_memory(root, membership) == 1_000_000_000
     membership.write_text("4:cpu,cpuacct:/a\n7:memory:/b\n")
     (root / "memory" / "b").mkdir(parents=True)
     (root / "memory" / "b" / "memory.limit_in_bytes").write_text("500000000\n")
     (root / "memory" / "memory.limit_in_bytes").write_text(str(2**63 - 4096))
-    assert storage.group_memory(root, membership) == 500_000_000
+    assert group_memory(root, membership) == 500_000_000
 
 
 def test_clocks_and_cores_of_several_hosts(tmp_path: Path):
@@ -106,9 +120,8 @@ def test_an_old_mpi4py(tmp_path: Path):
 def test_routines_the_processor_does_not_have(tmp_path: Path):
     """SIGILL in the process that tries matrix products."""
     ill = facts(
-        tmp_path, died_in="numpy", inside=Answer((), status=-4),
-        environment={"OPENBLAS_CORETYPE": "SapphireRapids"},
-    )  # fmt: skip
+        tmp_path, died_in="numpy", inside=Answer((), status=-4), environment={"OPENBLAS_CORETYPE": "SapphireRapids"}
+    )
     found = [f for f in checks.examine(ill) if f.level == BROKEN]
     assert names(found) == ["openblas-coretype"] and "SIGILL" in found[0].what
 
@@ -126,9 +139,13 @@ def test_lines_of_several_ranks_may_run_together():
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("Open MPI v4.1.4, package: Debian", "openmpi"), ("MPICH Version:      5.0.2", "mpich"),
-     ("Intel(R) MPI Library 2021.18", "intel"), ("HPE Something", "")],
-)  # fmt: skip
+    [
+        ("Open MPI v4.1.4, package: Debian", "openmpi"),
+        ("MPICH Version:      5.0.2", "mpich"),
+        ("Intel(R) MPI Library 2021.18", "intel"),
+        ("HPE Something", ""),
+    ],
+)
 def test_kinds_of_libraries(text: str, kind: str):
     assert kind_of(text) == kind
 

@@ -12,7 +12,6 @@ from tests.errors.catalogue import CATALOGUE
 from tests.errors.catalogue.mistake import FILE, Mistake, error_of, run, words
 
 ROWS = [row for rows in CATALOGUE.values() for row in rows]
-FEWEST = 50
 
 
 def _parts(error: Exception) -> tuple[str, str, str]:
@@ -52,6 +51,5 @@ def test_what_the_message_advises_works(row: Mistake, tmp_path: Path):
     run(row.cured, tmp_path / "right")
 
 
-def test_the_catalogue_is_large_and_has_no_row_twice():
-    assert len(ROWS) >= FEWEST
+def test_the_catalogue_has_no_row_twice():
     assert len({row.title for row in ROWS}) == len({row.text for row in ROWS}) == len(ROWS)

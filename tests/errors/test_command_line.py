@@ -27,10 +27,7 @@ MISTAKES = {
         ["train", "run.toml", "--ranks", "3"],
         ["MeshError", "{rows: 2}", "needs 2 ranks", "has 3", "mpirun -n 2", "{rows: 3}"],
     ),
-    "a run that does not exist": (
-        ["sample", "runs/none"],
-        ["CheckpointError", "runs/none"],
-    ),
+    "a run that does not exist": (["sample", "runs/none"], ["CheckpointError", "runs/none"]),
     "a key of another section": (
         ["train", "run.toml", "--dry-run", "--set", "layout=batch:rows"],
         ["ConfigError", "no key 'layout'", "the top level", "Did you mean 'mesh.layout'?"],

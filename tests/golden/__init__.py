@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import meshmpi as mm
+from meshmpi.ir.kinds import COLLECTIVES
+from meshmpi.ir.program import Program
 from meshmpi.nn.optimize import SGD
-from meshmpi.nn.transformer import TransformerConfig, lm_loss
-from meshmpi.program import COLLECTIVES, Program
+from meshmpi.transformer.models import TransformerConfig, lm_loss
 
 FOLDER = Path(__file__).parent
 MESH = "rows:2;cols:2"
@@ -49,9 +50,7 @@ def transformer(
     return graph, [loss], updates
 
 
-def program(
-    model: Callable[[], tuple], layout: str, mesh: str = MESH, **options: object
-) -> Program:
+def program(model: Callable[[], tuple], layout: str, mesh: str = MESH, **options: object) -> Program:
     graph, fetches, updates = model()
     return mm.plan(graph, mesh, layout, fetches=fetches, updates=updates, **options).program
 
@@ -61,9 +60,7 @@ def communication(p: Program) -> str:
     lines = [f"collectives of a training step on mesh {p.mesh}"]
     for i in p.instructions:
         if i.kind in COLLECTIVES:
-            details = " ".join(
-                f"{k}={'+'.join(v) if k == 'axes' else v}" for k, v in i.attrs.items()
-            )
+            details = " ".join(f"{k}={'+'.join(v) if k == 'axes' else v}" for k, v in i.attrs.items())
             lines.append(f"{i.kind} {details}")
             lines += [f"    {p.types[v]}" for v in i.inputs]
     for kind, table in p.values().items():
@@ -76,23 +73,18 @@ GOLDEN: dict[str, Callable[[], str]] = {
     "two_layer_data": lambda: program(two_layer_network, "batch:rows+cols").text(),
     "two_layer_model": lambda: program(two_layer_network, "hidden:rows+cols").text(),
     "two_layer_both": lambda: program(two_layer_network, "batch:rows;hidden:cols").text(),
-    "two_layer_data_zero": lambda: program(
-        two_layer_network, "batch:rows", storage="io?:rows"
-    ).text(),
+    "two_layer_data_zero": lambda: program(two_layer_network, "batch:rows", storage="io?:rows").text(),
     "transformer_data": lambda: communication(program(transformer, "batch:rows+cols")),
-    "transformer_model": lambda: communication(
-        program(transformer, "heads:cols;d_ff:cols;vocab:cols", "cols:2")
-    ),
-    "transformer_both": lambda: communication(
-        program(transformer, "batch:rows;heads:cols;d_ff:cols;vocab:cols")
-    ),
+    "transformer_model": lambda: communication(program(transformer, "heads:cols;d_ff:cols;vocab:cols", "cols:2")),
+    "transformer_both": lambda: communication(program(transformer, "batch:rows;heads:cols;d_ff:cols;vocab:cols")),
     "transformer_sequence": lambda: communication(
         program(
             lambda: transformer(CONFIG.with_options(residual_constraint="length:cols")),
-            "heads:cols;d_ff:cols;vocab:cols", "cols:2",
+            "heads:cols;d_ff:cols;vocab:cols",
+            "cols:2",
         )
     ),
-}  # fmt: skip
+}
 
 
 def path(name: str) -> Path:

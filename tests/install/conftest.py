@@ -22,17 +22,35 @@ _SECONDS = 300
 def run(*command: str | Path, cwd: Path | None = None) -> str:
     """Standard output of a command that must succeed; without this repository on Python's path."""
     done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=_SECONDS, cwd=cwd,
-        env=clean(), stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        cwd=cwd,
+        env=clean(),
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def clean(**more: str) -> dict[str, str]:
     """This process's variables without those of Python's path, of jobs and of MPI."""
-    mine = ("PYTHONPATH", "VIRTUAL_ENV", "OMPI_", "PMI", "PRTE_", "SLURM_", "I_MPI", "MPI4PY_",
-            "OMP_", "OPENBLAS_", "MKL_", "LD_LIBRARY_PATH")  # fmt: skip
+    mine = (
+        "PYTHONPATH",
+        "VIRTUAL_ENV",
+        "OMPI_",
+        "PMI",
+        "PRTE_",
+        "SLURM_",
+        "I_MPI",
+        "MPI4PY_",
+        "OMP_",
+        "OPENBLAS_",
+        "MKL_",
+        "LD_LIBRARY_PATH",
+    )
     kept = {n: v for n, v in os.environ.items() if not n.startswith(mine)}
     return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
@@ -64,18 +82,26 @@ def built(once) -> tuple[Path, Path]:
 
     def make(folder: Path) -> None:
         source = folder / "source"
-        shutil.copytree(
-            ROOT / "meshmpi", source / "meshmpi", ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / "meshmpi", source / "meshmpi", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, source)
         backend = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
         run(sys.executable, "-W", "error", "-c", backend, cwd=source)
         (archive,) = folder.glob("*.tar.gz")
         run(
-            sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-            "--no-index", "--wheel-dir", folder, archive, cwd=folder,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "--wheel-dir",
+            folder,
+            archive,
+            cwd=folder,
+        )
 
     folder = once("built", make)
     (archive,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
@@ -120,10 +146,25 @@ def with_mpi(once, installed) -> Callable[[str], Path]:
 def _install(environment: Path, package: str) -> bool:
     """Whether pip could install a package; a failure for another reason than the network fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install",
-         "--quiet", "--disable-pip-version-check", "--retries", "1", package],
-        capture_output=True, text=True, timeout=_SECONDS, env=clean(), check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(environment / "bin" / "python"),
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--retries",
+            "1",
+            package,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        env=clean(),
+        check=False,
+    )
     if done.returncode == 0:
         return True
     offline = ("No matching distribution", "ConnectionError", "Could not find a version")

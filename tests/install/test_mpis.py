@@ -26,7 +26,7 @@ class Mpi(NamedTuple):
     """An MPI to try.
 
     Attributes:
-        kind: Of its launcher, as `meshmpi.runtime.launch` names it.
+        kind: Of its launcher, as `meshmpi.launch.launch` names it.
         wheel: Package of the registry, or empty for Debian's.
         program: Debian's launcher.
         library: What the doctor must find.
@@ -56,9 +56,7 @@ class Place(NamedTuple):
 
 
 @pytest.fixture
-def place(
-    request, tmp_path: Path, installed: Path, with_mpi: Callable[[str], Path]
-) -> tuple[Mpi, Place]:
+def place(request, tmp_path: Path, installed: Path, with_mpi: Callable[[str], Path]) -> tuple[Mpi, Place]:
     chosen = MPIS[request.param]
     if chosen.wheel:
         folder = with_mpi(chosen.wheel)
@@ -77,24 +75,39 @@ def place(
 def _run(place: Place, *arguments: str, cwd: Path, path: Path | None = None) -> str:
     extra = {} if path is None else {"PYTHONPATH": str(path)}
     done = subprocess.run(
-        [str(place.python), *arguments], env={**place.environment, **extra}, cwd=cwd,
-        capture_output=True, text=True, timeout=_LAUNCH_SECONDS, stdin=subprocess.DEVNULL,
+        [str(place.python), *arguments],
+        env={**place.environment, **extra},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=_LAUNCH_SECONDS,
+        stdin=subprocess.DEVNULL,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, f"{arguments}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
 
 def _launch(place: Place, *program: str, cwd: Path, path: Path | None = None) -> str:
-    options = ("-m", "meshmpi.runtime.launch", "-n", "2", "--mpi", place.mpi, "--timeout", "180")
+    options = ("-m", "meshmpi.launch", "-n", "2", "--mpi", place.mpi, "--timeout", "180")
     return _run(place, *options, *program, cwd=cwd, path=path)
 
 
 _SMALL = (
-    "model.length=16", "model.d_model=32", "model.d_ff=64", "model.heads=2", "model.d_kv=16",
-    "model.layers=2", "train.steps=6", "train.log_every=1", "checkpoint.every=3",
-    "evaluate.every=0", "evaluate.windows=8", "evaluate.final_windows=8", "sample.tokens=0",
-)  # fmt: skip
+    "model.length=16",
+    "model.d_model=32",
+    "model.d_ff=64",
+    "model.heads=2",
+    "model.d_kv=16",
+    "model.layers=2",
+    "train.steps=6",
+    "train.log_every=1",
+    "checkpoint.every=3",
+    "evaluate.every=0",
+    "evaluate.windows=8",
+    "evaluate.final_windows=8",
+    "sample.tokens=0",
+)
 
 
 def _losses(folder: Path) -> list[str]:
@@ -107,9 +120,7 @@ def _losses(folder: Path) -> list[str]:
 @pytest.mark.parametrize("place", MPIS, indirect=True)
 def test_one_wheel_serves(place, tmp_path: Path, once):
     chosen, where = place
-    report = json.loads(
-        _run(where, "-m", "meshmpi", "doctor", "--json", "--mpi", where.mpi, cwd=tmp_path)
-    )
+    report = json.loads(_run(where, "-m", "meshmpi", "doctor", "--json", "--mpi", where.mpi, cwd=tmp_path))
     assert [f for f in report["findings"] if f["level"] == "broken"] == []
     assert chosen.library in report["library"]["library"]
     assert report["launcher"]["kind"] == chosen.kind
@@ -123,9 +134,22 @@ def test_one_wheel_serves(place, tmp_path: Path, once):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 300)
     sets = [item for text in _SMALL for item in ("--set", text)]
     _launch(
-        where, "-m", "meshmpi", "train", "quickstart", "--mesh", "rows:2", "--layout", "batch:rows",
-        "--set", "data.corpus=text.txt", *sets, "--out", "run", cwd=tmp_path,
-    )  # fmt: skip
+        where,
+        "-m",
+        "meshmpi",
+        "train",
+        "quickstart",
+        "--mesh",
+        "rows:2",
+        "--layout",
+        "batch:rows",
+        "--set",
+        "data.corpus=text.txt",
+        *sets,
+        "--out",
+        "run",
+        cwd=tmp_path,
+    )
     losses = _losses(tmp_path / "run")
     assert len(losses) >= 6
     first = once("losses", lambda folder: (folder / "of-one-mpi").write_text("\n".join(losses)))

@@ -35,8 +35,9 @@ def _spack_calls(name: str) -> list[tuple[object, ...]]:
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
     return [
         tuple(ast.literal_eval(a) for a in call.args)
-        for call in calls if isinstance(call.func, ast.Name) and call.func.id == name
-    ]  # fmt: skip
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id == name
+    ]
 
 
 def test_there_is_one_version():
@@ -49,7 +50,7 @@ def test_there_is_one_version():
 @pytest.mark.parametrize("name", sorted(_dependencies()))
 def test_dependencies_are_the_same(name: str):
     least = _dependencies()[name]
-    conda = dict(text.split(" >=") for text in CONDA["requirements"]["run"])
+    conda = dict(text.removeprefix("python-").split(" >=") for text in CONDA["requirements"]["run"])
     spack = dict(str(call[0]).removesuffix(":").split("@") for call in _spack_calls("depends_on"))
     of_spack = spack["py-" + name.replace("_", "-")]
     if name == OF_MPI4PY:

@@ -14,8 +14,8 @@ import pytest
 import meshmpi
 from tests.install.conftest import ROOT, clean, run
 
-MOST_BYTES = 1_000_000
-MOST_IMPORTED = 60
+MOST_BYTES = 1_300_000
+MOST_IMPORTED = 65
 
 
 def test_the_wheel_has_everything_and_nothing_more(built):
@@ -42,14 +42,22 @@ def test_the_source_archive_builds_it(built):
 def test_an_installed_user_can_train(installed: Path, tmp_path: Path):
     """Without an MPI: one rank, the configuration that comes with the package, a text of hers."""
     python = installed / "bin" / "python"
-    told = run(python, "-c", "import meshmpi; print(meshmpi.__version__, meshmpi.__file__)",
-               cwd=tmp_path).split()  # fmt: skip
+    told = run(python, "-c", "import meshmpi; print(meshmpi.__version__, meshmpi.__file__)", cwd=tmp_path).split()
     assert told[0] == meshmpi.__version__ and told[1].startswith(str(installed))
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 300)
     out = run(
-        installed / "bin" / "meshmpi", "train", "quickstart", "--dry-run", "--mesh", "rows:2",
-        "--layout", "batch:rows", "--set", "data.corpus=text.txt", cwd=tmp_path,
-    )  # fmt: skip
+        installed / "bin" / "meshmpi",
+        "train",
+        "quickstart",
+        "--dry-run",
+        "--mesh",
+        "rows:2",
+        "--layout",
+        "batch:rows",
+        "--set",
+        "data.corpus=text.txt",
+        cwd=tmp_path,
+    )
     assert "mesh {rows: 2} (2 ranks)" in out
     assert "quickstart" in run(installed / "bin" / "meshmpi", "train", "--help", cwd=tmp_path)
 
@@ -72,9 +80,14 @@ print(len(new), *new)
 def test_importing_opens_few_files(tmp_path: Path):
     """Files, not seconds: on a cluster thousands of processes ask one file server for them."""
     done = subprocess.run(
-        [sys.executable, "-c", _COUNT.format(before="numpy")], cwd=ROOT, capture_output=True,
-        text=True, env=clean(PYTHONPATH=str(ROOT)), timeout=60, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", _COUNT.format(before="numpy")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=clean(PYTHONPATH=str(ROOT)),
+        timeout=60,
+        check=True,
+    )
     count, *names = done.stdout.split()
     assert 20 < int(count) <= MOST_IMPORTED, names
 
@@ -83,7 +96,6 @@ def test_importing_opens_few_files(tmp_path: Path):
 def test_what_is_opened_late_is_there(name: str):
     code = f"import meshmpi as mm; assert '{name}' in dir(mm); print(mm.{name})"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr

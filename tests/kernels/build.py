@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshmpi.dims import MeshShape, Shape
+from meshmpi.ir.kinds import KINDS
+from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels import Runtime, bind, numpy_dtype, workspace_bytes
-from meshmpi.program import Instruction, LocalType, Program
 
 MESH = MeshShape("rows:2;cols:3")
 TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 8e-3}
@@ -25,16 +26,12 @@ def local_type(shape: str, dtype: str = "float32", **splits: str) -> LocalType:
 
 
 def one_instruction(
-    kind: str,
-    inputs: Sequence[LocalType],
-    outputs: Sequence[LocalType],
-    seed: int = 0,
-    **attrs: Any,
+    kind: str, inputs: Sequence[LocalType], outputs: Sequence[LocalType], seed: int = 0, **attrs: Any
 ) -> tuple[Instruction, Program]:
     """An instruction and a program that holds its types: inputs 0, 1, ..., then outputs."""
     n = len(inputs)
     numbers = tuple(range(n)), tuple(range(n, n + len(outputs)))
-    instruction = Instruction(kind, *numbers, attrs)
+    instruction = Instruction(KINDS[kind](**attrs), *numbers)
     types = dict(enumerate([*inputs, *outputs]))
     return instruction, Program(MESH, types, (instruction,), {}, {}, {}, seed)
 
@@ -55,9 +52,7 @@ class Ran(NamedTuple):
 
 
 def cut(array: np.ndarray, block: Sequence[tuple[int, int]]) -> np.ndarray:
-    return np.ascontiguousarray(array[tuple(slice(*b) for b in block)]).reshape(
-        [stop - start for start, stop in block]
-    )
+    return np.ascontiguousarray(array[tuple(slice(*b) for b in block)]).reshape([stop - start for start, stop in block])
 
 
 def run(
@@ -77,10 +72,7 @@ def run(
     instruction, program = one_instruction(kind, inputs, outputs, seed, **attrs)
     for rank in range(MESH.size):
         at = MESH.coordinates(rank)
-        ins = [
-            cut(a.astype(numpy_dtype(t.dtype)), t.block(MESH, at))
-            for a, t in zip(arrays, inputs, strict=True)
-        ]
+        ins = [cut(a.astype(numpy_dtype(t.dtype)), t.block(MESH, at)) for a, t in zip(arrays, inputs, strict=True)]
         outs = [
             aligned_bytes(int(np.prod(t.local_sizes(MESH, at))) * numpy_dtype(t.dtype).itemsize)
             .view(numpy_dtype(t.dtype))
@@ -91,9 +83,7 @@ def run(
             outs[o] = ins[i]
         n = workspace_bytes(instruction, program, at)
         memory = aligned_bytes(n + GUARD)
-        kernel = bind(
-            instruction, program, at, dict(enumerate([*ins, *outs])), memory[:n], Runtime(step)
-        )
+        kernel = bind(instruction, program, at, dict(enumerate([*ins, *outs])), memory[:n], Runtime(step))
         kernel()
         if not in_place:
             first = [o.copy() for o in outs]
@@ -120,9 +110,7 @@ def check(
             compare(got, want[block], t.dtype, tolerance, f"{kind} at {ran.coordinates}")
 
 
-def compare(
-    got: np.ndarray, want: np.ndarray, dtype: str, tolerance: float | None, what: str
-) -> None:
+def compare(got: np.ndarray, want: np.ndarray, dtype: str, tolerance: float | None, what: str) -> None:
     assert got.shape == want.shape, what
     assert got.dtype == numpy_dtype(dtype), what
     if dtype in TOLERANCE:

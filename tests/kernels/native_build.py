@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshmpi.ir.program import Instruction, Program
+from meshmpi.ir.scalar import FLOATS
 from meshmpi.kernels import Runtime, bind, numpy_dtype, workspace_bytes
-from meshmpi.kernels.native import NATIVE_KINDS, NativeKernels
-from meshmpi.program import Instruction, Program
-from meshmpi.scalar import FLOATS
+from meshmpi.kernels.native import NativeKernels
 from tests.kernels.build import aligned_bytes
 
 ORIGIN = {"rows": 0, "cols": 0}
 STEP = 3
 TOLERANCE = {"float64": 1e-12, "float32": 4e-6, "bfloat16": 2e-2}
 """Relative to the largest magnitude of an output: sums are formed in another order."""
-
-
+GUARD = 512
+"""Bytes behind each output that a kernel must leave alone."""
 SMALLEST_NORMAL = 2.0**-126
 """Of float32 and bfloat16."""
 
@@ -62,7 +62,7 @@ def tasks_of(program: Program, label: str, ranks: Iterable[int] = (0,), **option
         )
         for rank in ranks
         for i in program.instructions
-        if i.kind in NATIVE_KINDS
+        if i.traits.native
     ]
 
 
@@ -132,27 +132,30 @@ def check(task: Task, kernels: NativeKernels) -> None:
 def _run(task: Task, inputs: Mapping[int, np.ndarray], kernels: NativeKernels | None) -> list:
     i, program, here = task.instruction, task.program, task.coordinates
     arrays = {v: a.copy() for v, a in inputs.items()}
+    guards: list[np.ndarray] = []
     for o, v in enumerate(i.outputs):
         t = program.types[v]
         sizes = t.local_sizes(program.mesh, here)
         dtype = numpy_dtype(t.dtype)
-        raw = aligned_bytes(int(np.prod(sizes)) * dtype.itemsize)
-        arrays[v] = raw.view(dtype).reshape(sizes)
+        size = int(np.prod(sizes)) * dtype.itemsize
+        raw = aligned_bytes(size + GUARD)
+        raw[size:] = 0xA5
+        guards.append(raw[size:])
+        arrays[v] = raw[:size].view(dtype).reshape(sizes)
         if o in task.in_place:
             arrays[v] = arrays[i.inputs[task.in_place[o]]]
     bound = None
+    memory = aligned_bytes(workspace_bytes(i, program, here))
     if kernels is not None:
-        bound = kernels.bind(i, program, here, arrays, Runtime(STEP))
+        bound = kernels.bind(i, program, here, arrays, memory, Runtime(STEP))
     if bound is None:
-        memory = aligned_bytes(workspace_bytes(i, program, here))
         bound = bind(i, program, here, arrays, memory, Runtime(STEP))
     bound()
+    assert all((g == 0xA5).all() for g in guards), f"{task.label}: written behind an output"
     return [arrays[v] for v in i.outputs]
 
 
-def compare(
-    got: np.ndarray, want: np.ndarray, dtype: str, ulps: int | None, bound: float, what: str
-) -> None:
+def compare(got: np.ndarray, want: np.ndarray, dtype: str, ulps: int | None, bound: float, what: str) -> None:
     """Exact for integers and 0 ulps; NaN and infinities must agree; else as the task says."""
     if dtype not in FLOATS or ulps == 0:
         same = (got == want) | ((got != got) & (want != want))
@@ -175,9 +178,7 @@ def compare(
 def _key(x: np.ndarray, dtype: str) -> np.ndarray:
     """Integers in the order of the numbers; neighbours differ by 1."""
     width = numpy_dtype(dtype).itemsize
-    bits = x.view({2: np.int16, 4: np.int32, 8: np.int64}[width]).astype(
-        object if width == 8 else np.int64
-    )
+    bits = x.view({2: np.int16, 4: np.int32, 8: np.int64}[width]).astype(object if width == 8 else np.int64)
     low = -(1 << (8 * width - 1))
     return np.where(bits < 0, low - bits, bits)
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from meshmpi.errors import ProgramError
-from meshmpi.flops import local_flops
+from meshmpi.ir.flops import local_flops
+from meshmpi.ir.kinds import Map
+from meshmpi.ir.program import Instruction, Program
+from meshmpi.ir.scalar import DTYPES, ITEM_BYTES, Expr, Step, call
 from meshmpi.kernels import Runtime, bind, flops, numpy_dtype, numpy_kernels, workspace_bytes
 from meshmpi.kernels.binding import collapse, quiet
-from meshmpi.program import Instruction, Program
-from meshmpi.scalar import DTYPES, ITEM_BYTES, Expr, Step, call
 from tests.kernels.build import MESH, aligned_bytes, local_type, one_instruction
 from tests.kernels.test_map import LAYER_NORM
 
@@ -24,8 +25,10 @@ def test_data_types_have_the_size_the_planner_counts():
 
 
 def test_collectives_and_executor_kinds_have_no_kernel():
-    for kind in ("all_reduce", "feed", "read", "write"):
-        instruction, program = one_instruction(kind, [local_type("n:4")], [local_type("n:4")])
+    without = {"all_reduce": {"axes": ("rows",), "op": "sum"}, "feed": {"name": "x"}}
+    without |= {kind: {"variable": "v"} for kind in ("read", "write")}
+    for kind, attrs in without.items():
+        instruction, program = one_instruction(kind, [local_type("n:4")], [local_type("n:4")], **attrs)
         with pytest.raises(ProgramError, match=f"no NumPy kernel for '{kind}'"):
             workspace_bytes(instruction, program, HERE)
 
@@ -34,17 +37,14 @@ def bound(kind, inputs, outputs, changed=None, shorter=0, **attrs):
     """A kernel on zeros, some arrays ``changed``, the workspace ``shorter`` than it asks for."""
     instruction, program = one_instruction(kind, inputs, outputs, **attrs)
     arrays = {
-        k: np.zeros(t.local_sizes(program.mesh, HERE), numpy_dtype(t.dtype))
-        for k, t in enumerate([*inputs, *outputs])
+        k: np.zeros(t.local_sizes(program.mesh, HERE), numpy_dtype(t.dtype)) for k, t in enumerate([*inputs, *outputs])
     }
     arrays.update(changed or {})
     n = workspace_bytes(instruction, program, HERE)
     return bind(instruction, program, HERE, arrays, aligned_bytes(n - shorter), Runtime())
 
 
-@pytest.mark.parametrize(
-    "wrong", [np.zeros((4, 6)), np.zeros((6, 4), np.float32), np.zeros((6, 4), np.float32).T]
-)
+@pytest.mark.parametrize("wrong", [np.zeros((4, 6)), np.zeros((6, 4), np.float32), np.zeros((6, 4), np.float32).T])
 def test_arrays_that_do_not_fit_are_refused(wrong):
     t = local_type("a:4;b:6")
     with pytest.raises(ProgramError, match=r"value 1 is float.*, its block is float32\(4, 6\)"):
@@ -62,12 +62,7 @@ def test_flops_by_formula_on_the_own_block():
     """The first rank of a 2 x 3 mesh holds 3 of 5 rows and 3 of 7 columns."""
     x, w = local_type("b:5;d:7", b="rows", d="cols"), local_type("d:7;f:4", d="cols")
     expr = Expr(
-        (
-            Step("exp", ("i0",), "float32"),
-            Step("cast", ("t0",), "float64"),
-            Step("square", ("t1",), "float64"),
-        ),
-        ("t2",),
+        (Step("exp", ("i0",), "float32"), Step("cast", ("t0",), "float64"), Step("square", ("t1",), "float64")), ("t2",)
     )
     cases = [
         ("map", [x], [local_type("b:5;d:7", "float64", b="rows", d="cols")], {"expr": expr}, 18),
@@ -99,12 +94,7 @@ STEPS = [
     ("transpose", [BIG], [local_type("d:512;b:8;l:64")], {}),
     ("gather", [local_type("v:99;d:512"), local_type("b:8;l:64", "int32")], [BIG], {"dim": "v"}),
     ("concat", [BIG, BIG], [local_type("b:8;l:64;d:1024")], {"dim": "d"}),
-    (
-        "scatter_add",
-        [BIG, local_type("b:8;l:64", "int32")],
-        [local_type("v:99;d:512")],
-        {"dim": "v"},
-    ),
+    ("scatter_add", [BIG, local_type("b:8;l:64", "int32")], [local_type("v:99;d:512")], {"dim": "v"}),
 ]
 
 
@@ -148,8 +138,8 @@ def test_equal_instructions_share_a_plan_and_others_do_not():
         for dtype, value in rows:
             k = len(types)
             types.update({k: of_kind[dtype], k + 1: of_kind[dtype]})
-            attrs = {"expr": Expr((Step("multiply", ("i0", value), dtype),), ("t0",))}
-            instructions.append(Instruction("map", (k,), (k + 1,), attrs))
+            expr = Expr((Step("multiply", ("i0", value), dtype),), ("t0",))
+            instructions.append(Instruction(Map(expr), (k,), (k + 1,)))
         return Program(MESH, types, tuple(instructions), {}, {}, {}, 0)
 
     p = program(("float32", 0.0), ("float32", -0.0), ("float32", 0.0), ("int32", 2), ("int32", 3))

@@ -40,6 +40,9 @@ def held_as(x: np.ndarray, how: str) -> np.ndarray:
         wide = np.zeros((*x.shape[:-2], x.shape[-2] + 2, x.shape[-1] + 3), x.dtype)
         wide[..., : x.shape[-2], : x.shape[-1]] = x
         return wide[..., : x.shape[-2], : x.shape[-1]]
+    if how == "outer backwards":  # steps of the outer dims go back
+        turned = tuple(slice(None, None, -1) for _ in x.shape[:-2])
+        return np.ascontiguousarray(x[turned])[turned]
     if how == "outer last":  # the first loop is the innermost but one in memory
         moved = np.ascontiguousarray(np.moveaxis(x, 0, -2))
         return np.moveaxis(moved, -2, 0)
@@ -79,7 +82,7 @@ def test_every_form(bound: blas.Blas, of_a: str, of_b: str, dtype: str):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("form", ["outer last", "padded", "transposed plain"])
+@pytest.mark.parametrize("form", ["outer last", "outer backwards", "padded", "transposed plain"])
 def test_batches(bound: blas.Blas, form: str, dtype: str):
     """Products large enough to be worth a call each; strides as attention has them."""
     a = held_as(numbers(3, 2, 48, 40, dtype=dtype), form)
@@ -154,15 +157,15 @@ def test_adding_products_of_bfloat16():
     np.testing.assert_allclose(y, want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
-def test_the_extension_is_preferred_for_bfloat16_only(monkeypatch):
+def test_ways_to_multiply_bfloat16_count_where_they_are_asked_for(monkeypatch):
     of = library("openblas+bf16")
     assert of.bfloat16 and of.narrow
     monkeypatch.delenv(blas.VARIABLE, raising=False)
-    names = blas.available(bfloat16=True)
-    assert names.index("openblas+bf16") == names.index("openblas") - 1
+    assert "openblas+bf16" in blas.available(bfloat16=True)
     assert "openblas+bf16" not in blas.available()
     monkeypatch.setenv(blas.VARIABLE, "openblas")
     assert blas.available(bfloat16=True) == ("openblas",)
+    assert not blas.find("openblas").bfloat16
 
 
 def test_what_no_library_can_do_is_refused(bound: blas.Blas):
@@ -196,16 +199,6 @@ def test_it_tells_what_it_is(bound: blas.Blas):
     assert bound.threads >= 1
 
 
-def test_ranks_agree():
-    assert blas.agree([("mkl", "openblas", "numpy")] * 3) == "mkl"
-    assert blas.agree([("mkl", "openblas", "numpy"), ("openblas", "numpy")]) == "openblas"
-    assert blas.agree([("openblas", "mkl", "numpy"), ("mkl", "openblas", "numpy")]) == "openblas"
-    with pytest.raises(ConfigError, match="rank 1: openblas"):
-        blas.agree([("numpy",), ("openblas",)])
-    with pytest.raises(ConfigError, match="on rank 1"):
-        blas.agree([("numpy",), ()])
-
-
 def test_the_user_decides(monkeypatch):
     monkeypatch.delenv(blas.VARIABLE, raising=False)
     assert blas.available()[-1] == "numpy"
@@ -215,27 +208,9 @@ def test_the_user_decides(monkeypatch):
     assert blas.find().name == "numpy"
     monkeypatch.setenv(blas.VARIABLE, "atlas")
     assert blas.available() == ()
-    with pytest.raises(ConfigError, match="Use one of mkl, openblas, numpy"):
+    with pytest.raises(ConfigError, match="Use one of openblas, mkl, numpy"):
         blas.find()
     with pytest.raises(ConfigError, match="MESHMPI_BLAS=atlas"):
-        blas.agree([()])
+        blas.agree([{}])
     with pytest.raises(ConfigError, match="'netlib' was not found"):
         blas.find("netlib")
-
-
-@pytest.mark.parametrize(
-    ("vendor", "installed", "first"),
-    [
-        ("GenuineIntel", ("mkl", "openblas", "numpy"), "mkl"),
-        ("GenuineIntel", ("openblas", "numpy"), "openblas"),
-        ("AuthenticAMD", ("mkl", "openblas", "numpy"), "openblas"),
-        ("AuthenticAMD", ("mkl", "numpy"), "mkl"),
-        ("", ("numpy",), "numpy"),
-    ],
-)
-def test_mkl_comes_first_on_intel_only(monkeypatch, vendor: str, installed: tuple, first: str):
-    monkeypatch.delenv(blas.VARIABLE, raising=False)
-    monkeypatch.setattr(blas, "processor_vendor", lambda: vendor)
-    monkeypatch.setattr(blas, "_load", lambda n: blas.Blas(None) if n in installed else None)
-    assert blas.available()[0] == first
-    assert blas.available()[-1] == "numpy"

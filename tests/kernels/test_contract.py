@@ -93,11 +93,7 @@ def run_case(a: str, b: str, y: str, dtype: str, out: str | None = None, **chang
     bound = TOLERANCE[out or dtype] * 10
     for ran in run("contract", types, [result], [x1, x2]):
         blocks = [
-            {
-                n: slice(*r)
-                for n, r in zip(t.shape.names, t.block(MESH, ran.coordinates), strict=True)
-            }
-            for t in types
+            {n: slice(*r) for n, r in zip(t.shape.names, t.block(MESH, ran.coordinates), strict=True)} for t in types
         ]
         own = {**blocks[0], **blocks[1]}
         part1 = x1[tuple(own[n] for n in a.split())]
@@ -175,9 +171,7 @@ def test_empty_blocks_give_zeros(library: str):
         want = x1[:, column : column + 1] @ x2[column : column + 1]
         np.testing.assert_allclose(ran.outputs[0], want, rtol=1e-6)
     empty = local_type("b:1;n:3", b="rows")
-    for ran in run(
-        "contract", [local_type("b:1;k:2", b="rows"), local_type("k:2;n:3")], [empty], [x1[:1], x2]
-    ):
+    for ran in run("contract", [local_type("b:1;k:2", b="rows"), local_type("k:2;n:3")], [empty], [x1[:1], x2]):
         assert ran.outputs[0].shape[0] == (ran.coordinates["rows"] == 0)
 
 

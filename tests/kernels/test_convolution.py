@@ -13,11 +13,12 @@ import pytest
 
 from meshmpi.dims import Shape
 from meshmpi.errors import ConfigError, ProgramError
-from meshmpi.flops import local_flops
+from meshmpi.ir.convolutions import ConvDims, phases
+from meshmpi.ir.flops import local_flops
+from meshmpi.ir.kinds import Feed
+from meshmpi.ir.program import LocalType
+from meshmpi.ir.verify import verify
 from meshmpi.kernels import Runtime, bind, blas, numpy_dtype, patches, workspace_bytes
-from meshmpi.program import LocalType
-from meshmpi.slides import Slide, phases
-from meshmpi.typerules import verify
 from tests.kernels.build import MESH, aligned_bytes, local_type, one_instruction
 
 BOUND = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 3e-2, "int32": 0}
@@ -37,7 +38,7 @@ def library(request, monkeypatch) -> str:
 # -- slides ----------------------------------------------------------------------------------------
 
 
-def meetings(s: Slide, xs, ws, ys) -> list[tuple[int, int, int]]:
+def meetings(s: ConvDims, xs, ws, ys) -> list[tuple[int, int, int]]:
     return [
         (i, k, o)
         for i in range(*xs)
@@ -56,9 +57,7 @@ def random_slides(count: int):
 
     for _ in range(count):
         stride, dilation = rng.choice([-3, -2, -1, 1, 2, 3, 4]), rng.choice([-3, -1, 1, 2, 3])
-        slide = Slide(
-            "x", "w", "y", stride, dilation, rng.randrange(-5, 6), rng.choice([1, 1, 2, 3])
-        )
+        slide = ConvDims("x", "w", "y", stride, dilation, rng.randrange(-5, 6), rng.choice([1, 1, 2, 3]))
         yield slide, ranged(9), ranged(5), ranged(9)
 
 
@@ -118,8 +117,7 @@ def reference(slides, types, blocks, arrays) -> np.ndarray:
     """The block of y from the blocks of a and b, by one einsum with 0/1 tensors of meetings."""
     operands, letters = [], {}
     for role, (t, block, array) in enumerate(zip(types, blocks, arrays, strict=False)):
-        names = [next((f"{role}{k}" for k, s in enumerate(slides) if s[role] == n), n)
-                 for n in t.shape.names]  # fmt: skip
+        names = [next((f"{role}{k}" for k, s in enumerate(slides) if s[role] == n), n) for n in t.shape.names]
         operands += [held(array, block), [letters.setdefault(n, len(letters)) for n in names]]
     ranges = [dict(zip(t.shape.names, b, strict=True)) for t, b in zip(types, blocks, strict=True)]
     for k, s in enumerate(slides):
@@ -130,8 +128,7 @@ def reference(slides, types, blocks, arrays) -> np.ndarray:
                 cube[tuple(i - a for i, (a, _) in zip(at, spans, strict=True))] = 1
         operands += [cube, [letters.setdefault(f"{role}{k}", len(letters)) for role in range(3)]]
     out = [
-        next((letters[f"2{k}"] for k, s in enumerate(slides) if s.y == n), letters.get(n))
-        for n in types[2].shape.names
+        next((letters[f"2{k}"] for k, s in enumerate(slides) if s.y == n), letters.get(n)) for n in types[2].shape.names
     ]
     return np.einsum(*operands, out, optimize=True)
 
@@ -141,8 +138,7 @@ def run(slides, a: LocalType, b: LocalType, y: LocalType, seed: int = 0) -> None
     rng, types = np.random.default_rng(seed), (a, b, y)
     instruction, program = one_instruction("conv", [a, b], [y], slides=tuple(slides))
     arrays = [
-        rng.integers(-3, 4, t.shape.sizes) if t.dtype == "int32" else rng.normal(size=t.shape.sizes)
-        for t in (a, b)
+        rng.integers(-3, 4, t.shape.sizes) if t.dtype == "int32" else rng.normal(size=t.shape.sizes) for t in (a, b)
     ]
     arrays = [x.astype(numpy_dtype(t.dtype)) for x, t in zip(arrays, (a, b), strict=True)]
     for at in map(MESH.coordinates, range(MESH.size)):
@@ -167,7 +163,7 @@ def run(slides, a: LocalType, b: LocalType, y: LocalType, seed: int = 0) -> None
         assert flops == 2 * np.prod(counts, dtype=int) * _plain(slides, a, b, blocks)
 
 
-def _spans(s: Slide, types, blocks):
+def _spans(s: ConvDims, types, blocks):
     """Ranges of a slide's dims, without what a window reaches beyond."""
     out = []
     for role, (t, block) in enumerate(zip(types, blocks, strict=True)):
@@ -197,10 +193,15 @@ def random_convolution(rng: random.Random, dtype: str):
     """Slides and types of a convolution with any roles and orders of dims."""
     slides, dims = [], ([], [], [])
     for k in range(rng.choice([0, 1, 1, 2, 2, 3])):
-        slide = Slide(
-            f"h{k}", f"k{k}", rng.choice([f"h{k}", f"o{k}"]), rng.choice([1, 1, 2, 3, -1, -2]),
-            rng.choice([1, 1, 2, 3, -1]), rng.randrange(-3, 5), rng.choice([1, 1, 1, 2, 3]),
-        )  # fmt: skip
+        slide = ConvDims(
+            f"h{k}",
+            f"k{k}",
+            rng.choice([f"h{k}", f"o{k}"]),
+            rng.choice([1, 1, 2, 3, -1, -2]),
+            rng.choice([1, 1, 2, 3, -1]),
+            rng.randrange(-3, 5),
+            rng.choice([1, 1, 1, 2, 3]),
+        )
         slides.append(slide)
         for role, most in enumerate((8, 5, 8)):
             dims[role].append((slide[role], rng.randrange(1, most)))
@@ -224,7 +225,7 @@ def test_random_convolutions(library, dtype, elements, monkeypatch):
         run(slides, *types, seed=n)
 
 
-SAME = [Slide("h", "p", "h", before=1), Slide("w", "q", "w", stride=2, before=1)]
+SAME = [ConvDims("h", "p", "h", before=1), ConvDims("w", "q", "w", stride=2, before=1)]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
@@ -245,9 +246,7 @@ def test_blocks_in_all_dims(dtype):
 def test_windows_of_both_dims(size):
     """x is held in the windows of y's blocks; a block of y at the border reaches beyond x."""
     a = local_type(f"h:{size};w:9;c:2", "float64", h="rows", w="cols")
-    b, y = local_type("p:3;q:3;c:2;d:3", "float64"), local_type(
-        f"h:{size};w:5;d:3", "float64", h="rows", w="cols"
-    )  # fmt: skip
+    b, y = local_type("p:3;q:3;c:2;d:3", "float64"), local_type(f"h:{size};w:5;d:3", "float64", h="rows", w="cols")
     windows = (SAME[0].window(size, 3), SAME[1].window(5, 3), None)
     run(SAME, LocalType(a.shape, a.dtype, a.splits, windows=windows), b, y)
 
@@ -266,9 +265,8 @@ def test_the_type_rule():
     def result(y: LocalType, a: LocalType, b: LocalType, slides=SAME):
         _, program = one_instruction("conv", [a, b], [y], slides=tuple(slides))
         feeds = [
-            i for v in (0, 1) for i in [program.instructions[0].replaced(
-                kind="feed", inputs=(), outputs=(v,), attrs={"name": str(v)})]
-        ]  # fmt: skip
+            i for v in (0, 1) for i in [program.instructions[0].replaced(inputs=(), outputs=(v,), attrs=Feed(str(v)))]
+        ]
         from dataclasses import replace
 
         types = {str(v): replace(program.types[v], windows=()) for v in (0, 1)}

@@ -72,18 +72,12 @@ def test_scatter_add_without_rest_and_all_in_one_row():
 def test_empty_blocks():
     table = local_type("v:2;d:3", v="cols")  # one column of ranks has no rows
     x, index = mixed(2, 3).astype(np.float32), np.array([0, 1, 1, 0])
-    for ran in run(
-        "gather", [table, local_type("n:4", "int32")], [local_type("n:4;d:3")], [x, index], dim="v"
-    ):
+    for ran in run("gather", [table, local_type("n:4", "int32")], [local_type("n:4;d:3")], [x, index], dim="v"):
         own = np.arange(2) == ran.coordinates["cols"]
         np.testing.assert_array_equal(ran.outputs[0], (x * own[:, None])[index])
     one = local_type("n:1", "int32", n="rows")
     for ran in run(
-        "scatter_add",
-        [local_type("n:1;d:3", n="rows"), one],
-        [local_type("v:2;d:3")],
-        [x[:1], index[:1]],
-        dim="v",
+        "scatter_add", [local_type("n:1;d:3", n="rows"), one], [local_type("v:2;d:3")], [x[:1], index[:1]], dim="v"
     ):
         want = np.zeros((2, 3)) if ran.coordinates["rows"] else np.stack([x[0], 0 * x[0]])
         np.testing.assert_array_equal(ran.outputs[0], want)
@@ -130,13 +124,7 @@ def test_top_k_of_a_vector_and_of_empty_rows():
     x = mixed(9)
     at = top_k_oracle(x, 2)
     check(
-        "top_k",
-        [local_type("e:9")],
-        [local_type("k:2"), local_type("k:2", "int32")],
-        [x],
-        [x[at], at],
-        dim="e",
-        k="k",
+        "top_k", [local_type("e:9")], [local_type("k:2"), local_type("k:2", "int32")], [x], [x[at], at], dim="e", k="k"
     )
     source = local_type("b:1;e:9", b="rows")
     outs = [local_type("b:1;k:2", d, b="rows") for d in ("float32", "int32")]

@@ -1,4 +1,4 @@
-"""map against NumPy in float64: every scalar function, tapes, broadcasting, memory in place."""
+"""map against NumPy in float64: every scalar function, long expressions, broadcasting, memory in place."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshmpi.errors import ProgramError
+from meshmpi.ir.scalar import FLOATS, SCALAR_FUNCTIONS, Expr, Step, call, fill
 from meshmpi.kernels import expressions
-from meshmpi.scalar import FLOATS, SCALAR_FUNCTIONS, Expr, Step, call, fill
 from tests.kernels.build import check, local_type, mixed, rounded, run
 
 TYPE = "batch:5;length:4;d_model:7"
@@ -154,9 +154,7 @@ def test_python_semantics_of_integer_division_and_negative_powers():
     t = local_type("one:1;n:20", "int32")
     for function, divisor in (("floordiv", 3), ("floordiv", -3), ("mod", 3), ("mod", -3)):
         expr = Expr((Step(function, ("i0", divisor), "int32"),), ("t0",))
-        python = [
-            x // divisor if function == "floordiv" else x % divisor for x in a.ravel().tolist()
-        ]
+        python = [x // divisor if function == "floordiv" else x % divisor for x in a.ravel().tolist()]
         check("map", [t], [t], [a], [np.reshape(python, a.shape)], expr=expr)
     expr = Expr((Step("power", ("i0", -1), "int32"),), ("t0",))
     expected = np.where(a == 1, 1, np.where(a == -1, -1, 0))
@@ -192,19 +190,7 @@ def test_cast(source: str, target: str):
 def test_special_values_pass_without_warnings():
     a = np.array([[0.0, -0.0, np.inf, -np.inf, np.nan, 1e30, -1e30, 89.0]])
     t = local_type("one:1;n:8", "float32")
-    functions = (
-        "reciprocal",
-        "rsqrt",
-        "log",
-        "exp",
-        "sqrt",
-        "sigmoid",
-        "tanh",
-        "erf",
-        "sin",
-        "square",
-        "sign",
-    )
+    functions = ("reciprocal", "rsqrt", "log", "exp", "sqrt", "sigmoid", "tanh", "erf", "sin", "square", "sign")
     for function in functions:
         with np.errstate(all="ignore"):
             oracle = ORACLE[function]
@@ -212,9 +198,7 @@ def test_special_values_pass_without_warnings():
         check("map", [t], [t], [a], [expected], expr=call(function, 1, "float32"))
     before = np.geterr()
     condition = np.isfinite(a)
-    expr = Expr(
-        (Step("isfinite", ("i0",), "bool"), Step("where", ("t0", "i0", 7.0), "float32")), ("t1",)
-    )
+    expr = Expr((Step("isfinite", ("i0",), "bool"), Step("where", ("t0", "i0", 7.0), "float32")), ("t1",))
     check("map", [t], [t], [a], [np.where(condition, a, 7)], expr=expr)
     assert np.geterr() == before
 
@@ -222,11 +206,7 @@ def test_special_values_pass_without_warnings():
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_erf_is_accurate(dtype: str):
     x = np.concatenate(
-        [
-            np.linspace(-6.5, 6.5, 20001),
-            np.geomspace(1e-12, 1, 2000),
-            -np.geomspace(1e-12, 1, 2000),
-        ]
+        [np.linspace(-6.5, 6.5, 20001), np.geomspace(1e-12, 1, 2000), -np.geomspace(1e-12, 1, 2000)]
     ).astype(dtype)
     x[0], x[1] = np.inf, -np.inf
     t = local_type(f"n:{x.size}", dtype)
@@ -236,7 +216,7 @@ def test_erf_is_accurate(dtype: str):
     assert error.max() <= (1e-15 if dtype == "float64" else 3e-7)
 
 
-# Long tapes ---------------------------------------------------------------------------------------
+# Long expressions ---------------------------------------------------------------------------------------
 
 LAYER_NORM = Expr(
     (
@@ -266,15 +246,7 @@ def test_layer_norm_with_broadcasting_by_name(batch: int):
         local_type(f"d_model:{d_model}", d_model="cols"),
     ]
     expected = (x - mean[..., None]) / np.sqrt(variance.T[..., None] + 1e-6) * scale + bias
-    check(
-        "map",
-        inputs,
-        inputs[:1],
-        [x, mean, variance, scale, bias],
-        [expected],
-        expr=LAYER_NORM,
-        tolerance=2e-5,
-    )
+    check("map", inputs, inputs[:1], [x, mean, variance, scale, bias], [expected], expr=LAYER_NORM, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 30, 400])
@@ -329,10 +301,7 @@ def test_several_results_also_in_the_memory_of_inputs(in_place):
 
 def test_result_that_is_read_later_in_place():
     """The second result needs the input whose memory the first result takes."""
-    expr = Expr(
-        (Step("add", ("i0", 1.0), "float32"), Step("multiply", ("t0", "i0"), "float32")),
-        ("t0", "t1"),
-    )
+    expr = Expr((Step("add", ("i0", 1.0), "float32"), Step("multiply", ("t0", "i0"), "float32")), ("t0", "t1"))
     x, t = mixed(5, 4, 7), local_type(TYPE, **SPLITS)
     for in_place in (None, {0: 0}, {1: 0}):
         check("map", [t], [t, t], [x], [x + 1, (x + 1) * x], expr=expr, in_place=in_place)
@@ -359,9 +328,7 @@ def test_where_with_numbers_and_repeated_conditions(dtype: str, forms):
         if isinstance(form, str):
             args.append(f"i{len(inputs)}")
             shape = TYPE if form == "x" else "d_model:7"
-            inputs.append(
-                local_type(shape, dtype, **{k: v for k, v in SPLITS.items() if k in shape})
-            )
+            inputs.append(local_type(shape, dtype, **{k: v for k, v in SPLITS.items() if k in shape}))
             data.append(arrays[form])
         else:
             args.append(number(form))
@@ -381,18 +348,14 @@ def test_where_with_a_number_as_condition(condition: bool):
 def test_where_keeps_nan_and_does_not_spread_it():
     x = np.array([[np.nan, 1.0, np.inf, -np.inf]])
     t = local_type("one:1;n:4", "float32")
-    expr = Expr(
-        (Step("less", ("i0", 2.0), "bool"), Step("where", ("t0", "i0", 0.0), "float32")), ("t1",)
-    )
+    expr = Expr((Step("less", ("i0", 2.0), "bool"), Step("where", ("t0", "i0", 0.0), "float32")), ("t1",))
     check("map", [t], [t], [x], [np.array([[0.0, 1.0, 0.0, -np.inf]])], expr=expr)
-    expr = Expr(
-        (Step("less", ("i0", 2.0), "bool"), Step("where", ("t0", 5.0, "i0"), "float32")), ("t1",)
-    )
+    expr = Expr((Step("less", ("i0", 2.0), "bool"), Step("where", ("t0", 5.0, "i0"), "float32")), ("t1",))
     check("map", [t], [t], [x], [np.array([[np.nan, 5.0, np.inf, 5.0]])], expr=expr)
 
 
 def test_bfloat16_is_rounded_after_every_step():
-    """A fused tape gives the bits of its steps run one by one."""
+    """A fused expression gives the bits of its steps run one by one."""
     steps = (
         Step("multiply", ("i0", 1.1), "bfloat16"),
         Step("add", ("t0", "i0"), "bfloat16"),
@@ -420,14 +383,7 @@ def test_fill_and_scalars_and_empty_blocks():
         t = local_type("batch:3;io:5", dtype, batch="rows", io="cols")
         check("map", [], [t], [], [np.full((3, 5), value)], expr=fill(value, dtype))
     scalar = local_type("", "float32")
-    check(
-        "map",
-        [scalar],
-        [scalar],
-        [np.array(3.0)],
-        [np.array(9.0)],
-        expr=call("square", 1, "float32"),
-    )
+    check("map", [scalar], [scalar], [np.array(3.0)], [np.array(9.0)], expr=call("square", 1, "float32"))
     tiny = local_type("batch:1;io:2", batch="rows", io="cols")  # some blocks are empty
     x = mixed(1, 2)
     check("map", [tiny], [tiny], [x], [np.exp(x)], expr=call("exp", 1, "float32"))
@@ -463,11 +419,14 @@ def test_numbers_that_do_not_fit_are_refused():
 def test_steps_that_nobody_reads_give_their_place_back_once():
     """A dead step may lie in the slot of its argument, which then is free for one value only."""
     steps = (
-        Step("exp", ("i0",), "float64"), Step("multiply", (0.5, "t0"), "float64"),  # t1 is dead
-        Step("add", ("i0", 1.0), "float64"), Step("add", ("i0", 2.0), "float64"),
-        Step("multiply", ("t2", "t3"), "float64"), Step("add", ("t4", "t2"), "float64"),
+        Step("exp", ("i0",), "float64"),
+        Step("multiply", (0.5, "t0"), "float64"),  # t1 is dead
+        Step("add", ("i0", 1.0), "float64"),
+        Step("add", ("i0", 2.0), "float64"),
+        Step("multiply", ("t2", "t3"), "float64"),
+        Step("add", ("t4", "t2"), "float64"),
         Step("multiply", ("t5", "t3"), "float64"),
-    )  # fmt: skip
+    )
     t = local_type(TYPE, "float64")
     x = mixed(5, 4, 7)
     a, b = x + 1.0, x + 2.0

@@ -13,13 +13,18 @@ import itertools
 import numpy as np
 import pytest
 
+import meshmpi as mm
 from meshmpi.dims import MeshShape, Shape
-from meshmpi.kernels import numpy_dtype
-from meshmpi.kernels.native import NativeKernels, available
-from meshmpi.program import Instruction, LocalType, Program
-from meshmpi.scalar import FLOATS, INTEGERS, SCALAR_FUNCTIONS, Expr, Step, call
-from tests.kernels.build import local_type
-from tests.kernels.native_build import Task, build, check
+from meshmpi.errors import ProgramError
+from meshmpi.ir.kinds import KINDS, Fused, Map, Reduce
+from meshmpi.ir.program import Instruction, LocalType, Program
+from meshmpi.ir.scalar import FLOATS, INTEGERS, SCALAR_FUNCTIONS, Expr, Step, call
+from meshmpi.kernels import Runtime, numpy_dtype, workspace_bytes
+from meshmpi.kernels.native import CompilerError, NativeKernels, available, scratch_bytes, source
+from meshmpi.kernels.native.compiler import load_library
+from meshmpi.kernels.native.prelude import PRELUDE
+from tests.kernels.build import aligned_bytes, local_type
+from tests.kernels.native_build import Task, build, check, tasks_of
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C compiler")
 
@@ -34,38 +39,19 @@ def kernels() -> NativeKernels:
     return build(list(TASKS.values()))
 
 
-def add(
-    name: str, kind: str, inputs: list[LocalType], outputs: list[LocalType], arrays=(), **options
-):
+def add(name: str, kind: str, inputs: list[LocalType], outputs: list[LocalType], arrays=(), **options):
     """A task for one instruction; ``attrs`` are those of the instruction."""
     attrs = options.pop("attrs")
     types = dict(enumerate([*inputs, *outputs]))
     numbers = list(types)
-    i = Instruction(kind, tuple(numbers[: len(inputs)]), tuple(numbers[len(inputs) :]), attrs)
+    i = Instruction(KINDS[kind](**attrs), tuple(numbers[: len(inputs)]), tuple(numbers[len(inputs) :]))
     program = Program(ONE, types, (i,), {}, {}, {}, 7)
     TASKS[name] = Task(name, program, i, arrays=dict(enumerate(arrays)), **options)
 
 
 # -- every scalar function with every data type ----------------------------------------------------
 
-_NUMBERS = [
-    0.0,
-    1.0,
-    0.5,
-    1.5,
-    2.5,
-    3.0,
-    0.1,
-    0.3,
-    1e-3,
-    1e-7,
-    0.6499,
-    0.6501,
-    20.0,
-    87.3,
-    88.5,
-    104.0,
-]
+_NUMBERS = [0.0, 1.0, 0.5, 1.5, 2.5, 3.0, 0.1, 0.3, 1e-3, 1e-7, 0.6499, 0.6501, 20.0, 87.3, 88.5, 104.0]
 _LARGE = {
     "float32": [1e10, 3e38, 1e-39, 1e-45],
     "float64": [1e10, 1e300, 1e-310, 5e-324],
@@ -85,7 +71,10 @@ def numbers(dtype: str) -> np.ndarray:
     positive = np.array([*_NUMBERS, *_LARGE[dtype], np.inf, 89.5, 700.0])
     common = np.random.default_rng(1).standard_normal(200) * np.geomspace(0.01, 20, 200)
     with np.errstate(over="ignore"):
-        return np.concatenate([positive, -positive, [np.nan], common]).astype(numpy_dtype(dtype))
+        out = np.concatenate([positive, -positive, [np.nan], common]).astype(numpy_dtype(dtype))
+    if dtype == "float32":
+        out[-1:].view(np.uint32)[:] = 0x7FFFFFFF  # a NaN all of whose bits are set
+    return out
 
 
 def arguments(function: str, dtypes: list[str]) -> list[np.ndarray]:
@@ -183,17 +172,15 @@ for _s, _t in itertools.product((*FLOATS, *INTEGERS, "bool"), repeat=2):
     add_cast(_s, _t)
 
 
-def add_tape(
-    name: str, steps: list[tuple], inputs: list[LocalType], results=None, **options
-) -> None:
+def add_tape(name: str, steps: list[tuple], inputs: list[LocalType], results=None, **options) -> None:
     """Steps are (function, args, dtype); the last one's (or the given) results are returned."""
-    tape = tuple(Step(*s) for s in steps)
-    results = results or [f"t{len(tape) - 1}"]
-    by_name = {f"t{k}": s.dtype for k, s in enumerate(tape)}
+    code = tuple(Step(*s) for s in steps)
+    results = results or [f"t{len(code) - 1}"]
+    by_name = {f"t{k}": s.dtype for k, s in enumerate(code)}
     full = max(inputs, key=lambda t: len(t.shape))
     full = options.pop("full", full.shape)
     outputs = [LocalType(full, by_name.get(r, inputs[0].dtype), ((),) * len(full)) for r in results]
-    add(name, "map", inputs, outputs, attrs={"expr": Expr(tape, tuple(results))}, **options)
+    add(name, "map", inputs, outputs, attrs={"expr": Expr(code, tuple(results))}, **options)
 
 
 _X = "a:5;b:6;c:70"
@@ -262,10 +249,7 @@ for _name, _second in {
     "all swapped": "c:70;b:6;a:5",
 }.items():
     add_tape(
-        f"broadcast {_name}",
-        [("multiply", ("i0", "i1"), "float32")],
-        [local_type(_X), local_type(_second)],
-        ulps=0,
+        f"broadcast {_name}", [("multiply", ("i0", "i1"), "float32")], [local_type(_X), local_type(_second)], ulps=0
     )
 add_tape(
     "broadcast union",
@@ -333,9 +317,7 @@ add_tape(
 # -- reductions ------------------------------------------------------------------------------------
 
 
-def add_reduction(
-    op: str, shape: str, kept: str, dtype: str = "float32", x=None, **options
-) -> None:
+def add_reduction(op: str, shape: str, kept: str, dtype: str = "float32", x=None, **options) -> None:
     dims = Shape(shape)
     t = LocalType(dims, dtype, ((),) * len(dims))
     y = Shape([d for d in dims if d.name in kept])
@@ -357,18 +339,13 @@ for _n in (4095, 4097, 12_345, 100_000, 3_000_000):
     _r = np.random.default_rng(2).random((1 if _n > 1e6 else 3, _n)).astype(np.float32)
     add_reduction("sum", f"a:{len(_r)};n:{_n}", "a", x=_r)
     add_reduction("max", f"a:{len(_r)};n:{_n}", "a", x=_r, ulps=0)
-for _rows, _columns in (
-    (3, 20_000),
-    (8, 70_000),
-    (500, 5000),
-    (700, 4099),
-    (1, 9000),
-    (70_000, 3),
-    (1000, 96),
-):
+for _rows, _columns in ((3, 20_000), (8, 70_000), (500, 5000), (700, 4099), (1, 9000), (70_000, 3), (1000, 96)):
     _r = np.random.default_rng(3).random((_rows, _columns)).astype(np.float32)
     add_reduction("sum", f"a:{_rows};n:{_columns}", "n", x=_r)
 add_reduction("sum", "a:130;b:1;c:70", "c", "bfloat16")
+# 259 is halfway between two numbers of bfloat16: the sum is rounded to even, not cut.
+_ones = np.ones((259, 3), np.float32).astype(numpy_dtype("bfloat16"))
+add_reduction("sum", "a:259;c:3", "c", "bfloat16", _ones, ulps=0, name="sum of ones bfloat16")
 add_reduction("max", "a:4;b:3;c:5", "ac", native=False)
 _SPECIAL = np.float32(
     [
@@ -383,11 +360,76 @@ _SPECIAL = np.float32(
 )
 for _op, _d in itertools.product(("sum", "max", "min", "prod"), FLOATS):
     with np.errstate(over="ignore"):
-        add_reduction(
-            _op, "a:7;c:4", "a", _d, _SPECIAL.astype(numpy_dtype(_d)), name=f"special {_op} {_d}"
-        )
+        add_reduction(_op, "a:7;c:4", "a", _d, _SPECIAL.astype(numpy_dtype(_d)), name=f"special {_op} {_d}")
+
+
+# -- scatter_add -----------------------------------------------------------------------------------
+
+
+def add_scatter(width: int) -> None:
+    """Updates by indices of which some lie just outside, before and behind the rows."""
+    plain = [local_type(s) for s in (f"n:9;w:{width}", f"r:5;w:{width}")]
+    index = local_type("n:9", "int32")
+    rows = np.array([0, 5, 4, -1, 2, 2, 6, 0, 5], np.int32)
+    add(f"scatter_add {width}", "scatter_add", [plain[0], index], [plain[1]], [None, rows], attrs={"dim": "r"})
+
+
+for _width in (1, 7):
+    add_scatter(_width)
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_instruction(name: str, kernels: NativeKernels):
     check(TASKS[name], kernels)
+
+
+@pytest.mark.parametrize("shape", ["", "b:1", "b:1;c:1", "b:6"])
+def test_one_value_twice(shape: str):
+    """x * x + x * x: the C function has one operand, whatever holds it."""
+    x = local_type(shape)
+    types = {0: x, 1: x, 2: LocalType(Shape([]), "float32", ())}
+    square = Expr((Step("multiply", ("i0", "i1"), "float32"),), ("t0",))
+    body = (Instruction(Map(square), (0, 0), (1,)), Instruction(Reduce("sum"), (1,), (2,)))
+    segment = Instruction(Fused(Shape([]), body, {1: x}), (0, 0), (2,))
+    for i in (body[0], segment):
+        program = Program(ONE, types, (i,), {}, {}, {}, 7)
+        task = Task(f"{i.kind} of x and x", program, i)
+        kernels = build([task])
+        assert not kernels.refused
+        check(task, kernels)
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "tanh"])
+def test_wide_buffers_lie_in_the_workspace(name: str):
+    """No array fits on the stack: all lie in the workspace, which is full of rubbish before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "STACK_BYTES", 0)
+        _check_wide_buffers(name)
+
+
+def _check_wide_buffers(name: str) -> None:
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", "n:300;d:70", "float64")
+        scale = mm.get_variable("w", "d:70", "float64", initializer=mm.ones_initializer())
+        y = mm.tanh(x) if name == "tanh" else getattr(mm, name)(x, "d")
+        y = y * scale
+        y = y * mm.reduce_sum(mm.exp(y), reduced_dim="d")
+        loss = mm.reduce_sum(mm.square(y))
+        alone = mm.reduce_sum(mm.placeholder("z", "n:300;d:70"), output_shape="d:70")
+        fetches = [loss, alone, *mm.gradients([loss], [x, scale])]
+    program = mm.plan(graph, ONE, fetches=fetches).program
+    tasks = tasks_of(program, name, factor=10)
+    needed = [scratch_bytes(t.instruction, program.types, program.mesh, t.coordinates) for t in tasks]
+    assert max(needed) >= 8 * 70
+    kernels = build(tasks)
+    for task, nbytes in zip(tasks, needed, strict=True):
+        assert workspace_bytes(task.instruction, program, task.coordinates) >= nbytes
+        check(task, kernels)
+    widest = tasks[needed.index(max(needed))]
+    with pytest.raises(ProgramError, match="its C function needs"):
+        kernels.bind(widest.instruction, program, widest.coordinates, {}, aligned_bytes(0), Runtime())
+
+
+def test_generated_code_cannot_allocate():
+    with pytest.raises(CompilerError, match="malloc"):
+        load_library(PRELUDE + "void k(void **p) { p[0] = malloc(4); }")

@@ -18,9 +18,9 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import LayoutError
+from meshmpi.graph.ops.sources import ReadVariable
+from meshmpi.ir.program import Program
 from meshmpi.kernels.native import NativeKernels, available
-from meshmpi.ops.sources import ReadVariable
-from meshmpi.program import Program
 from tests.kernels.native_build import Task, build, check, tasks_of
 from tests.layouts import legal_layouts
 from tests.ops.build import UNEVEN
@@ -56,6 +56,14 @@ def model(feeds: dict[str, np.ndarray], *kinds: str) -> Callable[[Graph], Graph]
 
 def _x(*dims: tuple[str, int]) -> mm.Tensor:
     return mm.placeholder("x", list(dims))
+
+
+@model({"x": normal(5, 70)}, "segment")
+def rows_of_bfloat16_wait_in_a_result():
+    """What a later stage needs is kept where its result will be: as bfloat16, not as an integer."""
+    x = mm.cast(_x(("rows", 5), ("columns", 70)), "bfloat16")
+    y = mm.tanh(x)
+    return [y * y + x * y * mm.reduce_sum(y * x, reduced_dim="columns")], []
 
 
 def variables_of(graph: mm.Graph) -> list[mm.Tensor]:
@@ -104,10 +112,7 @@ def rms_norm_and_residual():
     return _with_gradient(x + mm.gelu(mm.rms_norm(x, "d"))), []
 
 
-@model(
-    {"x": normal(130, 5000, scale=4), "targets": RNG.integers(0, 5000, 130).astype(np.int32)},
-    "segment",
-)
+@model({"x": normal(130, 5000, scale=4), "targets": RNG.integers(0, 5000, 130).astype(np.int32)}, "segment")
 def cross_entropy_of_long_rows():
     x = _x(("rows", 130), ("vocab", 5000))
     targets = mm.placeholder("targets", [("rows", 130)], "int32")
@@ -167,9 +172,7 @@ def tasks() -> dict[str, list[Task]]:
     out: dict[str, list[Task]] = {}
     for name, (graph, feeds, _) in MODELS.items():
         program = plan_of(graph)
-        fed = {
-            i.outputs[0]: feeds[i.attrs["name"]] for i in program.instructions if i.kind == "feed"
-        }
+        fed = {i.outputs[0]: feeds[i.attrs["name"]] for i in program.instructions if i.kind == "feed"}
         # Rows of gradients cancel: they sum to a tenth of what is summed.
         out[name] = tasks_of(program, name, arrays=fed, factor=10)
     return out
@@ -182,16 +185,12 @@ def table_tasks() -> dict[str, list[Task]]:
         built = build_case(case, UNEVEN)
         for layout in legal_layouts(built.graph, MESH, 2):
             try:
-                planned = mm.plan(
-                    built.graph, MESH, layout, fetches=fetched(built, False), updates=built.updates
-                )
+                planned = mm.plan(built.graph, MESH, layout, fetches=fetched(built, False), updates=built.updates)
             except LayoutError:
                 assert case.refuses
                 continue
             label = f"{case.name} {layout}"
-            out.setdefault(case.name, []).extend(
-                tasks_of(planned.program, label, ranks=(0, 5), native=None)
-            )
+            out.setdefault(case.name, []).extend(tasks_of(planned.program, label, ranks=(0, 5), native=None))
     return out
 
 
@@ -225,9 +224,18 @@ def test_instructions_of_the_table_of_operations(case, kernels):
 
 def _language_model() -> tuple[mm.Graph, mm.Tensor, list]:
     config = mm.transformer.TransformerConfig(
-        vocab=23, length=10, d_model=14, d_ff=20, heads=3, d_kv=5, layers=2, norm="layer",
-        residual_dropout=0.2, attention_dropout=0.1, activation="gelu",
-    )  # fmt: skip
+        vocab=23,
+        length=10,
+        d_model=14,
+        d_ff=20,
+        heads=3,
+        d_kv=5,
+        layers=2,
+        norm="layer",
+        residual_dropout=0.2,
+        attention_dropout=0.1,
+        activation="gelu",
+    )
     with mm.Graph() as graph:
         tokens = mm.placeholder("tokens", "batch:5;length:10", "int32")
         targets = mm.placeholder("targets", "batch:5;length:10", "int32")
@@ -236,18 +244,15 @@ def _language_model() -> tuple[mm.Graph, mm.Tensor, list]:
     return graph, loss, updates
 
 
-@pytest.mark.parametrize(
-    "layout", ["batch:rows;heads:cols;d_ff:cols;vocab:cols", "batch:rows+cols"]
-)
+@pytest.mark.parametrize("layout", ["batch:rows;heads:cols;d_ff:cols;vocab:cols", "batch:rows+cols"])
 def test_training_steps_are_those_of_numpy(layout: str):
     """Uneven blocks, dropout, updates in the memory of variables."""
     losses, variables = {}, {}
     for kind in ("numpy", "native"):
         graph, loss, updates = _language_model()
         step = mm.compile(
-            graph, mm.SimulatedMesh("rows:2;cols:3"), layout, fetches=[loss], updates=updates,
-            kernels=kind, seed=3,
-        )  # fmt: skip
+            graph, mm.SimulatedMesh("rows:2;cols:3"), layout, fetches=[loss], updates=updates, kernels=kind, seed=3
+        )
         rng = np.random.default_rng(0)
         feeds = {n: rng.integers(0, 23, (5, 10)).astype(np.int32) for n in ("tokens", "targets")}
         losses[kind] = [step(feeds)[loss] for _ in range(4)]
@@ -269,6 +274,9 @@ with mm.Graph() as graph:
     grads = mm.gradients([y], [x, *variables_of(graph)])
     parts = [mm.reduce_sum(w, output_shape="d:130;many:200"), mm.reduce_sum(mm.square(t))]
     parts.append(mm.exp(t))
+    wide = mm.sin(mm.placeholder("u", "less:20;wide:9001"))
+    of_row = mm.reduce_sum(wide, reduced_dim="wide")
+    parts.append(mm.reduce_sum(mm.square(wide * of_row), reduced_dim="wide"))
     index = mm.placeholder("index", "rows:600", "int32")
     table = mm.get_variable("table", "vocab:50;d:130", initializer=mm.zeros_initializer())
     parts += mm.gradients([mm.gather(table, index, "vocab") * y], [table])
@@ -286,10 +294,15 @@ print(digest.hexdigest())
 def test_results_do_not_depend_on_the_number_of_threads():
     digests = [
         subprocess.run(
-            [sys.executable, "-c", _THREADS], cwd=ROOT, capture_output=True, text=True, timeout=120,
-            check=True, env={**os.environ, "OMP_NUM_THREADS": str(n)},
+            [sys.executable, "-c", _THREADS],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(n)},
         ).stdout
         for n in (1, 2, 5)
-    ]  # fmt: skip
+    ]
     assert len(digests[0]) > 60
     assert digests[1:] == digests[:1] * 2

@@ -12,9 +12,12 @@ from meshmpi.kernels.native.compiler import CompilerError
 
 needs_compiler = pytest.mark.skipif(not available(), reason="there is no C compiler")
 BLOCKS = {
-    (300, 40): ((0, 300), (0, 40)), (7, 30, 11): ((2, 6), (1, 30), (3, 10)),
-    (50_000,): ((1, 49_999),), (3, 0): ((0, 3), (0, 0)), (): (),
-}  # fmt: skip
+    (300, 40): ((0, 300), (0, 40)),
+    (7, 30, 11): ((2, 6), (1, 30), (3, 10)),
+    (50_000,): ((1, 49_999),),
+    (3, 0): ((0, 3), (0, 0)),
+    (): (),
+}
 
 
 @needs_compiler
@@ -84,14 +87,11 @@ def test_a_library_with_other_bits_is_not_used(monkeypatch):
 def test_first_values_are_the_same_with_both_kernels(layout: str, monkeypatch):
     monkeypatch.setattr(normal, "LEAST_ELEMENTS", 0)
     with mm.Graph() as graph:
-        w = mm.get_variable(
-            "w", "rows:30;columns:7", initializer=mm.random_normal_initializer(1.0, 0.3)
-        )
+        w = mm.get_variable("w", "rows:30;columns:7", initializer=mm.random_normal_initializer(1.0, 0.3))
         total = mm.reduce_sum(w)
     whole = [
-        mm.compile(graph, mm.SimulatedMesh("all:3"), layout, fetches=[total], kernels=k, seed=9)
-        .variables["w"]
+        mm.compile(graph, mm.SimulatedMesh("all:3"), layout, fetches=[total], kernels=k, seed=9).variables["w"]
         for k in ("numpy", "auto")
-    ]  # fmt: skip
+    ]
     assert whole[0].tobytes() == whole[1].tobytes()
     assert whole[0].std() > 0.1

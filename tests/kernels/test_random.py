@@ -20,9 +20,7 @@ WHOLE = tuple((0, n) for n in SHAPE.sizes)
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize(
-    "splits", [{}, {"b": "rows"}, {"d": "cols"}, {"b": "cols", "d": "rows"}, {"l": "rows+cols"}]
-)
+@pytest.mark.parametrize("splits", [{}, {"b": "rows"}, {"d": "cols"}, {"b": "cols", "d": "rows"}, {"l": "rows+cols"}])
 def test_blocks_are_parts_of_the_whole(distribution: str, dtype: str, splits):
     whole = random_block(distribution, 3, "dropout", 5, SHAPE, WHOLE, dtype)
     t = local_type("b:7;l:5;d:11", dtype, **splits)
@@ -66,10 +64,7 @@ def test_streams_differ(change: str):
     base = {"seed": 1, "key": "a", "step": 2}
     other = {**base, change: "b" if change == "key" else 9}
     block = ((0, 4096),)
-    x, y = (
-        random_block("uniform", v["seed"], v["key"], v["step"], (4096,), block)
-        for v in (base, other)
-    )
+    x, y = (random_block("uniform", v["seed"], v["key"], v["step"], (4096,), block) for v in (base, other))
     assert (x != y).mean() > 0.99
     assert abs(np.corrcoef(x, y)[0, 1]) < 0.08
 
@@ -102,9 +97,7 @@ def test_the_generator_is_squares():
     want = [[squares(i * 40 + j, key) >> 8 for j in range(10, 40)] for i in range(2, 5)]
     np.testing.assert_array_equal(got * np.float32(2**24), want)
     wide = random_block("uniform", 7, "w", 3, (9,), ((0, 9),), "float64")
-    want = [
-        (squares(i, key) >> 5 << 26 | squares(i + (2 << 48), key) >> 6) / 2**53 for i in range(9)
-    ]
+    want = [(squares(i, key) >> 5 << 26 | squares(i + (2 << 48), key) >> 6) / 2**53 for i in range(9)]
     assert wide.tolist() == want
 
 

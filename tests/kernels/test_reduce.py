@@ -15,9 +15,7 @@ from tests.kernels.build import MESH, TOLERANCE, check, local_type, mixed, round
 SIZES = {"b": 5, "l": 4, "h": 3, "d": 7}
 ORACLE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 NAMES = tuple(SIZES)
-KEPT = [
-    k for r in range(5) for k in itertools.permutations(NAMES, r) if r < 3 or k == tuple(sorted(k))
-]
+KEPT = [k for r in range(5) for k in itertools.permutations(NAMES, r) if r < 3 or k == tuple(sorted(k))]
 
 
 def of(names, dtype: str, **splits: str):
@@ -34,9 +32,7 @@ def expected(x: np.ndarray, kept, op: str) -> np.ndarray:
 @pytest.mark.parametrize("op", ORACLE)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_reduce_to_every_set_of_dims(op: str, dtype: str):
-    x = rounded(
-        np.sign(mixed(*SIZES.values())) * (0.7 + np.abs(mixed(*SIZES.values()) / 10)), dtype
-    )
+    x = rounded(np.sign(mixed(*SIZES.values())) * (0.7 + np.abs(mixed(*SIZES.values()) / 10)), dtype)
     for kept in KEPT:
         want = expected(x, kept, op)
         bound = TOLERANCE[dtype] * (10 if op == "prod" else 3)
@@ -70,14 +66,7 @@ def test_integers(op: str, dtype: str):
 def test_bool():
     x = mixed(*SIZES.values()) > 2
     for op, oracle in (("max", np.any), ("min", np.all), ("prod", np.all)):
-        check(
-            "reduce",
-            [of(NAMES, "bool")],
-            [of(("d",), "bool")],
-            [x],
-            [oracle(x, axis=(0, 1, 2))],
-            op=op,
-        )
+        check("reduce", [of(NAMES, "bool")], [of(("d",), "bool")], [x], [oracle(x, axis=(0, 1, 2))], op=op)
     with pytest.raises(ProgramError, match="Count with a cast"):
         list(run("reduce", [of(NAMES, "bool")], [of(("d",), "bool")], [x], op="sum"))
 
@@ -130,13 +119,7 @@ def test_bfloat16_in_pieces(monkeypatch):
             for kept in KEPT:
                 want = expected(x, kept, op)
                 check(
-                    "reduce",
-                    [of(NAMES, dtype)],
-                    [of(kept, dtype)],
-                    [x],
-                    [want],
-                    op=op,
-                    tolerance=TOLERANCE[dtype] * 3,
+                    "reduce", [of(NAMES, dtype)], [of(kept, dtype)], [x], [want], op=op, tolerance=TOLERANCE[dtype] * 3
                 )
 
 

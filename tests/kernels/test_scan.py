@@ -34,9 +34,7 @@ def test_cumsum(dtype: str, split, position: int, exclusive: bool, reverse: bool
     if "e" in split:
         ranks = MESH.count(tuple(split["e"].split("+")))
         starts = [min(k * (7 // ranks) + min(k, 7 % ranks), 7) for k in range(ranks)]
-        sums = np.stack(
-            [part.sum(1) for part in np.split(x, starts[1:], axis=1)], axis=1
-        ).transpose(order)  # fmt: skip
+        sums = np.stack([part.sum(1) for part in np.split(x, starts[1:], axis=1)], axis=1).transpose(order)
         sizes = dict(names[i].split(":") for i in order) | {"e": str(ranks)}
         blocks = ";".join(f"{'r' if n == 'e' else n}:{size}" for n, size in sizes.items())
         kept = {n: axes for n, axes in split.items() if n != "e"}
@@ -52,9 +50,14 @@ def test_cumsum(dtype: str, split, position: int, exclusive: bool, reverse: bool
 def test_sums_over_bfloat16_are_formed_in_float32():
     x = np.full(64, 1.0078125)  # 1 + 2**-7: a sum in bfloat16 would stop growing
     for ran in run(
-        "cumsum", [local_type("e:64", "bfloat16")], [local_type("e:64", "bfloat16")], [x],
-        dim="e", exclusive=False, reverse=False,
-    ):  # fmt: skip
+        "cumsum",
+        [local_type("e:64", "bfloat16")],
+        [local_type("e:64", "bfloat16")],
+        [x],
+        dim="e",
+        exclusive=False,
+        reverse=False,
+    ):
         wanted = rounded(np.cumsum(x), "bfloat16").astype(float)
         np.testing.assert_array_equal(ran.outputs[0].astype(float), wanted)
 

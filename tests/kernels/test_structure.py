@@ -84,15 +84,7 @@ def test_take_shard(old, new, dim: str):
 def test_take_shard_of_few_elements():
     x = mixed(2, 3)
     types = local_type("b:2;d:3"), local_type("b:2;d:3", b="rows+cols")
-    check(
-        "take_shard",
-        types[:1],
-        types[1:],
-        [x],
-        [x.astype(np.float32)],
-        dim="b",
-        axes=("rows", "cols"),
-    )
+    check("take_shard", types[:1], types[1:], [x], [x.astype(np.float32)], dim="b", axes=("rows", "cols"))
 
 
 def test_take_shard_across_the_own_block_is_refused():

@@ -140,9 +140,14 @@ def many_meshes_in_turn():
 
 
 CASES = [
-    halves_of_the_job, some_of_the_ranks, messages_of_the_user, printing_on_one_rank,
-    arrays_only_where_they_are_whole, several_meshes, many_meshes_in_turn,
-]  # fmt: skip
+    halves_of_the_job,
+    some_of_the_ranks,
+    messages_of_the_user,
+    printing_on_one_rank,
+    arrays_only_where_they_are_whole,
+    several_meshes,
+    many_meshes_in_turn,
+]
 
 if __name__ == "__main__":
     for case in CASES:

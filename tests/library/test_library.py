@@ -14,7 +14,8 @@ import pytest
 import meshmpi as mm
 from apps.examples import contraction, kmeans, power_iteration
 from meshmpi.errors import TRACEBACK_VARIABLE
-from meshmpi.runtime.launch import launch
+from meshmpi.launch.launch import launch
+from meshmpi.launch.start import wrapped
 from tests.library.guest import CASES, W, X, product
 
 ROOT = Path(__file__).parents[2]
@@ -50,18 +51,14 @@ def test_the_user_initialises_and_finalises_mpi(level: str):
 # -- one report -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("when", "ranks"), [("without-mpi", 4), ("with-mpi", 3), ("compiling", 2), ("compiling", 4)]
-)
+@pytest.mark.parametrize(("when", "ranks"), [("without-mpi", 4), ("with-mpi", 3), ("compiling", 2), ("compiling", 4)])
 def test_an_error_of_all_ranks_is_reported_once(when: str, ranks: int):
     done = started(ranks, "-m", "tests.library.before_a_mesh", when, str(ranks))
     assert done.returncode != 0
     assert len(re.findall(r"^meshmpi\.errors\.\w+Error: ", done.stderr, re.MULTILINE)) == 1
     assert done.stderr.count("Traceback") == 1
     assert "before_a_mesh.py" in done.stderr
-    assert (
-        f"{os.sep}meshmpi{os.sep}" not in done.stderr.partition("Traceback")[2].partition("Err")[0]
-    )
+    assert f"{os.sep}meshmpi{os.sep}" not in done.stderr.partition("Traceback")[2].partition("Err")[0]
 
 
 SCRIPT = """
@@ -76,12 +73,16 @@ with mm.Graph():
 
 
 def run_script(tmp_path: Path, call: str, **environment: str) -> str:
+    """What a script prints that the launcher's own start runs."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(call=call))
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60,
+        [sys.executable, *wrapped([str(script)])],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )  # fmt: skip
+    )
     assert done.returncode == 1 and not done.stdout
     return done.stderr
 
@@ -108,8 +109,12 @@ def test_other_errors_and_what_they_were_raised_in_are_shown_whole(tmp_path: Pat
 
 
 def test_errors_inside_that_led_to_one_are_not_shown(tmp_path: Path):
-    text = run_script(tmp_path, 'from meshmpi.train.config import _read as r; r(mm.Path("no.toml"))'
-                      .replace("mm.Path", "__import__('pathlib').Path"))  # fmt: skip
+    text = run_script(
+        tmp_path,
+        'from meshmpi.transformer.training.config import _read as r; r(mm.Path("no.toml"))'.replace(
+            "mm.Path", "__import__('pathlib').Path"
+        ),
+    )
     assert text.count("Traceback") == 1 and "FileNotFoundError" not in text
 
 
@@ -159,9 +164,13 @@ def test_ipython_itself_shows_the_users_lines(tmp_path: Path):
         "shell.run_cell(cell, store_history=True)\n"
     )
     done = subprocess.run(
-        [sys.executable, "shell.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        [sys.executable, "shell.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython")},
-    )  # fmt: skip
+    )
     shown = done.stdout + done.stderr
     assert "meshmpi.errors.LayoutError: layout 'a:rows;a:cols'" in shown
     assert "in the call at In[1]:2" in shown and "dims.py" not in shown
@@ -172,13 +181,27 @@ def test_pytest_shows_the_users_lines(tmp_path: Path):
     (tmp_path / "test_model.py").write_text(
         "import meshmpi as mm\n\n\ndef test_model():\n    mm.Layout('a:rows;a:cols')\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_model.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "meshmpi.guard.pytest_plugin",
+        "test_model.py",
+    ]
     shown = {}
     for amount in ("users", "full"):
         done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+            command,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
             env={**os.environ, "PYTHONPATH": str(ROOT), TRACEBACK_VARIABLE: amount},
-        )  # fmt: skip
+        )
         assert done.returncode == 1 and "LayoutError: layout" in done.stdout
         shown[amount] = done.stdout
     assert "dims.py" not in shown["users"] and "test_model.py:5: LayoutError" in shown["users"]
@@ -195,13 +218,7 @@ def test_arrays_of_a_simulated_mesh_are_numpys(shape: str):
     np.testing.assert_allclose(np.asarray(y), want)
     np.testing.assert_allclose(y[1:3, ::2], want[1:3, ::2])
     np.testing.assert_allclose([row.sum() for row in y], want.sum(axis=1))
-    assert (y.shape, y.ndim, y.size, len(y), y.dims) == (
-        (4, 5),
-        2,
-        20,
-        4,
-        mm.Shape("batch:4;hidden:5"),
-    )
+    assert (y.shape, y.ndim, y.size, len(y), y.dims) == ((4, 5), 2, 20, 4, mm.Shape("batch:4;hidden:5"))
     assert str(y).splitlines()[0] == repr(y) and str(np.asarray(y)) in str(y)
 
 
@@ -216,10 +233,7 @@ def test_what_a_shell_shows_says_what_it_is():
     ]
     with mm.Graph() as graph:
         w = mm.get_variable("w", "d:2")
-        shown += [
-            (mm.assign(w, w * 2.0), ["Update of w", "multiply"]),
-            (w.variable, ["Variable w"]),
-        ]
+        shown += [(mm.assign(w, w * 2.0), ["Update of w", "multiply"]), (w.variable, ["Variable w"])]
         shown += [(graph, ["Graph of", "variables: w", "dimensions: d"])]
         shown += [(mm.plan(graph, "rows:2", fetches=[w]), ["Plan", "{rows: 2}", "bytes sent"])]
     for thing, words in shown:
@@ -232,8 +246,13 @@ def test_a_shell_completes_what_users_call():
     names = dir(mm)
     assert {"Mesh", "einsum", "compile", "ShardedArray", "verify", "nn"} <= set(names)
     assert not {"Any", "dims", "graph", "TYPE_CHECKING"} & set(names)
-    assert not [n for n in names if not callable(getattr(mm, n)) and n.islower() and n not in
-                ("nn", "optimize", "transformer", "__version__", "schedules")]  # fmt: skip
+    assert not [
+        n
+        for n in names
+        if not callable(getattr(mm, n))
+        and n.islower()
+        and n not in ("nn", "optimize", "transformer", "__version__", "schedules")
+    ]
 
 
 # -- the examples ----------------------------------------------------------------------------------

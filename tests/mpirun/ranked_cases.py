@@ -18,10 +18,7 @@ from tests.ops.run import check, compile_case, expected
 
 pytestmark = pytest.mark.mpi
 
-MESHES = {
-    1: "rows:1;cols:1", 2: "rows:2;cols:1", 3: "rows:1;cols:3", 4: "rows:2;cols:2",
-    6: "rows:2;cols:3",
-}  # fmt: skip
+MESHES = {1: "rows:1;cols:1", 2: "rows:2;cols:1", 3: "rows:1;cols:3", 4: "rows:2;cols:2", 6: "rows:2;cols:3"}
 LAYOUTS = {1: 2, 2: 3, 3: 2, 4: 3, 6: 2}
 """Per case, the empty one among them; the others are those that cover most choices.  Every legal
 layout runs on simulated meshes; here it is the executor and the collectives that are tested."""
@@ -67,9 +64,7 @@ def test_a_rank_feeds_only_its_own_block(mesh: mm.Mesh):
     case = next(c for c in CASES if c.name == "matmul")
     built = build(case, UNEVEN)
     step = compile_case(built, mesh, "a:rows;b:cols", True)
-    feeds = {
-        n: mm.local(a[tuple(slice(*r) for r in step.feed_block(n))]) for n, a in built.feeds.items()
-    }
+    feeds = {n: mm.local(a[tuple(slice(*r) for r in step.feed_block(n))]) for n, a in built.feeds.items()}
     want = expected(built)[0]
     for t, value in step(feeds).items():
         whole = value.numpy()

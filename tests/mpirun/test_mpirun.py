@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshmpi.errors import MeshError
-from meshmpi.runtime.launch import find_launcher, launch
+from meshmpi.launch.launch import launch
+from meshmpi.launch.launchers import find_launcher
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -54,22 +55,29 @@ def test_a_failing_marked_test_ends_the_job():
 
 BAD = {
     "too_many_ranks": (
-        3, ["MeshError", "{rows: 4, cols: 2} needs 8 ranks", "has 3", "mpirun -n 8",
-            "{rows: 3, cols: 1}"],
+        3,
+        ["MeshError", "{rows: 4, cols: 2} needs 8 ranks", "has 3", "mpirun -n 8", "{rows: 3, cols: 1}"],
     ),
     "another_graph_on_one_rank": (
-        3, ["ProgramError", "different programs", "on ranks 0,1", "on ranks 2", "first difference",
-            "multiply(i0, 3.0)", "identically"],
+        3,
+        [
+            "ProgramError",
+            "different programs",
+            "on ranks 0,1",
+            "on ranks 2",
+            "first difference",
+            "multiply(i0, 3.0)",
+            "identically",
+        ],
     ),
-    "another_layout_on_one_rank": (
-        2, ["ProgramError", "different programs", "first difference", "b=2/ranks"],
-    ),
+    "another_layout_on_one_rank": (2, ["ProgramError", "different programs", "first difference", "b=2/ranks"]),
     "one_rank_raises_between_steps": (3, ["RuntimeError", "deliberate failure on rank 2"]),
     "one_rank_misses_a_feed": (2, ["FeedError", "'x'", "not fed"]),
     "an_index_outside_on_one_rank": (
-        3, ["RangeError", "gather: index 5 at [a=5] of 'ids' is outside dimension 'v' (5)"],
+        3,
+        ["RangeError", "gather: index 5 at [a=5] of 'ids' is outside dimension 'v' (5)"],
     ),
-}  # fmt: skip
+}
 """Program of bad_programs.py -> ranks, and what the one traceback must say."""
 
 

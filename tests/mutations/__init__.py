@@ -7,8 +7,11 @@ catches which, and how.
 from __future__ import annotations
 
 from tests.mutations import (
+    arguments,
     blocks,
     collectives,
+    ends,
+    generated,
     gradients,
     kernels,
     language,
@@ -17,11 +20,35 @@ from tests.mutations import (
     memory,
     models,
     passes,
+    privacy,
+    runs,
+    safety,
+    trust,
+    values,
     windows,
-)  # fmt: skip
+)
 from tests.mutations.registry import MUTATIONS, Mutation
 
 __all__ = [
-    "MUTATIONS", "Mutation", "blocks", "collectives", "gradients", "kernels", "language", "loops",
-    "lowering", "memory", "models", "passes", "windows",
-]  # fmt: skip
+    "MUTATIONS",
+    "Mutation",
+    "arguments",
+    "blocks",
+    "collectives",
+    "ends",
+    "generated",
+    "gradients",
+    "kernels",
+    "language",
+    "loops",
+    "lowering",
+    "memory",
+    "models",
+    "passes",
+    "privacy",
+    "runs",
+    "safety",
+    "trust",
+    "values",
+    "windows",
+]

@@ -25,8 +25,8 @@ for name, one in MUTATIONS.items():
         how = f"IS WRONG ITSELF: {type(e).__name__}: {e}"
     else:
         well = found is not None
-        how = "SURVIVES" if found is None else f"{found.case}: {type(found.error).__name__}"
-        first = "" if found is None else " ".join(str(found.error).split())[:FIRST_CHARACTERS]
+        how = "SURVIVES" if found is None else f"{found.case}: {found.kind}"
+        first = "" if found is None else " ".join(found.text.split())[:FIRST_CHARACTERS]
     if not well:
         missed.append(name)
     seconds = time.perf_counter() - start

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from meshmpi import collective_bytes, dims, program
+from meshmpi import dims
+from meshmpi.compiler.lowering import redistribute
 from meshmpi.dims import MeshShape
+from meshmpi.ir import collective_bytes, program, types
+from meshmpi.ir.kinds import moving, shaping
+from meshmpi.ir.program import LocalType
 from meshmpi.kernels import indexing as kernels_indexing
 from meshmpi.kernels import numpy_kernels, random_numbers, structure
 from meshmpi.kernels.binding import Operand
-from meshmpi.lowering import redistribute
-from meshmpi.planner import cost
-from meshmpi.program import LocalType
 from meshmpi.runtime import arrays, simulated_mesh, variables
-from meshmpi.typerules import moving, shaping
 from tests.mutations.registry import Patch, mutation
 
-# The module; `meshmpi.lowering.lower` is the function of the same name.
-lowering = sys.modules["meshmpi.lowering.lower"]
+# The module; `meshmpi.compiler.lowering.lower` is the function of the same name.
+lowering = sys.modules["meshmpi.compiler.lowering.lower"]
 
 
 @mutation("rename")
@@ -53,9 +54,7 @@ def the_last_blocks_are_larger_than_the_first(m: Patch) -> None:
 
     def wrong(array: np.ndarray, t: LocalType, mesh: MeshShape, coordinates: dict) -> np.ndarray:
         cuts = []
-        for d, (start, stop), axes in zip(
-            t.shape, t.block(mesh, coordinates), t.splits, strict=True
-        ):
+        for d, (start, stop), axes in zip(t.shape, t.block(mesh, coordinates), t.splits, strict=True):
             shift = d.size % mesh.count(axes) if axes and start else 0
             cuts.append(slice(start - shift, stop - shift))
         return array[(*cuts, ...)]
@@ -128,16 +127,14 @@ def the_rest_goes_to_the_last_block(m: Patch) -> None:
         base = n // blocks
         return index * base, n if index == blocks - 1 else (index + 1) * base
 
-    for module in (dims, program, arrays):
+    for module in (dims, types):
         m.setattr(module, "block_range", wrong)
 
 
 @mutation("slots_stored_elsewhere")
 def the_last_axis_of_a_split_is_the_major_one(m: Patch) -> None:
     right = MeshShape.block_index
-    m.setattr(
-        MeshShape, "block_index", lambda self, axes, here: right(self, tuple(axes)[::-1], here)
-    )
+    m.setattr(MeshShape, "block_index", lambda self, axes, here: right(self, tuple(axes)[::-1], here))
 
 
 @mutation("gather")
@@ -173,14 +170,15 @@ def random_numbers_count_the_elements_of_the_block(m: Patch) -> None:
 
 @mutation("stored_elsewhere")
 def initial_values_are_those_of_the_first_block(m: Patch) -> None:
-    right = variables.VariableStore._given
+    right = variables.VariableStore._fill
 
-    def wrong(self: Any, array: np.ndarray, variable: Any, coordinates: dict) -> np.ndarray:
-        mine = right(self, array, variable, coordinates)
-        first = right(self, array, variable, dict.fromkeys(coordinates, 0))
-        return first if first.shape == mine.shape else mine
+    def wrong(self: Any, block: np.ndarray, variable: Any, at: dict, *rest: Any) -> None:
+        first = dict.fromkeys(at, 0)
+        same = variable.type.local_sizes(self.mesh.shape, first) == block.shape
+        given = isinstance(variable.initializer, np.ndarray)
+        right(self, block, variable, first if same and given else at, *rest)
 
-    m.setattr(variables.VariableStore, "_given", wrong)
+    m.setattr(variables.VariableStore, "_fill", wrong)
 
 
 @mutation("slots_stored_elsewhere")
@@ -190,8 +188,8 @@ def a_tail_of_axes_is_joined_as_if_it_stood_alone(m: Patch) -> None:
 
     def wrong(mesh: Any, x: Any, target: Any) -> Any:
         move = right(mesh, x, target)
-        n, split = len(move.attrs["axes"]), x.split(move.attrs["dim"])
-        return move._replace(attrs={**move.attrs, "axes": split[:n]})
+        n, split = len(move.axes), x.split(move.dim)
+        return dataclasses.replace(move, axes=split[:n])
 
     m.setattr(redistribute, "_gather", wrong)
 
@@ -215,5 +213,5 @@ def a_ring_is_thought_to_send_everything_once(m: Patch) -> None:
             return (n - 1) * elements * item_bytes // n
         return right(kind, elements, item_bytes, n)
 
-    for module in (collective_bytes, cost, simulated_mesh):
+    for module in (collective_bytes, program, simulated_mesh):
         m.setattr(module, "bytes_sent", wrong)

@@ -21,9 +21,7 @@ def all_reduce_is_forgotten(m: Patch) -> None:
 def all_reduce_takes_the_largest(m: Patch) -> None:
     right = SimulatedMesh.all_reduce
     m.setattr(
-        SimulatedMesh,
-        "all_reduce",
-        lambda self, xs, axes, op="sum", workspace=None: right(self, xs, axes, "max"),
+        SimulatedMesh, "all_reduce", lambda self, xs, axes, op="sum", workspace=None: right(self, xs, axes, "max")
     )
 
 
@@ -31,26 +29,23 @@ def all_reduce_takes_the_largest(m: Patch) -> None:
 def all_reduce_runs_over_the_first_axis_only(m: Patch) -> None:
     right = SimulatedMesh.all_reduce
     m.setattr(
-        SimulatedMesh, "all_reduce",
+        SimulatedMesh,
+        "all_reduce",
         lambda self, xs, axes, op="sum", workspace=None: right(self, xs, tuple(axes)[:1], op),
-    )  # fmt: skip
+    )
 
 
 @mutation("rename")
 def blocks_are_ordered_by_rank(m: Patch) -> None:
     """Blocks over cols+rows are taken in the order of ranks, that of rows+cols."""
-    m.setattr(
-        SimulatedMesh, "_by_block", lambda self, axes: (list(g) for g in self.shape.groups(axes))
-    )
+    m.setattr(SimulatedMesh, "_by_block", lambda self, axes: (list(g) for g in self.shape.groups(axes)))
 
 
 @mutation("constrained_and_released")
 def reduce_scatter_keeps_the_mirrored_block(m: Patch) -> None:
     right = SimulatedMesh.reduce_scatter
 
-    def wrong(
-        self: Any, xs: list, outs: list, axis: int, sizes: list, axes: Any, *rest: Any
-    ) -> None:
+    def wrong(self: Any, xs: list, outs: list, axis: int, sizes: list, axes: Any, *rest: Any) -> None:
         right(self, [np.flip(x, axis).copy() for x in xs], outs, axis, sizes, axes, *rest)
 
     m.setattr(SimulatedMesh, "reduce_scatter", wrong)
@@ -60,9 +55,7 @@ def reduce_scatter_keeps_the_mirrored_block(m: Patch) -> None:
 def all_to_all_swaps_its_axes(m: Patch) -> None:
     right = SimulatedMesh.all_to_all
 
-    def wrong(
-        self: Any, xs: list, outs: list, split: int, concat: int, *rest: Any, **more: Any
-    ) -> None:
+    def wrong(self: Any, xs: list, outs: list, split: int, concat: int, *rest: Any, **more: Any) -> None:
         right(self, xs, outs, split, concat, *rest, **more)
         for out in outs:
             out[...] = np.flip(out, concat)
@@ -103,11 +96,7 @@ def all_gather_leaves_gaps_between_uneven_blocks(m: Patch) -> None:
 @mutation("reduce_max_shares_ties")
 def every_all_reduce_is_a_sum(m: Patch) -> None:
     right = SimulatedMesh.all_reduce
-    m.setattr(
-        SimulatedMesh,
-        "all_reduce",
-        lambda self, xs, axes, op="sum", workspace=None: right(self, xs, axes),
-    )
+    m.setattr(SimulatedMesh, "all_reduce", lambda self, xs, axes, op="sum", workspace=None: right(self, xs, axes))
 
 
 @mutation("matmul_transposed")
@@ -152,9 +141,8 @@ def reduce_scatter_gives_every_rank_the_first_block(m: Patch) -> None:
     right = SimulatedMesh.reduce_scatter
 
     def wrong(
-        self: Any, xs: list, outs: list, axis: int, sizes: list, axes: Any, op: str = "sum",
-        workspace: object = None,
-    ) -> None:  # fmt: skip
+        self: Any, xs: list, outs: list, axis: int, sizes: list, axes: Any, op: str = "sum", workspace: object = None
+    ) -> None:
         right(self, xs, outs, axis, sizes, axes, op)
         for group in self.shape.groups(axes):
             first = outs[group[0]].copy()

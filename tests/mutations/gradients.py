@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import meshmpi as mm
-from meshmpi import autodiff
-from meshmpi.graph import Tensor
-from meshmpi.ops import contraction, elementwise, indexing, reductions
-from meshmpi.ops import structure as ops_structure
+from meshmpi.graph import Tensor, autodiff
+from meshmpi.graph.ops import contraction, elementwise, indexing, reductions
+from meshmpi.graph.ops import structure as ops_structure
 from tests.mutations.registry import Patch, mutation
 
 
@@ -34,10 +33,7 @@ def division_forgets_a_sign(m: Patch) -> None:
 
 @mutation("tanh")
 def tanh_is_differentiated_at_its_input(m: Patch) -> None:
-    m.setitem(
-        elementwise._DERIVATIVES, "tanh",
-        lambda dy, y, x: (dy * (1.0 - elementwise.square(x)),),
-    )  # fmt: skip
+    m.setitem(elementwise._DERIVATIVES, "tanh", lambda dy, y, x: (dy * (1.0 - elementwise.square(x)),))
 
 
 @mutation("reduce_max_shares_ties")
@@ -121,10 +117,7 @@ def tied_maxima_get_the_whole_gradient_each(m: Patch) -> None:
     """As in Mesh-TensorFlow."""
 
     def wrong(dy: Any, y: Any, a: Any, b: Any) -> tuple:
-        return tuple(
-            elementwise.where(elementwise.equal(x, y), dy, 0.0, output_shape=dy.shape)
-            for x in (a, b)
-        )
+        return tuple(elementwise.where(elementwise.equal(x, y), dy, 0.0, output_shape=dy.shape) for x in (a, b))
 
     _derivative(m, "maximum", wrong)
 
@@ -132,15 +125,14 @@ def tied_maxima_get_the_whole_gradient_each(m: Patch) -> None:
 @mutation("divide_union")
 def gradients_of_broadcast_inputs_are_not_summed(m: Patch) -> None:
     """As in Mesh-TensorFlow's minimum and maximum: one row of the gradient is taken."""
-    right = elementwise.sum_to
 
-    def wrong(x: Any, shape: Any) -> Any:
-        while len(x.shape) > len(shape):
-            d = next(d for d in x.shape if d not in shape)
+    def wrong(x: Any, output_shape: Any) -> Any:
+        while len(x.shape) > len(output_shape):
+            d = next(d for d in x.shape if d not in output_shape)
             x = ops_structure.reshape(ops_structure.slice(x, 0, 1, d), x.shape.without([d.name]))
-        return right(x, shape)
+        return x
 
-    m.setattr(elementwise, "sum_to", wrong)
+    m.setattr(autodiff, "reduce_sum", wrong)
 
 
 @mutation("square")

@@ -7,18 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from meshmpi.kernels import indexing, numpy_kernels, ranking, reduction, segments, structure, tape
+from meshmpi.kernels import (
+    blas,
+    indexing,
+    numpy_kernels,
+    product_choice,
+    ranking,
+    reduction,
+    segments,
+    structure,
+    ufunc_steps,
+)
+from meshmpi.kernels.native import source
 from tests.mutations.registry import Patch, mutation
 
 
 @mutation("step_number")
 def bias_corrections_never_advance(m: Patch) -> None:
     """The step number stays 0."""
-    m.setattr(
-        structure.StepPlan,
-        "bind",
-        lambda self, inputs, outputs, workspace, runtime: lambda: outputs[0].fill(0),
-    )
+    m.setattr(structure.StepPlan, "bind", lambda self, inputs, outputs, workspace, runtime: lambda: outputs[0].fill(0))
 
 
 def _pairs(m: Patch, kind: str, pairs: Callable[[Any, Any, Any], list]) -> None:
@@ -144,14 +151,12 @@ def of_ties_the_last_comes_first(m: Patch) -> None:
 @mutation("top_k")
 def the_largest_are_not_sorted(m: Patch) -> None:
     right = ranking.TopKPlan._order
-    m.setattr(
-        ranking.TopKPlan, "_order", lambda self, rows, keys: np.sort(right(self, rows, keys), 1)
-    )
+    m.setattr(ranking.TopKPlan, "_order", lambda self, rows, keys: np.sort(right(self, rows, keys), 1))
 
 
 def _function(m: Patch, name: str, wrong: Callable[..., Any]) -> None:
-    assert name in tape._UFUNCS
-    m.setitem(tape._UFUNCS, name, wrong)
+    assert name in ufunc_steps._UFUNCS
+    m.setitem(ufunc_steps._UFUNCS, name, wrong)
 
 
 @mutation("float_floordiv_and_mod")
@@ -184,13 +189,13 @@ def powers_go_through_the_logarithm(m: Patch) -> None:
         log = code.emit(np.log, [x], dtype)
         return code.emit(np.exp, [code.emit(np.multiply, [log, y], dtype)], dtype)
 
-    m.setitem(tape._COMPOSED, "power", wrong)
+    m.setitem(ufunc_steps._COMPOSED, "power", wrong)
 
 
 @mutation("where_of_tensors")
 def where_takes_the_other_side(m: Patch) -> None:
-    right = tape.Tape.select
-    m.setattr(tape.Tape, "select", lambda self, c, a, b, dtype: right(self, c, b, a, dtype))
+    right = ufunc_steps.UfuncSteps.select
+    m.setattr(ufunc_steps.UfuncSteps, "select", lambda self, c, a, b, dtype: right(self, c, b, a, dtype))
 
 
 @mutation("special_values_travel")
@@ -203,7 +208,7 @@ def where_multiplies_by_its_condition(m: Patch) -> None:
         left = self.emit(np.multiply, [c, a], dtype)
         return self.emit(np.add, [left, self.emit(np.multiply, [not_c, b], dtype)], dtype)
 
-    m.setattr(tape.Tape, "select", wrong)
+    m.setattr(ufunc_steps.UfuncSteps, "select", wrong)
 
 
 @mutation("integer_types")
@@ -239,3 +244,49 @@ def equal_shapes_share_a_plan(m: Patch) -> None:
 @mutation("sum_of_two_products")
 def plans_are_shared_whatever_the_dims_are_called(m: Patch) -> None:
     m.setattr(numpy_kernels, "_form", lambda x: (x.sizes, x.type.dtype))
+
+
+@mutation("tests/kernels/test_blas.py::test_batches(library('openblas'), 'outer backwards', 'float32')")
+def steps_back_in_memory_stay_where_they_are(m: Patch) -> None:
+    def wrong(x: np.ndarray) -> np.ndarray:
+        at = np.array([x.__array_interface__["data"][0]], np.intp)
+        for size, step in zip(x.shape[:-2], x.strides[:-2], strict=True):
+            at = (at[:, None] + np.arange(size) * max(step, 0)).reshape(-1)
+        return at
+
+    m.setattr(blas, "_addresses", wrong)
+
+
+@mutation("tests/kernels/test_native.py::test_wide_buffers_lie_in_the_workspace('softmax')")
+def scratch_of_generated_code_overlaps(m: Patch) -> None:
+    right = source.Scratch.reserve
+
+    def wrong(self: Any, shape: Any, dtype: Any) -> Any:
+        return right(self, shape, dtype)._replace(offset=0)
+
+    m.setattr(source, "Scratch", type("Overlapping", (source.Scratch,), {"reserve": wrong}))
+
+
+@mutation("tests/kernels/test_native.py::test_wide_buffers_lie_in_the_workspace('layer_norm')")
+def scratch_of_generated_code_is_not_planned(m: Patch) -> None:
+    m.setattr(numpy_kernels, "scratch_bytes", lambda *arguments: 0)
+
+
+@mutation("tests/kernels/test_product_choice.py::test_all_ranks_take_the_same()")
+def the_first_rank_alone_chooses_the_library(m: Patch) -> None:
+    def wrong(of_ranks: Any) -> str:
+        common = [n for n in of_ranks[0] if all(n in names for names in of_ranks)]
+        return min(common, key=lambda n: of_ranks[0][n])
+
+    m.setattr(blas, "agree", wrong)
+
+
+@mutation("tests/kernels/test_product_choice.py::test_the_turns_of_a_busy_machine()")
+def the_first_turn_of_a_library_counts(m: Patch) -> None:
+    m.setattr(product_choice, "CALM_ROUNDS", 1)
+
+
+@mutation("tests/checking/test_verify_layouts.py::test_rows_of_bfloat16_in_generated_kernels()")
+def generated_kernels_keep_bfloat16_in_a_result_as_whole_numbers(m: Patch) -> None:
+    right = source.Writer._buffer
+    m.setattr(source.Writer, "_buffer", lambda self, v: (right(self, v)[0], "float32"))

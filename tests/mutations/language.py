@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 import meshmpi as mm
-from meshmpi import autodiff
+from meshmpi.graph import autodiff
+from meshmpi.graph.ops import elementwise, placement, reductions, regions
+from meshmpi.graph.ops import scan as ops_scan
 from meshmpi.kernels import indexing, ranking, scan
-from meshmpi.ops import elementwise, placement, reductions, regions
-from meshmpi.ops import scan as ops_scan
 from tests.mutations.registry import Patch, mutation
 
 

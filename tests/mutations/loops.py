@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from meshmpi import loops
+from meshmpi.compiler.passes import blocks, groups, pipeline
+from meshmpi.ir import bands
+from meshmpi.ir.kinds import regions as loops
+from meshmpi.kernels import bands as kernels_bands
 from meshmpi.kernels import loops as kernels_loops
-from meshmpi.passes import blocks, causal, pipeline
+from meshmpi.nn import functions
 from tests.mutations.registry import Patch, mutation
 from tests.passes.overlap_model import everything_counts
 
 LOOPS = "tests/passes/test_loops.py"
-OVERLAP = (
-    "tests/passes/overlap_model.py"
-    "::losses(mm.SimulatedMesh('rows:2;cols:3'), 'batch:rows', overlap=True)"
-)
+OVERLAP = "tests/passes/overlap_model.py::losses(mm.SimulatedMesh('rows:2;cols:3'), 'batch:rows', overlap=True)"
 
 
 def _short_blocks(m: Patch) -> None:
     """As the tests of loops do, so that small models have several blocks."""
     m.setattr(blocks, "LEAST_ROWS", 4)
-    m.setattr(blocks, "LEAST_CAUSAL_ROWS", 4)
+    m.setattr(blocks, "LEAST_BAND_ROWS", 4)
 
 
 def _iterations(m: Patch, wrong: Callable[..., Iterator[dict]]) -> None:
@@ -41,32 +41,82 @@ def sums_over_blocks_go_on_from_the_step_before(m: Patch) -> None:
     m.setattr(kernels_loops._Begun, "first", lambda self, v, names, ranges: False)
 
 
-@mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('masked')")
-def causal_loops_leave_out_the_columns_of_their_own_rows(m: Patch) -> None:
+RESULTS = f"{LOOPS}::test_results_are_those_of_the_program_as_lowered"
+NOT_FINITE = f"{LOOPS}::test_what_is_not_finite_shows_where_it_is_seen"
+
+
+@mutation(f"{RESULTS}('masked')")
+def loops_leave_out_the_last_columns_that_their_rows_see(m: Patch) -> None:
     _short_blocks(m)
-    right = loops.iterations
+    right = bands.Band.seen
 
-    def wrong(i: Any, program: Any, coordinates: Any) -> Iterator[dict]:
-        rows, columns = i.attrs.get("causal") or ("", "")
-        for ranges in right(i, program, coordinates):
-            if columns:
-                first, end = ranges[columns]
-                ranges[columns] = (first, max(first + 1, min(end, ranges[rows][0])))
-            yield ranges
+    def wrong(self: Any, rows: Any, columns: Any) -> Any:
+        low, high = right(self, rows, columns)
+        return low, max(low, high - 1)
 
-    _iterations(m, wrong)
+    m.setattr(bands.Band, "seen", wrong)
 
 
-@mutation(f"{LOOPS}::test_what_is_behind_a_row_is_skipped_only_where_it_is_zero('later_only')")
-def every_comparison_of_two_positions_is_taken_for_a_mask(m: Patch) -> None:
-    def wrong(program: Any, group: Any, wide: Any, products: Any, dims: Any) -> tuple:
-        for rows, columns in causal._compared(program, group, wide):
-            if rows in dims and columns not in dims and products:
-                return rows, columns
-        return ()
-
+@mutation(f"{RESULTS}('near')")
+def loops_leave_out_the_first_columns_that_their_rows_see(m: Patch) -> None:
     _short_blocks(m)
-    m.setattr(blocks, "causal_dims", wrong)
+    right = loops._seen
+
+    def wrong(band: Any, rows: Any, own: Any, step: int) -> Any:
+        low, high = right(band, rows, own, step)
+        return min(low + 1, high), high
+
+    m.setattr(loops, "_seen", wrong)
+
+
+@mutation(f"{LOOPS}::test_blocks_are_skipped_where_a_band_is_declared_and_only_there('biased')")
+def loops_take_the_band_of_one_member_for_that_of_all(m: Patch) -> None:
+    _short_blocks(m)
+    m.setattr(blocks, "leaves_out", lambda i, types, band, leaves=True: True)
+    band = bands.Band("length", "memory", 0)
+    m.setattr(blocks, "_band", lambda members, types, dims: band if "length" in dims else None)
+
+
+@mutation(f"{LOOPS}::test_rules_of_loops({{'band': NEAR}}, 'uses pairs outside')")
+def a_loop_may_have_any_band(m: Patch) -> None:
+    m.setattr(loops, "leaves_out", lambda i, types, band, leaves=True: True)
+
+
+@mutation(f"{NOT_FINITE}('masked', 'float32', 'v', 20, float('nan'), 'numpy')")
+def products_over_a_band_trust_that_zero_times_anything_is_zero(m: Patch) -> None:
+    _short_blocks(m)
+    m.setattr(kernels_bands, "_finite_check", lambda x: lambda: True)
+
+
+@mutation(f"{NOT_FINITE}('masked', 'bfloat16', 'v', 20, float('-inf'), 'numpy')")
+def negative_infinity_of_bfloat16_is_taken_for_a_number(m: Patch) -> None:
+    _short_blocks(m)
+    right = kernels_bands._finite_check
+
+    def wrong(x: Any) -> Callable[[], bool]:
+        if x.dtype != kernels_bands.BFLOAT16:
+            return right(x)
+        return lambda: bool(x.view("int16").max(initial=0) < 0x7F80)
+
+    m.setattr(kernels_bands, "_finite_check", wrong)
+
+
+@mutation(f"{NOT_FINITE}('masked', 'float32', 'q', 9, float('nan'), 'numpy')")
+def only_the_first_columns_are_looked_at_for_numbers_that_leak(m: Patch) -> None:
+    _short_blocks(m)
+    m.setattr(kernels_bands, "_at_risk", lambda array, x, band, here: array[:, :1])
+
+
+@mutation(f"{NOT_FINITE}('masked', 'float32', 'k', 20, float('nan'), 'numpy')")
+def products_over_a_band_multiply_what_lies_outside(m: Patch) -> None:
+    _short_blocks(m)
+    for module in (kernels_bands, kernels_loops):
+        m.setattr(module, "fill_outside", lambda *a: lambda: None)
+
+
+@mutation(f"{LOOPS}::test_a_band_of_weights_is_zero_outside_and_has_rows_without_pairs()")
+def weights_outside_a_band_are_not_set_to_zero(m: Patch) -> None:
+    m.setattr(functions, "inside_band", lambda x, band: x)
 
 
 @mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('masked')")
@@ -108,3 +158,51 @@ def reductions_start_before_what_they_reduce_is_made(m: Patch) -> None:
         return p.with_instructions([*starts, *rest])
 
     m.setattr(pipeline, "overlap", wrong)
+
+
+BLOCKS = "tests/passes/test_local_blocks.py::test_passes_change_no_value"
+
+
+@mutation(f"{BLOCKS}('products_of_two_sizes', 'numpy')")
+def members_of_a_loop_may_hold_a_dim_in_two_ways(m: Patch) -> None:
+    for module in (groups, blocks):
+        m.setattr(module, "held_differently", lambda types: None)
+
+
+@mutation("tests/passes/test_verify.py::test_broken_programs_are_refused('a loop over two sizes of a dim')")
+def the_verifier_lets_loops_mix_sizes(m: Patch) -> None:
+    m.setattr(loops, "held_differently", lambda types: None)
+
+
+@mutation(f"{BLOCKS}('scores_in_two_splits', 'numpy')")
+def sums_over_all_dims_of_a_loop_are_copies_of_their_place(m: Patch) -> None:
+    right = kernels_loops._Block._view
+
+    def wrong(self: Any, array: Any, v: int, ranges: Any) -> Any:
+        return right(self, array, v, ranges) if array.ndim else array.copy()
+
+    m.setattr(kernels_loops._Block, "_view", wrong)
+
+
+@mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('side_by_side')")
+def groups_wait_for_each_other(m: Patch) -> None:
+    _short_blocks(m)
+    m.setattr(groups.Grouping, "_need", lambda self, g, bits: None)
+    _masks_relate(m)
+
+
+def _masks_relate(m: Patch) -> None:
+    """Layers with one mask count as related, and come into one group."""
+    right = groups.Grouping.__init__
+
+    class Maskless:
+        def __init__(self, wide: Any):
+            self.wide, self.masks = wide, {}
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.wide, name)
+
+    def wrong(self: Any, program: Any, wide: Any) -> None:
+        right(self, program, Maskless(wide))
+
+    m.setattr(groups.Grouping, "__init__", wrong)

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi.kernels import random_numbers, tape
-from meshmpi.ops import indexing, sources
-from meshmpi.program import LocalType
-from meshmpi.typerules import verifying
+from meshmpi.graph.ops import indexing, sources
+from meshmpi.ir import verify as verifying
+from meshmpi.ir.kinds import AllReduce, Gather, Random, View
+from meshmpi.ir.program import LocalType
+from meshmpi.kernels import random_numbers, ufunc_steps
 from tests.mutations.registry import Patch, mutation
 
-# The module; `meshmpi.lowering.lower` is the function of the same name.
-lowering = sys.modules["meshmpi.lowering.lower"]
+# The module; `meshmpi.compiler.lowering.lower` is the function of the same name.
+lowering = sys.modules["meshmpi.compiler.lowering.lower"]
 
 
 @mutation("swap_of_variables")
@@ -28,9 +29,7 @@ def an_update_sees_the_new_value_of_another(m: Patch) -> None:
 @mutation("constants")
 def constants_are_rounded_to_integers(m: Patch) -> None:
     right = sources.fill
-    m.setattr(
-        sources, "fill", lambda value, dtype: right(int(value) if value == value else value, dtype)
-    )
+    m.setattr(sources, "fill", lambda value, dtype: right(int(value) if value == value else value, dtype))
 
 
 @mutation("einsum_of_three")
@@ -41,7 +40,7 @@ def a_sum_is_finished_over_its_first_axis_only(m: Patch) -> None:
         t = self.types[value]
         if len(t.partial) < 2:
             return right(self, value)
-        return self._move(value, "all_reduce", {"axes": t.partial[:1], "op": t.pending})
+        return self._move(value, AllReduce(t.partial[:1], t.pending))
 
     m.setattr(lowering.Lowering, "finish", wrong)
 
@@ -74,9 +73,7 @@ def splits_of_intermediate_products_may_clash(m: Patch) -> None:
 @mutation("reduce_max_shares_ties")
 def maxima_over_a_split_dim_are_summed(m: Patch) -> None:
     right = lowering.Lowering.pending
-    m.setattr(
-        lowering.Lowering, "pending", lambda self, t, axes, op="sum": right(self, t, axes, "sum")
-    )
+    m.setattr(lowering.Lowering, "pending", lambda self, t, axes, op="sum": right(self, t, axes, "sum"))
 
 
 @mutation("transpose")
@@ -88,7 +85,7 @@ def transposing_only_renames_the_axes(m: Patch) -> None:
         if x.shape == shape:
             return value
         t = LocalType(shape, x.dtype, tuple(x.split(n) for n in shape.names))
-        return self.emit("view", [value], t)
+        return self.emit(View(), [value], t)
 
     m.setattr(lowering.Lowering, "transpose", wrong)
 
@@ -108,8 +105,8 @@ def updates_are_written_in_the_order_of_dims_of_the_value(m: Patch) -> None:
 @mutation("random_numbers")
 def all_random_tensors_share_one_key(m: Patch) -> None:
     def wrong(self: Any, lower: Any) -> None:
-        attrs = {"distribution": self.distribution, "key": "random"}
-        lower.define(self.output, lower.emit("random", [], lower.type_of(self.output), **attrs))
+        drawn = Random(self.distribution, "random")
+        lower.define(self.output, lower.emit(drawn, [], lower.type_of(self.output)))
 
     m.setattr(sources.Random, "lower", wrong)
 
@@ -138,7 +135,7 @@ def a_lookup_in_a_split_table_takes_the_own_rows_only(m: Patch) -> None:
         table, index = self.inputs
         out = lower.type_of(self.output)
         values = [lower.value(table), lower.value(index)]
-        lower.define(self.output, lower.emit("gather", values, out, dim=self.dim))
+        lower.define(self.output, lower.emit(Gather(self.dim), values, out))
 
     m.setattr(indexing.Gather, "lower", wrong)
 
@@ -164,7 +161,7 @@ def updates_are_not_taken_to_their_storage_layout(m: Patch) -> None:
 @mutation("casts")
 def casts_keep_their_type(m: Patch) -> None:
     """Rounding is forgotten where a float becomes an integer."""
-    right = tape.Tape._step
+    right = ufunc_steps.UfuncSteps._step
 
     def wrong(self: Any, step: Any, values: dict) -> int:
         if step.function == "cast" and step.dtype == "int32":
@@ -174,7 +171,7 @@ def casts_keep_their_type(m: Patch) -> None:
                 return self.copy(rounded, np.dtype("int32"))
         return right(self, step, values)
 
-    m.setattr(tape.Tape, "_step", wrong)
+    m.setattr(ufunc_steps.UfuncSteps, "_step", wrong)
 
 
 @mutation("variable_in_two_types")

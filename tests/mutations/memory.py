@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from meshmpi.passes import memory
+from meshmpi.compiler.passes import memory
+from meshmpi.ir.program import Alias
 from meshmpi.runtime import arrays, compiled, executor
 from tests.mutations.registry import Patch, mutation
 
@@ -40,7 +41,7 @@ def a_put_overwrites_what_is_read_later(m: Patch) -> None:
 
     def wrong(self: Any, i: Any, y: int, n: int) -> Any:
         names = self._written.get(y, [])
-        return f"variable {names[0]}" if i.kind == "put" and names else right(self, i, y, n)
+        return Alias("variable", names[0]) if i.kind == "put" and names else right(self, i, y, n)
 
     m.setattr(memory.Sharing, "_variable_to_overwrite", wrong)
 
@@ -53,9 +54,7 @@ def combined_values_come_back_in_reverse(m: Patch) -> None:
         message, rows = right(*args)
         outs = [y for _, _, y in rows][::-1]
         same = all(x.shape == y.shape for (x, _, _), y in zip(rows, outs, strict=True))
-        return message, [
-            (x, part, y) for (x, part, _), y in zip(rows, outs, strict=True)
-        ] if same else rows
+        return message, [(x, part, y) for (x, part, _), y in zip(rows, outs, strict=True)] if same else rows
 
     m.setattr(executor, "_pack", wrong)
 
@@ -102,9 +101,9 @@ def a_gap_is_taken_whatever_its_size(m: Patch) -> None:
 
 @mutation("updates_read_old_values")
 def a_variable_is_overwritten_while_it_is_still_read(m: Patch) -> None:
-    def wrong(self: Any, i: Any, y: int, n: int) -> str | None:
+    def wrong(self: Any, i: Any, y: int, n: int) -> Alias | None:
         names = self._written.get(y, [])
-        return f"variable {names[0]}" if len(names) == 1 else None
+        return Alias("variable", names[0]) if len(names) == 1 else None
 
     m.setattr(memory.Sharing, "_variable_to_overwrite", wrong)
 
@@ -137,7 +136,7 @@ def results_are_laid_over_inputs_of_another_size(m: Patch) -> None:
 @mutation("swap_of_variables")
 def writes_are_taken_for_done(m: Patch) -> None:
     """A write is skipped wherever its value has the shape of the variable."""
-    m.setattr(executor, "_bind_write", lambda state, i: [])
+    m.setattr(executor, "_bind_write", lambda state, i, variable: [])
 
 
 @mutation("step_number")

@@ -8,9 +8,9 @@ from typing import Any
 
 import meshmpi as mm
 from meshmpi import nn
-from meshmpi.nn import experts, local_attention, masks, routing
+from meshmpi.graph.ops import elementwise
+from meshmpi.nn import experts, local_attention, routing
 from meshmpi.nn.optimize import first_order
-from meshmpi.ops import elementwise
 from tests.mutations.registry import Patch, mutation
 
 # The module; `meshmpi.nn.optimize.microbatches` is the function of the same name.
@@ -71,9 +71,8 @@ def capacities_do_not_count_further_choices(m: Patch) -> None:
 def the_balance_loss_forgets_the_number_of_experts(m: Patch) -> None:
     right = routing._balance_loss
     m.setattr(
-        routing, "_balance_loss",
-        lambda gates, hits: elementwise.divide(right(gates, hits), float(gates.experts.size)),
-    )  # fmt: skip
+        routing, "_balance_loss", lambda gates, hits: elementwise.divide(right(gates, hits), float(gates.experts.size))
+    )
 
 
 @mutation("tests/nn/test_experts.py::test_tokens_travel_by_all_to_all()")
@@ -93,21 +92,15 @@ def microbatches_are_runs_of_rows(m: Patch) -> None:
     m.setattr(nn.optimize, "microbatches", wrong)
 
 
-@mutation(
-    "tests/nn/test_microbatches.py::test_training_is_that_of_the_whole_batch('batch:rows', 12)"
-)
+@mutation("tests/nn/test_microbatches.py::test_training_is_that_of_the_whole_batch('batch:rows', 12)")
 def gradients_of_microbatches_are_those_of_the_last(m: Patch) -> None:
     m.setattr(microbatches, "_sum", lambda total, g, fence: g)
 
 
 @mutation("tests/nn/test_local_attention.py::test_equals_dense_attention(*CASES[0], True)")
 def a_window_is_one_position_too_wide(m: Patch) -> None:
-    right = masks.within_window
-    m.setattr(
-        local_attention,
-        "within_window",
-        lambda distance, window, ar: right(distance, window + 1, ar),
-    )
+    right = mm.Band.local
+    m.setattr(local_attention.Band, "local", lambda a, b, n, causal: right(a, b, n + 1, causal))
 
 
 @mutation("tests/nn/test_local_attention.py::test_halos(2, False)")

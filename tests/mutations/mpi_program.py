@@ -1,6 +1,6 @@
 """Under mpirun: mistakes in the collectives by MPI, each compared with the simulated mesh.
 
-``python -m meshmpi.runtime.launch -n 4 -m tests.mutations.mpi_program`` prints for each mutation
+``python -m meshmpi.launch -n 4 -m tests.mutations.mpi_program`` prints for each mutation
 which collective gives wrong values on some rank.  Only mistakes in values are put in here: all
 ranks still make the same calls, so that nothing can hang.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from meshmpi import collective_bytes
+from meshmpi.ir import collective_bytes
 from meshmpi.runtime import collectives
 from meshmpi.runtime.mesh import Mesh
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
@@ -60,10 +60,7 @@ def any_of_bools_is_all_of_them(m: Patch) -> None:
 def narrow_numbers_travel_as_they_are(m: Patch) -> None:
     """uint8 is summed as bool is: by the larger."""
     right = collectives._mpi_op
-    m.setattr(
-        collectives, "_mpi_op",
-        lambda op, dtype: MPI.MAX if dtype == np.uint8 else right(op, dtype),
-    )  # fmt: skip
+    m.setattr(collectives, "_mpi_op", lambda op, dtype: MPI.MAX if dtype == np.uint8 else right(op, dtype))
 
 
 @mutation
@@ -82,9 +79,7 @@ def gathered_blocks_lie_in_the_order_of_ranks(m: Patch) -> None:
 def every_rank_keeps_the_first_block_of_a_sum(m: Patch) -> None:
     right = collectives._reduce_packed
 
-    def wrong(
-        group: Any, packed: np.ndarray, counts: Any, op: Any, algorithm: str, target: np.ndarray
-    ) -> Any:
+    def wrong(group: Any, packed: np.ndarray, counts: Any, op: Any, algorithm: str, target: np.ndarray) -> Any:
         reduce, _ = right(group, packed, counts, op, algorithm, target)
         return [reduce, collectives._copy(target, packed[: target.size].reshape(target.shape))]
 

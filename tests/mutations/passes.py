@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
-from meshmpi.passes import clean, combine, fold, fuse, pipeline, scatter, segments
-from meshmpi.passes import reductions as reduction_pass
-from meshmpi.typerules import computing, verifying
+from meshmpi.compiler.passes import clean, combine, fold, fuse, lean, overlap, pipeline, scatter, segments
+from meshmpi.compiler.passes import reductions as reduction_pass
+from meshmpi.ir import verify as verifying
+from meshmpi.ir.kinds import computing, regions
+from meshmpi.ir.types import LocalDim
+from meshmpi.kernels import expressions
 from tests.mutations.registry import Patch, mutation
 
 
 @mutation("two_layer_network")
 def any_map_passes_a_pending_sum(m: Patch) -> None:
     m.setattr(computing, "linear_in", lambda expr, pending: True)
-    m.setattr(reduction_pass, "linear_in", lambda expr, pending: True)
 
 
 @mutation("constants")
@@ -47,8 +50,7 @@ def instructions_with_other_attributes_are_merged(m: Patch) -> None:
             kept.append(i)
         return clean.with_substitution(program, kept, instead)
 
-    m.setattr(pipeline, "PASSES", tuple(wrong if p is clean.cse else p for p in pipeline.PASSES))
-    m.setattr(pipeline.optimize, "__defaults__", (pipeline.PASSES,))
+    _replace_pass(m, clean.cse, wrong)
 
 
 @mutation("softmax_by_hand")
@@ -58,9 +60,7 @@ def fusion_swaps_the_operands(m: Patch) -> None:
     def wrong(producer: Any, consumer: Any, keep: list) -> Any:
         merged = right(producer, consumer, keep)
         expr = merged.attrs["expr"]
-        steps = tuple(
-            s._replace(args=s.args[::-1]) if s.function == "subtract" else s for s in expr.steps
-        )
+        steps = tuple(s._replace(args=s.args[::-1]) if s.function == "subtract" else s for s in expr.steps)
         return merged.replaced(attrs={"expr": expr._replace(steps=steps)})
 
     m.setattr(fuse, "merged_maps", wrong)
@@ -74,9 +74,10 @@ def reduce_scatter_forgets_the_other_axes(m: Patch) -> None:
         p = right(program)
         made = {i.outputs[0]: i for i in p.instructions if i.outputs}
         dropped = {
-            i.outputs[0]: i.inputs[0] for i in p.instructions
+            i.outputs[0]: i.inputs[0]
+            for i in p.instructions
             if i.kind == "all_reduce" and made[i.inputs[0]].kind == "reduce_scatter"
-        }  # fmt: skip
+        }
         kept = [i for i in p.instructions if not i.outputs or i.outputs[0] not in dropped]
         return clean.with_substitution(p, kept, dropped)
 
@@ -84,9 +85,12 @@ def reduce_scatter_forgets_the_other_axes(m: Patch) -> None:
 
 
 def _replace_pass(m: Patch, old: Any, new: Any) -> None:
-    m.setattr(
-        pipeline.optimize, "__defaults__", (tuple(new if p is old else p for p in pipeline.PASSES),)
-    )
+    """In the table of passes, and where it is the default of an argument."""
+    assert old in pipeline.PASSES, old
+    passes = tuple(new if p is old else p for p in pipeline.PASSES)
+    m.setattr(pipeline, "PASSES", passes)
+    m.setattr(pipeline.optimize, "__defaults__", (passes,))
+    m.setattr(pipeline.overlapping, "__defaults__", (passes,))
 
 
 @mutation("numbers_folded_together")
@@ -102,10 +106,7 @@ def inputs_keep_their_number_when_a_constant_before_them_goes(m: Patch) -> None:
         new = right(i, constants)
         if new is i or len(new.inputs) != 1 or i.inputs[0] not in constants:
             return new
-        steps = tuple(
-            s._replace(args=tuple("i1" if a == "i0" else a for a in s.args))
-            for s in new.attrs["expr"].steps
-        )
+        steps = tuple(s._replace(args=tuple("i1" if a == "i0" else a for a in s.args)) for s in new.attrs["expr"].steps)
         return new.replaced(attrs={"expr": new.attrs["expr"]._replace(steps=steps)})
 
     m.setattr(fold, "_with_literals", wrong)
@@ -180,8 +181,7 @@ def maps_over_rows_are_merged_as_if_over_all_points(m: Patch) -> None:
         merged = right(producer, consumer, keep)
         n = len(producer.attrs["expr"].steps)
         results = tuple(
-            f"t{n - 1}" if len(merged.attrs["expr"].steps) > n + 1 else r
-            for r in merged.attrs["expr"].results
+            f"t{n - 1}" if len(merged.attrs["expr"].steps) > n + 1 else r for r in merged.attrs["expr"].results
         )
         return merged.replaced(attrs={"expr": merged.attrs["expr"]._replace(results=results)})
 
@@ -233,13 +233,10 @@ def squares_of_pending_sums_stay_pending(m: Patch) -> None:
     right = computing.linear_in
 
     def wrong(expr: Any, pending: Any) -> bool:
-        steps = tuple(
-            s._replace(function="negative") if s.function == "square" else s for s in expr.steps
-        )
+        steps = tuple(s._replace(function="negative") if s.function == "square" else s for s in expr.steps)
         return right(expr._replace(steps=steps), pending)
 
     m.setattr(computing, "linear_in", wrong)
-    m.setattr(reduction_pass, "linear_in", wrong)
 
 
 @mutation("products_of_products")
@@ -275,7 +272,6 @@ def an_added_number_counts_once_per_rank(m: Patch) -> None:
         return (added and not more) or right(expr, pending)
 
     m.setattr(computing, "linear_in", wrong)
-    m.setattr(reduction_pass, "linear_in", wrong)
 
 
 @mutation("constrained_and_whole")
@@ -295,21 +291,16 @@ def blocks_are_reduced_although_the_whole_is_needed_too(m: Patch) -> None:
 
 
 @mutation("slots_stored_elsewhere")
-def blocks_are_taken_before_maps_of_some_inputs_only(m: Patch) -> None:
-    right = scatter._shard_early_once
+def blocks_are_taken_before_maps_whose_whole_value_is_needed_too(m: Patch) -> None:
+    right, users = scatter.shard_early, scatter.users
 
-    def wrong(program: Any) -> tuple:
-        p, changed = right(program)
-        made = {i.outputs[0]: i for i in p.instructions if i.outputs}
-        kept = [
-            i.replaced(inputs=(i.inputs[0],) * len(i.inputs))
-            if i.kind == "map" and len(i.inputs) == 2
-            and all(v in made and made[v].kind == "take_shard" for v in i.inputs) else i
-            for i in p.instructions
-        ]  # fmt: skip
-        return p.with_instructions(kept), changed
+    def wrong(program: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(scatter, "users", lambda p: {v: us[:1] for v, us in users(p).items()})
+            inner.setattr(scatter, "fetched", lambda p: set())
+            return right(program)
 
-    m.setattr(scatter, "_shard_early_once", wrong)
+    _replace_pass(m, right, wrong)
 
 
 @mutation("sum_of_two_products")
@@ -319,10 +310,39 @@ def chained_reductions_forget_the_inner_axes(m: Patch) -> None:
     def wrong(program: Any) -> Any:
         p = right(program)
         return p.with_instructions(
-            i.replaced(attrs={**i.attrs, "axes": i.attrs["axes"][-1:]})
-            if i.kind == "all_reduce"
-            else i
+            i.replaced(attrs={**i.attrs, "axes": i.attrs["axes"][-1:]}) if i.kind == "all_reduce" else i
             for i in p.instructions
         )
 
     m.setattr(reduction_pass, "_merge_chains", wrong)
+
+
+@mutation("tests/passes/test_local_blocks.py::test_passes_change_no_value('constrained_sum', 'numpy')")
+def segments_take_equal_global_shapes_for_equal_blocks(m: Patch) -> None:
+    """The verifier refuses what comes of it, before any kernel reads beyond a block."""
+    m.setattr(segments, "_dims", lambda program, v: tuple(map(LocalDim, program.types[v].shape)))
+
+
+@mutation("tests/passes/test_verify.py::test_broken_programs_are_refused('a segment over blocks of two kinds')")
+def the_verifier_lets_segments_mix_blocks(m: Patch) -> None:
+    m.setattr(regions, "held_differently", lambda types: None)
+
+
+@mutation("tests/fuzz/trial.py::check(7176, ranks=1)")
+def a_pass_takes_the_number_of_a_value_inside_a_segment(m: Patch) -> None:
+    m.setattr(overlap, "fresh", lambda program: max(program.types) + 1)
+
+
+@mutation("tests/fuzz/trial.py::check(7111, ranks=8)")
+def maps_in_place_compare_what_is_pending(m: Patch) -> None:
+    """A map that is linear in a pending sum may have the memory of a finished input."""
+    m.setattr(expressions, "_same_block", lambda a, b: a == b)
+
+
+@mutation("tests/passes/test_lean.py::test_what_a_reduction_makes_stays('sum', 'prod')")
+def what_no_reader_can_make_is_dropped(m: Patch) -> None:
+    class Everything(tuple):
+        def __contains__(self, kind: object) -> bool:
+            return sys._getframe(1).f_code.co_name != "_slice" or super().__contains__(kind)
+
+    m.setattr(lean, "AGAIN", Everything(lean.AGAIN))

@@ -7,20 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import meshmpi as mm
-from meshmpi import slides, windows
-from meshmpi.ops import convolution
-from meshmpi.ops import structure as ops_structure
+from meshmpi.graph.ops import convolution
+from meshmpi.graph.ops import structure as ops_structure
+from meshmpi.ir import convolutions as slides
+from meshmpi.ir import halos as windows
+from meshmpi.ir.halos import HaloExchange, Piece
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
-from meshmpi.windows import Exchange, Piece
 from tests.mutations.registry import Patch, mutation
 
-lowering = sys.modules["meshmpi.lowering.lower"]
+lowering = sys.modules["meshmpi.compiler.lowering.lower"]
 
 
-def _pieces(m: Patch, wrong: Callable[[Exchange, int], list[Piece]]) -> None:
+def _pieces(m: Patch, wrong: Callable[[HaloExchange, int], list[Piece]]) -> None:
     """Replaces what blocks receive; without the caches, which would outlive the mutation."""
 
-    def by_target(e: Exchange) -> tuple[tuple[Piece, ...], ...]:
+    def by_target(e: HaloExchange) -> tuple[tuple[Piece, ...], ...]:
         return tuple(tuple(wrong(e, b)) for b in range(e.blocks))
 
     m.setattr(windows, "_by_target", by_target)
@@ -44,7 +45,7 @@ def halos_come_from_the_next_block_only(m: Patch) -> None:
     """Halos wider than a block are cut off."""
     right = windows._pieces_to
 
-    def wrong(e: Exchange, block: int) -> list[Piece]:
+    def wrong(e: HaloExchange, block: int) -> list[Piece]:
         near = (-1, 0, 1, e.blocks - 1, 1 - e.blocks)
         return [p for p in right(e, block) if p.source - p.target in near]
 
@@ -61,7 +62,7 @@ def strides_are_forgotten_along_split_dims(m: Patch) -> None:
 def only_the_first_tensor_reaches_other_blocks(m: Patch) -> None:
     right = windows._pieces_to
 
-    def wrong(e: Exchange, block: int) -> list[Piece]:
+    def wrong(e: HaloExchange, block: int) -> list[Piece]:
         return [p for p in right(e, block) if p.operand == 0 or p.source == p.target]
 
     _pieces(m, wrong)
@@ -72,9 +73,8 @@ def what_lies_outside_is_zero_whatever_the_number(m: Patch) -> None:
     right = SimulatedMesh.shift
 
     def wrong(
-        self: Any, xs: Any, outs: Any, axis: int, exchange: Any, axes: Any, value: float = 0,
-        workspace: object = None,
-    ) -> None:  # fmt: skip
+        self: Any, xs: Any, outs: Any, axis: int, exchange: Any, axes: Any, value: float = 0, workspace: object = None
+    ) -> None:
         right(self, xs, outs, axis, exchange, axes, 0)
 
     m.setattr(SimulatedMesh, "shift", wrong)
@@ -104,44 +104,44 @@ def windows_are_blocks(m: Patch) -> None:
 
 @mutation("conv_of_pictures")
 def windows_lack_the_last_tap(m: Patch) -> None:
-    right = slides.Slide.window
+    right = slides.ConvDims.window
 
     def wrong(self: Any, of: int, taps: int) -> Any:
         return right(self, of, max(1, taps - 1))
 
-    m.setattr(slides.Slide, "window", wrong)
+    m.setattr(slides.ConvDims, "window", wrong)
 
 
 @mutation("conv_of_pictures_strided")
 def the_gradient_of_a_filter_keeps_stride_and_dilation(m: Patch) -> None:
-    right = slides.Slide.of_filter
+    right = slides.ConvDims.of_filter
 
     def wrong(self: Any) -> Any:
         return right(self)._replace(stride=self.stride, dilation=self.dilation)
 
-    m.setattr(slides.Slide, "of_filter", wrong)
+    m.setattr(slides.ConvDims, "of_filter", wrong)
 
 
 @mutation("conv_of_pictures_strided")
 def the_gradient_of_a_picture_forgets_the_stride(m: Patch) -> None:
-    right = slides.Slide.of_input
-    m.setattr(slides.Slide, "of_input", lambda self: right(self)._replace(base=1))
+    right = slides.ConvDims.of_input
+    m.setattr(slides.ConvDims, "of_input", lambda self: right(self)._replace(base=1))
 
 
 @mutation("conv_of_pictures")
 def the_gradient_of_a_picture_is_padded_like_the_picture(m: Patch) -> None:
-    right = slides.Slide.of_input
-    m.setattr(slides.Slide, "of_input", lambda self: right(self)._replace(before=self.before))
+    right = slides.ConvDims.of_input
+    m.setattr(slides.ConvDims, "of_input", lambda self: right(self)._replace(before=self.before))
 
 
 @mutation("conv_of_pictures")
 def a_filter_is_not_turned_around_for_the_picture(m: Patch) -> None:
-    right = slides.Slide.of_input
+    right = slides.ConvDims.of_input
 
     def wrong(self: Any) -> Any:
         return right(self)._replace(dilation=self.dilation)
 
-    m.setattr(slides.Slide, "of_input", wrong)
+    m.setattr(slides.ConvDims, "of_input", wrong)
 
 
 @mutation("conv_of_pictures")

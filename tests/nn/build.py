@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from meshmpi.autodiff import gradients
 from meshmpi.graph import Graph, Tensor, Update
-from meshmpi.scalar import FLOATS
+from meshmpi.graph.autodiff import gradients
+from meshmpi.ir.scalar import FLOATS
 from tests.oracle import directional_derivative, evaluate
 
 Arrays = dict[str, np.ndarray]
@@ -30,9 +30,13 @@ def value(x: Tensor, feeds: Arrays | None = None, variables: Arrays | None = Non
 
 
 def check_gradients(
-    y: Tensor, feeds: Arrays, variables: Arrays, wanted: Sequence[str] | None = None, seed: int = 0,
+    y: Tensor,
+    feeds: Arrays,
+    variables: Arrays,
+    wanted: Sequence[str] | None = None,
+    seed: int = 0,
     tolerance: float = 1e-6,
-) -> None:  # fmt: skip
+) -> None:
     """<direction, gradient> of a scalar against central differences, for feeds and variables.
 
     The tolerance covers the differences' own error (truncation 1e-10, rounding 1e-11, relative to

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from meshmpi import nn, ops
+from meshmpi import nn
 from meshmpi.dims import Dimension
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Graph
+from meshmpi.graph import Graph, ops
 from tests.nn.build import check_gradients, random_variables, value
 
 RNG = np.random.default_rng(11)
@@ -43,9 +43,7 @@ def build(causal=True, memory=False, **options):
             m, n = ops.placeholder("m", "batch:2;memory_length:5;d_model:6", "float64"), 5
         mask = None
         if causal:
-            mask = nn.attention_mask_autoregressive(
-                Dimension("length", 4), Dimension("memory_length", n)
-            )
+            mask = nn.attention_mask_autoregressive(Dimension("length", 4), Dimension("memory_length", n))
         return graph, nn.multihead_attention(x, m, mask, KV, HEADS, **options)
 
 

@@ -26,10 +26,7 @@ def windows(x, taps, strides, dilations, pads, fill=0.0):
     y = np.full((x.shape[0], *outs, *taps, *x.shape[1 + n :]), fill)
     for out in itertools.product(*map(range, outs)):
         for tap in itertools.product(*map(range, taps)):
-            at = [
-                o * s + t * d - p[0]
-                for o, t, s, d, p in zip(out, tap, strides, dilations, pads, strict=True)
-            ]
+            at = [o * s + t * d - p[0] for o, t, s, d, p in zip(out, tap, strides, dilations, pads, strict=True)]
             if all(0 <= i < size for i, size in zip(at, sizes, strict=True)):
                 y[(slice(None), *out, *tap)] = x[(slice(None), *at)]
     return y
@@ -73,10 +70,10 @@ def test_conv2d(padding, strides, dilations):
     graph, y = check(
         lambda x: mm.conv2d(x, NEW, taps, strides, dilations, padding, activation="tanh"),
         lambda x, v: np.tanh(
-            np.einsum("bhwijc,ijcn->bhwn", windows(x, taps, strides, spread, pads),
-                      v["conv2d/kernel"]) + v["conv2d/bias"]
+            np.einsum("bhwijc,ijcn->bhwn", windows(x, taps, strides, spread, pads), v["conv2d/kernel"])
+            + v["conv2d/bias"]
         ),
-    )  # fmt: skip
+    )
     assert y.shape.names == ("batch", "height", "width", "new")
     kernel = graph.variables["conv2d/kernel"]
     assert kernel.shape.names == ("filter_height", "filter_width", "channels", "new")
@@ -94,11 +91,10 @@ def test_conv1d_and_conv3d():
     pads = [same(5, 3, 2), same(4, 3, 2), same(3, 3, 2)]
     check(
         lambda x: mm.conv3d(x, NEW, 3, 2, use_bias=False, name="c"),
-        lambda x, v: np.einsum(
-            "bdhwijkc,ijkcn->bdhwn", windows(x, (3,) * 3, (2,) * 3, (1,) * 3, pads), v["c/kernel"]
-        ),
-        x, shape,
-    )  # fmt: skip
+        lambda x, v: np.einsum("bdhwijkc,ijkcn->bdhwn", windows(x, (3,) * 3, (2,) * 3, (1,) * 3, pads), v["c/kernel"]),
+        x,
+        shape,
+    )
     check(
         lambda x: mm.conv1d(x, NEW, 4, spatial_dims=["height"], channels="batch"),
         lambda x, v: (
@@ -109,9 +105,7 @@ def test_conv1d_and_conv3d():
 
 
 def test_channels_first():
-    _, first = built(
-        lambda x: mm.conv2d(x, NEW, (3, 2), 2, spatial_dims=["height", "width"], channels="batch")
-    )
+    _, first = built(lambda x: mm.conv2d(x, NEW, (3, 2), 2, spatial_dims=["height", "width"], channels="batch"))
     assert first.shape == mm.Shape("new:3;height:4;width:4;channels:5")
 
 
@@ -120,9 +114,7 @@ def test_channels_first():
 def test_transposed_is_the_adjoint(taps, stride, padding):
     """<conv(y), x> = <y, transposed(x)> for the convolution that takes y's size to x's."""
     kernel = RNG.normal(size=(taps, taps, 5, 3))
-    graph, z = built(
-        lambda x: mm.conv2d_transpose(x, NEW, taps, stride, padding, use_bias=False, name="t")
-    )
+    graph, z = built(lambda x: mm.conv2d_transpose(x, NEW, taps, stride, padding, use_bias=False, name="t"))
     more = max(taps - stride, 0) if padding == "VALID" else 0
     assert z.shape.sizes == (2, 7 * stride + more, 8 * stride + more, 3)
     got = value(z, {"x": X}, {"t/kernel": kernel})
@@ -146,17 +138,15 @@ def test_depthwise():
     pads = [same(7, 3, 2), same(8, 2, 1)]
     check(
         lambda x: mm.depthwise_conv(x, (3, 2), (2, 1), name="d"),
-        lambda x, v: np.einsum(
-            "bhwijc,ijc->bhwc", windows(x, (3, 2), (2, 1), (1, 1), pads), v["d/kernel"]
-        ),
+        lambda x, v: np.einsum("bhwijc,ijc->bhwc", windows(x, (3, 2), (2, 1), (1, 1), pads), v["d/kernel"]),
     )
     check(
         lambda x: mm.depthwise_conv(x, (3, 2), (2, 1), multiplier_dim=twice, use_bias=True),
-        lambda x, v: np.einsum(
-            "bhwijc,ijcm->bhwcm", windows(x, (3, 2), (2, 1), (1, 1), pads),
-            v["depthwise_conv/kernel"],
-        ) + v["depthwise_conv/bias"],
-    )  # fmt: skip
+        lambda x, v: (
+            np.einsum("bhwijc,ijcm->bhwcm", windows(x, (3, 2), (2, 1), (1, 1), pads), v["depthwise_conv/kernel"])
+            + v["depthwise_conv/bias"]
+        ),
+    )
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1, 1), (-2, 0), (1, 3), (0, 0)])
@@ -169,9 +159,11 @@ def test_separable_conv1d_sees_relative_positions(low, high):
         return y @ v["s/pointwise/kernel"] + v["s/pointwise/bias"]
 
     check(
-        lambda x: mm.separable_conv1d(x, NEW, low, high, name="s"), reference,
-        RNG.normal(size=(2, 6, 4)), "batch:2;length:6;io:4",
-    )  # fmt: skip
+        lambda x: mm.separable_conv1d(x, NEW, low, high, name="s"),
+        reference,
+        RNG.normal(size=(2, 6, 4)),
+        "batch:2;length:6;io:4",
+    )
 
 
 def test_separable_conv2d():
@@ -179,18 +171,24 @@ def test_separable_conv2d():
     check(
         lambda x: mm.separable_conv2d(x, NEW, strides=2, use_bias=False, name="s"),
         lambda x, v: np.einsum(
-            "bhwijc,ijc,cn->bhwn", windows(x, (3, 3), (2, 2), (1, 1), pads),
-            v["s/depthwise/kernel"], v["s/pointwise/kernel"],
+            "bhwijc,ijc,cn->bhwn",
+            windows(x, (3, 3), (2, 2), (1, 1), pads),
+            v["s/depthwise/kernel"],
+            v["s/pointwise/kernel"],
         ),
-    )  # fmt: skip
+    )
 
 
 # -- pooling ---------------------------------------------------------------------------------------
 
 POOLS = [
-    ((2, 2), None, "VALID"), ((2, 3), (1, 2), "SAME"), ((3, 3), (2, 2), "SAME"),
-    ((2, 2), (3, 3), "VALID"), ((3, 2), (1, 1), [(2, 1), (1, 0)]), ((1, 4), (2, 1), "VALID"),
-]  # fmt: skip
+    ((2, 2), None, "VALID"),
+    ((2, 3), (1, 2), "SAME"),
+    ((3, 3), (2, 2), "SAME"),
+    ((2, 2), (3, 3), "VALID"),
+    ((3, 2), (1, 1), [(2, 1), (1, 0)]),
+    ((1, 4), (2, 1), "VALID"),
+]
 
 
 @pytest.mark.parametrize(("taps", "strides", "padding"), POOLS)
@@ -300,14 +298,14 @@ def test_batch_norm_of_bfloat16_is_computed_in_float32():
         (lambda x: mm.avg_pool2d(mm.cast(x, "int32")), ["int32"]),
         (lambda x: mm.separable_conv1d(x, NEW, 1, 0), ["no position"]),
         (lambda x: mm.batch_norm(x, True, dims=x.shape.names), ["average"]),
-        (lambda x: mm.conv(x, x, [mm.Slide("h", "k", "o")], []), ["'h'"]),
+        (lambda x: mm.conv(x, x, [mm.ConvDims("h", "k", "o")], []), ["'h'"]),
         (lambda x: mm.conv(x, mm.cast(x, "float32"), [], []), ["float64 and float32"]),
-        (lambda x: mm.conv(x, x, [mm.Slide("height", "height", "o", stride=0)], "o:2"), ["of 0"]),
-        (lambda x: mm.conv(x, x, [mm.Slide("height", "width", "o")], "o:2"), ["in one place"]),
-        (lambda x: mm.conv(x, x, [mm.Slide("height", "height", "o")] * 2, "o:2"), ["twice"]),
+        (lambda x: mm.conv(x, x, [mm.ConvDims("height", "height", "o", stride=0)], "o:2"), ["of 0"]),
+        (lambda x: mm.conv(x, x, [mm.ConvDims("height", "width", "o")], "o:2"), ["in one place"]),
+        (lambda x: mm.conv(x, x, [mm.ConvDims("height", "height", "o")] * 2, "o:2"), ["twice"]),
         (lambda x: mm.conv(x, x, [], "o:2"), ["no input"]),
     ],
-)  # fmt: skip
+)
 def test_errors(function, words):
     with pytest.raises(ShapeError) as caught:
         built(function)
@@ -318,11 +316,22 @@ def test_errors(function, words):
 # -- layouts ---------------------------------------------------------------------------------------
 
 LAYOUTS = [
-    "batch:rows", "height:rows", "width:cols", "height:rows;width:cols", "height:cols;width:rows",
-    "batch:rows;height:cols", "height:rows+cols", "width:cols+rows", "features:rows;height:cols",
-    "deep:cols;features:rows", "channels:rows;width:cols", "filter_height:rows", "classes:cols",
-    "batch:rows+cols", "features:rows;hidden:cols",
-]  # fmt: skip
+    "batch:rows",
+    "height:rows",
+    "width:cols",
+    "height:rows;width:cols",
+    "height:cols;width:rows",
+    "batch:rows;height:cols",
+    "height:rows+cols",
+    "width:cols+rows",
+    "features:rows;height:cols",
+    "deep:cols;features:rows",
+    "channels:rows;width:cols",
+    "filter_height:rows",
+    "classes:cols",
+    "batch:rows+cols",
+    "features:rows;hidden:cols",
+]
 
 
 def losses(layout, height=7, width=9, mesh="rows:2;cols:3", **options):
@@ -343,9 +352,7 @@ def losses(layout, height=7, width=9, mesh="rows:2;cols:3", **options):
         y = mm.dense(y, classes, ["height", "width", "hidden"])
         loss = mm.reduce_mean(mm.softmax_cross_entropy_with_logits(y, t, classes))
         updates = [*mm.optimize.Momentum(0.05, 0.9).minimize(loss), *moved]
-    step = mm.compile(
-        graph, mm.SimulatedMesh(mesh), layout, fetches=[loss], updates=updates, **options
-    )
+    step = mm.compile(graph, mm.SimulatedMesh(mesh), layout, fetches=[loss], updates=updates, **options)
     return [step(x=images, t=labels)[loss] for _ in range(3)], step
 
 

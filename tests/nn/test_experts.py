@@ -90,9 +90,7 @@ def build(gating, experts=EXPERTS, masked=False, training=True, rows=3, length=7
     with mm.Graph() as graph:
         x = mm.placeholder("x", f"batch:{rows};length:{length};d_model:{D}", "float64")
         mask = mm.placeholder("mask", f"batch:{rows};length:{length}", "bool") if masked else None
-        found = mm.mixture_of_experts(
-            x, experts, HIDDEN, gating, training, mask=mask, **options
-        )  # fmt: skip
+        found = mm.mixture_of_experts(x, experts, HIDDEN, gating, training, mask=mask, **options)
         total = mm.reduce_sum(mm.square(found.output)) + found.loss
     return graph, found, total
 
@@ -236,9 +234,11 @@ def test_two_levels_with_room_are_a_product_of_gates():
     graph, found, total = build((mm.Gating(capacity_factor=5.0), ROOMY), (OUTER, INNER))
     v = random_variables(graph)
     assert {n: x.shape for n, x in v.items()} == {
-        "experts/router": (D, 2), "experts/inner/router": (2, D, 3),
-        "experts/wi/kernel": (2, 3, D, FF), "experts/wo/kernel": (2, 3, FF, D),
-    }  # fmt: skip
+        "experts/router": (D, 2),
+        "experts/inner/router": (2, D, 3),
+        "experts/wi/kernel": (2, 3, D, FF),
+        "experts/wo/kernel": (2, 3, FF, D),
+    }
     outer = softmax(X @ v["experts/router"])
     wanted = np.zeros_like(X)
     for n, t in np.ndindex(3, 7):
@@ -340,10 +340,11 @@ def test_two_levels_in_layouts():
     gating = (mm.Gating(choices=2), mm.Gating(min_capacity=2))
     wanted = steps("", gating, (OUTER, INNER))
     for layout in (
-        "batch:rows;outer_experts:rows", "batch:cols;inner_experts:cols",
+        "batch:rows;outer_experts:rows",
+        "batch:cols;inner_experts:cols",
         "batch:cols+rows;outer_experts:rows;outer_batch:cols;inner_experts:cols",
         "batch:rows;outer_experts:rows;inner_experts:cols",
-    ):  # fmt: skip
+    ):
         found = steps(layout, gating, (OUTER, INNER))
         np.testing.assert_allclose(found, wanted, rtol=1e-10, err_msg=layout)
 

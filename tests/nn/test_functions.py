@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from meshmpi import nn, ops
-from meshmpi.autodiff import gradients
+from meshmpi import nn
 from meshmpi.dims import Dimension
-from meshmpi.graph import Graph
+from meshmpi.graph import Graph, ops
+from meshmpi.graph.autodiff import gradients
 from tests.nn.build import check_gradients, value
 
 RNG = np.random.default_rng(3)

@@ -6,33 +6,35 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
+from meshmpi.compiler.passes.memory import Sharing
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError, LayoutError, ShapeError
-from meshmpi.nn.transformer import TransformerConfig, encoder_decoder, lm
-from meshmpi.nn.transformer.caches import encoder_caches, reordered_caches, spread_caches
-from meshmpi.nn.transformer.incremental import Chunk, incremental_decoder, incremental_lm
-from meshmpi.passes.memory import Sharing
 from meshmpi.runtime.variables import OverlaidStore
+from meshmpi.transformer.models import TransformerConfig, encoder_decoder, lm
+from meshmpi.transformer.models.caches import encoder_caches, reordered_caches, spread_caches
+from meshmpi.transformer.models.incremental import Chunk, incremental_decoder, incremental_lm
 from tests.layouts import legal_layouts
 
 BATCH, LENGTH, MEMORY, SOURCE = 3, 10, 12, 5
-CONFIG = TransformerConfig(
-    vocab=13, length=MEMORY, d_model=8, d_ff=10, heads=4, d_kv=4, layers=2, dtype="float64"
-)
+CONFIG = TransformerConfig(vocab=13, length=MEMORY, d_model=8, d_ff=10, heads=4, d_kv=4, layers=2, dtype="float64")
 OPTIONS = {
     "paper": {},
     "multi_query": {"memory_heads": 1, "attention_bias": True, "norm": "layer", "ff_bias": True},
-    "llama": {"memory_heads": 2, "rotary": True, "learned_positions": False,
-              "activation": "swiglu"},
+    "llama": {"memory_heads": 2, "rotary": True, "learned_positions": False, "activation": "swiglu"},
     "t5": {"relative_buckets": 8, "learned_positions": False, "tied_softmax": True},
     "local_window": {"local_window": 3, "rotary": True},
     "experts": {"experts": 3, "experts_every": 1, "expert_eval_capacity": 3.0},
     "norm_after": {"norm_after": True, "embedding_norm": True, "softmax_bias": True},
-}  # fmt: skip
+}
 SCHEDULE = (
-    (4, (4, 2, 3)), (1, (1, 1, 0)), (4, (2, 4, 1)), (1, (1, 1, 1)), (1, (1, 0, 1)), (1, (0, 1, 1)),
+    (4, (4, 2, 3)),
+    (1, (1, 1, 0)),
+    (4, (2, 4, 1)),
+    (1, (1, 1, 1)),
+    (1, (1, 0, 1)),
+    (1, (0, 1, 1)),
     (4, (0, 0, 3)),
-)  # fmt: skip
+)
 """Tokens given at a time, and how many of them each row has: rows stand at different places."""
 
 
@@ -52,8 +54,7 @@ class Decoder:
 
     def __init__(self, options: TransformerConfig, mesh, layout: str, store, source: bool):
         self.config, self.mesh, self.source = options, mesh, source
-        self.layout = "" if not layout else ";".join(f"{r.dim}?:{'+'.join(r.axes)}"
-                                                     for r in mm.Layout(layout))  # fmt: skip
+        self.layout = "" if not layout else ";".join(f"{r.dim}?:{'+'.join(r.axes)}" for r in mm.Layout(layout))
         self.splits_memory = "memory_length:" in layout
         self.store, self.steps = OverlaidStore(store), {}
 
@@ -62,18 +63,14 @@ class Decoder:
             with mm.Graph() as graph:
                 fetches, updates = build()
             self.steps[key] = mm.compile(
-                graph, self.mesh, self.layout, fetches=fetches, updates=updates,
-                variables=self.store,
-            )  # fmt: skip
+                graph, self.mesh, self.layout, fetches=fetches, updates=updates, variables=self.store
+            )
         return self.steps[key]
 
     def decode(self, length: int, seen: int):
         def build():
             c = chunk(length, seen)
-            done = (
-                incremental_decoder(self.config, c, SOURCE) if self.source
-                else incremental_lm(self.config, c)
-            )  # fmt: skip
+            done = incremental_decoder(self.config, c, SOURCE) if self.source else incremental_lm(self.config, c)
             return {"logits": done.logits}, done.updates
 
         return self.compiled((length, seen), build)
@@ -81,8 +78,7 @@ class Decoder:
     def encode(self, source: np.ndarray, fresh: np.ndarray) -> None:
         def build():
             ids = mm.placeholder("source", f"batch:{BATCH};source_length:{SOURCE}", "int32")
-            return {}, encoder_caches(self.config, ids, mm.placeholder("fresh", f"batch:{BATCH}",
-                                                                       "bool"))  # fmt: skip
+            return {}, encoder_caches(self.config, ids, mm.placeholder("fresh", f"batch:{BATCH}", "bool"))
 
         self.compiled("encode", build)(source=source, fresh=fresh)
 
@@ -113,6 +109,8 @@ def whole(options: TransformerConfig, mesh, layout: str = "", source: np.ndarray
         else:
             ids = mm.placeholder("source", f"batch:{BATCH};source_length:{SOURCE}", "int32")
             logits, feeds = encoder_decoder(options, ids, fed), {"source": source}
+    # A model with a local window has no memory_length, its caches have.
+    layout = layout.replace("memory_length:", "memory_length?:")
     step = mm.compile(graph, mesh, layout, fetches=[logits], optimize=False)
     return step(tokens=tokens(), **feeds)[logits].numpy(), step.variables
 
@@ -121,7 +119,8 @@ def both(options: TransformerConfig) -> mm.Graph:
     """The whole model and one call of the decoder, for layouts that are legal for both."""
     with mm.Graph() as graph:
         lm(options, mm.placeholder("whole", f"batch:{BATCH};length:{LENGTH}", "int32"))
-        incremental_lm(options, chunk(4))
+        with mm.scope(reuse="auto"):  # caches are new
+            incremental_lm(options, chunk(4))
     return graph
 
 
@@ -149,14 +148,16 @@ def test_a_layout_that_splits_a_cache_twice_is_refused():
 @pytest.mark.parametrize(
     ("name", "mesh", "layout"),
     [
-        ("paper", "a:1", ""), ("paper", "a:3", "memory_length:a"),
+        ("paper", "a:1", ""),
+        ("paper", "a:3", "memory_length:a"),
         ("paper", "rows:2;cols:3", "batch:rows;heads:cols;d_ff:cols;vocab:cols"),
         ("paper", "a:2", "length:a;source_length:a"),
         ("t5", "rows:2;cols:2", "memory_length:cols;heads:rows"),
         ("t5", "rows:2;cols:2", "batch:rows+cols"),
-        ("llama", "rows:2;cols:2", "d_kv:rows;d_model:cols"), ("llama", "a:3", "heads:a"),
+        ("llama", "rows:2;cols:2", "d_kv:rows;d_model:cols"),
+        ("llama", "a:3", "heads:a"),
     ],
-)  # fmt: skip
+)
 def test_equals_the_encoder_decoder(name: str, mesh: str, layout: str):
     options = CONFIG.with_options(**OPTIONS[name], padding_id=0)
     source = np.array([[3, 4, 5, 6, 7], [8, 9, 0, 0, 0], [1, 2, 3, 0, 0]], np.int32)
@@ -185,23 +186,22 @@ def test_positions_beyond_the_learned_ones_are_refused():
 @pytest.mark.parametrize(
     ("mesh", "layout"),
     [
-        ("a:1", ""), ("rows:2;cols:3", "beam:cols;heads:rows"), ("a:3", "memory_length:a"),
+        ("a:1", ""),
+        ("rows:2;cols:3", "beam:cols;heads:rows"),
+        ("a:3", "memory_length:a"),
         ("rows:2;cols:2", "batch:rows;beam:cols"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("seen", [8, MEMORY])
 def test_beams_go_on_from_their_parents(mesh: str, layout: str, seen: int):
     simulated = mm.SimulatedMesh(mesh)
     if "memory_length" in layout:
         seen = MEMORY
-    _, store = whole(CONFIG, simulated, ";".join(
-        r for r in layout.split(";") if not r.startswith("beam")))  # fmt: skip
+    _, store = whole(CONFIG, simulated, ";".join(r for r in layout.split(";") if not r.startswith("beam")))
     decoder = Decoder(CONFIG, simulated, layout, store, False)
     rows, text = mm.Shape(f"batch:{BATCH};beam:3"), tokens()
     start, count = np.zeros(BATCH, np.int32), np.array([3, 1, 2], np.int32)
-    decoder.decode(4, 8 if seen == 8 else MEMORY)(
-        tokens=text[:, :4].copy(), start=start, count=count
-    )
+    decoder.decode(4, 8 if seen == 8 else MEMORY)(tokens=text[:, :4].copy(), start=start, count=count)
     decoder.compiled("spread", lambda: ({}, spread_caches(CONFIG, rows, MEMORY)))()
 
     def beam_step():
@@ -257,15 +257,12 @@ def test_a_token_costs_what_is_looked_at_and_no_more():
     assert four.cost.flops - two.cost.flops == 2 * (two.cost.flops - one.cost.flops)
     # Only attention grows: two products and the softmax of [batch, heads, seen] in each layer.
     points = CONFIG.layers * BATCH * CONFIG.heads * 64
-    assert (
-        4 * CONFIG.d_kv * points < two.cost.flops - one.cost.flops < (4 * CONFIG.d_kv + 16) * points
-    )
+    assert 4 * CONFIG.d_kv * points < two.cost.flops - one.cost.flops < (4 * CONFIG.d_kv + 16) * points
     assert one.program.counts() == four.program.counts()
 
 
 @pytest.mark.parametrize(
-    ("mesh", "layout"),
-    [("a:1", ""), ("rows:2;cols:3", "heads:rows;batch:cols"), ("a:3", "memory_length:a")],
+    ("mesh", "layout"), [("a:1", ""), ("rows:2;cols:3", "heads:rows;batch:cols"), ("a:3", "memory_length:a")]
 )
 def test_caches_grow_in_place(mesh: str, layout: str):
     """The new rows alone are written: neither the cache nor the part looked at is ever copied."""

@@ -20,17 +20,18 @@ def gelu(x):
 
 
 GATES = {
-    "bilinear": lambda x: x, "glu": sigmoid, "reglu": lambda x: np.maximum(x, 0), "geglu": gelu,
+    "bilinear": lambda x: x,
+    "glu": sigmoid,
+    "reglu": lambda x: np.maximum(x, 0),
+    "geglu": gelu,
     "swiglu": lambda x: x * sigmoid(x),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GATES)
 def test_gated_units(name):
     def reference(x, v):
-        parts = [
-            x @ v[f"dense/dense_{i}/kernel"] + v[f"dense/dense_{i}/bias"] for i in range(2)
-        ]  # fmt: skip
+        parts = [x @ v[f"dense/dense_{i}/kernel"] + v[f"dense/dense_{i}/bias"] for i in range(2)]
         return GATES[name](parts[0]) * parts[1]
 
     graph, y = check(lambda x: mm.dense(x, HIDDEN, activation=name), reference)
@@ -69,26 +70,16 @@ def test_norms():
     def rms(x, part):
         return x / np.sqrt((x[..., :part] ** 2).mean(-1, keepdims=True) + 1e-6)
 
-    graph, _ = check(
-        lambda x: mm.scale_norm(x, "b"), lambda x, v: rms(x, 5) * v["scale_norm/scale"]
-    )
+    graph, _ = check(lambda x: mm.scale_norm(x, "b"), lambda x, v: rms(x, 5) * v["scale_norm/scale"])
     assert graph.variables["scale_norm/scale"].shape == ()
-    check(
-        lambda x: mm.rms_norm_subsampled(x, "b", 0.5),
-        lambda x, v: rms(x, 2) * v["rms_norm/scale"],
-    )
-    check(
-        lambda x: mm.rms_norm_subsampled(x, "b", 0.01, use_scale=False), lambda x, v: rms(x, 1)
-    )  # fmt: skip
+    check(lambda x: mm.rms_norm_subsampled(x, "b", 0.5), lambda x, v: rms(x, 2) * v["rms_norm/scale"])
+    check(lambda x: mm.rms_norm_subsampled(x, "b", 0.01, use_scale=False), lambda x, v: rms(x, 1))
     with pytest.raises(ShapeError, match="fraction is 0"):
         build(lambda x: mm.rms_norm_subsampled(x, "b", 0.0))
 
 
 def test_residual_and_rezero():
-    check(
-        lambda x: mm.residual(x, lambda h: mm.rezero(mm.tanh(h))),
-        lambda x, v: x + np.tanh(x) * v["rezero/scale"],
-    )
+    check(lambda x: mm.residual(x, lambda h: mm.rezero(mm.tanh(h))), lambda x, v: x + np.tanh(x) * v["rezero/scale"])
     graph, _ = build(mm.rezero)
     step = mm.compile(graph, mm.SimulatedMesh("all:1"), fetches=[_ * 1.0])
     assert not next(iter(step(x=X).values())).numpy().any()

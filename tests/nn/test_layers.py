@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi import nn, ops
+from meshmpi import nn
 from meshmpi.dims import Dimension
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Graph, scope
+from meshmpi.graph import Graph, ops, scope
 from tests.nn.build import check_gradients, random_variables, value
 
 RNG = np.random.default_rng(7)
@@ -36,8 +36,7 @@ def check(function, reference, tolerance=1e-12):
 
 def test_dense():
     graph, y = check(
-        lambda x: nn.dense(x, HIDDEN, activation="tanh"),
-        lambda x, v: np.tanh(x @ v["dense/kernel"] + v["dense/bias"]),
+        lambda x: nn.dense(x, HIDDEN, activation="tanh"), lambda x, v: np.tanh(x @ v["dense/kernel"] + v["dense/bias"])
     )
     assert y.shape.names == ("batch", "a", "hidden")
     kernel = graph.variables["dense/kernel"]
@@ -85,9 +84,7 @@ def test_gradient_of_layer_norm_is_accurate_in_float32():
         w = mm.placeholder("w", "row:4;col:64")
         y = mm.reduce_sum(mm.layer_norm(x, "col", use_scale=False, use_bias=False) * w)
         (dx,) = mm.gradients(y, [x])
-    feeds = {
-        n: RNG.normal(m, 1, (4, 64)).astype(np.float32) for n, m in (("x", 1000.0), ("w", 0.0))
-    }
+    feeds = {n: RNG.normal(m, 1, (4, 64)).astype(np.float32) for n, m in (("x", 1000.0), ("w", 0.0))}
     step = mm.compile(dx.graph, mm.SimulatedMesh("all:1"), fetches=[dx])
     found, expected = step(feeds)[dx].numpy(), value(dx, feeds)
     # x itself is rounded to 3e-5 of its deviation; the rest is float32 arithmetic.
@@ -139,10 +136,9 @@ def test_variables_of_two_layers_and_of_a_shared_one():
         for i in range(2):
             with scope(f"layer_{i}"):
                 nn.dense(x, OUT)
-        nn.dense(x, OUT, name="layer_0/dense")
-    assert list(graph.variables) == [
-        f"layer_{i}/dense/{n}" for i in range(2) for n in ("kernel", "bias")
-    ]
+        with scope(reuse=True):
+            nn.dense(x, OUT, name="layer_0/dense")
+    assert list(graph.variables) == [f"layer_{i}/dense/{n}" for i in range(2) for n in ("kernel", "bias")]
 
 
 class TestDropout:
@@ -151,7 +147,6 @@ class TestDropout:
         assert y.operation.name == "x"
 
     def test_mask_and_scale(self):
-        pytest.importorskip("meshmpi.kernels")
         with Graph():
             x = ops.placeholder("x", "batch:40;a:50", "float64")
             y = nn.dropout(x, True, rate=0.25)
@@ -171,7 +166,6 @@ class TestDropout:
 
 
 def test_jitter_and_sampling():
-    pytest.importorskip("meshmpi.kernels")
     with Graph():
         x = ops.placeholder("x", "row:3000;col:3", "float64")
         jittered = nn.multiplicative_jitter(x, True, 0.1)

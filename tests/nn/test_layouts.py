@@ -5,16 +5,26 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.nn import optimize
-from meshmpi.nn.transformer import TransformerConfig, encoder_decoder_loss, lm_loss
+from meshmpi.transformer.models import TransformerConfig, encoder_decoder_loss, lm_loss
 from tests.nn.textbook import Textbook, cross_entropy
 
 MESH = "rows:2;cols:3"
 MODEL = "heads:cols;d_ff:cols;vocab:cols"
 STEPS = 3
 CONFIG = TransformerConfig(
-    vocab=11, length=6, d_model=8, d_ff=10, heads=4, d_kv=3, layers=2, dtype="float64",
-    attention_dropout=0.1, ff_dropout=0.1, residual_dropout=0.1, dropout_over_length=True,
-)  # fmt: skip
+    vocab=11,
+    length=6,
+    d_model=8,
+    d_ff=10,
+    heads=4,
+    d_kv=3,
+    layers=2,
+    dtype="float64",
+    attention_dropout=0.1,
+    ff_dropout=0.1,
+    residual_dropout=0.1,
+    dropout_over_length=True,
+)
 IDS = np.random.default_rng(19).integers(0, 11, (4, 7)).astype(np.int32)
 
 
@@ -140,9 +150,7 @@ def test_optimizers(name):
 
 def test_clipping_does_not_reduce_gradients_twice():
     """With parameters stored split the norm is taken of the scattered parts."""
-    step, _ = compiled(
-        "batch:rows", optimizer=optimize.Adam(1e-2, clip_norm=0.1), storage="d_model:rows"
-    )
+    step, _ = compiled("batch:rows", optimizer=optimize.Adam(1e-2, clip_norm=0.1), storage="d_model:rows")
     assert step.program.values()["all_reduce"]["rows"] <= 3
 
 

@@ -29,9 +29,15 @@ def arrays(*sizes):
 
 
 CASES = [  # length, window, block
-    (24, 4, None), (18, 3, None), (17, 5, 3), (20, 7, 4), (12, 30, None), (10, 1, 4), (7, 3, 7),
+    (24, 4, None),
+    (18, 3, None),
+    (17, 5, 3),
+    (20, 7, 4),
+    (12, 30, None),
+    (10, 1, 4),
+    (7, 3, 7),
     (13, 9, 2),
-]  # fmt: skip
+]
 LAYOUTS = ["length:rows", "length:cols", "length:rows+cols", "length:rows;heads:cols", "d_kv:cols"]
 
 
@@ -40,12 +46,8 @@ LAYOUTS = ["length:rows", "length:cols", "length:rows+cols", "length:rows;heads:
 def test_equals_dense_attention(length, window, block, causal):
     """Whole, and split 2, 3 and 6 ways: blocks that are even, uneven, and fewer than ranks."""
     with mm.Graph() as graph:
-        q, k, v = (
-            mm.placeholder(n, f"batch:2;length:{length};heads:2;d_kv:4", "float64") for n in "qkv"
-        )
-        y = mm.local_attention_1d(
-            q, k, v, "length", "d_kv", "d_kv", window, causal, block_length=block
-        )
+        q, k, v = (mm.placeholder(n, f"batch:2;length:{length};heads:2;d_kv:4", "float64") for n in "qkv")
+        y = mm.local_attention_1d(q, k, v, "length", "d_kv", "d_kv", window, causal, block_length=block)
         total = mm.reduce_sum(mm.square(y))
         grads = mm.gradients(total, [q, k, v])
     feeds = arrays(2, length, 2, 4)
@@ -106,14 +108,11 @@ def test_dropout_may_be_the_same_for_all_positions():
         with mm.Graph() as graph:
             q = mm.placeholder("q", "length:12;d_kv:4", "float64")
             mm.local_attention_1d(
-                q, q, q, "length", "d_kv", "d_kv", 4, dropout_rate=0.5, is_training=True,
-                dropout_broadcast_dims=dims,
-            )  # fmt: skip
+                q, q, q, "length", "d_kv", "d_kv", 4, dropout_rate=0.5, is_training=True, dropout_broadcast_dims=dims
+            )
         (draw,) = [op.output for op in graph.operations if type(op).__name__ == "Random"]
         masks[dims] = draw.shape.names
-    assert masks == {
-        (): ("length", "length_in_block", "length_memory"), ("length",): ("length_memory",),
-    }  # fmt: skip
+    assert masks == {(): ("length", "length_in_block", "length_memory"), ("length",): ("length_memory",)}
 
 
 @pytest.mark.parametrize(("memory_heads", "shared"), [(0, False), (1, False), (2, True)])
@@ -126,12 +125,11 @@ def test_self_attention_layer(memory_heads, shared):
         length, memory = mm.Dimension("length", 10), mm.Dimension("memory_length", 10)
         mask = mm.attention_mask_local(length, memory, 3)
         full = mm.multihead_attention(x, None, mask, d_kv, heads, options=options, use_bias=True)
-        local = mm.local_self_attention(x, d_kv, heads, 3, options=options, use_bias=True)
+        with mm.scope(reuse=True):
+            local = mm.local_self_attention(x, d_kv, heads, 3, options=options, use_bias=True)
         total = mm.reduce_sum(mm.square(local))
     feeds, variables = {"x": RNG.normal(size=(2, 10, 6))}, random_variables(graph)
-    np.testing.assert_allclose(
-        value(local, feeds, variables), value(full, feeds, variables), rtol=1e-11, atol=1e-13
-    )
+    np.testing.assert_allclose(value(local, feeds, variables), value(full, feeds, variables), rtol=1e-11, atol=1e-13)
     check_gradients(total, feeds, variables)
 
 
@@ -146,8 +144,11 @@ def near_2d(shape, window, causal):
 
 
 IMAGES = [  # height, width, window, block
-    (8, 12, (2, 3), (2, 4)), (6, 6, (2, 2), None), (5, 7, (3, 2), (2, 3)), (4, 5, (9, 1), None),
-]  # fmt: skip
+    (8, 12, (2, 3), (2, 4)),
+    (6, 6, (2, 2), None),
+    (5, 7, (3, 2), (2, 3)),
+    (4, 5, (9, 1), None),
+]
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -156,9 +157,7 @@ def test_images(height, width, window, block, causal):
     with mm.Graph() as graph:
         dims = f"batch:2;height:{height};width:{width};heads:2;d_kv:3"
         q, k, v = (mm.placeholder(n, dims, "float64") for n in "qkv")
-        y = mm.local_attention_2d(
-            q, k, v, ["height", "width"], "d_kv", "d_kv", window, causal, block=block
-        )
+        y = mm.local_attention_2d(q, k, v, ["height", "width"], "d_kv", "d_kv", window, causal, block=block)
         total = mm.reduce_sum(mm.square(y))
     feeds = arrays(2, height, width, 2, 3)
     flat = [a.reshape(2, height * width, 2, 3) for a in feeds.values()]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi import nn, ops
+from meshmpi import nn
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Graph
+from meshmpi.graph import Graph, ops
 from tests.nn.build import check_gradients, value
 
 RNG = np.random.default_rng(5)

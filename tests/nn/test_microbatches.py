@@ -50,16 +50,14 @@ def test_outputs_are_those_of_the_whole_batch(parts):
     weights = {v.name: rng.normal(size=v.shape.sizes) for v in graph.trainable_variables}
     for name in ("loss", "error"):
         np.testing.assert_allclose(
-            value(outputs[name], feeds(), weights), value(wanted[name], feeds(), weights),
-            rtol=1e-13,
-        )  # fmt: skip
+            value(outputs[name], feeds(), weights), value(wanted[name], feeds(), weights), rtol=1e-13
+        )
     assert value(outputs["count"], feeds(), weights) == 3
     assert [v.name for _, v in pairs] == ["wi/kernel", "wi/bias", "wo/kernel", "wo/bias"]
     for (g, v), (w, _) in zip(pairs, wanted_pairs, strict=True):
         np.testing.assert_allclose(
-            value(g, feeds(), weights), value(w, feeds(), weights), rtol=1e-11, atol=1e-15,
-            err_msg=v.name,
-        )  # fmt: skip
+            value(g, feeds(), weights), value(w, feeds(), weights), rtol=1e-11, atol=1e-15, err_msg=v.name
+        )
 
 
 LAYOUTS = ["", "batch:rows", "batch:cols", "batch:rows;hidden:cols", "batch:rows+cols", "io:cols"]
@@ -86,9 +84,8 @@ def test_gradients_are_reduced_once(layout, storage):
     for parts in (1, 4):
         graph, outputs, _, updates = build(parts, 16)
         program = mm.plan(
-            graph, "rows:2;cols:2", layout, fetches=[outputs["loss"]], updates=updates,
-            storage=storage,
-        ).program  # fmt: skip
+            graph, "rows:2;cols:2", layout, fetches=[outputs["loss"]], updates=updates, storage=storage
+        ).program
         sent = {kind: axes.get("rows", 0) for kind, axes in program.values().items()}
         counts = {k: n for k, n in program.counts().items() if k in sent}
         traffic.append(({k: n for k, n in sent.items() if n}, counts))
@@ -154,6 +151,4 @@ class TestErrors:
     def test_no_number_as_loss(self, result):
         with mm.Graph(), pytest.raises(ShapeError, match="model_fn returned"):
             x = mm.placeholder("x", "batch:12")
-            optimize.serialize_training_step(
-                {"x": x}, lambda f: dict.fromkeys(result, f["x"]), "batch", 2
-            )
+            optimize.serialize_training_step({"x": x}, lambda f: dict.fromkeys(result, f["x"]), "batch", 2)

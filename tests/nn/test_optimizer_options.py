@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi import ops
 from meshmpi.errors import ConfigError, ShapeError
-from meshmpi.graph import Graph
+from meshmpi.graph import Graph, ops
 from meshmpi.nn import optimize, schedules
 from tests.nn.build import initial, run_updates
 from tests.nn.test_optimizers import (
@@ -43,19 +42,13 @@ def lamb(rate, decay, decays=lambda n: n != "b", adapts=lambda n: True, eps=1e-6
 
 
 def test_lamb():
-    found, states = check(
-        optimize.LAMB(0.02, weight_decay=0.3), lamb(lambda t: 0.02, lambda t: 0.3), 1e-11
-    )
+    found, states = check(optimize.LAMB(0.02, weight_decay=0.3), lamb(lambda t: 0.02, lambda t: 0.3), 1e-11)
     np.testing.assert_allclose(found["lamb/w/m"], states["w"]["m"], rtol=1e-10)
     check(
-        optimize.LAMB(
-            RATE, weight_decay=schedules.linear_decay(4), decays=["deep$"], adapts=["^w$"]
-        ),
-        lamb(
-            rate_at, lambda t: max(0, 1 - (t - 1) / 4), lambda n: n != "deep", lambda n: n != "w"
-        ),
+        optimize.LAMB(RATE, weight_decay=schedules.linear_decay(4), decays=["deep$"], adapts=["^w$"]),
+        lamb(rate_at, lambda t: max(0, 1 - (t - 1) / 4), lambda n: n != "deep", lambda n: n != "w"),
         WITH_SCHEDULE,
-    )  # fmt: skip
+    )
 
 
 def test_lamb_at_weights_of_zero():
@@ -139,13 +132,11 @@ OPTIMIZERS = {
     "sgd": lambda **o: optimize.SGD(0.01, clip_norm=3.0),
     "momentum": lambda **o: optimize.Momentum(0.01, nesterov=True, **o),
     "adam": lambda **o: optimize.Adam(0.01, **o),
-    "adamw": lambda **o: optimize.AdamW(
-        {"w": 0.02, "": 0.01}, weight_decay=0.1, clip_norm=3.0, **o
-    ),
+    "adamw": lambda **o: optimize.AdamW({"w": 0.02, "": 0.01}, weight_decay=0.1, clip_norm=3.0, **o),
     "adafactor": lambda **o: optimize.Adafactor(0.05, min_dim_size_to_factor=4, **o),
     "adafactor_whole": lambda **o: optimize.Adafactor(0.05, beta1=0.5, **o),
     "lamb": lambda **o: optimize.LAMB(0.02, weight_decay=0.1, **o),
-}  # fmt: skip
+}
 LAYOUTS = ["", "rows:x", "cols:y;rows:x", "cols:x+y", "mid:y;cols:x"]
 STORAGES = [None, "cols?:y", "rows?:x+y", "cols?:x;rows?:y", "mid?:x"]
 
@@ -167,9 +158,8 @@ def test_every_layout_and_storage(name):
                 step({f"{n}_target": t for n, t in TARGET.items()})
             for n in wanted:
                 np.testing.assert_allclose(
-                    step.variables[n], wanted[n], rtol=1e-9, atol=1e-11,
-                    err_msg=f"{n} {layout} {storage}",
-                )  # fmt: skip
+                    step.variables[n], wanted[n], rtol=1e-9, atol=1e-11, err_msg=f"{n} {layout} {storage}"
+                )
 
 
 def test_factored_slots_are_stored_split():

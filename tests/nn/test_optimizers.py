@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from meshmpi import ops
-from meshmpi.autodiff import gradients
+from meshmpi import nn
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError, VariableError
-from meshmpi.graph import Graph
+from meshmpi.graph import Graph, ops
+from meshmpi.graph.autodiff import gradients
 from meshmpi.nn import optimize, schedules
+from meshmpi.nn.optimize.base import chosen
 from tests.nn.build import Arrays, initial, run_updates, value
 
 SHAPES = {"w": "rows:4;cols:6", "b": "cols:6", "deep": "rows:4;mid:2;cols:6"}
@@ -27,7 +28,7 @@ def build(optimizer):
     with Graph() as graph:
         losses = []
         for n, shape in SHAPES.items():
-            w = ops.get_variable(n, shape, "float64")
+            w = ops.get_variable(n, shape, "float64", decays=n != "b")
             t = ops.placeholder(f"{n}_target", shape, "float64")
             losses.append(ops.reduce_sum(ops.square(w - t) + ops.square(ops.square(w)) * 0.25))
         updates = optimizer.minimize(ops.add_n(losses))
@@ -54,7 +55,7 @@ def check(optimizer, step, tolerance=1e-12):
 
 
 def rate_at(t):
-    return 0.01 * min(1, t / 3)
+    return 0.01 * min(1, (t - 1) / 3)
 
 
 RATE = schedules.product(0.01, schedules.linear_warmup(3))
@@ -95,13 +96,30 @@ def test_adam():
     check(optimize.Adam(0.01, 0.0, 0.9), adam(lambda t: 0.01, 0.0, 0.9), 1e-11)
 
 
-def test_adamw_decays_matrices_only():
+def test_adamw_decays_what_is_made_to():
     step = adam(lambda t: 0.01, decay=0.3)
     check(optimize.AdamW(0.01, weight_decay=0.3), step, 1e-11)
     check(
-        optimize.AdamW(RATE, weight_decay=0.3, decays=lambda v: v.name != "b"),
-        adam(rate_at, decay=0.3), WITH_SCHEDULE,
-    )  # fmt: skip
+        optimize.AdamW(RATE, weight_decay=0.3, decays=lambda v: v.name != "b"), adam(rate_at, decay=0.3), WITH_SCHEDULE
+    )
+
+
+def test_biases_and_norm_scales_do_not_decay_whatever_their_rank():
+    batch, length, model = Dimension("batch", 2), Dimension("length", 3), Dimension("d_model", 4)
+    with Graph() as graph:
+        x = ops.placeholder("x", [batch, length, model], "float64")
+        y = nn.layer_norm(x, model, name="norm")
+        kv, heads = Dimension("d_kv", 3), Dimension("heads", 2)
+        y = nn.multihead_attention(y, None, None, kv, heads, use_bias=True, name="attention")
+        y = nn.dense(nn.rezero(y), Dimension("out", 2), name="dense")
+        ops.einsum([y, ops.get_variable("own", "out:2", "float64")], [batch, length])
+    adamw = optimize.AdamW(0.1)
+    kept = {v.name for v in graph.trainable_variables if not chosen(adamw.decays, v)}
+    ends = {"scale", "bias", "q_bias", "k_bias", "v_bias", "o_bias"}
+    assert kept == {n for n in graph.variables if n.rsplit("/", 1)[-1] in ends} and len(kept) == 8
+    assert len(graph.variables["attention/q_bias"].shape) == 2
+    by_name = optimize.AdamW(0.1, decays=["own"])
+    assert chosen(by_name.decays, graph.variables["attention/q_bias"]), "a user's choice counts"
 
 
 def adafactor(rate, minimum_size, beta1=0.0, clip=1.0, scaled=True):
@@ -133,10 +151,12 @@ def adafactor(rate, minimum_size, beta1=0.0, clip=1.0, scaled=True):
 @pytest.mark.parametrize("options", [{}, {"beta1": 0.9}, {"clip": 0.5, "scaled": False}])
 def test_adafactor(minimum_size, options):
     mine = optimize.Adafactor(
-        0.05, beta1=options.get("beta1", 0.0), clipping_threshold=options.get("clip", 1.0),
+        0.05,
+        beta1=options.get("beta1", 0.0),
+        clipping_threshold=options.get("clip", 1.0),
         multiply_by_parameter_scale=options.get("scaled", True),
         min_dim_size_to_factor=minimum_size,
-    )  # fmt: skip
+    )
     found, _ = check(mine, adafactor(lambda t: 0.05, minimum_size, **options), 1e-11)
     assert ("adafactor/w/row" in found) == (minimum_size <= 4)
     assert "adafactor/b/v" in found
@@ -146,10 +166,7 @@ def test_adafactor(minimum_size, options):
 
 
 def test_adafactor_default_learning_rate():
-    check(
-        optimize.Adafactor(),
-        adafactor(lambda t: min(t**-0.5, 0.01), 128), WITH_SCHEDULE,
-    )  # fmt: skip
+    check(optimize.Adafactor(), adafactor(lambda t: min(t**-0.5, 0.01), 128), WITH_SCHEDULE)
 
 
 def test_clip_norm():
@@ -199,7 +216,8 @@ def test_variable_read_in_two_types():
     """The gradient is the sum over all reads of a variable, whatever type they have."""
     with Graph() as graph:
         full = ops.get_variable("w", "n:3", "float32")
-        half = ops.get_variable("w", "n:3", ops.VariableDType("float32", "bfloat16"))
+        with graph.scope(reuse=True):
+            half = ops.get_variable("w", "n:3", ops.VariableDType("float32", "bfloat16"))
         loss = ops.reduce_sum(full * 2.0) + ops.reduce_sum(ops.cast(half, "float32") * 3.0)
         updates = optimize.SGD(1.0).minimize(loss)
     found = run_updates(updates, {**initial(graph), "w": np.zeros(3)}, {})

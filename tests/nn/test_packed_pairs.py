@@ -7,14 +7,12 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import ConfigError
-from meshmpi.nn.optimize.base import variable_gradients
-from meshmpi.nn.transformer import PackedPairs, TransformerConfig, encoder_decoder
-from meshmpi.nn.transformer.encoder_decoder import encoder_decoder_loss
+from meshmpi.transformer.models import PackedPairs, TransformerConfig, encoder_decoder
+from meshmpi.transformer.models.encoder_decoder import encoder_decoder_loss
 
 CONFIG = TransformerConfig(
-    vocab=11, length=9, d_model=8, d_ff=10, heads=3, d_kv=4, layers=2, padding_id=0,
-    dtype="float64",
-)  # fmt: skip
+    vocab=11, length=9, d_model=8, d_ff=10, heads=3, d_kv=4, layers=2, padding_id=0, dtype="float64"
+)
 PAIRS = [([3, 4, 5], [6, 7]), ([8, 2], [9, 10, 1, 3]), ([5], [4]), ([7, 7, 9, 2, 3], [2, 5, 6])]
 ROWS = [[0, 1, 2], [3]]
 WIDE = 8  # of sources
@@ -54,27 +52,19 @@ def results(config, fed, mesh="all:1", layout="", packing=True):
         target = f"batch:{batch};length:{fed['tokens'].shape[1]}"
         p = {
             n: mm.placeholder(n, source if n.startswith("source") else target, "int32")
-            for n in fed if packing or n in ("source", "tokens", "targets")
-        }  # fmt: skip
+            for n in fed
+            if packing or n in ("source", "tokens", "targets")
+        }
         names = ("source_segments", "segments", "source_places", "places")
         layer = PackedPairs(*(p[n] for n in names)) if packing else None
-        loss, logits = encoder_decoder_loss(
-            config, p["source"], p["tokens"], p["targets"], packing=layer
-        )
-        gradients = variable_gradients(loss, graph.trainable_variables)
-    step = mm.compile(
-        graph, mm.SimulatedMesh(mesh), layout, fetches=[logits, loss, *gradients], seed=3
-    )
+        loss, logits = encoder_decoder_loss(config, p["source"], p["tokens"], p["targets"], packing=layer)
+        gradients = mm.gradients(loss, graph.trainable_variables)
+    step = mm.compile(graph, mm.SimulatedMesh(mesh), layout, fetches=[logits, loss, *gradients], seed=3)
     found = step({n: fed[n] for n in p if n in step.program.feeds})
-    return (
-        np.asarray(found[logits]),
-        float(found[loss]),
-        [np.asarray(found[g]) for g in gradients],
-    )
+    return (np.asarray(found[logits]), float(found[loss]), [np.asarray(found[g]) for g in gradients])
 
 
-OPTIONS = [{}, {"learned_positions": False, "rotary": True},
-           {"learned_positions": False, "relative_buckets": 8}]  # fmt: skip
+OPTIONS = [{}, {"learned_positions": False, "rotary": True}, {"learned_positions": False, "relative_buckets": 8}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["learned", "rotary", "relative"])
@@ -85,9 +75,10 @@ def test_packed_pairs_are_as_alone(options):
     tokens, losses, sums = 0, 0.0, [np.zeros_like(g) for g in gradients]
     for k, (source, target) in enumerate(PAIRS):
         alone = {
-            "source": np.array([source], np.int32), "targets": np.array([target], np.int32),
+            "source": np.array([source], np.int32),
+            "targets": np.array([target], np.int32),
             "tokens": np.array([[0, *target[:-1]]], np.int32),
-        }  # fmt: skip
+        }
         own, mean, parts = results(config, alone, packing=False)
         row, places = where[k]
         np.testing.assert_allclose(logits[row, places], own[0], rtol=1e-10, atol=1e-10)

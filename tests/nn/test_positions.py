@@ -38,9 +38,7 @@ def test_packed_sequences_are_apart():
     with mm.Graph() as graph:
         x = mm.placeholder("x", "batch:1;length:7;d_model:6", "float64")
         segment = mm.placeholder("segment", "batch:1;length:7", "int32")
-        causal = mm.attention_mask_autoregressive(
-            mm.Dimension("length", 7), mm.Dimension("memory_length", 7)
-        )
+        causal = mm.attention_mask_autoregressive(mm.Dimension("length", 7), mm.Dimension("memory_length", 7))
         same = mm.attention_mask_same_segment(segment, mm.rename_length_to_memory_length(segment))
         mask = mm.logical_and(causal, same)
         y = mm.multihead_attention(x, None, mask, KV, HEADS)
@@ -159,8 +157,7 @@ def test_bias_shared_by_layers(bidirectional):
             HEADS, LENGTH, memory.shape.dim("memory_length"), bidirectional, 8, 20, "float64"
         )
         first, second = (
-            mm.multihead_attention(x, None, None, KV, HEADS, position_bias=bias, name=n)
-            for n in ("one", "two")
+            mm.multihead_attention(x, None, None, KV, HEADS, position_bias=bias, name=n) for n in ("one", "two")
         )
         total = mm.reduce_sum(mm.square(first + second))
     assert [n for n in graph.variables if "/" not in n] == ["relative_position_bias"]

@@ -1,15 +1,12 @@
 """The Transformer models against a textbook forward pass; sizes against the paper's tables."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from meshmpi import ops
-from meshmpi.errors import ConfigError, LayoutError, ShapeError
-from meshmpi.graph import Graph
+from meshmpi.errors import ArgumentError, ConfigError, LayoutError, ShapeError
+from meshmpi.graph import Graph, ops
 from meshmpi.nn import optimize
-from meshmpi.nn.transformer import (
+from meshmpi.transformer.models import (
     PAPER_LM_SIZES,
     PAPER_MT_SIZES,
     TransformerConfig,
@@ -26,9 +23,7 @@ from tests.nn.build import check_gradients, random_variables, value
 from tests.nn.textbook import Textbook, cross_entropy
 
 RNG = np.random.default_rng(17)
-SMALL = TransformerConfig(
-    vocab=11, length=6, d_model=8, d_ff=10, heads=2, d_kv=3, layers=2, dtype="float64"
-)
+SMALL = TransformerConfig(vocab=11, length=6, d_model=8, d_ff=10, heads=2, d_kv=3, layers=2, dtype="float64")
 YARDSTICK = {"norm": "layer", "norm_epsilon": 1e-5, "ff_bias": True, "initializers": "gpt2"}
 """The model that the peers are compared on: layer norm with scale and bias, feed-forward biases,
 no attention biases, an untied softmax matrix without bias."""
@@ -74,9 +69,7 @@ def test_gradients_of_the_language_model(name):
 
 def test_yardstick_at_its_initial_values():
     """The yardstick, narrow, drawn by its initializers: the loss is near log(vocab)."""
-    config = TransformerConfig(
-        vocab=64, length=16, d_model=16, d_ff=32, heads=4, d_kv=4, layers=4, **YARDSTICK
-    )
+    config = TransformerConfig(vocab=64, length=16, d_model=16, d_ff=32, heads=4, d_kv=4, layers=4, **YARDSTICK)
     with Graph() as graph:
         tokens = ops.placeholder("tokens", "batch:2;length:16", "int32")
         targets = ops.placeholder("targets", "batch:2;length:16", "int32")
@@ -98,13 +91,15 @@ def test_names_of_the_variables():
     graph, _, _ = build(SMALL.with_options(layers=1, **VARIANTS["gpt2"]))
     layer = "decoder/layer_000"
     assert list(graph.variables) == [
-        "decoder/embedding", "decoder/positions",
+        "decoder/embedding",
+        "decoder/positions",
         *(f"{layer}/attention_norm/{n}" for n in ("scale", "bias")),
         *(f"{layer}/attention/{n}" for p in "qkvo" for n in (p, f"{p}_bias")),
         *(f"{layer}/feed_forward_norm/{n}" for n in ("scale", "bias")),
         *(f"{layer}/feed_forward/{m}/{n}" for m in ("wi", "wo") for n in ("kernel", "bias")),
-        "decoder/final_norm/scale", "decoder/final_norm/bias",
-    ]  # fmt: skip
+        "decoder/final_norm/scale",
+        "decoder/final_norm/bias",
+    ]
     assert "decoder/softmax" in build(SMALL)[0].variables
 
 
@@ -165,9 +160,11 @@ def test_dropout_in_training_only():
     assert len(noise(True)) == 1 + 2 * 4 + 1
     shapes = {op.output.shape.names for op in noise(True, dropout_over_length=True)}
     assert shapes == {
-        ("batch", "d_model"), ("batch", "heads", "memory_length"), ("batch", "d_ff"),
+        ("batch", "d_model"),
+        ("batch", "heads", "memory_length"),
+        ("batch", "d_ff"),
         ("batch", "length", "vocab"),
-    }  # fmt: skip
+    }
 
 
 def test_bfloat16_activations():
@@ -219,9 +216,7 @@ class TestEncoderDecoder:
         check_gradients(loss, {**FEEDS, "source": self.SOURCE}, random_variables(graph))
 
 
-LM_COUNTS = [
-    142_881_792, 218_379_264, 369_374_208, 671_364_096, 1_275_343_872, 2_483_303_424, 4_899_222_528,
-]  # fmt: skip
+LM_COUNTS = [142_881_792, 218_379_264, 369_374_208, 671_364_096, 1_275_343_872, 2_483_303_424, 4_899_222_528]
 LM_TABLE = [0.14, 0.22, 0.37, 0.67, 1.28, 2.48, 4.90]
 MT_TABLE = [0.15, 0.24, 0.42, 0.77, 1.48, 2.89]
 
@@ -265,26 +260,16 @@ def test_size_of_the_big_model_of_vaswani():
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"layers": 0}, "layers is 0"),
         ({"ff_dropout": 1.0}, "ff_dropout is 1.0"),
-        ({"layers": "4"}, r"layers is '4' \(str\)\. Give int\."),
-        ({"layers": True}, r"layers is True \(bool\)"),
-        ({"tied_softmax": 1}, r"tied_softmax is 1 \(int\)"),
+        ({"layers": "4"}, "layers is '4'. It must be a valid integer"),
+        ({"layers": True}, "layers is True. It must be a valid integer"),
+        ({"tied_softmax": 1}, "tied_softmax is 1. It must be a valid boolean"),
+        ({"d_modle": 3}, "d_modle is not a setting. Did you mean 'd_model'"),
         ({"residual_constraint": "length"}, "has no colon"),
     ],
 )
 def test_bad_options(changes, message):
-    with pytest.raises((ConfigError, LayoutError), match=message):
+    with pytest.raises((ConfigError, LayoutError, ArgumentError), match=message):
         SMALL.with_options(**changes)
-
-
-def test_config_from_a_mapping():
-    values = {f.name: getattr(SMALL, f.name) for f in dataclasses.fields(SMALL)}
-    assert TransformerConfig.from_mapping(values) == SMALL
-    with pytest.raises(ConfigError, match="no option 'd_modle'.*Did you mean 'd_model'"):
-        TransformerConfig.from_mapping({**values, "d_modle": 3})
-    with pytest.raises(ConfigError, match="a Transformer needs vocab, layers"):
-        TransformerConfig.from_mapping(
-            dict.fromkeys(("length", "d_model", "d_ff", "heads", "d_kv"), 1)
-        )
 
 
 def test_bad_tokens():

@@ -5,7 +5,7 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import ConfigError
-from meshmpi.nn.transformer import (
+from meshmpi.transformer.models import (
     TransformerConfig,
     encoder_decoder_loss,
     encoder_decoder_parameter_count,
@@ -17,9 +17,8 @@ from tests.nn.build import random_variables, value
 from tests.nn.textbook import Textbook
 
 SMALL = TransformerConfig(
-    vocab=11, length=8, d_model=8, d_ff=12, heads=4, d_kv=4, layers=2, dtype="float64",
-    learned_positions=False,
-)  # fmt: skip
+    vocab=11, length=8, d_model=8, d_ff=12, heads=4, d_kv=4, layers=2, dtype="float64", learned_positions=False
+)
 EXPERTS = {"experts": 3, "experts_every": 1, "expert_capacity": 1.0, "expert_z_loss": 0.01}
 OPTIONS = {
     "multi_query": {"memory_heads": 1, "attention_bias": True},
@@ -37,9 +36,7 @@ TOKENS, TARGETS = IDS[:, :-1], IDS[:, 1:]
 
 def build(config, training=True, mixtures=None):
     with mm.Graph() as graph:
-        tokens, targets = (
-            mm.placeholder(n, "batch:4;length:8", "int32") for n in ("tokens", "targets")
-        )
+        tokens, targets = (mm.placeholder(n, "batch:4;length:8", "int32") for n in ("tokens", "targets"))
         loss, logits = lm_loss(config, tokens, targets, training, mixtures)
     return graph, loss, logits
 
@@ -135,14 +132,10 @@ LAYOUTS = [
 
 def train(config, layout):
     with mm.Graph() as graph:
-        tokens, targets = (
-            mm.placeholder(n, "batch:4;length:8", "int32") for n in ("tokens", "targets")
-        )
+        tokens, targets = (mm.placeholder(n, "batch:4;length:8", "int32") for n in ("tokens", "targets"))
         loss, _ = lm_loss(config, tokens, targets, True)
         updates = mm.optimize.Adam(1e-2, clip_norm=1.0).minimize(loss)
-    step = mm.compile(
-        graph, mm.SimulatedMesh("rows:2;cols:3"), layout, fetches=[loss], updates=updates
-    )
+    step = mm.compile(graph, mm.SimulatedMesh("rows:2;cols:3"), layout, fetches=[loss], updates=updates)
     return [step(tokens=TOKENS, targets=TARGETS)[loss] for _ in range(3)]
 
 

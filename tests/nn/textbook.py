@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshmpi.nn.transformer import TransformerConfig
+from meshmpi.transformer.models import TransformerConfig
 
 
 class Textbook:

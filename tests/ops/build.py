@@ -13,7 +13,7 @@ import numpy as np
 
 import meshmpi as mm
 from meshmpi.graph import Graph, Tensor, Update
-from meshmpi.scalar import FLOATS
+from meshmpi.ir.scalar import FLOATS
 
 EVEN = {"a": 12, "b": 24, "c": 12, "e": 6, "k": 12}
 """Sizes that every mesh of the tests divides (but for the dims that a case derives from them)."""
@@ -65,9 +65,7 @@ class Builder:
         """``"a b"`` -> [a, b]."""
         return mm.Shape([getattr(self, n) for n in names.split()])
 
-    def feed(
-        self, name: str, dims: str | mm.Shape, dtype: str = "float64", kind: str = "signed"
-    ) -> Tensor:
+    def feed(self, name: str, dims: str | mm.Shape, dtype: str = "float64", kind: str = "signed") -> Tensor:
         """A placeholder and its data, already rounded to its type."""
         shape = self.shape(dims) if isinstance(dims, str) else dims
         return self.feed_array(name, shape, dtype, data(kind, shape.sizes, self.rng))
@@ -155,10 +153,7 @@ def build(case: Case, sizes: Mapping[str, int]) -> Built:
             sources = {n: t for n, t in b.sources.items() if t.dtype in FLOATS and n[0] != "_"}
             found = zip(sources, mm.gradients(loss, list(sources.values())), strict=True)
             grads = {n: g for n, g in found if g is not None}
-    return Built(
-        case, graph, outputs, loss if grads else None, grads, b.updates, b.feeds, b.variables,
-        b.sources,
-    )  # fmt: skip
+    return Built(case, graph, outputs, loss if grads else None, grads, b.updates, b.feeds, b.variables, b.sources)
 
 
 def _weighted_sum(b: Builder, ys: Sequence[Tensor]) -> Tensor:

@@ -29,14 +29,13 @@ for _name, _op in (("sum", mm.reduce_sum), ("max", mm.reduce_max), ("min", mm.re
     row(
         f"reduce_{_name}",
         lambda b, f=_op: [
-            f(x := b.feed("x", "a b c"), reduced_dim=b.b), f(x, reduced_dim=["a", "c"]), f(x),
+            f(x := b.feed("x", "a b c"), reduced_dim=b.b),
+            f(x, reduced_dim=["a", "c"]),
+            f(x),
             f(x, output_shape=b.shape("c a")),
         ],
-    )  # fmt: skip
-    row(
-        f"reduce_{_name}_int32",
-        lambda b, f=_op: [f(x := b.feed("x", "a b", "int32", "whole"), reduced_dim=b.a), f(x)],
     )
+    row(f"reduce_{_name}_int32", lambda b, f=_op: [f(x := b.feed("x", "a b", "int32", "whole"), reduced_dim=b.a), f(x)])
     row(
         f"reduce_{_name}_float32",
         lambda b, f=_op: [f(x := b.feed("x", "a b", "float32"), reduced_dim=b.a), f(x)],
@@ -47,11 +46,7 @@ for _name, _op in (("sum", mm.reduce_sum), ("max", mm.reduce_max), ("min", mm.re
 @case()
 def reduce_mean(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b c")
-    return [
-        mm.reduce_mean(x),
-        mm.reduce_mean(x, reduced_dim=b.b),
-        mm.reduce_mean(x, output_shape=[b.a]),
-    ]
+    return [mm.reduce_mean(x), mm.reduce_mean(x, reduced_dim=b.b), mm.reduce_mean(x, output_shape=[b.a])]
 
 
 @case(smooth=False)
@@ -96,10 +91,7 @@ def matmul(b: Builder) -> Sequence[Tensor]:
 
 @case()
 def matmul_transposed(b: Builder) -> Sequence[Tensor]:
-    return [
-        b.feed("x", "b a") @ b.feed("y", "c b"),
-        mm.matmul(b.feed("z", "a b"), b.feed("w", "b c")),
-    ]
+    return [b.feed("x", "b a") @ b.feed("y", "c b"), mm.matmul(b.feed("z", "a b"), b.feed("w", "b c"))]
 
 
 @case()
@@ -144,16 +136,12 @@ def einsum_reduced_dims(b: Builder) -> Sequence[Tensor]:
 
 @case(tolerance=FLOAT32)
 def einsum_float32(b: Builder) -> Sequence[Tensor]:
-    return [
-        mm.einsum([b.feed("x", "a b", "float32"), b.feed("y", "b c", "float32")], b.shape("a c"))
-    ]
+    return [mm.einsum([b.feed("x", "a b", "float32"), b.feed("y", "b c", "float32")], b.shape("a c"))]
 
 
 @case(tolerance=BFLOAT16)
 def einsum_bfloat16(b: Builder) -> Sequence[Tensor]:
-    return [
-        mm.einsum([b.feed("x", "a b", "bfloat16"), b.feed("y", "b c", "bfloat16")], b.shape("a c"))
-    ]
+    return [mm.einsum([b.feed("x", "a b", "bfloat16"), b.feed("y", "b c", "bfloat16")], b.shape("a c"))]
 
 
 @case()
@@ -277,11 +265,7 @@ def stack_and_unstack(b: Builder) -> Sequence[Tensor]:
 @case()
 def shift(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b")
-    return [
-        mm.shift(x, 2, "b", wrap=True),
-        mm.shift(x, -1, "a", wrap=False),
-        mm.shift(x, 1, "a", True),
-    ]
+    return [mm.shift(x, 2, "b", wrap=True), mm.shift(x, -1, "a", wrap=False), mm.shift(x, 1, "a", True)]
 
 
 # -- indexing --------------------------------------------------------------------------------------
@@ -358,12 +342,7 @@ def constants(b: Builder) -> Sequence[Tensor]:
 def ranges(b: Builder) -> Sequence[Tensor]:
     i, j = mm.range(b.a), mm.range(b.b)
     causal = mm.greater_equal(i, j)
-    return [
-        i,
-        mm.range(b.b, "float64") * b.feed("x", "a b"),
-        mm.cast(causal, "float32"),
-        i * 10 + j,
-    ]
+    return [i, mm.range(b.b, "float64") * b.feed("x", "a b"), mm.cast(causal, "float32"), i * 10 + j]
 
 
 @case()
@@ -470,10 +449,7 @@ def constrained_and_released(b: Builder) -> Sequence[Tensor]:
 @case()
 def constrained_to_be_whole(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b")
-    return [
-        mm.constrain(x * 2.0, "a:;b:") + 1.0,
-        mm.reduce_sum(mm.constrain(x, "b:"), reduced_dim=b.b),
-    ]
+    return [mm.constrain(x * 2.0, "a:;b:") + 1.0, mm.reduce_sum(mm.constrain(x, "b:"), reduced_dim=b.b)]
 
 
 @case(smooth=False)  # central differences do not know where a gradient is stopped
@@ -505,6 +481,20 @@ def attention_by_hand(b: Builder) -> Sequence[Tensor]:
     e = mm.exp(logits - mm.stop_gradient(mm.reduce_max(logits, reduced_dim="p")))
     weights = e / mm.reduce_sum(e, reduced_dim="p")
     return [mm.einsum([weights, k, b.variable("o", "c e b")], b.shape("a b"))]
+
+
+@case()
+def sums_over_a_band(b: Builder) -> Sequence[Tensor]:
+    x, w = b.feed("x", "a b"), b.feed("w", "b c")
+    near, earlier = mm.Band("a", "b", -1, 1), mm.Band("b", "a", least=2)
+    return [
+        mm.einsum([x, w], b.shape("a c"), band=near),
+        mm.einsum([w, b.feed("v", "a c")], b.shape("a b"), band=earlier),
+        mm.reduce_sum(x, reduced_dim="b", band=near),
+        mm.reduce_sum(x, reduced_dim="a", band=earlier),
+        mm.maximum(mm.reduce_max(x, reduced_dim="b", band=earlier), -9.0),
+        mm.softmax(x, "b", band=near),
+    ]
 
 
 @case()

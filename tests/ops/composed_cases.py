@@ -18,9 +18,10 @@ from tests.ops.elementwise_cases import case
 def reduce_prod(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b c")
     return [
-        mm.reduce_prod(x, reduced_dim=b.b), mm.reduce_prod(x, output_shape=b.shape("c")) * 1e-3,
+        mm.reduce_prod(x, reduced_dim=b.b),
+        mm.reduce_prod(x, output_shape=b.shape("c")) * 1e-3,
         mm.reduce_prod(b.feed("i", "a b", "int32", "whole"), reduced_dim=b.a),
-    ]  # fmt: skip
+    ]
 
 
 @case()
@@ -36,10 +37,7 @@ def reduce_prod_with_zeros(b: Builder) -> Sequence[Tensor]:
 @case()
 def reduce_variance(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b c")
-    return [
-        mm.reduce_variance(x), mm.reduce_variance(x, reduced_dim=b.b),
-        mm.reduce_std(x, output_shape=b.shape("a")),
-    ]  # fmt: skip
+    return [mm.reduce_variance(x), mm.reduce_variance(x, reduced_dim=b.b), mm.reduce_std(x, output_shape=b.shape("a"))]
 
 
 @case()
@@ -53,9 +51,12 @@ def reduce_first(b: Builder) -> Sequence[Tensor]:
 def extra_logits(b: Builder) -> Sequence[Tensor]:
     x, extra = b.feed("x", "a b"), b.feed("extra", "a")
     return [
-        mm.softmax(x, "b", extra), mm.log_softmax(x, "b", extra),
-        mm.reduce_logsumexp(x, "b", extra), mm.softmax(x, "a", 0.5), mm.reduce_logsumexp(x, "b"),
-    ]  # fmt: skip
+        mm.softmax(x, "b", extra),
+        mm.log_softmax(x, "b", extra),
+        mm.reduce_logsumexp(x, "b", extra),
+        mm.softmax(x, "a", 0.5),
+        mm.reduce_logsumexp(x, "b"),
+    ]
 
 
 # -- ranking ---------------------------------------------------------------------------------------
@@ -65,9 +66,11 @@ def extra_logits(b: Builder) -> Sequence[Tensor]:
 def sorting(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b")
     return [
-        mm.sort(x, "b"), mm.sort(x, "a", descending=True), mm.argsort(x, b.b),
+        mm.sort(x, "b"),
+        mm.sort(x, "a", descending=True),
+        mm.argsort(x, b.b),
         mm.sort(b.feed("i", "b a", "uint8", "natural"), "b"),
-    ]  # fmt: skip
+    ]
 
 
 @case(smooth=False, gradients=False)
@@ -81,9 +84,11 @@ def nth_elements(b: Builder) -> Sequence[Tensor]:
     n = mm.Dimension("n", 5 * b.b.size)
     x = b.feed("x", mm.Shape([b.a, n]))
     return [
-        mm.nth_largest_element(x, 0, n), mm.nth_largest_element(x, 2, n),
-        mm.nth_smallest_element(x, 3, "n"), mm.nth_smallest_element(x, n.size - 1, "n"),
-    ]  # fmt: skip
+        mm.nth_largest_element(x, 0, n),
+        mm.nth_largest_element(x, 2, n),
+        mm.nth_smallest_element(x, 3, "n"),
+        mm.nth_smallest_element(x, n.size - 1, "n"),
+    ]
 
 
 @case()
@@ -103,10 +108,12 @@ def dynamic_shift(b: Builder) -> Sequence[Tensor]:
     x, one = b.feed("x", "a b c"), b.feed_array("one", b.shape(""), "int32", np.array(-2))
     rows = b.index("rows", "c a", -9, 9)
     return [
-        mm.dynamic_shift(x, one, "b", wrap=True), mm.dynamic_shift(x, one, "a", wrap=False),
-        mm.dynamic_shift(x, rows, b.b, wrap=True), mm.dynamic_shift(x, rows, b.b, wrap=False),
+        mm.dynamic_shift(x, one, "b", wrap=True),
+        mm.dynamic_shift(x, one, "a", wrap=False),
+        mm.dynamic_shift(x, rows, b.b, wrap=True),
+        mm.dynamic_shift(x, rows, b.b, wrap=False),
         mm.dynamic_shift(x, 1, b.b, wrap=False),
-    ]  # fmt: skip
+    ]
 
 
 # -- elementwise corners ---------------------------------------------------------------------------
@@ -221,8 +228,9 @@ def sampling(b: Builder) -> Sequence[Tensor]:
     masked = mm.where(mm.equal(mm.range(b.b), 1), float("-inf"), logits)
     return [
         mm.sample_with_temperature(masked, "b", temperatures),
-        mm.sample_with_temperature(logits, "c", 1.5), mm.sample_with_temperature(logits, b.c, 0.0),
-    ]  # fmt: skip
+        mm.sample_with_temperature(logits, "c", 1.5),
+        mm.sample_with_temperature(logits, b.c, 0.0),
+    ]
 
 
 @case(gradients=False)
@@ -231,6 +239,9 @@ def a_nan_is_largest_and_smallest(b: Builder) -> Sequence[Tensor]:
     x, y = b.feed("x", "a b", kind="special"), b.feed("y", "b a", "float32", "special")
     half = b.feed("z", "a b", "bfloat16", "special")
     return [
-        mm.reduce_max(x, reduced_dim=b.a), mm.reduce_min(x, reduced_dim=b.b), mm.reduce_max(y),
-        mm.reduce_min(y, reduced_dim=b.a), mm.reduce_max(half, reduced_dim=b.b),
-    ]  # fmt: skip
+        mm.reduce_max(x, reduced_dim=b.a),
+        mm.reduce_min(x, reduced_dim=b.b),
+        mm.reduce_max(y),
+        mm.reduce_min(y, reduced_dim=b.a),
+        mm.reduce_max(half, reduced_dim=b.b),
+    ]

@@ -32,31 +32,44 @@ def row(name: str, build: Build, **options: object) -> None:
 # -- every function of scalar.SCALAR_FUNCTIONS ----------------------------------------
 
 _UNARY = {
-    "negative": "signed", "abs": "away", "sign": "away", "square": "signed", "sqrt": "positive",
-    "rsqrt": "positive", "reciprocal": "away", "exp": "signed", "log": "positive",
-    "log1p": "positive", "sin": "signed", "cos": "signed", "tanh": "signed", "sigmoid": "signed",
-    "erf": "signed", "floor": "signed", "identity": "signed",
-}  # fmt: skip
+    "negative": "signed",
+    "abs": "away",
+    "sign": "away",
+    "square": "signed",
+    "sqrt": "positive",
+    "rsqrt": "positive",
+    "reciprocal": "away",
+    "exp": "signed",
+    "log": "positive",
+    "log1p": "positive",
+    "sin": "signed",
+    "cos": "signed",
+    "tanh": "signed",
+    "sigmoid": "signed",
+    "erf": "signed",
+    "floor": "signed",
+    "identity": "signed",
+}
 for _name, _kind in _UNARY.items():
     row(_name, lambda b, n=_name, k=_kind: [getattr(mm, n)(b.feed("x", "a b", kind=k))])
 
 _BINARY = {
-    "add": "signed", "subtract": "signed", "multiply": "signed", "divide": "away",
-    "minimum": "signed", "maximum": "signed",
-}  # fmt: skip
+    "add": "signed",
+    "subtract": "signed",
+    "multiply": "signed",
+    "divide": "away",
+    "minimum": "signed",
+    "maximum": "signed",
+}
 for _name, _kind in _BINARY.items():
     # One row per way to broadcast: b into [a, b]; and neither holds the other.
     row(
         f"{_name}_into",
-        lambda b, n=_name, k=_kind: [
-            getattr(mm, n)(b.feed("x", "a b", kind=k), b.feed("y", "b", kind=k))
-        ],
+        lambda b, n=_name, k=_kind: [getattr(mm, n)(b.feed("x", "a b", kind=k), b.feed("y", "b", kind=k))],
     )
     row(
         f"{_name}_union",
-        lambda b, n=_name, k=_kind: [
-            getattr(mm, n)(b.feed("x", "a b", kind=k), b.feed("y", "c a", kind=k))
-        ],
+        lambda b, n=_name, k=_kind: [getattr(mm, n)(b.feed("x", "a b", kind=k), b.feed("y", "c a", kind=k))],
     )
 for _name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
     row(
@@ -68,10 +81,7 @@ for _name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_eq
     )
 for _name in ("logical_and", "logical_or"):
     row(
-        _name,
-        lambda b, n=_name: [
-            getattr(mm, n)(b.feed("x", "a b", "bool", "bool"), b.feed("y", "b", "bool", "bool"))
-        ],
+        _name, lambda b, n=_name: [getattr(mm, n)(b.feed("x", "a b", "bool", "bool"), b.feed("y", "b", "bool", "bool"))]
     )
 
 
@@ -131,10 +141,12 @@ def where_of_tensors(b: Builder) -> Sequence[Tensor]:
 def where_of_numbers(b: Builder) -> Sequence[Tensor]:
     condition, x = b.feed("condition", "b a", "bool", "bool"), b.feed("x", "a b")
     return [
-        mm.where(condition, 2.5, -1.0), mm.where(condition, x, 0.0), mm.where(condition, 1.5, x),
+        mm.where(condition, 2.5, -1.0),
+        mm.where(condition, x, 0.0),
+        mm.where(condition, 1.5, x),
         mm.where(condition, mm.ones(b.shape("b"), "float64"), mm.zeros(b.shape("a"), "float64")),
         mm.where(mm.less(x, 0.5), 3, -2),
-    ]  # fmt: skip
+    ]
 
 
 @case()
@@ -167,10 +179,15 @@ def casts(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b", "float32", "away")
     i = b.feed("i", "b", "int32", "whole")
     return [
-        mm.cast(x, "float64"), mm.cast(mm.floor(x), "int32"), mm.cast(x, "int32"),
-        mm.cast(i, "float64"), mm.cast(i, "int64"), mm.cast(mm.greater(x, 0.0), "float32"),
-        mm.cast(mm.greater(i, 0), "int32"), mm.cast(i, "bool"),
-    ]  # fmt: skip
+        mm.cast(x, "float64"),
+        mm.cast(mm.floor(x), "int32"),
+        mm.cast(x, "int32"),
+        mm.cast(i, "float64"),
+        mm.cast(i, "int64"),
+        mm.cast(mm.greater(x, 0.0), "float32"),
+        mm.cast(mm.greater(i, 0), "int32"),
+        mm.cast(i, "bool"),
+    ]
 
 
 @case(tolerance=FLOAT32)

@@ -64,9 +64,13 @@ def _different(b: Builder, name: str, dims: str, low: int, high: int) -> Tensor:
     shape = b.shape(dims)
     rows = [b.rng.permutation(np.arange(low, high)) for _ in range(shape.size)]
     return b.feed_array(
-        name, shape, "int32", np.reshape([r[: shape[-1].size] for r in rows], (-1, shape[-1].size))
-        [: shape.size // shape[-1].size].reshape(shape.sizes),
-    )  # fmt: skip
+        name,
+        shape,
+        "int32",
+        np.reshape([r[: shape[-1].size] for r in rows], (-1, shape[-1].size))[: shape.size // shape[-1].size].reshape(
+            shape.sizes
+        ),
+    )
 
 
 @case()
@@ -126,9 +130,11 @@ def top_k_of_many_rows(b: Builder) -> Sequence[Tensor]:
 def cumsum(b: Builder) -> Sequence[Tensor]:
     x = b.feed("x", "a b c")
     return [
-        mm.cumsum(x, "b"), mm.cumsum(x, b.a, exclusive=True), mm.cumsum(x, "c", reverse=True),
+        mm.cumsum(x, "b"),
+        mm.cumsum(x, b.a, exclusive=True),
+        mm.cumsum(x, "c", reverse=True),
         mm.cumsum(x, "b", exclusive=True, reverse=True),
-    ]  # fmt: skip
+    ]
 
 
 @case()
@@ -168,9 +174,7 @@ def custom_gradient(b: Builder) -> Sequence[Tensor]:
         shared = mm.reduce_sum(first / y * d_first, output_shape=y.shape)
         return [first * d_first, shared + 2.0 * y * d_second]
 
-    y, squared = mm.custom_gradient(
-        product, rule, [b.feed("x", "a b"), b.feed("y", "b", kind="away")]
-    )
+    y, squared = mm.custom_gradient(product, rule, [b.feed("x", "a b"), b.feed("y", "b", kind="away")])
     return [y, squared * 3.0]
 
 

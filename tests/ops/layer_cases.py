@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import meshmpi as mm
 from meshmpi.graph import Tensor, current_graph
-from meshmpi.scalar import FLOATS
+from meshmpi.ir.scalar import FLOATS
 from tests.ops.build import Builder, data
 from tests.ops.elementwise_cases import case
 

@@ -18,11 +18,7 @@ from tests.ops.elementwise_cases import BFLOAT16, case
 def reduce_max_of_negative_numbers(b: Builder) -> Sequence[Tensor]:
     # Ranks with empty blocks must not bring in a 0.
     x = b.feed("x", "a b", kind="positive")
-    return [
-        mm.reduce_max(-x),
-        mm.reduce_min(x, reduced_dim=b.a),
-        mm.reduce_max(-x, reduced_dim="b"),
-    ]
+    return [mm.reduce_max(-x), mm.reduce_min(x, reduced_dim=b.a), mm.reduce_max(-x, reduced_dim="b")]
 
 
 @case(tolerance=BFLOAT16)
@@ -64,9 +60,11 @@ def products_of_products(b: Builder) -> Sequence[Tensor]:
     y = _Products(b)
     other = mm.einsum([y.w, b.feed("u", "b e")], b.shape("c e"))
     return [
-        mm.einsum([y(), other], b.shape("a e")), mm.reduce_sum(mm.square(y()), reduced_dim=b.c),
-        mm.reduce_max(y(), reduced_dim=b.c), mm.reduce_mean(y() + 1.5, reduced_dim=b.a),
-    ]  # fmt: skip
+        mm.einsum([y(), other], b.shape("a e")),
+        mm.reduce_sum(mm.square(y()), reduced_dim=b.c),
+        mm.reduce_max(y(), reduced_dim=b.c),
+        mm.reduce_mean(y() + 1.5, reduced_dim=b.a),
+    ]
 
 
 @case(limit=40)
@@ -75,10 +73,12 @@ def shapes_of_products(b: Builder) -> Sequence[Tensor]:
     y, z = _Products(b), b.feed("z", "a c")
     padded = mm.pad(y(), [1, 2], "a", value=-1.5)
     return [
-        mm.reduce_sum(padded, reduced_dim="a"), mm.concat([y(), z], "a"),
-        mm.concat([y(), y()], "c"), mm.slice(y(), 1, b.a.size - 1, "a") * 0.5,
+        mm.reduce_sum(padded, reduced_dim="a"),
+        mm.concat([y(), z], "a"),
+        mm.concat([y(), y()], "c"),
+        mm.slice(y(), 1, b.a.size - 1, "a") * 0.5,
         mm.transpose(y(), b.shape("c a")) + z,
-    ]  # fmt: skip
+    ]
 
 
 @case(refuses=True)

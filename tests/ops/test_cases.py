@@ -25,9 +25,7 @@ SIZES = {"even": EVEN, "uneven": UNEVEN}
 _by_name = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.smooth and c.gradients], ids=lambda c: c.name
-)
+@pytest.mark.parametrize("case", [c for c in CASES if c.smooth and c.gradients], ids=lambda c: c.name)
 def test_gradient_is_the_central_difference(case: Case):
     built = build(case, UNEVEN)
     if built.loss is None:  # integers and bools
@@ -58,14 +56,9 @@ def test_case_in_every_legal_layout(case: Case, mesh: str, sizes: str):
 
 
 def test_every_elementwise_function_has_a_row():
-    from meshmpi.scalar import SCALAR_FUNCTIONS
+    from meshmpi.ir.scalar import SCALAR_FUNCTIONS
 
-    used = {
-        o.function
-        for case in CASES
-        for o in build(case, UNEVEN).graph.operations
-        if hasattr(o, "function")
-    }
+    used = {o.function for case in CASES for o in build(case, UNEVEN).graph.operations if hasattr(o, "function")}
     assert [f for f in SCALAR_FUNCTIONS if f not in used] == []
 
 

@@ -67,11 +67,9 @@ def test_native_scatter_add_in_batches_equals_numpy():
         }
         for layout in ("", "a:r", "c:r"):
             got = [
-                mm.compile(
-                    graph, mm.SimulatedMesh("r:3"), layout, fetches=[y], kernels=kernels
-                )(feeds)[y].numpy()
+                mm.compile(graph, mm.SimulatedMesh("r:3"), layout, fetches=[y], kernels=kernels)(feeds)[y].numpy()
                 for kernels in ("numpy", "native")
-            ]  # fmt: skip
+            ]
             np.testing.assert_allclose(*got, rtol=1e-5, atol=1e-5)
 
 
@@ -91,9 +89,7 @@ def test_native_top_k_equals_numpy(dtype: str, smallest: bool):
         for layout in ("", "a:r"):
             got = []
             for kernels in ("native", "numpy"):
-                step = mm.compile(
-                    graph, mm.SimulatedMesh("r:3"), layout, fetches=outs, kernels=kernels
-                )
+                step = mm.compile(graph, mm.SimulatedMesh("r:3"), layout, fetches=outs, kernels=kernels)
                 found = step(x=x)
                 got.append([found[t].numpy() for t in outs])
             np.testing.assert_array_equal(got[0][0], got[1][0])

@@ -10,18 +10,33 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 import meshmpi as mm
-from meshmpi import ops
-from meshmpi.program import KINDS
+from meshmpi.graph import ops
+from meshmpi.graph.arguments import checked
+from meshmpi.ir.kinds import KINDS
 from tests.layouts import legal_layouts
 from tests.ops.build import EVEN, UNEVEN, Case, build
 from tests.ops.cases import CASES
 from tests.ops.run import fetched
 
 MANY_KINDS = (
-    "rename_swaps", "constrained_and_released", "slots_stored_elsewhere", "ranges", "shift",
-    "random_numbers", "softmax_by_hand", "step_number", "slice_with_stride", "top_k", "cumsum",
-    "embedding_used_twice", "pad", "concat", "transpose", "conv_of_pictures", "gather",
-)  # fmt: skip
+    "rename_swaps",
+    "constrained_and_released",
+    "slots_stored_elsewhere",
+    "ranges",
+    "shift",
+    "random_numbers",
+    "softmax_by_hand",
+    "step_number",
+    "slice_with_stride",
+    "top_k",
+    "cumsum",
+    "embedding_used_twice",
+    "pad",
+    "concat",
+    "transpose",
+    "conv_of_pictures",
+    "gather",
+)
 """Rows tried first, which have nearly every kind between them; the others follow."""
 HERE = str(Path(__file__).parent)
 ROOT = Path(__file__).parent.parent.parent
@@ -31,9 +46,9 @@ ELSEWHERE = {"loop": "tests/passes/test_loops.py", "wait": "tests/passes/test_ov
 
 
 def public_functions() -> dict[str, CodeType]:
-    """Name -> code of the functions that ``meshmpi.ops`` offers."""
+    """Name -> code of the functions that ``meshmpi.graph.ops`` offers."""
     found = {n: getattr(ops, n) for n in ops.__all__}
-    return {n: f.__code__ for n, f in found.items() if inspect.isfunction(f)}
+    return {n: inspect.unwrap(f).__code__ for n, f in found.items() if inspect.isfunction(f)}
 
 
 @cache
@@ -47,9 +62,12 @@ def called_by_rows() -> dict[CodeType, list[str]]:
     row = ""
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or frame.f_code not in wanted or frame.f_back is None:
+        if event != "call" or frame.f_code not in wanted:
             return
-        if frame.f_back.f_code.co_filename.startswith(HERE):
+        caller = frame.f_back
+        if caller is not None and caller.f_code.co_filename == checked.__code__.co_filename:
+            caller = caller.f_back  # arguments are read on the way
+        if caller is not None and caller.f_code.co_filename.startswith(HERE):
             called.setdefault(frame.f_code, []).append(row)
 
     before = sys.getprofile()
@@ -76,9 +94,8 @@ def _kinds(case: Case) -> Iterator[str]:
         for optimize in (False, True):
             try:
                 plan = mm.plan(
-                    built.graph, MESH, layout, fetches=fetched(built, False),
-                    updates=built.updates, optimize=optimize,
-                )  # fmt: skip
+                    built.graph, MESH, layout, fetches=fetched(built, False), updates=built.updates, optimize=optimize
+                )
             except mm.LayoutError:
                 assert case.refuses
                 continue

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from meshmpi.dims import MeshShape, Shape
-from meshmpi.program import Instruction, LocalType, Program, VariableType
-from meshmpi.scalar import call
+from meshmpi.ir.kinds import KINDS
+from meshmpi.ir.program import Instruction, Kind, LocalType, Program, VariableType
+from meshmpi.ir.scalar import call
 
 MESH = MeshShape("rows:2;cols:2")
 SIZES = {"a": 4, "b": 8, "c": 6, "u": 3, "k": 2, "m": 32}
@@ -20,9 +22,14 @@ def t(dims: str = "", partial: str = "", pending: str = "sum", dtype: str = "flo
         name, _, size = name.partition("=")
         shape.append((name, int(size) if size else SIZES[name]))
         splits.append(tuple(axes.split("+")) if axes else ())
-    return LocalType(
-        Shape(shape), dtype, tuple(splits), tuple(partial.split("+")) if partial else (), pending
-    )
+    return LocalType(Shape(shape), dtype, tuple(splits), tuple(partial.split("+")) if partial else (), pending)
+
+
+@dataclass(frozen=True)
+class Teleport(Kind):
+    """A kind that is not in the table."""
+
+    kind = "teleport"
 
 
 class Hand:
@@ -38,7 +45,7 @@ class Hand:
     def add(self, kind: str, inputs: list[int], *types: LocalType, **attrs: Any) -> int:
         outputs = tuple(range(len(self.types), len(self.types) + len(types)))
         self.types.update(zip(outputs, types, strict=True))
-        self.instructions.append(Instruction(kind, tuple(inputs), outputs, attrs))
+        self.instructions.append(Instruction(KINDS.get(kind, Teleport)(**attrs), tuple(inputs), outputs))
         return outputs[0] if outputs else -1
 
     def feed(self, name: str, type: LocalType) -> int:
@@ -60,6 +67,4 @@ class Hand:
         return self.add("map", inputs, type, expr=call(function, len(inputs), type.dtype))
 
     def program(self) -> Program:
-        return Program(
-            MESH, self.types, tuple(self.instructions), self.variables, self.feeds, self.fetches
-        )
+        return Program(MESH, self.types, tuple(self.instructions), self.variables, self.feeds, self.fetches)

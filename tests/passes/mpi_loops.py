@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 import meshmpi as mm
-from meshmpi.passes import blocks
-from meshmpi.passes.recompute import fit_memory
-from meshmpi.program import Program
+from meshmpi.compiler.passes import blocks
+from meshmpi.compiler.passes.recompute import fit_memory
+from meshmpi.ir.program import Program
 from meshmpi.runtime.compiled import CompiledStep
 from tests.passes.test_loops import built, loops_in, with_loops
 from tests.passes.test_recompute import feeds as token_feeds
@@ -33,7 +33,7 @@ def check(p: Program, mesh: mm.Mesh, fetches: dict, feeds: dict, tolerance: floa
 
 def main() -> None:
     """Prints how many programs agree."""
-    blocks.LEAST_ROWS = blocks.LEAST_CAUSAL_ROWS = 4
+    blocks.LEAST_ROWS = blocks.LEAST_BAND_ROWS = 4
     mesh, count = mm.Mesh("rows:2"), 0
     layouts = ("batch:rows", "length:rows", "memory:rows")
     for name in ("masked", "dropped_out"):
@@ -44,8 +44,7 @@ def main() -> None:
             assert loops_in(p)
             check(p, mesh, fetches, feeds, 1e-12)
             count += 1
-    p, loss = planned("rows:2",
-                      "heads:rows;d_ff:rows;vocab:rows", 0.2)  # fmt: skip
+    p, loss = planned("rows:2", "heads:rows;d_ff:rows;vocab:rows", 0.2)
     check(fit_memory(p, share_of_arena(p, 0.7), total), mesh, {"loss": loss}, token_feeds(), 1e-6)
     if mesh.rank == 0:
         print(f"{count + 1} programs agree")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi.passes import overlap, pipeline
+from meshmpi.compiler.passes import overlap, pipeline
 
 BATCH, WIDTH, LAYERS = 12, 10, 4
 
@@ -24,9 +24,7 @@ def network() -> tuple[mm.Graph, mm.Tensor, list[mm.Update]]:
     with mm.Graph() as graph:
         x = h = mm.placeholder("x", [batch, mm.Dimension("d0", WIDTH)], "float64")
         for k in range(LAYERS):
-            w = mm.get_variable(
-                f"w{k}", [mm.Dimension(f"d{k}", WIDTH), mm.Dimension(f"d{k + 1}", WIDTH)], "float64"
-            )
+            w = mm.get_variable(f"w{k}", [mm.Dimension(f"d{k}", WIDTH), mm.Dimension(f"d{k + 1}", WIDTH)], "float64")
             h = mm.tanh(mm.einsum([h, w], [batch, mm.Dimension(f"d{k + 1}", WIDTH)]))
         loss = mm.reduce_mean(mm.square(h)) + mm.reduce_mean(x)
         updates = mm.optimize.SGD(0.1).minimize(loss)

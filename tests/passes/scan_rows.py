@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshmpi.program import LocalType
+from meshmpi.ir.program import LocalType
 from tests.passes.hand import Hand, t
 
 Row = Callable[[Hand], object]
@@ -43,10 +43,7 @@ ROWS: dict[str, tuple[Row, str]] = {
         "an index that is not one of a whole dim",
     ),
     "a top_k of blocks with an index": (
-        lambda h: _top_k(
-            h, t("a b/cols"), t("a k/cols"), t("a k/cols", dtype="int32"),
-            t("a b/cols", dtype="int32"),
-        ),
+        lambda h: _top_k(h, t("a b/cols"), t("a k/cols"), t("a k/cols", dtype="int32"), t("a b/cols", dtype="int32")),
         "an index that is not one of a whole dim",
     ),
     "sums of blocks of a whole dim": (
@@ -58,9 +55,7 @@ ROWS: dict[str, tuple[Row, str]] = {
         "is no sum of each block",
     ),
     "sums of blocks that round": (
-        lambda h: _block_sum(
-            h, t("a b/cols", dtype="bfloat16"), t("a r=2/cols", dtype="bfloat16")
-        ),
+        lambda h: _block_sum(h, t("a b/cols", dtype="bfloat16"), t("a r=2/cols", dtype="bfloat16")),
         "is no sum of each block",
     ),
     "a cumsum that forgets the blocks before": (
@@ -76,16 +71,12 @@ ROWS: dict[str, tuple[Row, str]] = {
         "has not the sums of all blocks",
     ),
     "a cumsum of an unfinished sum": (
-        lambda h: h.add(
-            "cumsum", [h.pending("b", "cols")], t("b", "cols"), dim="b", exclusive=False,
-            reverse=False,
-        ),
+        lambda h: h.add("cumsum", [h.pending("b", "cols")], t("b", "cols"), dim="b", exclusive=False, reverse=False),
         "changes the type of its input",
     ),
     "a gather whose batch is split in another way": (
         lambda h: h.add(
-            "gather", [h.feed("w", t("a/rows b")), h.feed("i", t("a c", dtype="int32"))], t("a c"),
-            dim="b",
+            "gather", [h.feed("w", t("a/rows b")), h.feed("i", t("a c", dtype="int32"))], t("a c"), dim="b"
         ),
         "dimension 'a' is not the same",
     ),
@@ -93,8 +84,9 @@ ROWS: dict[str, tuple[Row, str]] = {
         lambda h: h.add(
             "scatter_add",
             [h.feed("x", t("a/rows c")), h.feed("i", t("a/rows c", dtype="int32"))],
-            t("a/rows b", "cols"), dim="b",
+            t("a/rows b", "cols"),
+            dim="b",
         ),
         "must leave a reduction pending over []",
     ),
-}  # fmt: skip
+}

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
+from meshmpi.compiler.passes.lean import recompute_cheap
+from meshmpi.compiler.passes.pipeline import PASSES, optimize
 from meshmpi.errors import LayoutError
+from meshmpi.ir.program import Program
+from meshmpi.ir.verify import verify
 from meshmpi.kernels.native import available
-from meshmpi.passes.lean import recompute_cheap
-from meshmpi.passes.pipeline import PASSES, optimize
-from meshmpi.program import Program
 from meshmpi.runtime.compiled import CompiledStep, predict_cost
-from meshmpi.typerules import verify
 from tests.layouts import legal_layouts
 
 SHAPE = mm.MeshShape("rows:2;cols:3")
@@ -120,12 +120,31 @@ def test_generated_kernels(name: str):
         np.testing.assert_allclose(got[n], want[n], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("last", ["sum", "prod", "max"])
+@pytest.mark.parametrize("inner", ["sum", "max"])
+def test_what_a_reduction_makes_stays(inner: str, last: str):
+    """A reader cannot make it again: it has the shape of the maps beside it, but sums once."""
+    reduce = {"sum": mm.reduce_sum, "prod": mm.reduce_prod, "max": mm.reduce_max}
+    with mm.Graph() as graph:
+        v = mm.placeholder("v", "d:8;t:2", "float64")
+        s = reduce[inner](v, reduced_dim="t")
+        y = reduce[last](mm.square(s) + 1)
+        fetches = {"y": y, "dv": mm.gradients([y], [v])[0]}
+    feeds = {"v": np.random.default_rng(1).normal(size=(8, 2))}
+    p = mm.plan(graph, "", fetches=fetches, optimize=False).program
+    want, got = run(p, fetches, feeds), run(optimize(p), fetches, feeds)
+    for n in want:
+        np.testing.assert_allclose(got[n], want[n], rtol=1e-11, atol=1e-11)
+
+
 def _stored(p: Program, *dims: str) -> list[str]:
     """Kinds of the instructions that make stored values of these dims."""
     return [
-        i.kind for i in p.instructions for v in i.outputs
+        i.kind
+        for i in p.instructions
+        for v in i.outputs
         if p.types[v].shape.names == dims and i.kind not in ("feed", "read", "view")
-    ]  # fmt: skip
+    ]
 
 
 def test_a_normalisation_keeps_its_rows_only():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import meshmpi as mm
+from meshmpi.compiler.passes.overlap import overlap
 from meshmpi.errors import ProgramError
-from meshmpi.passes.overlap import overlap
-from meshmpi.program import Program
-from meshmpi.runtime.launch import launch
-from meshmpi.typerules import verify
+from meshmpi.ir.program import Program
+from meshmpi.ir.verify import verify
+from meshmpi.launch.launch import launch
 from tests.passes.overlap_model import LAYERS, everything_counts, losses, network
 
 
@@ -17,9 +17,7 @@ from tests.passes.overlap_model import LAYERS, everything_counts, losses, networ
 def program(monkeypatch) -> Program:
     everything_counts(monkeypatch)
     graph, loss, updates = network()
-    return mm.plan(
-        graph, "rows:2", "batch:rows", fetches=[loss], updates=updates, overlap=True
-    ).program
+    return mm.plan(graph, "rows:2", "batch:rows", fetches=[loss], updates=updates, overlap=True).program
 
 
 def test_gradients_travel_during_the_backward_pass(program: Program):
@@ -70,8 +68,6 @@ def test_running_it_twice_changes_nothing(program: Program):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_on_real_ranks(ranks: int):
-    done = launch(
-        ranks, ["-m", "tests.passes.check_overlap"], timeout_seconds=120, capture_output=True
-    )
+    done = launch(ranks, ["-m", "tests.passes.check_overlap"], timeout_seconds=120, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "the same losses and bytes"

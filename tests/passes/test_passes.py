@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi.collective_bytes import wire_bytes
+from meshmpi.compiler.passes.clean import cse, dce
+from meshmpi.compiler.passes.combine import combine
+from meshmpi.compiler.passes.fold import fold
+from meshmpi.compiler.passes.pipeline import PASSES, optimize
+from meshmpi.compiler.passes.reductions import passes_through, place_reductions
 from meshmpi.errors import LayoutError
-from meshmpi.passes.clean import cse, dce
-from meshmpi.passes.combine import combine
-from meshmpi.passes.fold import fold
-from meshmpi.passes.pipeline import PASSES, optimize
-from meshmpi.passes.reductions import passes_through, place_reductions
-from meshmpi.program import COLLECTIVES, Program
+from meshmpi.ir.collective_bytes import wire_bytes
+from meshmpi.ir.kinds import COLLECTIVES
+from meshmpi.ir.program import Program
+from meshmpi.ir.verify import verify
 from meshmpi.runtime.compiled import CompiledStep
-from meshmpi.typerules import verify
 from tests.layouts import legal_layouts
 from tests.ops.build import UNEVEN, Built, build
 from tests.ops.cases import CASES
@@ -26,11 +27,19 @@ from tests.passes.hand import MESH, Hand, t
 
 SHAPE = mm.MeshShape("rows:2;cols:3")
 RICH = [
-    "sum_of_two_products", "two_layer_network", "attention_by_hand", "sgd_by_hand",
+    "sum_of_two_products",
+    "two_layer_network",
+    "attention_by_hand",
+    "sgd_by_hand",
     "stored_elsewhere",
-    "slots_stored_elsewhere", "constrained_and_released", "softmax_by_hand", "second_derivatives",
-    "reduction_feeds_map_and_reduction", "embedding_used_twice", "updates_read_old_values",
-]  # fmt: skip
+    "slots_stored_elsewhere",
+    "constrained_and_released",
+    "softmax_by_hand",
+    "second_derivatives",
+    "reduction_feeds_map_and_reduction",
+    "embedding_used_twice",
+    "updates_read_old_values",
+]
 """Cases whose programs every pass has something to do in."""
 
 
@@ -54,9 +63,8 @@ def bytes_moved(p: Program) -> Fraction:
 def lowered(built: Built, layout: str) -> Program | None:
     try:
         return mm.plan(
-            built.graph, SHAPE, layout, fetches=fetched(built, False), updates=built.updates,
-            optimize=False, seed=SEED,
-        ).program  # fmt: skip
+            built.graph, SHAPE, layout, fetches=fetched(built, False), updates=built.updates, optimize=False, seed=SEED
+        ).program
     except LayoutError:
         assert built.case.refuses
         return None
@@ -133,9 +141,9 @@ def test_deferring_or_not_is_chosen_by_cost():
     assert p.values()["all_reduce"] == {"rows": 1}
     p = mm.plan(graph, "rows:2", "u:rows", fetches=[early]).program
     assert p.values()["all_reduce"] == {"rows": 1}
-    assert mm.plan(graph, "rows:2", "u:rows", fetches=[late], optimize=False).program.values()[
-        "all_reduce"
-    ] == {"rows": 8}
+    assert mm.plan(graph, "rows:2", "u:rows", fetches=[late], optimize=False).program.values()["all_reduce"] == {
+        "rows": 8
+    }
 
 
 def test_two_sums_that_meet_are_reduced_once():
@@ -168,27 +176,21 @@ def test_a_sum_whose_block_several_use_is_reduce_scattered():
 
 def test_zero_storage_gathers_weights_and_scatters_gradients():
     with mm.Graph() as graph:
-        x, w = (
-            mm.placeholder("x", "batch:8;io:4"),
-            mm.get_variable("w", "io:4;hidden:6", storage="io:rows"),
-        )
+        x, w = (mm.placeholder("x", "batch:8;io:4"), mm.get_variable("w", "io:4;hidden:6", storage="io:rows"))
         loss = mm.reduce_sum(mm.square(x @ w))
         updates = mm.optimize.Adam(0.1).minimize(loss)
     p = mm.plan(graph, "rows:2", "batch:rows", fetches=[loss], updates=updates).program
     assert p.values()["all_gather"] == {"rows": 12}
     assert p.values()["reduce_scatter"] == {"rows": 24}
     assert p.values()["all_reduce"] == {"rows": 1}
-    assert all(
-        v.type.split("io") == ("rows",) for n, v in p.variables.items() if "w" in n.split("/")
-    )
+    assert all(v.type.split("io") == ("rows",) for n, v in p.variables.items() if "w" in n.split("/"))
 
 
 def test_small_reductions_travel_together_and_keep_their_order():
     h = Hand()
     sums = [h.pending(dims, "cols") for dims in ("a", "b", "a b")]
     done = [
-        h.add("all_reduce", [v], t(d), axes=("cols",), op="sum")
-        for v, d in zip(sums, ("a", "b", "a b"), strict=True)
+        h.add("all_reduce", [v], t(d), axes=("cols",), op="sum") for v, d in zip(sums, ("a", "b", "a b"), strict=True)
     ]
     used = h.map("negative", [done[0]], t("a"))
     other = h.add("all_reduce", [h.pending("a", "rows")], t("a"), axes=("rows",), op="sum")

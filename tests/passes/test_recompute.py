@@ -6,21 +6,31 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
+from meshmpi.compiler.passes.recompute import fit_memory
 from meshmpi.errors import ConfigError
+from meshmpi.ir.kinds import COLLECTIVES
+from meshmpi.ir.program import Program
+from meshmpi.ir.verify import verify
 from meshmpi.kernels.native import available
-from meshmpi.passes.recompute import fit_memory
-from meshmpi.program import COLLECTIVES, Program
 from meshmpi.runtime.compiled import CompiledStep, predict_cost
-from meshmpi.typerules import verify
 
 LAYOUTS = [("rows:1", ""), ("rows:2;cols:2", "batch:rows;heads:cols;d_ff:cols;vocab:cols")]
 
 
 def language_model(dropout: float = 0.0, **options) -> tuple[mm.Graph, mm.Tensor, list]:
     config = mm.transformer.TransformerConfig(
-        vocab=30, length=24, d_model=16, d_ff=64, heads=4, d_kv=4, layers=3, norm="layer",
-        activation="gelu", residual_dropout=dropout, **options,
-    )  # fmt: skip
+        vocab=30,
+        length=24,
+        d_model=16,
+        d_ff=64,
+        heads=4,
+        d_kv=4,
+        layers=3,
+        norm="layer",
+        activation="gelu",
+        residual_dropout=dropout,
+        **options,
+    )
     with mm.Graph() as graph:
         dims = mm.Shape("batch:6;length:24")
         tokens, targets = (mm.placeholder(n, dims, "int32") for n in ("tokens", "targets"))
@@ -63,7 +73,7 @@ def test_losses_are_equal_to_the_last_bit_in_less_memory(mesh: str, layout: str,
     p, loss = planned(mesh, layout, dropout)
     want = losses(p, loss)
     assert want[2] < want[0]
-    for share in (0.9, 0.8):
+    for share in (0.9, 0.85):
         limit = share_of_arena(p, share)
         q = fit_memory(p, limit, total)
         verify(q)
@@ -106,9 +116,13 @@ def test_memory_limit_of_compile_and_plan():
     p = mm.plan(graph, "rows:1", fetches=[loss], updates=updates, memory_limit=limit)
     assert p.cost.peak_memory <= limit < free.cost.peak_memory
     step = mm.compile(
-        graph, mm.SimulatedMesh("rows:1"), fetches=[loss], updates=updates,
-        memory_limit=f"{limit / 2**20} MB", kernels="numpy",
-    )  # fmt: skip
+        graph,
+        mm.SimulatedMesh("rows:1"),
+        fetches=[loss],
+        updates=updates,
+        memory_limit=f"{limit / 2**20} MB",
+        kernels="numpy",
+    )
     assert step.held_bytes == step.cost.peak_memory <= limit
     assert step.program.digest() == p.program.digest()
 

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from meshmpi.api import bytes_of
-from meshmpi.collective_bytes import KINDS, bytes_sent
+from meshmpi.amounts import bytes_of
 from meshmpi.errors import ConfigError
+from meshmpi.ir.collective_bytes import KINDS, bytes_sent
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from, rounds
 from meshmpi.planner.machine_file import BUILT_IN, load_machine, machine_text, parse_machine
 
@@ -63,8 +63,15 @@ def test_a_measured_network_gives_back_what_was_measured():
 
 def test_the_network_of_several_axes_is_its_own_or_the_slowest():
     def machine(**networks):
-        return Machine("m", {"float32": ProductRates.constant(1e9)}, Curve(((1.0, 1e9),)),
-                       operations_from(1e-9), 0.0, 0.0, networks)  # fmt: skip
+        return Machine(
+            "m",
+            {"float32": ProductRates.constant(1e9)},
+            Curve(((1.0, 1e9),)),
+            operations_from(1e-9),
+            0.0,
+            0.0,
+            networks,
+        )
 
     fast, slow, both = Network(1e-6, 1e10), Network(1e-6, 1e9), Network(1e-6, 5e8)
     assert machine(rows=fast, cols=slow).network(("rows", "cols")) is slow
@@ -87,10 +94,7 @@ def test_a_file_is_read_back(name):
 
 
 BROKEN = {
-    "no section": (
-        SHORT.replace("[memory]\nbandwidth = 1e10\n", ""),
-        r"no \[memory",
-    ),
+    "no section": (SHORT.replace("[memory]\nbandwidth = 1e10\n", ""), r"no \[memory"),
     "unknown key": (SHORT.replace("latency", "latenzy"), "Did you mean 'latency'"),
     "no number": (SHORT.replace("1e11", '"fast"'), "positive number"),
     "negative": (SHORT.replace("bandwidth = 1e10", "bandwidth = -1"), "positive number"),
@@ -105,101 +109,139 @@ BROKEN = {
 
 MISTAKES = [
     # a place @ in a file, what a message begins with; what stands there -> how the message goes on
-    (f"@\n{SHORT[SHORT.index('[memory]'):]}", "", {
-        "products = 5": " products is 5, which is no section. Write a line [products] and its",
-        "[[products]]": " products is [{}], which is no section.",
-    }),
-    (f"@\n{SHORT.replace('[memory]', '').replace('bandwidth = 1e10', '')}", "", {
-        "memory = 3": " memory is 3, which is no section. Write a line [memory] and its keys below",
-    }),
-    (f"@\n{SHORT[: SHORT.index('[network]')]}", "", {
-        "network = 3": " network is 3, which is no section.",
-    }),
-    (f"@\n{SHORT}", " ", {
-        "operations = 3": "operations is 3, which is no section.",
-        "calls = []": "calls is [], which is no section.",
-        "waits = 'long'": "waits is 'long', which is no section.",
-        "name = 5": "name is 5, no text. Put it in quotes.",
-        "origin = []": "origin is [], no text.",
-    }),
-    (f"memory_bytes = @\n{SHORT}", " memory_bytes is ", {
-        "-1": "-1, which is no finite number of 0 or more. Give a finite number of 0 or more.",
-        "inf": "inf, which is no finite number",
-        "true": "True, which is no finite number",
-        "'64 XB'": "'64 XB', which is no number of bytes. Write 64e9, '800 MB' or '1.5 GB'.",
-        "'GB'": "'GB', which is no number of bytes.",
-        "'0 GB'": "'0 GB', which is no number of bytes.",
-        "'-1 GB'": "'-1 GB', which is no number of bytes.",
-        "'inf GB'": "'inf GB', which is no number of bytes.",
-        "'nan'": "'nan', which is no number of bytes.",
-    }),
-    (SHORT.replace("1e11", "1e11\n@ = 1e11"), " [products]: there is no ", {
-        "float33": "'float33'. Did you mean 'float32'?",
-    }),
-    (SHORT.replace("1e11", "@"), " products.float32", {
-        "0": " is 0, which is no finite positive number. Give a finite positive number.",
-        "nan": " is nan, which is no finite positive number.",
-        "inf": " is inf, which is no finite positive number.",
-        "1e400": " is inf, which is no finite positive number.",
-        "1" + "0" * 400: " is 1000",
-        "true": " is True, which is no finite positive number.",
-        "2020-01-01": " is datetime.date(2020, 1, 1), which is no finite positive number.",
-        "{}": " is {}, which is no finite positive number.",
-        "[]": " is [], which is no table. Give rows [m, n, k, FLOP per second].",
-        "[5]": " row 1: 5 is no row. Write [m, n, k, FLOP per second].",
-        "[['a', 1, 1, 1e9]]": " row 1: m, n or k is 'a', which is no whole number of 1 or more.",
-        "[[1, [1], 1, 1e9]]": " row 1: m, n or k is [1], which is no whole number",
-        "[[0, 1, 1, 1e9]]": " row 1: m, n or k is 0, which is no whole number of 1 or more.",
-        "[[1.5, 1, 1, 1e9]]": " row 1: m, n or k is 1.5, which is no whole number",
-        "[[1, 1, 1, -1]]": " row 1: FLOP per second is -1, which is no finite positive number.",
-        "[[1, 1, 1, 1], [1, 1, 1, 2]]": " row 2: m, n, k do not ascend: those of row 1 are not",
-        "[[8, 8, 8, 1], [8, 16, 8, 1]]": " has no rate of m, n, k = 8, 8, 16. Give every comb",
-    }),
-    (SHORT.replace("bandwidth = 1e10", "@"), " memory.", {
-        "": "bandwidth is missing. Give a finite positive number.",
-        "bandwidth = [1]": "bandwidth is [1], which is no finite positive number.",
-        "table = 5": "table is 5, which is no table. Give rows [bytes, bytes per second].",
-        "table = {}": "table is {}, which is no table.",
-        "table = []": "table is [], which is no table.",
-        "table = [[1, 2, 3]]": "table row 1: [1, 2, 3] is no row. Write [bytes, bytes per second].",
-        "table = [[1, 2], 3]": "table row 2: 3 is no row.",
-        "table = [[0, 1e9], [8, 1e9]]": "table row 1: bytes is 0, which is no finite positive",
-        "table = [[nan, 1e9]]": "table row 1: bytes is nan, which is no finite positive number.",
-        "table = [[8, 'x']]": "table row 1: bytes per second is 'x', which is no finite positive",
-        "table = [[8, 1], [4, 1]]": "table row 2: bytes do not ascend: those of row 1 are not",
-        "table = [[8, 1], [8, 2]]": "table row 2: bytes do not ascend",
-    }),
-    (f"{SHORT}[operations]\n@", " operations.", {
-        "exp = 'x'": "exp is 'x', which is no finite positive number.",
-        "exp = 0": "exp is 0, which is no finite positive number.",
-        "simple = -1": "simple is -1, which is no finite positive number.",
-    }),
-    (f"{SHORT}[calls]\n@", " calls.", {
-        "instruction = 'a'": "instruction is 'a', which is no finite number of 0 or more.",
-        "instruction = -1": "instruction is -1, which is no finite number of 0 or more.",
-        "step = nan": "step is nan, which is no finite number of 0 or more.",
-    }),
-    (f"{SHORT}[waits]\n@", " waits.table ", {
-        "": "is missing. Give rows [seconds computed, seconds waited].",
-        "table = []": "is [], which is no table.",
-        "table = [[0, 1]]": "row 1: seconds computed is 0, which is no finite positive number.",
-        "table = [[1, -1]]": "row 1: seconds waited is -1, which is no finite number of 0 or more.",
-        "table = [[1, 1], [1, 1]]": "row 2: seconds computed do not ascend",
-    }),
-    (f"{SHORT}@", " network", {
-        "cols = 5": ": there is no 'cols'. Known names: latency",
-        "[network.cols]\nlatency = 1": ".cols.bandwidth is missing. Give a finite positive",
-        "[network.shift]": ".shift is {}, which is no table.",
-        "shift = 5": ".shift is 5, which is no table. Give rows [ranks, bytes, seconds].",
-        "shift = [[2, 64]]": ".shift row 1: [2, 64] is no row. Write [ranks, bytes, seconds].",
-        "shift = [[0, 64, 1]]": ".shift row 1: ranks is 0, which is no whole number of 2 or more.",
-        "shift = [[1, 64, 1]]": ".shift row 1: ranks is 1, which is no whole number of 2 or more.",
-        "shift = [[2.5, 64, 1]]": ".shift row 1: ranks is 2.5, which is no whole number",
-        "shift = [[2, 0, 1]]": ".shift row 1: bytes is 0, which is no whole number of 1 or more.",
-        "shift = [[2, 64, 0]]": ".shift row 1: seconds is 0, which is no finite positive number.",
-        "shift = [[4, 1, 1], [2, 2, 1]]": ".shift row 2: ranks, bytes do not ascend",
-    }),
-]  # fmt: skip
+    (
+        f"@\n{SHORT[SHORT.index('[memory]') :]}",
+        "",
+        {
+            "products = 5": " products is 5, which is no section. Write a line [products] and its",
+            "[[products]]": " products is [{}], which is no section.",
+        },
+    ),
+    (
+        f"@\n{SHORT.replace('[memory]', '').replace('bandwidth = 1e10', '')}",
+        "",
+        {"memory = 3": " memory is 3, which is no section. Write a line [memory] and its keys below"},
+    ),
+    (f"@\n{SHORT[: SHORT.index('[network]')]}", "", {"network = 3": " network is 3, which is no section."}),
+    (
+        f"@\n{SHORT}",
+        " ",
+        {
+            "operations = 3": "operations is 3, which is no section.",
+            "calls = []": "calls is [], which is no section.",
+            "waits = 'long'": "waits is 'long', which is no section.",
+            "name = 5": "name is 5, no text. Put it in quotes.",
+            "origin = []": "origin is [], no text.",
+        },
+    ),
+    (
+        f"memory_bytes = @\n{SHORT}",
+        " memory_bytes is ",
+        {
+            "-1": "-1, which is no finite number of 0 or more. Give a finite number of 0 or more.",
+            "inf": "inf, which is no finite number",
+            "true": "True, which is no finite number",
+            "'64 XB'": "'64 XB', which is not a number of bytes. Write 2e9, '800 MB' or '1.5 GB'.",
+            "'GB'": "'GB', which is not a number of bytes.",
+            "'0 GB'": "'0 GB', which is not a number of bytes.",
+            "'-1 GB'": "'-1 GB', which is not a number of bytes.",
+            "'inf GB'": "'inf GB', which is not a number of bytes.",
+            "'nan'": "'nan', which is not a number of bytes.",
+        },
+    ),
+    (
+        SHORT.replace("1e11", "1e11\n@ = 1e11"),
+        " [products]: there is no ",
+        {"float33": "'float33'. Did you mean 'float32'?"},
+    ),
+    (
+        SHORT.replace("1e11", "@"),
+        " products.float32",
+        {
+            "0": " is 0, which is no finite positive number. Give a finite positive number.",
+            "nan": " is nan, which is no finite positive number.",
+            "inf": " is inf, which is no finite positive number.",
+            "1e400": " is inf, which is no finite positive number.",
+            "1" + "0" * 400: " is 1000",
+            "true": " is True, which is no finite positive number.",
+            "2020-01-01": " is datetime.date(2020, 1, 1), which is no finite positive number.",
+            "{}": " is {}, which is no finite positive number.",
+            "[]": " is [], which is no table. Give rows [m, n, k, FLOP per second].",
+            "[5]": " row 1: 5 is no row. Write [m, n, k, FLOP per second].",
+            "[['a', 1, 1, 1e9]]": " row 1: m, n or k is 'a', which is no whole number of 1 or more.",
+            "[[1, [1], 1, 1e9]]": " row 1: m, n or k is [1], which is no whole number",
+            "[[0, 1, 1, 1e9]]": " row 1: m, n or k is 0, which is no whole number of 1 or more.",
+            "[[1.5, 1, 1, 1e9]]": " row 1: m, n or k is 1.5, which is no whole number",
+            "[[1, 1, 1, -1]]": " row 1: FLOP per second is -1, which is no finite positive number.",
+            "[[1, 1, 1, 1], [1, 1, 1, 2]]": " row 2: m, n, k do not ascend: those of row 1 are not",
+            "[[8, 8, 8, 1], [8, 16, 8, 1]]": " has no rate of m, n, k = 8, 8, 16. Give every comb",
+        },
+    ),
+    (
+        SHORT.replace("bandwidth = 1e10", "@"),
+        " memory.",
+        {
+            "": "bandwidth is missing. Give a finite positive number.",
+            "bandwidth = [1]": "bandwidth is [1], which is no finite positive number.",
+            "table = 5": "table is 5, which is no table. Give rows [bytes, bytes per second].",
+            "table = {}": "table is {}, which is no table.",
+            "table = []": "table is [], which is no table.",
+            "table = [[1, 2, 3]]": "table row 1: [1, 2, 3] is no row. Write [bytes, bytes per second].",
+            "table = [[1, 2], 3]": "table row 2: 3 is no row.",
+            "table = [[0, 1e9], [8, 1e9]]": "table row 1: bytes is 0, which is no finite positive",
+            "table = [[nan, 1e9]]": "table row 1: bytes is nan, which is no finite positive number.",
+            "table = [[8, 'x']]": "table row 1: bytes per second is 'x', which is no finite positive",
+            "table = [[8, 1], [4, 1]]": "table row 2: bytes do not ascend: those of row 1 are not",
+            "table = [[8, 1], [8, 2]]": "table row 2: bytes do not ascend",
+        },
+    ),
+    (
+        f"{SHORT}[operations]\n@",
+        " operations.",
+        {
+            "exp = 'x'": "exp is 'x', which is no finite positive number.",
+            "exp = 0": "exp is 0, which is no finite positive number.",
+            "simple = -1": "simple is -1, which is no finite positive number.",
+        },
+    ),
+    (
+        f"{SHORT}[calls]\n@",
+        " calls.",
+        {
+            "instruction = 'a'": "instruction is 'a', which is no finite number of 0 or more.",
+            "instruction = -1": "instruction is -1, which is no finite number of 0 or more.",
+            "step = nan": "step is nan, which is no finite number of 0 or more.",
+        },
+    ),
+    (
+        f"{SHORT}[waits]\n@",
+        " waits.table ",
+        {
+            "": "is missing. Give rows [seconds computed, seconds waited].",
+            "table = []": "is [], which is no table.",
+            "table = [[0, 1]]": "row 1: seconds computed is 0, which is no finite positive number.",
+            "table = [[1, -1]]": "row 1: seconds waited is -1, which is no finite number of 0 or more.",
+            "table = [[1, 1], [1, 1]]": "row 2: seconds computed do not ascend",
+        },
+    ),
+    (
+        f"{SHORT}@",
+        " network",
+        {
+            "cols = 5": ": there is no 'cols'. Known names: latency",
+            "[network.cols]\nlatency = 1": ".cols.bandwidth is missing. Give a finite positive",
+            "[network.shift]": ".shift is {}, which is no table.",
+            "shift = 5": ".shift is 5, which is no table. Give rows [ranks, bytes, seconds].",
+            "shift = [[2, 64]]": ".shift row 1: [2, 64] is no row. Write [ranks, bytes, seconds].",
+            "shift = [[0, 64, 1]]": ".shift row 1: ranks is 0, which is no whole number of 2 or more.",
+            "shift = [[1, 64, 1]]": ".shift row 1: ranks is 1, which is no whole number of 2 or more.",
+            "shift = [[2.5, 64, 1]]": ".shift row 1: ranks is 2.5, which is no whole number",
+            "shift = [[2, 0, 1]]": ".shift row 1: bytes is 0, which is no whole number of 1 or more.",
+            "shift = [[2, 64, 0]]": ".shift row 1: seconds is 0, which is no finite positive number.",
+            "shift = [[4, 1, 1], [2, 2, 1]]": ".shift row 2: ranks, bytes do not ascend",
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -251,13 +293,19 @@ def test_nothing_may_take_no_time_where_that_has_a_meaning():
     assert 0.0 < machine.wait(1e-4) < 1e-8 and 0.0 < machine.wait(1e-3) < machine.wait(1e-2)
 
 
-@pytest.mark.parametrize(
-    "name", ['a "quoted" name', "a\\b", "two\nlines", "\t\x00\x7f\x85", "Kühlschrank 🧊"]
-)
+@pytest.mark.parametrize("name", ['a "quoted" name', "a\\b", "two\nlines", "\t\x00\x7f\x85", "Kühlschrank 🧊"])
 def test_awkward_names_are_read_back(name):
     networks = {name: Network(1e-6, 1e9)}
-    machine = Machine(name, {"float32": ProductRates.constant(1e9)}, Curve(((1.0, 1e9),)),
-                      operations_from(1e-9), 0.0, 0.0, networks, origin=f"{name}!")  # fmt: skip
+    machine = Machine(
+        name,
+        {"float32": ProductRates.constant(1e9)},
+        Curve(((1.0, 1e9),)),
+        operations_from(1e-9),
+        0.0,
+        0.0,
+        networks,
+        origin=f"{name}!",
+    )
     again = parse_machine(machine_text(machine), "again")
     assert (again.name, again.origin, list(again.networks)) == (name, f"{name}!", [name])
 
@@ -266,11 +314,17 @@ def test_rows_are_written_in_order_once_and_apart():
     """As reading asks for: of large meshes calibration finds the same short message twice."""
     rows = [(2048, 8192, 1e-5), (2048, 8192, 2e-5), (2, 64, 1e-6)]
     waits = Curve(((1.00001e-4, 1e-6), (1.00002e-4, 2e-6)))
-    products = ProductRates(
-        (1, 2), {(m, n, k): 1e9 for m in (2, 1) for n in (1, 2) for k in (1, 2)}
+    products = ProductRates((1, 2), {(m, n, k): 1e9 for m in (2, 1) for n in (1, 2) for k in (1, 2)})
+    machine = Machine(
+        "m",
+        {"float32": products},
+        Curve(((1.0, 1e9),)),
+        operations_from(1e-9),
+        0.0,
+        0.0,
+        {"": Network(1e-6, 1e9, {"shift": rows})},
+        waits=waits,
     )
-    machine = Machine("m", {"float32": products}, Curve(((1.0, 1e9),)), operations_from(1e-9), 0.0,
-                      0.0, {"": Network(1e-6, 1e9, {"shift": rows})}, waits=waits)  # fmt: skip
     again = parse_machine(machine_text(machine), "again")
     assert again.networks[""].measured["shift"] == [rows[2], rows[0]]
     assert again.waits == waits and again.products == machine.products

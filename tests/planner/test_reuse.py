@@ -3,10 +3,10 @@
 import pytest
 
 import meshmpi as mm
-from meshmpi.passes.memory import Sharing
+from meshmpi.compiler.passes.memory import Sharing
 from meshmpi.planner.machine import Curve
 from meshmpi.planner.reuse import reuse_distances
-from meshmpi.planner.timing import FREE_KINDS, predict_time
+from meshmpi.planner.timing import predict_time
 from tests.planner.test_timing import machine
 
 
@@ -21,13 +21,12 @@ def products():
 
 def test_distances_are_those_found_by_hand():
     program = products()
-    computing = [i for i in program.instructions if i.kind not in (*FREE_KINDS, "write")]
+    computing = [i for i in program.instructions if not i.traits.free and i.outputs]
     first, second, halved = computing
     (x, w), (y,), (z,) = first.inputs, first.outputs, second.outputs
     bytes_of = {x: 512, w: 256, y: 128, z: 512, halved.outputs[0]: 256}
     touched = [
-        [(v, bytes_of[v]) for v in (*i.inputs, *i.outputs)] if i in computing else []
-        for i in program.instructions
+        [(v, bytes_of[v]) for v in (*i.inputs, *i.outputs)] if i in computing else [] for i in program.instructions
     ]
     found = reuse_distances(program, Sharing(program), touched)
     at = {i.outputs[0]: found[n] for n, i in enumerate(program.instructions) if i in computing}
@@ -40,19 +39,13 @@ def test_distances_are_those_found_by_hand():
 def maps(first, second):
     """The program of tanh of a variable of ``first`` numbers, then of one of ``second``."""
     with mm.Graph() as graph:
-        fetched = [
-            mm.tanh(mm.get_variable(name, f"{name}:{size}"))
-            for name, size in (("a", first), ("b", second))
-        ]
+        fetched = [mm.tanh(mm.get_variable(name, f"{name}:{size}")) for name, size in (("a", first), ("b", second))]
     return mm.plan(graph, "", "", fetches=fetched).program
 
 
 def test_what_a_cache_still_holds_is_read_faster():
     """A cache of 64 KB: a step of 32 KB finds its data there, one of 144 KB does not."""
-    cached = machine(
-        memory=Curve(((65536.0, 1e9), (65537.0, 1e6))), operations={"tanh": 0.0, "simple": 0.0},
-        call=0.0,
-    )  # fmt: skip
+    cached = machine(memory=Curve(((65536.0, 1e9), (65537.0, 1e6))), operations={"tanh": 0.0, "simple": 0.0}, call=0.0)
     small = predict_time(maps(2048, 2048), cached).seconds
     large = predict_time(maps(2048, 16384), cached).timings
     assert small == pytest.approx(4 * 4 * 2048 * (0.75 + 1.5) / 2 / 1e9)

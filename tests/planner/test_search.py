@@ -7,25 +7,26 @@ import pytest
 import meshmpi as mm
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
-from meshmpi.layout_search import digest, pricing, search_layouts
-from meshmpi.planner.candidates import (
-    Candidate,
-    Guesser,
-    candidates,
-    independent_sets,
-    mesh_shapes,
-)
+from meshmpi.planner import bounded_search
+from meshmpi.planner.bounded_search import Priced, Rejected, Screen, search
+from meshmpi.planner.candidates import Candidate, LowerBound, candidates, independent_sets, mesh_shapes
+from meshmpi.planner.layout_search import digest, pricing, search_layouts
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from
-from meshmpi.planner.search import Priced, Rejected, Screen, search
 from tests.planner.build import small_lm
 
 
 def machine(bandwidth=1e9, latency=1e-6, memory_bytes=0):
     network = Network(latency, bandwidth)
     return Machine(
-        "simple", {"float32": ProductRates.constant(1e10)}, Curve(((1.0, 1e10),)),
-        operations_from(1e-10), 1e-7, 0.0, {"": network}, memory_bytes,
-    )  # fmt: skip
+        "simple",
+        {"float32": ProductRates.constant(1e10)},
+        Curve(((1.0, 1e10),)),
+        operations_from(1e-10),
+        1e-7,
+        0.0,
+        {"": network},
+        memory_bytes,
+    )
 
 
 def two_layers(batch, io, hidden):
@@ -79,8 +80,7 @@ def test_a_transformer_against_everything():
 def test_wide_models_are_split_and_large_batches_too():
     def best(*sizes):
         graph, fetches, updates = two_layers(*sizes)
-        found = search_layouts(graph, 4, machine(1e7), fetches=fetches, updates=updates,
-                               mesh="rows:4")  # fmt: skip
+        found = search_layouts(graph, 4, machine(1e7), fetches=fetches, updates=updates, mesh="rows:4")
         return found.best.layout
 
     assert best(4096, 8, 8) == "batch:rows"
@@ -96,9 +96,8 @@ def test_memory_limits_reject_with_bytes_and_find_storage_in_parts():
     price = pricing((wide, fetches, updates), machine())
     whole = price(Candidate(MeshShape("rows:4"), {"batch": ("rows",)}, 0.0, 0.0, {}))
     tight = search_layouts(
-        wide, 4, machine(1e12, 1e-12), fetches=fetches, updates=updates, mesh="rows:4",
-        memory_limit=whole.memory - 1,
-    )  # fmt: skip
+        wide, 4, machine(1e12, 1e-12), fetches=fetches, updates=updates, mesh="rows:4", memory_limit=whole.memory - 1
+    )
     assert tight.best is not None and tight.best.memory < whole.memory
     rejected = [r for r in tight.rejected if r.layout == "batch:rows" and not r.storage]
     assert rejected and "MB per rank, the limit is" in rejected[0].reason
@@ -107,9 +106,7 @@ def test_memory_limits_reject_with_bytes_and_find_storage_in_parts():
 
 def test_nothing_fits_is_said():
     graph, fetches, updates = two_layers(8, 8, 8)
-    found = search_layouts(
-        graph, 4, machine(), fetches=fetches, updates=updates, memory_limit=100, mesh="rows:4"
-    )
+    found = search_layouts(graph, 4, machine(), fetches=fetches, updates=updates, memory_limit=100, mesh="rows:4")
     assert found.best is None and "no layout fits" in found.report()
 
 
@@ -129,9 +126,7 @@ def test_the_papers_layout_is_among_the_first_guesses():
     """Its models were trained with batch over one axis; heads, d_ff and vocab over the other."""
     config = mm.transformer.paper_language_model(6)
     with mm.Graph() as graph:
-        tokens, targets = (
-            mm.placeholder(n, "batch:256;length:256", "int32") for n in ("tokens", "targets")
-        )
+        tokens, targets = (mm.placeholder(n, "batch:256;length:256", "int32") for n in ("tokens", "targets"))
         loss, _ = mm.transformer.lm_loss(config, tokens, targets, training=True)
         updates = mm.optimize.Adafactor(1e-3).minimize(loss)
     from meshmpi.planner.machine_file import load_machine
@@ -172,13 +167,9 @@ def test_an_illegal_layout_is_rejected_with_its_message():
 
 def test_megatrons_layout_is_found_for_few_sequences_and_a_fast_network():
     """Two sequences cannot be split over four ranks: heads, d_ff and vocabulary are."""
-    config = mm.transformer.TransformerConfig(
-        vocab=1024, length=8, d_model=64, d_ff=512, heads=8, d_kv=16, layers=1
-    )
+    config = mm.transformer.TransformerConfig(vocab=1024, length=8, d_model=64, d_ff=512, heads=8, d_kv=16, layers=1)
     with mm.Graph() as graph:
-        tokens, targets = (
-            mm.placeholder(n, "batch:2;length:8", "int32") for n in ("tokens", "targets")
-        )
+        tokens, targets = (mm.placeholder(n, "batch:2;length:8", "int32") for n in ("tokens", "targets"))
         loss, _ = mm.transformer.lm_loss(config, tokens, targets, training=True)
         updates = mm.optimize.Adam(1e-3).minimize(loss)
     fast = machine(1e11, 1e-8)
@@ -219,9 +210,7 @@ def test_optimizer_slots_are_stored_apart_where_only_they_do_not_fit():
     apart = next(p for p in found.ranking if p.slots)
     assert f"optimizer storage '{apart.slots}'" in str(apart)
     graph, fetches, updates = step(apart.slots)  # what is told can be compiled as told
-    plan = mm.plan(
-        graph, mesh, apart.layout, fetches=fetches, updates=updates, storage=apart.storage or None
-    )  # fmt: skip
+    plan = mm.plan(graph, mesh, apart.layout, fetches=fetches, updates=updates, storage=apart.storage or None)
     assert plan.cost.peak_memory == apart.memory and plan.cost.bytes_sent == apart.bytes_sent
 
 
@@ -239,11 +228,11 @@ def test_what_variables_alone_exceed_is_rejected_without_a_price():
     found = search(work, 4, known, watched, meshes=[mesh], memory_limit=limit)
     assert found.best is not None and found.best.memory <= limit
     why = {r.layout: r.reason for r in found.rejected if not r.storage}
-    wanted = f"0.524 MB per rank of variables alone, the limit is {limit / 1e6:.3g} MB"
+    wanted = f"524 kB per rank of variables alone, the limit is {limit / 1e3:.3g} kB"
     assert why["batch:rows"] == wanted
     assert ("batch:rows", "") not in {(c.text, c.storage_text) for c in priced}
     # What is told is a lower bound of what the plan needs.
-    guesser = Guesser(work, known)
+    guesser = LowerBound(work, known)
     for c in candidates(work, mesh, known):
         assert guesser.least_bytes(c) <= free(c).memory
 
@@ -253,11 +242,36 @@ def test_a_search_without_time_says_so():
     work, known = digest(graph, fetches, updates), machine()
     price = pricing((graph, fetches, updates), known)
     found = search(work, 4, known, price, seconds=1e-9)
-    assert found.best is None and not found.complete and found.tried < found.considered
-    assert "until time was up" in found.report() and "more time would try more" in found.report()
+    assert found.best is not None and found.best.layout == "batch:rows"
+    assert not found.complete and found.tried < found.considered
+    assert "until time was up" in found.report() and "1. mesh" in found.report()
+    few = search(work, 4, known, lambda c: Rejected(str(c.mesh), c.text, "", "", "too much", 1), seconds=1e-9)
+    assert few.best is None and "more time would try more" in few.report()
     for wrong in ({"seconds": 0.0}, {"seconds": -1.0}, {"most_axes": 0}, {"most_axes": 4}):
         with pytest.raises(ConfigError, match="a search of"):
             search(work, 4, known, price, **wrong)
+
+
+def test_plain_data_parallelism_is_priced_first_and_listing_candidates_takes_no_time_from_it(monkeypatch):
+    graph, fetches, updates = two_layers(64, 8, 8)
+    work, known, priced = digest(graph, fetches, updates), machine(), []
+    clock = [0.0]
+
+    def slow(*args):
+        clock[0] += 100.0
+        return candidates(*args)
+
+    def price(c):
+        clock[0] += 1.0
+        priced.append((str(c.mesh), c.text))
+        return pricing((graph, fetches, updates), known)(c)
+
+    monkeypatch.setattr(bounded_search.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(bounded_search, "candidates", slow)
+    found = search(work, 4, known, price, seconds=10.0)
+    assert priced[0] == ("{rows: 4}", "batch:rows")
+    assert len(priced) >= 5 and len(found.ranking) >= 5 and not found.complete
+    assert found.report().count("layout '") >= 5  # the runners-up
 
 
 def test_layouts_that_are_the_same_are_looked_at_once():

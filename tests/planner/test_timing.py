@@ -1,13 +1,21 @@
 """Predicted times: each kind of instruction against a machine whose numbers are simple."""
 
+import itertools
+from typing import Any
+
 import pytest
 
 import meshmpi as mm
+from meshmpi.errors import LayoutError
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from
 from meshmpi.planner.memory_kinds import KINDS, gradient_values, memory_by_kind
 from meshmpi.planner.report import memory_lines, sent_by_line, time_lines, traffic_lines
 from meshmpi.planner.timing import predict_time
 from meshmpi.runtime.compiled import memory_plan
+from tests.layouts import legal_layouts
+from tests.ops.build import EVEN, Case, build
+from tests.ops.cases import CASES
+from tests.ops.run import fetched
 from tests.planner.build import small_lm
 
 GEMM, BANDWIDTH, SIMPLE, CALL = 1e9, 1e8, 1e-9, 1e-7
@@ -16,10 +24,14 @@ GEMM, BANDWIDTH, SIMPLE, CALL = 1e9, 1e8, 1e-9, 1e-7
 def machine(**changes):
     network = Network(1e-5, 1e6)
     values = {
-        "name": "simple", "products": {"float32": ProductRates.constant(GEMM)},
-        "memory": Curve(((1.0, BANDWIDTH),)), "operations": operations_from(SIMPLE),
-        "call": CALL, "step": 0.0, "networks": {"": network},
-    }  # fmt: skip
+        "name": "simple",
+        "products": {"float32": ProductRates.constant(GEMM)},
+        "memory": Curve(((1.0, BANDWIDTH),)),
+        "operations": operations_from(SIMPLE),
+        "call": CALL,
+        "step": 0.0,
+        "networks": {"": network},
+    }
     return Machine(**{**values, **changes})
 
 
@@ -30,11 +42,7 @@ def planned(build, mesh="", layout=""):
 
 
 def seconds(program, kind, **changes):
-    return sum(
-        t.seconds
-        for t in predict_time(program, machine(**changes)).timings
-        if t.instruction.kind == kind
-    )
+    return sum(t.seconds for t in predict_time(program, machine(**changes)).timings if t.instruction.kind == kind)
 
 
 def product():
@@ -90,8 +98,7 @@ def test_reductions_in_the_background_cost_what_is_waited_for():
     """Started early, half of the reduction is hidden behind the product in between."""
     graph, fetches, updates = small_lm(vocab=4096)
     shown, hidden = (
-        mm.plan(graph, "all:2", "batch:all", fetches=fetches, updates=updates, overlap=o).program
-        for o in (False, True)
+        mm.plan(graph, "all:2", "batch:all", fetches=fetches, updates=updates, overlap=o).program for o in (False, True)
     )
     started = [i for i in hidden.instructions if i.attrs.get("start")]
     assert started
@@ -130,6 +137,32 @@ def test_memory_by_kind_adds_up_to_the_plan(mesh, layout):
     assert "the peak is while" in memory_lines(found.program, plan)[1]
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_every_operation_has_a_prediction(case: Case):
+    """Whatever a program holds: its time, its memory and its traffic can be told."""
+    built = build(case, EVEN)
+    wanted = {"fetches": fetched(built, False), "updates": built.updates}
+    layouts = legal_layouts(built.graph, mm.MeshShape("rows:2;cols:3"), 3)
+    for layout, overlap in itertools.product(layouts, (False, True)):
+        try:
+            found = mm.plan(built.graph, "rows:2;cols:3", layout, overlap=overlap, **wanted)
+        except LayoutError:
+            continue
+        known = predict_time(found.program, machine())
+        assert known.seconds == pytest.approx(sum(known.by_kind().values()))
+        told = [*time_lines(known), *traffic_lines(found.program)]
+        told += memory_lines(found.program, memory_plan(found.program))
+        assert all(isinstance(line, str) for line in told)
+
+
+@pytest.mark.parametrize("options", [{"rotary": True}, {"microbatches": 2}])
+def test_language_models_have_a_prediction(options: dict[str, Any]):
+    graph, fetches, updates = small_lm(**options)
+    program = mm.plan(graph, "all:2", "batch:all", fetches=fetches, updates=updates).program
+    assert any(i.kind == "slice" and i.attrs["start"] for i in program.instructions)
+    assert predict_time(program, machine()).seconds > 0
+
+
 def test_gradients_are_what_becomes_updates():
     graph, fetches, updates = small_lm()
     program = mm.plan(graph, "", "", fetches=fetches, updates=updates).program
@@ -141,9 +174,7 @@ def test_gradients_are_what_becomes_updates():
 
 def test_bytes_by_line_add_up_to_the_cost():
     graph, fetches, updates = small_lm()
-    found = mm.plan(
-        graph, "rows:2;cols:2", "batch:rows;d_ff:cols", fetches=fetches, updates=updates
-    )
+    found = mm.plan(graph, "rows:2;cols:2", "batch:rows;d_ff:cols", fetches=fetches, updates=updates)
     table = sent_by_line(found.program)
     assert sum(sent for _, sent in table.values()) == found.cost.bytes_sent > 0
     assert list(table.values()) == sorted(table.values(), key=lambda row: -row[1])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import meshmpi as mm
-from meshmpi.pretrained.architectures import model_inputs, model_logits
-from meshmpi.pretrained.model import Model
+from meshmpi.transformer.pretrained.architectures import model_inputs, model_logits
+from meshmpi.transformer.pretrained.model import Model
 from tests.pretrained.models import BATCH, LENGTH, SOURCE
 
 SPLIT = "heads?:cols;d_ff?:cols;vocab:cols"
@@ -21,10 +21,7 @@ LAYOUTS = {
 def feeds_of(model: Model) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(3)
     vocab = model.config.vocab
-    feeds = {
-        "tokens": draw.integers(3, vocab - 1, (BATCH, LENGTH)),
-        "mask": np.ones((BATCH, LENGTH)),
-    }
+    feeds = {"tokens": draw.integers(3, vocab - 1, (BATCH, LENGTH)), "mask": np.ones((BATCH, LENGTH))}
     feeds["mask"][1, 5:] = 0
     if model.kind == "encoder_decoder":
         feeds["source"] = draw.integers(3, vocab, (BATCH, SOURCE))
@@ -38,7 +35,5 @@ def feeds_of(model: Model) -> dict[str, np.ndarray]:
 def compiled(model: Model, mesh, layout="", storage=None):
     with mm.Graph() as graph:
         source = SOURCE if model.kind == "encoder_decoder" else 0
-        logits = model_logits(
-            model.architecture, model_inputs(model.architecture, BATCH, LENGTH, source)
-        )
+        logits = model_logits(model.architecture, model_inputs(model.architecture, BATCH, LENGTH, source))
     return mm.compile(graph, mesh, layout, fetches={"logits": logits}, storage=storage)

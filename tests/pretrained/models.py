@@ -8,77 +8,111 @@ from typing import Any
 
 import numpy as np
 
-from meshmpi.pretrained.architectures import Architecture, architecture
+from meshmpi.transformer.pretrained.architectures import Architecture, architecture
 
 BATCH, LENGTH, SOURCE = 3, 7, 9
 SMALL = {
-    "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 10,
-    "vocab_size": 23, "max_position_embeddings": 16,
-}  # fmt: skip
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 10,
+    "vocab_size": 23,
+    "max_position_embeddings": 16,
+}
 T5 = {
-    "d_model": 12, "num_heads": 3, "d_kv": 5, "num_layers": 3, "num_decoder_layers": 2, "d_ff": 10,
-    "vocab_size": 23, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10,
-    "decoder_start_token_id": 0, "initializer_factor": 1.0,
-}  # fmt: skip
+    "d_model": 12,
+    "num_heads": 3,
+    "d_kv": 5,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "d_ff": 10,
+    "vocab_size": 23,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 10,
+    "decoder_start_token_id": 0,
+    "initializer_factor": 1.0,
+}
 GPT2 = {
-    "n_embd": 12, "n_head": 3, "n_layer": 2, "vocab_size": 23, "n_positions": 16, "bos_token_id": 1,
+    "n_embd": 12,
+    "n_head": 3,
+    "n_layer": 2,
+    "vocab_size": 23,
+    "n_positions": 16,
+    "bos_token_id": 1,
     "eos_token_id": 2,
-}  # fmt: skip
-ESM = {**SMALL, "position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 22,
-       "pad_token_id": 1, "layer_norm_eps": 1e-5}  # fmt: skip
-SWITCH = {**T5, "num_experts": 3, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
-          "expert_capacity": 3}  # fmt: skip
+}
+ESM = {
+    **SMALL,
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+    "mask_token_id": 22,
+    "pad_token_id": 1,
+    "layer_norm_eps": 1e-5,
+}
+SWITCH = {**T5, "num_experts": 3, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "expert_capacity": 3}
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 12,
-}  # fmt: skip
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 12,
+}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {**GPT2, "n_inner": 10}),
     "gpt2_untied": (
-        "GPT2Config", "GPT2LMHeadModel",
-        {**GPT2, "tie_word_embeddings": False, "scale_attn_weights": False,
-         "activation_function": "relu"},
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {**GPT2, "tie_word_embeddings": False, "scale_attn_weights": False, "activation_function": "relu"},
     ),
     "llama": ("LlamaConfig", "LlamaForCausalLM", SMALL),
     "llama_gqa": (
-        "LlamaConfig", "LlamaForCausalLM",
-        {**SMALL, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 4,
-         "hidden_act": "gelu_new", "attention_bias": True, "mlp_bias": True,
-         "rope_parameters": LLAMA3},
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            **SMALL,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 4,
+            "hidden_act": "gelu_new",
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": LLAMA3,
+        },
     ),
     "llama_mqa": (
-        "LlamaConfig", "LlamaForCausalLM",
-        {**SMALL, "num_key_value_heads": 1, "tie_word_embeddings": True,
-         "rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0}},
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            **SMALL,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0},
+        },
     ),
-    "mistral": (
-        "MistralConfig", "MistralForCausalLM",
-        {**SMALL, "num_key_value_heads": 1, "sliding_window": 3},
-    ),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {**SMALL, "num_key_value_heads": 1, "sliding_window": 3}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**SMALL, "num_key_value_heads": 3}),
     "t5": ("T5Config", "T5ForConditionalGeneration", T5),
     "t5_v1_1": (
-        "T5Config", "T5ForConditionalGeneration",
+        "T5Config",
+        "T5ForConditionalGeneration",
         {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
-    "t5_two_tables": (
-        "T5Config", "T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-silu"}
-    ),
-    "switch": (
-        "SwitchTransformersConfig", "SwitchTransformersForConditionalGeneration", SWITCH
-    ),
+    "t5_two_tables": ("T5Config", "T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-silu"}),
+    "switch": ("SwitchTransformersConfig", "SwitchTransformersForConditionalGeneration", SWITCH),
     "esm2": ("EsmConfig", "EsmForMaskedLM", ESM),
     "esm2_other": (
-        "EsmConfig", "EsmForMaskedLM",
-        {**ESM, "token_dropout": False, "emb_layer_norm_before": True,
-         "tie_word_embeddings": False},
+        "EsmConfig",
+        "EsmForMaskedLM",
+        {**ESM, "token_dropout": False, "emb_layer_norm_before": True, "tie_word_embeddings": False},
     ),
     "bert": ("BertConfig", "BertForMaskedLM", SMALL),
     "bert_other": (
-        "BertConfig", "BertForMaskedLM",
+        "BertConfig",
+        "BertForMaskedLM",
         {**SMALL, "hidden_act": "silu", "type_vocab_size": 3, "tie_word_embeddings": False},
     ),
-}  # fmt: skip
+}
 """Name -> (class of its config, class of the model, options)."""
 
 
@@ -140,12 +174,13 @@ def reference(name: str, seed: int = 1) -> Reference:
     feeds = {"tokens": rng.integers(3, vocab, (BATCH, LENGTH)), "mask": _mask(LENGTH, 2, 3)}
     call = {"input_ids": "tokens", "attention_mask": "mask"}
     if found.kind == "encoder_decoder":
-        feeds |= {
-            "source": rng.integers(3, vocab, (BATCH, SOURCE)),
-            "source_mask": _mask(SOURCE, 4, 1),
+        feeds |= {"source": rng.integers(3, vocab, (BATCH, SOURCE)), "source_mask": _mask(SOURCE, 4, 1)}
+        call = {
+            "input_ids": "source",
+            "attention_mask": "source_mask",
+            "decoder_input_ids": "tokens",
+            "decoder_attention_mask": "mask",
         }
-        call = {"input_ids": "source", "attention_mask": "source_mask",
-                "decoder_input_ids": "tokens", "decoder_attention_mask": "mask"}  # fmt: skip
     if found.config.token_types:
         feeds["types"] = rng.integers(0, found.config.token_types, (BATCH, LENGTH))
         call["token_type_ids"] = "types"
@@ -158,12 +193,13 @@ def reference(name: str, seed: int = 1) -> Reference:
     (logits * torch.tensor(probe, dtype=torch.float32)).sum().backward()
     weights = dict(model.named_parameters())
     return Reference(
-        found, {k: p.detach().numpy() for k, p in weights.items()},
-        {k: v.astype(np.int32) for k, v in feeds.items()}, probe.astype(np.float32),
+        found,
+        {k: p.detach().numpy() for k, p in weights.items()},
+        {k: v.astype(np.int32) for k, v in feeds.items()},
+        probe.astype(np.float32),
         logits.detach().numpy(),
-        {k: np.zeros(p.shape, np.float32) if p.grad is None else p.grad.numpy()
-         for k, p in weights.items()},
-    )  # fmt: skip
+        {k: np.zeros(p.shape, np.float32) if p.grad is None else p.grad.numpy() for k, p in weights.items()},
+    )
 
 
 def _mask(length: int, left: int, right: int) -> np.ndarray:

@@ -12,11 +12,11 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import meshmpi as mm
-from meshmpi.pretrained import load, save, suggested_layout
-from meshmpi.pretrained.lines import Line
-from meshmpi.pretrained.model import Model, open_model
-from meshmpi.pretrained.scoring import Scorer
-from meshmpi.runtime.launch import launch
+from meshmpi.launch.launch import launch
+from meshmpi.transformer.pretrained import load, save, suggested_layout
+from meshmpi.transformer.pretrained.lines import Line
+from meshmpi.transformer.pretrained.model import Model, open_model
+from meshmpi.transformer.pretrained.scoring import Scorer
 from tests.pretrained.bridge import LAYOUTS, compiled, feeds_of
 from tests.pretrained.models import MODELS, made
 
@@ -32,8 +32,12 @@ def theirs(model, feeds) -> np.ndarray:
 
     call = {"input_ids": "tokens", "attention_mask": "mask"}
     if "source" in feeds:
-        call = {"input_ids": "source", "attention_mask": "source_mask",
-                "decoder_input_ids": "tokens", "decoder_attention_mask": "mask"}  # fmt: skip
+        call = {
+            "input_ids": "source",
+            "attention_mask": "source_mask",
+            "decoder_input_ids": "tokens",
+            "decoder_attention_mask": "mask",
+        }
     with torch.no_grad():
         return model(**{k: torch.tensor(feeds[v]).long() for k, v in call.items()}).logits.numpy()
 
@@ -68,9 +72,7 @@ def test_files_to_logits_and_back(saved, tmp_path, layout):
     load(step, model.architecture, folder / files)
     feeds = feeds_of(model)
     check_logits(np.asarray(step(feeds)["logits"]), feeds, theirs(reference, feeds))
-    out = save(
-        step, model.architecture, tmp_path / "out", max_shard_bytes=most, like=folder / files
-    )
+    out = save(step, model.architecture, tmp_path / "out", max_shard_bytes=most, like=folder / files)
     again, report = type(reference).from_pretrained(out, output_loading_info=True)
     assert not report["missing_keys"] and not report["mismatched_keys"]
     for key, value in reference.named_parameters():
@@ -96,7 +98,7 @@ def test_scores_are_those_of_transformers(saved):
         lines.append(Line(number + 1, tokens, special, source))
     if model.kind == "encoder" and "mask" not in model.special:
         with pytest.raises(mm.ConfigError, match="no mask_token_id"):
-            Scorer(model, mm.SimulatedMesh("all:1"))
+            list(Scorer(model, mm.SimulatedMesh("all:1")).scores(lines))
         return
     layout = suggested_layout(model.config, "rows:2;cols:2", "2d")
     found = Scorer(model, mm.SimulatedMesh("rows:2;cols:2"), *layout, batch=3).scores(lines)
@@ -149,8 +151,8 @@ SCRIPT = """
 import sys
 import numpy as np
 import meshmpi as mm
-from meshmpi.pretrained import load, save
-from meshmpi.pretrained.model import open_model
+from meshmpi.transformer.pretrained import load, save
+from meshmpi.transformer.pretrained.model import open_model
 from tests.pretrained.bridge import LAYOUTS, compiled, feeds_of
 folder, layout, *names = sys.argv[1:]
 mesh, rules, storage = LAYOUTS[layout]
@@ -169,9 +171,7 @@ for name in names:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "layout"), [(1, "replicated"), (2, "model_parallel"), (4, "2d"), (4, "storage")]
-)
+@pytest.mark.parametrize(("ranks", "layout"), [(1, "replicated"), (2, "model_parallel"), (4, "2d"), (4, "storage")])
 def test_under_mpirun(tmp_path, ranks, layout):
     import torch
 
@@ -182,9 +182,12 @@ def test_under_mpirun(tmp_path, ranks, layout):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = launch(
-        ranks, [str(script), str(tmp_path), layout, *ON_RANKS], timeout_seconds=240,
-        capture_output=True, environment={"PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
+        ranks,
+        [str(script), str(tmp_path), layout, *ON_RANKS],
+        timeout_seconds=240,
+        capture_output=True,
+        environment={"PYTHONPATH": os.getcwd()},
+    )
     assert done.returncode == 0, done.stderr
     for name, reference in references.items():
         feeds = feeds_of(open_model(tmp_path / name))

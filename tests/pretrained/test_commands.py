@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +14,47 @@ from safetensors.numpy import load_file, save_file
 
 import meshmpi as mm
 from meshmpi import cli
-from meshmpi.pretrained import architecture
-from meshmpi.pretrained.lines import Line
-from meshmpi.pretrained.model import open_model
-from meshmpi.pretrained.scoring import SHORTEST, Scorer, total
-from meshmpi.runtime.launch import launch
+from meshmpi.commands.pretrained import otherwise
+from meshmpi.launch.launch import launch
+from meshmpi.transformer.pretrained import architecture
+from meshmpi.transformer.pretrained.lines import Line
+from meshmpi.transformer.pretrained.model import open_model
+from meshmpi.transformer.pretrained.scoring import SHORTEST, Scorer, total
 
 GPT2 = {
-    "model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 300,
-    "n_positions": 24, "bos_token_id": 256, "eos_token_id": 256,
-}  # fmt: skip
+    "model_type": "gpt2",
+    "n_layer": 1,
+    "n_embd": 16,
+    "n_head": 2,
+    "vocab_size": 300,
+    "n_positions": 24,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
 ESM = {
-    "model_type": "esm", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2,
-    "intermediate_size": 12, "vocab_size": 33, "max_position_embeddings": 24, "mask_token_id": 32,
-    "pad_token_id": 1, "position_embedding_type": "rotary", "token_dropout": True,
+    "model_type": "esm",
+    "num_hidden_layers": 1,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "vocab_size": 33,
+    "max_position_embeddings": 24,
+    "mask_token_id": 32,
+    "pad_token_id": 1,
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
     "layer_norm_eps": 1e-5,
-}  # fmt: skip
+}
 T5 = {
-    "model_type": "t5", "num_layers": 1, "d_model": 8, "num_heads": 2, "d_kv": 4, "d_ff": 12,
-    "vocab_size": 40, "n_positions": 20,
-}  # fmt: skip
+    "model_type": "t5",
+    "num_layers": 1,
+    "d_model": 8,
+    "num_heads": 2,
+    "d_kv": 4,
+    "d_ff": 12,
+    "vocab_size": 40,
+    "n_positions": 20,
+}
 LETTERS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<mask>"]
 
 
@@ -40,9 +62,7 @@ LETTERS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", "."
 def _simulated(monkeypatch, tmp_path):
     """Commands run on two simulated ranks, and keep their caches here."""
     monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        "meshmpi.train.setup.make_mesh", lambda s: mm.SimulatedMesh(s.shape or "all:2")
-    )
+    monkeypatch.setattr("meshmpi.transformer.training.setup.make_mesh", lambda s: mm.SimulatedMesh(s.shape or "all:2"))
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 
@@ -53,8 +73,7 @@ def made(folder: Path, config, seed=0) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     draw = np.random.default_rng(seed)
     arrays = {
-        e.keys[0]: (0.5 * draw.standard_normal(e.file_shape)).astype(np.float32)
-        for e in architecture(config).entries
+        e.keys[0]: (0.5 * draw.standard_normal(e.file_shape)).astype(np.float32) for e in architecture(config).entries
     }
     save_file(arrays, folder / "model.safetensors")
     return folder
@@ -88,33 +107,56 @@ def written(path: Path, text: str | bytes) -> Path:
     return path
 
 
+BERT = {
+    "model_type": "bert",
+    "num_hidden_layers": 1,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "vocab_size": 8,
+    "max_position_embeddings": 24,
+}
+
+
+def test_the_mask_of_a_tokenizer_serves_where_the_config_has_none(tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    model = made(tmp_path / "bert", BERT)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "sea", "##s", "the"]
+    (model / "vocab.txt").write_text("\n".join(words) + "\n")
+    file = written(tmp_path / "f", "the sea\n")
+    found = run(capsys, "score", model, file)
+    (model / "config.json").write_text(json.dumps({**BERT, "mask_token_id": 4}))
+    assert run(capsys, "score", model, file) == found and "\t2\t" in found
+
+
+def test_arguments_that_are_no_text(tmp_path, capsys):
+    model = made(tmp_path / "m", GPT2)
+    for words in (["generate", model, "--prompt", "\udcff"], ["train", "a\udc80.toml"]):
+        refused(capsys, f"argument {len(words)} of the command is not UTF-8: b'", *words)
+
+
 # ---- score -----------------------------------------------------------------------------------
 
 
 def by_hand(config, tokens, source=()):
     """Log-probabilities [position, vocab] by one program of exactly this length."""
     found = architecture(config)
-    from meshmpi.pretrained.architectures import model_inputs, model_logits
+    from meshmpi.transformer.pretrained.architectures import model_inputs, model_logits
 
     with mm.Graph() as graph:
         inputs = model_inputs(found, 1, len(tokens), len(source))
         logits = model_logits(found, inputs)
     step = mm.compile(graph, mm.SimulatedMesh("all:1"), fetches={"logits": logits})
-    return step, {
-        "tokens": np.array([tokens], np.int32), "mask": np.ones((1, len(tokens)), np.int32),
-    } | ({"source": np.array([source], np.int32),
-          "source_mask": np.ones((1, len(source)), np.int32)} if source else {})  # fmt: skip
+    return step, {"tokens": np.array([tokens], np.int32), "mask": np.ones((1, len(tokens)), np.int32)} | (
+        {"source": np.array([source], np.int32), "source_mask": np.ones((1, len(source)), np.int32)} if source else {}
+    )
 
 
 def log_probabilities(folder, config, tokens, source=()):
     step, feeds = by_hand(config, tokens, source)
     mm_load(step, folder)
     x = np.asarray(step(feeds)["logits"], np.float64)[0]
-    return (
-        x
-        - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
-        - x.max(-1, keepdims=True)
-    )
+    return x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
 
 
 def mm_load(step, folder):
@@ -166,8 +208,7 @@ def test_scores_of_a_masked_model(tmp_path, capsys):
         hidden = [32 if i == k else t for i, t in enumerate(ids)]
         expected += log_probabilities(folder, ESM, hidden)[k, ids[k]]
     assert float(rows[0][2]) == pytest.approx(expected, abs=2e-4)
-    refused(capsys, "bad:1 has 'J', '*', which the tokenizer", "score", folder,
-            written(tmp_path / "bad", "LAJG*J\n"))  # fmt: skip
+    refused(capsys, "bad:1 has 'J', '*', which the tokenizer", "score", folder, written(tmp_path / "bad", "LAJG*J\n"))
     again = table(run(capsys, "score", folder, tmp_path / "bad", "--allow-unknown"))
     assert again[0][1] == "6"
 
@@ -219,8 +260,8 @@ def test_lines_that_cannot_be_used(tmp_path, capsys):
     assert out.endswith("note: 1 tokens of 1 lines were left out (--truncate)\n")
     assert table(out)[1][1] == "24"
     for text, message in (
-        ("1 2 x\n", "lines:1 has 'x', which is no token id."),
-        ("1 -2\n", "lines:1 has '-2', which is no token id."),
+        ("1 2 x\n", "lines:1 has 'x', which is not a token id."),
+        ("1 -2\n", "lines:1 has '-2', which is not a token id."),
         ("1 2\n1 300\n", "lines:2 has token 300, but the model has 300, from 0."),
     ):
         refused(capsys, message, "score", folder, written(file, text), "--token-ids")
@@ -238,7 +279,7 @@ def test_models_that_cannot_be_used(tmp_path, capsys):
     (folder / "config.json").unlink()
     refused(capsys, "there is no config.json beside", "score", folder, file)
     (folder / "config.json").write_text("[]")
-    refused(capsys, "config.json is no table", "score", folder, file)
+    refused(capsys, "it is no table", "score", folder, file)
     (folder / "config.json").write_text("{")
     refused(capsys, "config.json cannot be read", "score", folder, file)
     (folder / "config.json").write_text(json.dumps({**GPT2, "n_layer": 2}))
@@ -247,29 +288,46 @@ def test_models_that_cannot_be_used(tmp_path, capsys):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     refused(capsys, "model.safetensors is damaged: it ends within tensor", "score", folder, file)
-    masked = made(tmp_path / "e", {k: v for k, v in ESM.items() if k != "mask_token_id"} | {
-        "token_dropout": False})  # fmt: skip
+    masked = made(tmp_path / "e", {k: v for k, v in ESM.items() if k != "mask_token_id"} | {"token_dropout": False})
     refused(capsys, "no mask_token_id", "score", masked, written(file, "5 6"), "--token-ids")
 
 
 def test_runs_of_both_kinds(tmp_path, capsys, simulated_training):
     """A language model and a translation model of our own, without any other files."""
-    config = settings_file(tmp_path, **{
-        "model.d_model": 16, "model.d_ff": 32, "model.heads": 2, "model.d_kv": 8, "model.layers": 1,
-    })  # fmt: skip
+    config = settings_file(
+        tmp_path, **{"model.d_model": 16, "model.d_ff": 32, "model.heads": 2, "model.d_kv": 8, "model.layers": 1}
+    )
     run(capsys, "train", config, "--out", tmp_path / "lm")
     file = written(tmp_path / "lines", "the sea\nthe sky and\n")
     assert [r[1] for r in table(run(capsys, "score", tmp_path / "lm", file))] == ["6", "10", "16"]
-    refused(capsys, "lines:1: character 'Z' is not among the", "score", tmp_path / "lm",
-            written(tmp_path / "lines", "Z\n"))  # fmt: skip
+    refused(
+        capsys, "lines:1: character 'Z' is not among the", "score", tmp_path / "lm", written(tmp_path / "lines", "Z\n")
+    )
     assert run(capsys, "generate", tmp_path / "lm", "--prompt", "the", "--tokens", 4).strip("\n")
     texts = [f"{k:b}".replace("0", "a").replace("1", "b") for k in range(2, 200)]
     written(tmp_path / "source", "\n".join(texts) + "\n")
     written(tmp_path / "target", "\n".join(t.upper() for t in texts) + "\n")
-    run(capsys, "train", config, "--out", tmp_path / "mt", "--set", "task=translation",
-        "--set", f"translation.source={tmp_path / 'source'}", "--set", "train.steps=2",
-        "--set", f"translation.target={tmp_path / 'target'}", "--set", "translation.sentences=2",
-        "--set", "translation.least_words=1", "--set", "data.held_out_fraction=0.4")  # fmt: skip
+    run(
+        capsys,
+        "train",
+        config,
+        "--out",
+        tmp_path / "mt",
+        "--set",
+        "task=translation",
+        "--set",
+        f"translation.source={tmp_path / 'source'}",
+        "--set",
+        "train.steps=2",
+        "--set",
+        f"translation.target={tmp_path / 'target'}",
+        "--set",
+        "translation.sentences=2",
+        "--set",
+        "translation.least_words=1",
+        "--set",
+        "data.held_out_fraction=0.4",
+    )
     pairs = written(tmp_path / "pairs", "ab\tAB\nba\tBABA\n")
     rows = table(run(capsys, "score", tmp_path / "mt", pairs))
     assert [r[1] for r in rows] == ["3", "5", "8"]  # the end of each target counts
@@ -288,8 +346,7 @@ def test_generate(tmp_path, capsys):
     text = run(capsys, *common, "--prompt", "hello", "--temperature", 0)
     assert run(capsys, *common, "--prompt", "hello", "--temperature", 0, "--stream") == text
     file = written(tmp_path / "prompts", "hello\nsea\n")
-    rows = [json.loads(r) for r in
-            run(capsys, *common, "--prompts", file, "--temperature", 0).splitlines()]  # fmt: skip
+    rows = [json.loads(r) for r in run(capsys, *common, "--prompts", file, "--temperature", 0).splitlines()]
     assert [r["line"] for r in rows] == [1, 2]
     assert rows[0]["text"] == text.rstrip("\n") or rows[0]["text"] + "\n" == text
     tokens = open_model(folder).tokenizer().encoded("hello").ids
@@ -299,8 +356,7 @@ def test_generate(tmp_path, capsys):
         tokens.append(expected)
     drawn = run(capsys, *common, "--prompts", file, "--seed", 3, "--top-k", 20)
     for layout in ("storage", "", "heads:all"):
-        again = run(capsys, *common, "--prompts", file, "--seed", 3, "--top-k", 20,
-                    "--layout", layout)  # fmt: skip
+        again = run(capsys, *common, "--prompts", file, "--seed", 3, "--top-k", 20, "--layout", layout)
         assert again == drawn
     assert run(capsys, *common, "--prompts", file, "--seed", 4, "--top-k", 20) != drawn
     ids = written(tmp_path / "ids", "1 2 3\n")
@@ -330,8 +386,15 @@ def test_what_cannot_be_generated(tmp_path, capsys):
     common = ("generate", folder, "--prompts", ids, "--token-ids")
     refused(capsys, "--tokens is 0", *common, "--tokens", 0)
     refused(capsys, "Beams are known at their end only", *common, "--beams", 2, "--stream")
-    refused(capsys, "ids:1 has 25 tokens, the model takes 24", "generate", folder, "--prompts",
-            written(tmp_path / "ids", "1 " * 25), "--token-ids")  # fmt: skip
+    refused(
+        capsys,
+        "ids:1 has 25 tokens, the model takes 24",
+        "generate",
+        folder,
+        "--prompts",
+        written(tmp_path / "ids", "1 " * 25),
+        "--token-ids",
+    )
     masked = made(tmp_path / "e", ESM)
     refused(capsys, "which does not continue texts", "generate", masked, "--prompt", "A")
 
@@ -350,9 +413,7 @@ def settings_file(tmp_path, **sections) -> Path:
 
 @pytest.fixture
 def simulated_training(monkeypatch):
-    monkeypatch.setattr(
-        "meshmpi.train.loop.make_mesh", lambda s: mm.SimulatedMesh(s.shape or "all:2")
-    )
+    monkeypatch.setattr("meshmpi.transformer.training.run.make_mesh", lambda s: mm.SimulatedMesh(s.shape or "all:2"))
 
 
 def held_out_loss(out: str) -> float:
@@ -379,16 +440,7 @@ def test_fine_tuning_and_writing_back(tmp_path, capsys, simulated_training):
     expected = sum(logs[i, t] for i, t in enumerate(ids[1:]))
     assert float(untouched[0][2]) == pytest.approx(expected, abs=2e-4)
     # Written back, only the first positions have changed.
-    run(
-        capsys,
-        "export",
-        tmp_path / "run",
-        tmp_path / "out",
-        "--like",
-        folder,
-        "--max-shard",
-        "20 KB",
-    )
+    run(capsys, "export", tmp_path / "run", tmp_path / "out", "--like", folder, "--max-shard", "20 KB")
     old, new = load_file(folder / "model.safetensors"), {}
     for part in (tmp_path / "out").glob("*.safetensors"):
         new |= load_file(part)
@@ -400,8 +452,9 @@ def test_fine_tuning_and_writing_back(tmp_path, capsys, simulated_training):
     scored = table(run(capsys, "score", tmp_path / "out", file))
     assert float(scored[0][2]) > float(table(run(capsys, "score", folder, file))[0][2])
     # A run goes on from a run, and resumes.
-    again = run(capsys, "train", config, "--init-from", tmp_path / "run", "--out", tmp_path / "b",
-                "--set", "train.steps=0")  # fmt: skip
+    again = run(
+        capsys, "train", config, "--init-from", tmp_path / "run", "--out", tmp_path / "b", "--set", "train.steps=0"
+    )
     assert held_out_loss(again) == pytest.approx(held_out_loss(out), rel=1e-5)
     more = run(capsys, *common, "--out", tmp_path / "run", "--resume", "--set", "train.steps=4")
     assert "resumed from" in more and "first values" not in more
@@ -420,11 +473,18 @@ def test_what_cannot_be_fine_tuned(tmp_path, capsys):
     config = settings_file(tmp_path)
     for name, values, kind in (("e", ESM, "encoder"), ("t", T5, "encoder_decoder")):
         folder = made(tmp_path / name, values)
-        refused(capsys, f"is of kind {kind}, the task is 'lm'", "train", config, "--init-from",
-                folder, "--out", tmp_path / "run")  # fmt: skip
+        refused(
+            capsys,
+            f"is of kind {kind}, the task is 'lm'",
+            "train",
+            config,
+            "--init-from",
+            folder,
+            "--out",
+            tmp_path / "run",
+        )
     folder = made(tmp_path / "m", GPT2)
-    refused(capsys, "m has no tokenizer", "train", config, "--init-from", folder,
-            "--out", tmp_path / "run")  # fmt: skip
+    refused(capsys, "m has no tokenizer", "train", config, "--init-from", folder, "--out", tmp_path / "run")
     refused(capsys, "m exists already", "export", folder, folder, "--like", folder)
 
 
@@ -441,9 +501,8 @@ def test_a_dry_run_has_the_sizes_of_the_checkpoint(tmp_path, capsys):
 def on_ranks(tmp_path, n, *words):
     environment = {"PYTHONPATH": os.getcwd(), "MESHMPI_CACHE": str(tmp_path / "cache")}
     return launch(
-        n, ["-m", "meshmpi", *map(str, words)], timeout_seconds=120, capture_output=True,
-        environment=environment,
-    )  # fmt: skip
+        n, ["-m", "meshmpi", *map(str, words)], timeout_seconds=120, capture_output=True, environment=environment
+    )
 
 
 @pytest.mark.slow
@@ -482,11 +541,26 @@ def test_fine_tuning_on_two_ranks(tmp_path, capsys, simulated_training):
     done = on_ranks(tmp_path, 2, *common, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert held_out_loss(done.stdout) == pytest.approx(expected, rel=1e-5)
-    done = on_ranks(
-        tmp_path, 2, "export", tmp_path / "run", tmp_path / "out", "--like", folder,
-        "--layout", "storage",
-    )  # fmt: skip
+    done = on_ranks(tmp_path, 2, "export", tmp_path / "run", tmp_path / "out", "--like", folder, "--layout", "storage")
     assert done.returncode == 0, done.stderr
-    assert sorted(load_file(tmp_path / "out" / "model.safetensors")) == sorted(
-        load_file(folder / "model.safetensors")
-    )
+    assert sorted(load_file(tmp_path / "out" / "model.safetensors")) == sorted(load_file(folder / "model.safetensors"))
+
+
+def test_what_a_checkpoint_says_of_generation_and_is_not_done_is_named():
+    options = Namespace(temperature=0.7, top_k=5, top_p=1.0, beams=0, tokens=9)
+    same = {
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 5,
+        "max_new_tokens": 9,
+        "repetition_penalty": 1.0,
+        "suppress_tokens": [],
+        "num_beams": 1,
+    }
+    assert otherwise(same, options) == ""
+    other = {**same, "top_k": 50, "num_beams": 4, "forced_bos_token_id": 3, "suppress_tokens": [1]}
+    said = "num_beams=4, top_k=50, forced_bos_token_id=3, suppress_tokens=[1]"
+    assert otherwise(other, options) == said
+    greedy = Namespace(temperature=0.0, top_k=0, top_p=1.0, beams=0, tokens=9)
+    assert otherwise({"top_k": 50, "do_sample": False}, greedy) == ""
+    assert otherwise({"do_sample": True}, greedy) == "do_sample=True"

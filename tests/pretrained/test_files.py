@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from meshmpi.checkpoint.tensor_header import make_header
 from meshmpi.errors import CheckpointError
-from meshmpi.pretrained.files import Checkpoint, contiguous_runs
-from meshmpi.runtime.arrays import numpy_dtype
+from meshmpi.kernels import numpy_dtype
+from meshmpi.transformer.pretrained.files import Checkpoint, contiguous_runs
 
 NUMPY_KINDS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
 
@@ -51,11 +52,24 @@ def test_every_type_is_read(tmp_path, kind):
     header, _ = make_header({"x": (kind, x.shape)})
     (tmp_path / "x.safetensors").write_bytes(header + x.tobytes())
     with Checkpoint(tmp_path / "x.safetensors") as file:
-        got = file.read("x", [(1, 3), (2, 5)])
-        assert got.dtype == np.float32
-        np.testing.assert_array_equal(got, x[1:3, 2:5].astype(np.float32))
-        assert file.read("x", dtype="float64").dtype == np.float64
+        narrow, wide = ("int64", "int64") if kind == "I64" else ("float32", "float64")
+        got = file.read("x", [(1, 3), (2, 5)], dtype=narrow)
+        assert got.dtype == narrow
+        np.testing.assert_array_equal(got, x[1:3, 2:5].astype(narrow))
+        assert file.read("x", dtype=wide).dtype == wide
         assert file.bytes_read == (6 + 15) * x.itemsize
+
+
+@pytest.mark.parametrize("length", [636, 640, 644, 640 + 65536, 0x04034B50 % 65536])
+def test_any_length_of_header(length):
+    """640 is 80 02: what a pickle begins with."""
+    entries = {"x": entry([3], 0, 12)}
+    text = json.dumps(entries).encode().ljust(length)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.safetensors")
+        path.write_bytes(struct.pack("<Q", len(text)) + text + np.arange(3, dtype="f4").tobytes())
+        with Checkpoint(path) as file:
+            assert file.read("x").tolist() == [0, 1, 2]
 
 
 @given(st.data())
@@ -149,7 +163,8 @@ def test_files_of_the_library_are_equal(tmp_path):
 
 BAD_HEADERS = {
     "overlap": (
-        {"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, 12,
+        {"a": entry([2], 0, 8), "b": entry([2], 4, 12)},
+        12,
         r"'b' begins at byte 4 of the data, within tensor 'a', which ends at 8",
     ),
     "gap": ({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, 12, r"bytes 4\.\.8 .* before .*'b'"),
@@ -160,15 +175,16 @@ BAD_HEADERS = {
     "words": ({"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}, 4, "is described"),
     "incomplete": ({"a": {"dtype": "F32"}}, 0, "'a' has no dtype, shape or data_offsets"),
     "twice": (
-        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
-        b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', 4, "it has 'a' twice",
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        4,
+        "it has 'a' twice",
     ),
     "list": (b"[1, 2]", 0, "no table"),
     "metadata": ({"__metadata__": 3}, 0, "__metadata__ is no table"),
     "text": (b"{not json", 0, "header cannot be read: Expecting"),
     "bytes": (b'{"\xff": 1}', 0, "header cannot be read"),
     "deep": (b"[" * 100_000, 0, "header cannot be read"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_HEADERS)
@@ -244,9 +260,7 @@ def test_bad_shards(tmp_path):
     refused(r"one.safetensors has no tensor 'd'", {"a": one, "b": one, "c": two, "d": one})
     refused(r"has no tensor 'b'.*one.safetensors has it", {"a": one, "b": two, "c": two})
     refused(r"has a tensor 'b' that", {"a": one, "c": two})
-    refused(
-        r"three.safetensors, a shard that .*json names, cannot be read", {"a": "three" + one[3:]}
-    )
+    refused(r"three.safetensors, a shard that .*json names, cannot be read", {"a": "three" + one[3:]})
     refused("not the name of a file beside it", {"a": "../one.safetensors"})
     refused("not the name of a file beside it", {"a": 3})
     index = sharded(tmp_path)

@@ -16,21 +16,32 @@ from safetensors.numpy import load_file, save_file
 
 import meshmpi as mm
 from meshmpi.dims import Dimension, Shape
-from meshmpi.pretrained import architecture, load, save, suggested_layout
-from meshmpi.pretrained.architectures import Entry, FileDim
-from meshmpi.pretrained.blocks import part_of
-from meshmpi.pretrained.files import Checkpoint, contiguous_runs
-from meshmpi.runtime.launch import launch
+from meshmpi.launch.launch import launch
+from meshmpi.transformer.pretrained import architecture, load, save, suggested_layout
+from meshmpi.transformer.pretrained.architectures import Entry, FileDim
+from meshmpi.transformer.pretrained.blocks import part_of
+from meshmpi.transformer.pretrained.files import Checkpoint, contiguous_runs
+from tests.pretrained.whole import read_whole, variables_of
 
 GPT2 = {
-    "model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 37,
-    "n_positions": 16, "n_inner": 40,
-}  # fmt: skip
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 24,
+    "n_head": 3,
+    "vocab_size": 37,
+    "n_positions": 16,
+    "n_inner": 40,
+}
 LLAMA = {
-    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 40, "vocab_size": 37,
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": 37,
     "max_position_embeddings": 16,
-}  # fmt: skip
+}
 MODEL_PARALLEL = "heads:cols;d_ff:cols;vocab:cols"
 LAYOUTS = [
     ("all:1", "", None),
@@ -64,7 +75,7 @@ def written(path: Path, arrays) -> Path:
 
 def check_variables(step, found, arrays):
     shapes = {name: v.type.shape for name, v in step.variables.types.items()}
-    for name, value in found.variables_of(arrays, shapes).items():
+    for name, value in variables_of(found, arrays, shapes).items():
         np.testing.assert_array_equal(step.variables[name], value, err_msg=name)
 
 
@@ -132,11 +143,8 @@ def test_pieces_are_those_of_the_whole_array(data):
     order = Shape([expert, *dims])
     array = np.arange(math.prod(entry.file_shape), dtype=np.float32).reshape(entry.file_shape)
     whole = np.full(order.sizes, -1.0, np.float32)
-    whole[1] = entry.read_whole(array, order)
-    block = tuple(
-        tuple(sorted(data.draw(st.tuples(st.integers(0, d.size), st.integers(0, d.size)))))
-        for d in order
-    )
+    whole[1] = read_whole(entry, array, order)
+    block = tuple(tuple(sorted(data.draw(st.tuples(st.integers(0, d.size), st.integers(0, d.size))))) for d in order)
     expected = whole[tuple(slice(a, b) for a, b in block)]
     part = part_of(entry, order, block)
     got = np.full(expected.shape, -1.0, np.float32)
@@ -174,11 +182,13 @@ def test_prefixes_ties_and_leftovers(tmp_path):
     bare = {k.removeprefix("transformer."): v for k, v in arrays.items()}
     bare |= {"h.0.attn.bias": np.zeros((1, 1, 4, 4), np.float32)}  # a mask, of old files
     for n, variant in enumerate(
-        (bare, {f"module.{k}": v for k, v in arrays.items()},
-         arrays | {"lm_head.weight": arrays["transformer.wte.weight"]})
-    ):  # fmt: skip
-        step.assign({name: np.zeros(v.type.shape.sizes, np.float32)
-                     for name, v in step.variables.types.items()})  # fmt: skip
+        (
+            bare,
+            {f"module.{k}": v for k, v in arrays.items()},
+            arrays | {"lm_head.weight": arrays["transformer.wte.weight"]},
+        )
+    ):
+        step.assign({name: np.zeros(v.type.shape.sizes, np.float32) for name, v in step.variables.types.items()})
         load(step, found, written(tmp_path / str(n), variant))
         check_variables(step, found, arrays)
     only_tie = dict(arrays)
@@ -204,12 +214,15 @@ def test_wrong_checkpoints_change_nothing(tmp_path):
 
     without = {k: v for k, v in arrays.items() if ".h.1." not in k}
     refused(r"lacks 'transformer.h.1.ln_1.weight', .* and 8 more", without)
-    refused(r"has 'transformer.h.2.ln_1.bias', which a gpt2 model with this config does not",
-            arrays | {"transformer.h.2.ln_1.bias": np.zeros(3, np.float32)})  # fmt: skip
-    refused(r"'transformer.wpe.weight' of .* is \[15, 24\], but .*'decoder/positions' wants \[16",
-            arrays | {"transformer.wpe.weight": np.zeros((15, 24), np.float32)})  # fmt: skip
-    refused(r"'transformer.wpe.weight' .*type U8",
-            arrays | {"transformer.wpe.weight": np.zeros((16, 24), np.uint8)})  # fmt: skip
+    refused(
+        r"has 'transformer.h.2.ln_1.bias', which a gpt2 model with this config does not",
+        arrays | {"transformer.h.2.ln_1.bias": np.zeros(3, np.float32)},
+    )
+    refused(
+        r"'transformer.wpe.weight' of .* is \[15, 24\], but .*'decoder/positions' needs \[16",
+        arrays | {"transformer.wpe.weight": np.zeros((15, 24), np.float32)},
+    )
+    refused(r"'transformer.wpe.weight' .*type U8", arrays | {"transformer.wpe.weight": np.zeros((16, 24), np.uint8)})
 
 
 def test_wrong_models(tmp_path):
@@ -230,13 +243,12 @@ def test_wrong_models(tmp_path):
 def test_variables_of_a_training_step_are_filled_and_its_slots_left_alone(tmp_path):
     found = architecture(GPT2)
     with mm.Graph() as graph:
-        tokens, targets = (
-            mm.placeholder(n, "batch:2;length:16", "int32") for n in ("tokens", "targets")
-        )
+        tokens, targets = (mm.placeholder(n, "batch:2;length:16", "int32") for n in ("tokens", "targets"))
         loss, _ = mm.transformer.lm_loss(found.config, tokens, targets, True)
         updates = mm.optimize.Adam(1e-3).minimize(loss)
-    step = mm.compile(graph, mm.SimulatedMesh("all:2"), "batch:all", fetches=[loss],
-                      updates=updates, storage="d_model?:all")  # fmt: skip
+    step = mm.compile(
+        graph, mm.SimulatedMesh("all:2"), "batch:all", fetches=[loss], updates=updates, storage="d_model?:all"
+    )
     arrays = arrays_of(found)
     report = load(step, found, written(tmp_path / "model", arrays))
     check_variables(step, found, arrays)
@@ -294,21 +306,33 @@ def test_what_stands_beside_the_weights(tmp_path):
 MEDIUM = {
     "gpt2": architecture({"model_type": "gpt2", "n_layer": 4}).config,
     "llama": architecture(
-        {**LLAMA, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 1408,
-         "vocab_size": 32000, "num_hidden_layers": 4}
+        {
+            **LLAMA,
+            "hidden_size": 512,
+            "num_attention_heads": 8,
+            "intermediate_size": 1408,
+            "vocab_size": 32000,
+            "num_hidden_layers": 4,
+        }
     ).config,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MEDIUM)
 @pytest.mark.parametrize(
     ("style", "mesh"),
     [
-        ("storage", "all:2"), ("storage", "all:4"), ("storage", "rows:2;cols:2"),
-        ("megatron", "all:2"), ("megatron", "all:4"), ("megatron", "rows:2;cols:2"),
-        ("2d", "rows:2;cols:2"), ("2d", "rows:1;cols:2"), ("2d", "rows:2;cols:4"),
+        ("storage", "all:2"),
+        ("storage", "all:4"),
+        ("storage", "rows:2;cols:2"),
+        ("megatron", "all:2"),
+        ("megatron", "all:4"),
+        ("megatron", "rows:2;cols:2"),
+        ("2d", "rows:2;cols:2"),
+        ("2d", "rows:1;cols:2"),
+        ("2d", "rows:2;cols:4"),
     ],
-)  # fmt: skip
+)
 def test_weights_are_held_once_over_the_mesh(name, style, mesh):
     config = MEDIUM[name]
     found = suggested_layout(config, mesh, style)
@@ -346,7 +370,7 @@ SCRIPT = """
 import sys
 import numpy as np
 import meshmpi as mm
-from meshmpi.pretrained import architecture, load, save
+from meshmpi.transformer.pretrained import architecture, load, save
 from tests.pretrained.test_load import GPT2, arrays_of, check_variables
 folder, mesh, layout, storage = sys.argv[1:]
 found = architecture(GPT2)
@@ -383,9 +407,12 @@ def test_under_mpirun(tmp_path, ranks, mesh, layout, storage):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = launch(
-        ranks, [str(script), str(tmp_path), mesh, layout, storage], timeout_seconds=120,
-        capture_output=True, environment={"PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
+        ranks,
+        [str(script), str(tmp_path), mesh, layout, storage],
+        timeout_seconds=120,
+        capture_output=True,
+        environment={"PYTHONPATH": os.getcwd()},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("refused:") == ranks  # the same error on every rank
     back = {}

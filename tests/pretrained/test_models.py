@@ -12,10 +12,10 @@ pytest.importorskip("transformers")
 
 import meshmpi as mm
 from meshmpi.errors import ConfigError
-from meshmpi.nn.optimize.base import variable_gradients
-from meshmpi.pretrained.architectures import architecture, model_inputs, model_logits
-from meshmpi.pretrained.model import open_model
+from meshmpi.transformer.pretrained.architectures import architecture, model_inputs, model_logits
+from meshmpi.transformer.pretrained.model import open_model
 from tests.pretrained.models import BATCH, LENGTH, MODELS, SOURCE, Reference, made, reference
+from tests.pretrained.whole import variables_of
 
 BOUND = 2e-5
 """Of the largest logit, and of the largest element of a gradient: float32 sums in other orders."""
@@ -25,13 +25,9 @@ LAYOUTS = {
     "data_parallel": ("all:2", "batch:all;experts?:all", ""),
     "storage": ("all:4", "batch:all", "d_model:all"),
     "2d": ("rows:2;cols:2", "batch:rows;heads:cols;d_ff:cols;vocab:cols", "d_model:rows"),
-    "2d_d_model": (
-        "rows:2;cols:2", "d_model:rows;heads:cols;d_ff:cols;vocab:cols;experts?:cols", ""
-    ),
-    "length": (
-        "rows:2;cols:2", "length:rows;source_length?:rows;memory_length:cols;d_transform?:cols", ""
-    ),
-}  # fmt: skip
+    "2d_d_model": ("rows:2;cols:2", "d_model:rows;heads:cols;d_ff:cols;vocab:cols;experts?:cols", ""),
+    "length": ("rows:2;cols:2", "length:rows;source_length?:rows;memory_length:cols;d_transform?:cols", ""),
+}
 FIRST = ("gpt2", "llama_gqa", "t5", "t5_v1_1", "switch", "esm2", "bert")
 
 
@@ -50,16 +46,15 @@ def ours(found: Reference, layout: str, kernels: str = "numpy", checkpoint=None)
         probe = mm.placeholder("probe", logits.shape)
         loss = mm.reduce_sum(mm.multiply(logits, probe))
         variables = graph.trainable_variables
-        gradients = variable_gradients(loss, variables)
+        gradients = mm.gradients(loss, variables)
     if model.config.experts and "d_ff:" in rules:  # experts and d_ff of one tensor
         rules = rules.replace("experts?:cols", "").replace(";;", ";")
     step = mm.compile(
-        graph, mm.SimulatedMesh(mesh), rules, storage=storage, kernels=kernels,
-        fetches=[logits, *gradients],
-    )  # fmt: skip
+        graph, mm.SimulatedMesh(mesh), rules, storage=storage, kernels=kernels, fetches=[logits, *gradients]
+    )
     shapes = {v.name: v.shape for v in variables}
     if checkpoint is None:
-        step.assign(model.variables_of(found.arrays, shapes))
+        step.assign(variables_of(model, found.arrays, shapes))
     else:
         checkpoint.load(step)
     out = step(**found.feeds, probe=found.probe)
@@ -71,24 +66,24 @@ def check(found: Reference, logits, gradients, shapes) -> None:
     real = found.feeds["mask"] == 1
     bound = BOUND * np.abs(found.logits[real]).max()
     np.testing.assert_allclose(logits[real], found.logits[real], rtol=0, atol=bound)
-    wanted = found.architecture.variables_of(found.gradients, shapes)
+    wanted = variables_of(found.architecture, found.gradients, shapes)
     assert sorted(wanted) == sorted(gradients)
     largest = max(np.abs(g).max() for g in wanted.values())
     for name, gradient in wanted.items():
         # A gradient that is a difference of larger ones, as that of keys' biases, has their errors.
         scale = max(np.abs(gradient).max(), 0.05 * largest)
-        np.testing.assert_allclose(
-            gradients[name], gradient, rtol=0, atol=BOUND * scale, err_msg=name
-        )
+        np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=BOUND * scale, err_msg=name)
 
 
 OTHERS = ("replicated", "model_parallel", "2d")
 """Layouts of the models that differ from another by options only."""
 PAIRS = [
-    (name, layout) for name in MODELS for layout in (LAYOUTS if name in FIRST else OTHERS)
+    (name, layout)
+    for name in MODELS
+    for layout in (LAYOUTS if name in FIRST else OTHERS)
     # "storage" splits the batch as well; here experts are split with it.
     if layout != "data_parallel" or name == "switch"
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "layout"), PAIRS)

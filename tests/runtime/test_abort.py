@@ -11,8 +11,8 @@ import time
 import pytest
 
 from meshmpi.errors import TRACEBACK_VARIABLE, LayoutError
-from meshmpi.runtime import abort
-from meshmpi.runtime.launch import TIMED_OUT, launch
+from meshmpi.guard import abort, ending
+from meshmpi.launch.launch import TIMED_OUT, launch
 
 PROGRAM = "tests.runtime.mpi_programs.fail"
 MOST_SECONDS = 10.0
@@ -71,7 +71,7 @@ def test_a_report_that_gets_stuck_ends_the_job_too():
     """As on a damaged heap, where formatting the traceback does not return."""
     done, seconds = run("stuck", "last")
     assert done.returncode != 0
-    assert "Timeout" in done.stderr and "abort.py" in done.stderr, "the stacks are shown instead"
+    assert "Timeout" in done.stderr and "ending.py" in done.stderr, "the stacks are shown instead"
     assert seconds < MOST_SECONDS
 
 
@@ -141,7 +141,7 @@ def raised(call) -> str:
     try:
         call()
     except Exception as e:
-        return abort.report(e, e.__traceback__)
+        return ending.report(e, e.__traceback__)
     raise AssertionError("no error")
 
 
@@ -163,4 +163,4 @@ def test_frames_inside_meshmpi_are_hidden_for_its_own_errors(monkeypatch: pytest
 def test_an_error_without_outside_frames_is_shown_whole():
     error = LayoutError("a", "b", "x made at f.py:3")
     assert error.where.startswith("x made at f.py:3, used at ")
-    assert abort.report(error, None).strip().endswith(f"LayoutError: a b\nin {error.where}")
+    assert ending.report(error, None).strip().endswith(f"LayoutError: a b\nin {error.where}")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from meshmpi.runtime import deadlock
-from meshmpi.runtime.deadlock import find, named
-from meshmpi.runtime.flight import Kind
-from meshmpi.runtime.rings import Call, Seen
+from meshmpi.guard import deadlock
+from meshmpi.guard.deadlock import LOST, find, named
+from meshmpi.guard.rings import Call, Seen
+from meshmpi.runtime.calls import CallKind
+from meshmpi.transformer.training.supervisor import BY_ITSELF
 
-SUM = Kind("all_reduce", "sum", "float32", "rows", 10, "10")
+SUM = CallKind("all_reduce", "sum", "float32", "rows", 10, "10")
 ALL = {"w": (0, 1, 2, 3), "a": (0, 1), "b": (2, 3), "c": (0, 2), "d": (1, 3)}
 
 
 def rank(
-    r: int, calls: str = "", waits: bool = False, life: str = "running", status: int | None = None,
-    kinds: dict[int, Kind] | None = None, seconds: float = 5.0, kept: int = 100,
-) -> Seen:  # fmt: skip
+    r: int,
+    calls: str = "",
+    waits: bool = False,
+    life: str = "running",
+    status: int | None = None,
+    kinds: dict[int, CallKind] | None = None,
+    seconds: float = 5.0,
+    kept: int = 100,
+) -> Seen:
     """A rank that has called collectives of the communicators named by letters, in this order."""
     reached: dict[str, tuple[int, int]] = {g: (0, 0) for g, m in ALL.items() if r in m}
     made = []
@@ -25,9 +32,7 @@ def rank(
         last = waits and k == len(calls) - 1
         made.append(Call(g, number + 1, kind, 40, f"a.py:{k}", reached[g][1], seconds, last))
     members = {g: m for g, m in ALL.items() if r in m}
-    return Seen(
-        r, "h", 100 + r, life, status, "step", 7, 1.0, len(calls), made[-kept:], reached, members
-    )
+    return Seen(r, "h", 100 + r, life, status, "step", 7, 1.0, len(calls), made[-kept:], reached, members)
 
 
 def ranks(*seen: Seen) -> dict[int, Seen]:
@@ -37,9 +42,7 @@ def ranks(*seen: Seen) -> dict[int, Seen]:
 def test_a_rank_that_computes_or_is_stopped_is_waited_for():
     for life in ("running", "stopped"):
         slow = rank(1, "w", life=life)
-        assert (
-            find(ranks(rank(0, "ww", True), slow, rank(2, "ww", True), rank(3, "ww", True))) is None
-        )
+        assert find(ranks(rank(0, "ww", True), slow, rank(2, "ww", True), rank(3, "ww", True))) is None
 
 
 def test_a_stopped_rank_inside_a_collective_is_waited_for():
@@ -56,9 +59,7 @@ def test_waiting_through_others_for_a_rank_that_computes():
 
 
 def test_swapped_communicators():
-    found = find(
-        ranks(rank(0, "a", True), rank(1, "d", True), rank(2, "c", True), rank(3, "b", True))
-    )
+    found = find(ranks(rank(0, "a", True), rank(1, "d", True), rank(2, "c", True), rank(3, "b", True)))
     assert found is not None and found.kind == "stuck"
     assert found.waiting == (0, 1, 2, 3)
     assert "different collectives" in found.problem and "a.py:0" in found.problem
@@ -81,6 +82,7 @@ def test_a_process_that_is_gone():
     found = find(ranks(rank(0, "ww", True), rank(1, "w", life="gone")))
     assert found is not None and (found.kind, found.ranks) == ("lost", (1,))
     assert "rank 1" in found.problem and "pid 101" in found.problem
+    assert found.status == LOST and LOST not in BY_ITSELF, "a lost rank is worth another start"
 
 
 def test_calls_that_differ_are_found_though_all_have_ended():
@@ -101,12 +103,7 @@ def test_calls_that_differed_before_the_records_that_are_kept():
 
 def test_communicators_with_other_calls_are_no_difference():
     other = {0: SUM._replace(op="max")}
-    assert (
-        find(
-            ranks(rank(0, "a"), rank(1, "a"), rank(2, "b", kinds=other), rank(3, "b", kinds=other))
-        )
-        is None
-    )
+    assert find(ranks(rank(0, "a"), rank(1, "a"), rank(2, "b", kinds=other), rank(3, "b", kinds=other))) is None
 
 
 def test_a_limit_of_the_wait():
@@ -133,7 +130,7 @@ def test_what_a_rank_does_in_words():
 
 def test_one_of_too_many_kinds_differs_from_none():
     """Ranks come to the end of their tables at different times."""
-    other = Kind("other")
+    other = CallKind("other")
     late, early = rank(0, "www", True), rank(1, "www", True)
     early.calls = [c._replace(kind=other) if k else c for k, c in enumerate(early.calls)]
     assert find(ranks(late, early)) is None

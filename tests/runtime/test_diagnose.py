@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
+from meshmpi.checking.diagnose import first_wrong, needed_bytes
+from meshmpi.compiler.lowering import lower
 from meshmpi.dims import Layout
-from meshmpi.lowering import lower
 from meshmpi.nn.optimize import AdamW
-from meshmpi.runtime.diagnose import first_wrong, needed_bytes
 
 LAYOUTS = [
-    ("a:1", ""), ("a:2", "batch:a"), ("a:2", "hidden:a"), ("a:2", ""),
-    ("a:2;b:2", "batch:a;hidden:b"), ("a:4", "batch:a"),
-]  # fmt: skip
+    ("a:1", ""),
+    ("a:2", "batch:a"),
+    ("a:2", "hidden:a"),
+    ("a:2", ""),
+    ("a:2;b:2", "batch:a;hidden:b"),
+    ("a:4", "batch:a"),
+]
 HERE = __file__
 
 
@@ -74,11 +78,7 @@ def data():
 
 
 def state(step):
-    return {
-        (name, rank): b.tobytes()
-        for name, blocks in step.variables.blocks.items()
-        for rank, b in blocks.items()
-    }
+    return {(name, rank): b.tobytes() for name, blocks in step.variables.blocks.items() for rank, b in blocks.items()}
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["lowered", "compiled"])
@@ -99,9 +99,8 @@ def test_an_overflow_is_named_with_its_line_and_element(mesh, layout, whole):
     assert held["batch"] == 5
     group = mm.MeshShape(mesh)
     assert found.rank == min(
-        r for r in range(group.size)
-        if (b := found.type.block(group, group.coordinates(r)))[0][0] <= 5 < b[0][1]
-    )  # fmt: skip
+        r for r in range(group.size) if (b := found.type.block(group, group.coordinates(r)))[0][0] <= 5 < b[0][1]
+    )
 
 
 @pytest.mark.parametrize("make", [log_of_zero, product_with_mask])

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 from meshmpi.errors import DataError
-from meshmpi.runtime import flight, processes, status, watchdog
-from meshmpi.runtime.flight import Kind, Ring, Tally
-from meshmpi.runtime.rings import Reader, from_json, to_json
+from meshmpi.guard import flight, members, status
+from meshmpi.guard.flight import Ring
+from meshmpi.guard.rings import Reader, from_json, to_json
+from meshmpi.runtime import processes
+from meshmpi.runtime.calls import CallKind, Tally
 
-SUM = Kind("all_reduce", "sum", "float32", "rows", 10, "10")
+SUM = CallKind("all_reduce", "sum", "float32", "rows", 10, "10")
 
 
 @pytest.fixture
 def ring(tmp_path: Path):
-    made = Ring(tmp_path / "ring", 1, 4)
+    made = Ring(tmp_path, 1, 4)
     yield made
     made.remove()
 
@@ -55,9 +57,7 @@ def test_a_ring_that_has_gone_round(ring: Ring):
     seen = look(ring)
     assert seen.count == 3 * flight.RECORDS + 5 == seen.calls[-1].number
     assert len(seen.calls) == flight.RECORDS
-    assert [c.number for c in seen.calls] == list(
-        range(seen.count - flight.RECORDS + 1, seen.count + 1)
-    )
+    assert [c.number for c in seen.calls] == list(range(seen.count - flight.RECORDS + 1, seen.count + 1))
 
 
 def test_an_error_in_a_collective_ends_its_record(ring: Ring):
@@ -87,17 +87,21 @@ def test_names_that_a_table_cannot_hold(ring: Ring):
 
 
 def test_a_folder_of_another_job_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / f"{flight.LAUNCHED}1-1").mkdir()
+    left_by_a_killed_process(tmp_path)
     monkeypatch.setattr(flight, "_ring", None)
-    monkeypatch.setenv(flight.FOLDER_VARIABLE, str(tmp_path / "mine"))
+    monkeypatch.setenv(flight.FOLDER_VARIABLE, str(tmp_path))
+    real = flight.read_plain
 
-    def vanished(folder: Path) -> None:
-        raise FileNotFoundError(2, "No such file or directory", str(folder))
+    def vanishing(path: Path):
+        for file in path.parent.iterdir():
+            file.unlink()
+        return real(path)
 
-    monkeypatch.setattr(flight, "sweep", vanished)
+    monkeypatch.setattr(flight, "read_plain", vanishing)
     made = flight.start(0, 2)
-    assert made is not None and made.path.parent == tmp_path / "mine"
+    assert made is not None and made.path.parent.parent == tmp_path
     made.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -110,25 +114,49 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_of_the_dead_are_swept_later(tmp_path: Path):
-    code = (
-        "import sys; from pathlib import Path; from meshmpi.runtime.flight import Ring;"
-        "Ring(Path(sys.argv[1]), 0, 2).beat()"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+_KILLED = """
+import os, sys
+from pathlib import Path
+from meshmpi.runtime import processes
+from meshmpi.guard.flight import Ring
+ring = Ring(Path(sys.argv[1]), 0, 2)
+if len(sys.argv) > 2:
+    ring.beside([(int(pid), processes.start_time(int(pid))) for pid in sys.argv[2:]])
+ring.path.with_suffix(".ending").touch()
+os.kill(os.getpid(), 9)
+"""
+
+
+def left_by_a_killed_process(place: Path, *others: int) -> Path:
+    """The folder that a process leaves which is killed; ``others`` are of its job."""
+    before = set(place.iterdir())
+    command = [sys.executable, "-c", _KILLED, str(place), *map(str, others)]
+    assert subprocess.run(command).returncode == -9
+    (left,) = set(place.iterdir()) - before
+    return left
+
+
+def test_what_killed_processes_left_goes_at_the_next_start(tmp_path: Path):
+    """At once, but not while a process of the same job may look at it."""
+    dead = left_by_a_killed_process(tmp_path)
+    watched = left_by_a_killed_process(tmp_path, os.getpid())
     own = Ring(tmp_path, 0, 2)
     flight.sweep(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 4, "their own job may yet look at them"
-    for path in tmp_path.iterdir():
-        if path.suffix == ".ring" and path != own.path:
-            with open(path, "r+b") as file:
-                file.seek(8 * flight.HEARTBEAT)
-                file.write(bytes(8))
-        os.utime(path, (time.time() - 100, time.time() - 100))
-    flight.sweep(tmp_path)
-    left = sorted(p.name for p in tmp_path.iterdir())
-    assert left == sorted([own.path.name, own.path.with_suffix(".txt").name])
+    assert sorted(tmp_path.iterdir()) == sorted([watched, own.path.parent])
+    assert not dead.exists()
     own.remove()
+
+
+def test_the_folder_of_a_killed_launcher_goes_with_its_ranks(tmp_path: Path):
+    launcher = left_by_a_killed_process(tmp_path)
+    left_by_a_killed_process(launcher)
+    (running,) = [launcher / name for name in [f"{flight._beginning()}{16 * 'a'}"]]
+    running.mkdir(mode=0o700)
+    flight.sweep(tmp_path)
+    assert launcher.exists(), "one of its ranks runs"
+    running.rmdir()
+    flight.sweep(tmp_path)
+    assert not launcher.exists()
 
 
 def test_states_of_a_process():
@@ -146,7 +174,7 @@ def test_states_of_a_process():
 
 
 def test_status_of_a_run(tmp_path: Path, ring: Ring):
-    me = watchdog.member(1, ring)
+    me = members.member(1, ring)
     publish = status.Publisher(tmp_path, 2)
     ring.phase("save", 40)
     publish(me, look(ring))
@@ -162,7 +190,7 @@ def test_status_of_a_run(tmp_path: Path, ring: Ring):
 
 
 def test_status_of_a_run_that_was_killed(tmp_path: Path, ring: Ring):
-    me = watchdog.member(1, ring)._replace(start=1)
+    me = members.member(1, ring)._replace(start=1)
     status.Publisher(tmp_path, 2)(me, look(ring))
     ring.remove()
     (row,) = status.read(tmp_path)
@@ -170,7 +198,7 @@ def test_status_of_a_run_that_was_killed(tmp_path: Path, ring: Ring):
 
 
 def test_ranks_of_an_earlier_larger_job_are_left_out(tmp_path: Path, ring: Ring):
-    me, seen = watchdog.member(1, ring), look(ring)
+    me, seen = members.member(1, ring), look(ring)
     seen.rank = 3
     status.Publisher(tmp_path, 4)(me, seen)
     seen.rank = 1

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshmpi.runtime.flight import Kind
-from meshmpi.runtime.host_link import HostLink, Line
-from meshmpi.runtime.rings import Call, Seen
-from meshmpi.runtime.watchdog import Member
+from meshmpi.guard.host_link import HostLink, Line
+from meshmpi.guard.rings import Call, Seen
+from meshmpi.guard.watchdog import Member
+from meshmpi.runtime.calls import CallKind
 
-SUM = Kind("all_reduce", "sum", "float32", "rows", 10, "10")
+SUM = CallKind("all_reduce", "sum", "float32", "rows", 10, "10")
 
 
 class Dog:

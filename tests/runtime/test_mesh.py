@@ -13,11 +13,11 @@ import sys
 import numpy as np
 import pytest
 
-from meshmpi import collective_bytes as cost
 from meshmpi.dims import MeshShape
 from meshmpi.errors import MeshError, ProgramError
+from meshmpi.ir import collective_bytes as cost
+from meshmpi.launch.launch import launch
 from meshmpi.runtime.blocks import replaced
-from meshmpi.runtime.launch import launch
 from meshmpi.runtime.mesh_sizes import alternatives, size_error
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from tests.runtime.mpi_programs.collective_cases import (
@@ -100,12 +100,14 @@ def test_the_table_covers_what_it_should():
     table = [case for text in ALL_MESHES for case in cases(text)]
     for kind in cost.KINDS:
         mine = [c for c in table if c.kind == kind]
-        assert {c.dtype for c in mine} == {
-            "float32", "float64", "bfloat16", "int32", "int64", "uint8", "bool",
-        }  # fmt: skip
+        assert {c.dtype for c in mine} == {"float32", "float64", "bfloat16", "int32", "int64", "uint8", "bool"}
         assert {c.axes for c in mine if c.mesh == MeshShape("rows:2;cols:3")} == {
-            (), ("rows",), ("cols",), ("rows", "cols"), ("cols", "rows"),
-        }  # fmt: skip
+            (),
+            ("rows",),
+            ("cols",),
+            ("rows", "cols"),
+            ("cols", "rows"),
+        }
         if kind in ("reduce_scatter", "all_gather", "all_to_all", "shift"):
             assert {c.axis for c in mine} == {0, 1, 2}
         if kind in ("reduce_scatter", "all_reduce"):
@@ -115,10 +117,7 @@ def test_the_table_covers_what_it_should():
 @pytest.mark.parametrize("ranks", list(MESHES))
 def test_mpi_collectives_equal_simulated(ranks: int):
     done = launch(
-        ranks,
-        ["-m", "tests.runtime.mpi_programs.check_collectives"],
-        timeout_seconds=240,
-        capture_output=True,
+        ranks, ["-m", "tests.runtime.mpi_programs.check_collectives"], timeout_seconds=240, capture_output=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     count = re.fullmatch(r"(\d+) collectives agree", done.stdout.strip())
@@ -127,12 +126,7 @@ def test_mpi_collectives_equal_simulated(ranks: int):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6])
 def test_mpi_mesh(ranks: int):
-    done = launch(
-        ranks,
-        ["-m", "tests.runtime.mpi_programs.check_mesh"],
-        timeout_seconds=120,
-        capture_output=True,
-    )
+    done = launch(ranks, ["-m", "tests.runtime.mpi_programs.check_mesh"], timeout_seconds=120, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "mesh is right"
 
@@ -151,9 +145,7 @@ def test_a_mesh_of_one_rank_needs_no_mpirun():
         "m = Mesh('rows:1;cols:1'); x = np.ones(3); m.all_reduce(x, ('cols', 'rows'));"
         "print(m.coordinates, x.sum(), m.counters['all_reduce']['cols+rows'][:3])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
     assert done.stdout.strip() == "{'rows': 0, 'cols': 0} 3.0 [1, 3, 0]"
 
 
@@ -170,9 +162,7 @@ def test_size_error_has_the_alternatives():
     assert said(size_error(MeshShape(""), 2)) == (
         "mesh {} needs 1 rank, but the communicator has 2. Run with mpirun -n 1."
     )
-    assert "{rows: 5, cols: 1}, {rows: 1, cols: 5}" in str(
-        size_error(MeshShape("rows:2;cols:2"), 5)
-    )
+    assert "{rows: 5, cols: 1}, {rows: 1, cols: 5}" in str(size_error(MeshShape("rows:2;cols:2"), 5))
 
 
 @pytest.mark.parametrize(("text", "ranks"), [("a:2;b:3;c:4", 24), ("a:1;b:8", 60), ("a:3", 7)])
@@ -200,9 +190,7 @@ def test_bytes_sent():
         cost.bytes_sent("broadcast", 1, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("rows", "widths"), [(1, [5, 3]), (7, [2, 2, 1]), (3, [100, 0, 99]), (4, [0, 0]), (0, [3])]
-)
+@pytest.mark.parametrize(("rows", "widths"), [(1, [5, 3]), (7, [2, 2, 1]), (3, [100, 0, 99]), (4, [0, 0]), (0, [3])])
 def test_pieces_cover_every_element_once(monkeypatch: pytest.MonkeyPatch, rows, widths):
     for limit in (4, 16, 64, 10_000):
         monkeypatch.setattr(cost, "PIECE_BYTES", limit)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshmpi
-from meshmpi.runtime.launch import TIMED_OUT, launch
+from meshmpi.launch.launch import TIMED_OUT, launch
 
 BEGIN = """
 import sys, time
@@ -30,49 +30,72 @@ mesh.all_reduce(np.ones(3), "rows")
 """
 LEFT = r"HangError: rank 1 left the program by exit status 0 while other ranks still run.*"
 REPLICAS = "from meshmpi.runtime.replicas import compared"
-PARTNERS = """
+BUDDIES = """
 from pathlib import Path
 from meshmpi import checkpoint
-store, partners = step().variables, checkpoint.Partners(mesh, "memory")
-if r == 0: checkpoint.save(Path(sys.argv[1]), store, 1, {}, partners=partners)
+store, buddies = step().variables, checkpoint.Buddies(mesh, "memory")
+if r == 0: checkpoint.save(Path(sys.argv[1]), store, 1, {}, buddies=buddies, compared=True)
 """
 ALONE = {
     "compile": ("if r == 0: step()", "(compile|hosts)"),
     "mesh": ("if r == 0: mm.Mesh('all:2')", "mm.Mesh"),
-    "replicas": (f"s = step()\n{REPLICAS}\nif r == 0: compared(s.variables, False, print)",
-                 "replicas"),
-    "partners": (PARTNERS, "partners"),
+    "replicas": (f"s = step()\n{REPLICAS}\nif r == 0: compared(s.variables, False, print)", "replicas"),
+    "buddies": (BUDDIES, "buddies"),
     "hosts": ("if r == 0: mesh.hosts", "hosts"),
-}  # fmt: skip
+}
 
 
-def run(code: str, *words: str) -> str:
-    """What a job of two ranks that must not hang says on stderr."""
+def run(code: str, *words: str, ranks: int = 2, recover: bool = False) -> str:
+    """What a job that must not hang says on stderr."""
     began = time.monotonic()
-    done = launch(2, ["-c", BEGIN + code, *words], timeout_seconds=40, capture_output=True)
+    done = launch(ranks, ["-c", BEGIN + code, *words], timeout_seconds=40, capture_output=True, recover=recover)
     assert done.returncode not in (0, TIMED_OUT), done.stderr
     assert time.monotonic() - began < 30.0
     assert done.stderr.count("HangError") <= 1
     return done.stderr
 
 
-@pytest.mark.parametrize("what", ["compile", "mesh", "replicas", "partners", "hosts"])
+@pytest.mark.parametrize("what", ["compile", "mesh", "replicas", "buddies", "hosts"])
 def test_a_rank_that_is_left_alone(what: str, tmp_path: Path):
     code, kind = ALONE[what]
     text = run(MESH + code, str(tmp_path / "step"))
     assert re.search(LEFT + rf"rank 0 waits in {kind}\(", text), text
 
 
+SURVIVORS = """
+import os, signal
+from meshmpi.guard.recovery import Survivors, is_loss
+survivors = Survivors()
+mesh = survivors.first(2, lambda comm: mm.Mesh("all:2", comm))
+if sys.argv[1] == "after a loss":
+    if r == 2: os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True: survivors.gathered(r)
+    except Exception as error:
+        assert is_loss(error)
+        survivors.turn_back()
+    survivors.agree(0)
+    assert [lost.rank for lost in survivors.shrink()] == [2]
+    mesh = survivors.first(2, lambda comm: mm.Mesh("all:2", comm))
+assert survivors.gathered(r)[:2] == [0, 1] and survivors.given_by(1, r) == 1
+if r != 1: survivors.gathered(r)
+"""
+
+
+@pytest.mark.parametrize(("ranks", "when"), [(2, "at once"), (3, "after a loss")])
+def test_a_survivor_that_is_left_alone(ranks: int, when: str):
+    text = run(SURVIVORS, when, ranks=ranks, recover=True)
+    assert re.search(LEFT + r"rank 0 waits in gather\(\) over survivors", text), text
+
+
 def test_a_mesh_against_a_collective():
     text = run(MESH + "mm.Mesh('all:2') if r == 0 else mesh.all_reduce(np.ones(3), 'rows')")
-    assert re.search(
-        r"different collectives: rank 0 waits in mm\.Mesh\(.*rank 1 waits in all_", text
-    )
+    assert re.search(r"different collectives: rank 0 waits in mm\.Mesh\(.*rank 1 waits in all_", text)
 
 
 def test_after_calls_of_too_many_kinds():
     code = """
-from meshmpi.runtime import flight
+from meshmpi.guard import flight
 flight.MOST_ENTRIES = 20 if r else 30
 mesh = mm.Mesh("rows:2")
 for n in range(1, 50):
@@ -88,9 +111,7 @@ if r == 0: mesh.all_reduce(np.ones(99), "rows")
 
 def test_ranks_that_make_different_meshes():
     text = run("mm.Mesh('rows:2' if r else 'cols:2')")
-    assert (
-        "MeshError: ranks make different meshes at one time: rank 0 makes {cols: 2}; rank" in text
-    )
+    assert "MeshError: ranks make different meshes at one time: rank 0 makes {cols: 2}; rank" in text
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
@@ -98,8 +119,9 @@ def test_a_rank_that_leaves_before_the_first_mesh(chosen: int):
     text = run(f"if r == {chosen}: sys.exit(0)\nmm.Mesh('rows:2')")
     assert re.search(
         rf"HangError: rank {chosen} left the program by exit status 0 without a mesh, while"
-        rf" rank {1 - chosen} waits in mm\.Mesh\(\) at", text
-    ), text  # fmt: skip
+        rf" rank {1 - chosen} waits in mm\.Mesh\(\) at",
+        text,
+    ), text
 
 
 def test_a_rank_that_fails_before_the_first_mesh():
@@ -111,7 +133,7 @@ def test_a_rank_that_fails_before_the_first_mesh():
 
 def test_a_rank_that_comes_late_to_the_first_mesh():
     code = """
-from meshmpi.runtime import meeting
+from meshmpi.guard import meeting
 meeting.NOTICE_SECONDS = 1.0
 if r == 1: time.sleep(3)
 mm.Mesh("rows:2")
@@ -129,24 +151,52 @@ def test_ranks_that_make_no_mesh_leave_as_ever():
 
 
 _COLLECTIVES = {
-    "allgather", "gather", "bcast", "scatter", "alltoall", "allreduce", "reduce", "scan", "barrier",
-    "Allgather", "Allgatherv", "Gather", "Gatherv", "Bcast", "Scatter", "Scatterv", "Alltoall",
-    "Alltoallv", "Allreduce", "Reduce", "Barrier", "Dup", "Split", "Create_cart", "Sub", "Shrink",
-    "Reduce_scatter", "Ibarrier", "Iallgather", "Iallreduce", "Ibcast",
-}  # fmt: skip
+    "allgather",
+    "gather",
+    "bcast",
+    "scatter",
+    "alltoall",
+    "allreduce",
+    "reduce",
+    "scan",
+    "barrier",
+    "Allgather",
+    "Allgatherv",
+    "Gather",
+    "Gatherv",
+    "Bcast",
+    "Scatter",
+    "Scatterv",
+    "Alltoall",
+    "Alltoallv",
+    "Allreduce",
+    "Reduce",
+    "Barrier",
+    "Dup",
+    "Split",
+    "Create_cart",
+    "Sub",
+    "Shrink",
+    "Reduce_scatter",
+    "Ibarrier",
+    "Iallgather",
+    "Iallreduce",
+    "Ibcast",
+}
 _UNRECORDED = {
-    "runtime/meeting.py": "inside of the record of mm.Mesh, or the ranks that leave",
+    "guard/meeting.py": "inside of the record of mm.Mesh, or the ranks that leave",
     "runtime/mesh.py _own": "inside of the record of mm.Mesh",
     "runtime/mesh.py _sub": "of this rank alone",
-    "runtime/watchdog.py join": "inside of the record of mm.Mesh",
-    "runtime/watchdog.py last_look": "between two barriers that ask again and again",
-    "runtime/host_link.py": "inside of the record of mm.Mesh",
-    "runtime/abort.py": "the barrier at the end, which asks again and again",
-    "runtime/recovery.py": "ranks of a job that goes on are woken when one is lost",
-    "runtime/crosscheck.py": "inside of the record of the collective that is checked",
+    "guard/watchdog.py join": "inside of the record of mm.Mesh",
+    "guard/watchdog.py last_look": "between two barriers that ask again and again",
+    "guard/host_link.py": "inside of the record of mm.Mesh",
+    "guard/abort.py": "the barrier at the end, which asks again and again",
+    "guard/recovery.py __init__": "before ranks know of each other",
+    "guard/recovery.py shrink": "returns whoever is lost; all others come from agree",
+    "guard/crosscheck.py": "inside of the record of the collective that is checked",
     "runtime/trace.py _clock_offset": "called by a recorded one",
     "runtime/probe.py": "a program of its own that the doctor runs with a limit",
-    "checkpoint/partners.py _sent": "called by a recorded one",
+    "checkpoint/buddies.py _sent": "called by a recorded one",
 }
 """File, or function in it -> why its own calls of MPI need no record."""
 

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from apps.soak import faults
 from meshmpi.errors import ConfigError
-from meshmpi.runtime import watchdog
-from meshmpi.runtime.launch import TIMED_OUT, launch
+from meshmpi.guard import watchdog
+from meshmpi.launch.launch import TIMED_OUT, launch
+from tests.soak import faults
 
 
 @pytest.mark.parametrize("fault", faults.FAULTS)
@@ -45,9 +45,12 @@ def test_debug_mode_raises_at_the_collective_itself(fault: str, what: str):
 
 def test_debug_mode_lets_right_programs_run():
     done = launch(
-        2, ["-m", faults.PROGRAM, "none", "1"], timeout_seconds=60, capture_output=True,
+        2,
+        ["-m", faults.PROGRAM, "none", "1"],
+        timeout_seconds=60,
+        capture_output=True,
         environment={"MESHMPI_DEBUG": "collectives"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is done") == 2
 
@@ -60,9 +63,12 @@ def test_a_rank_that_is_stopped_for_a_while_is_waited_for(rank: int):
 def test_a_limit_that_the_user_sets():
     began = time.monotonic()
     done = launch(
-        2, ["-m", faults.PROGRAM, "slow", "1", "30"], timeout_seconds=60, capture_output=True,
+        2,
+        ["-m", faults.PROGRAM, "slow", "1", "30"],
+        timeout_seconds=60,
+        capture_output=True,
         environment={"MESHMPI_STALL_SECONDS": "3"},
-    )  # fmt: skip
+    )
     assert done.returncode not in (0, TIMED_OUT)
     assert time.monotonic() - began < 25, "not the 30 s of the slow rank"
     assert "ranks have waited longer than 3 s: rank 0 in all_reduce" in done.stderr

@@ -58,9 +58,13 @@ def test_processes_that_are_not_a_job_are_refused(alone: pytest.MonkeyPatch):
 
     def run(code: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
-            env={**os.environ, **more}, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, **more},
+            check=False,
+        )
 
     assert run(code).stdout == "1\n"
     refused = run(code, PMI_SIZE="2", PMI_RANK="0")

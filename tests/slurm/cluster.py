@@ -24,9 +24,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-PACKAGES = (
-    "slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins libpmi2-0 libpmix-dev libmpich12"
-)
+PACKAGES = "slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins libpmi2-0 libpmix-dev libmpich12"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "sinfo")
 _READY_SECONDS, _STOP_SECONDS = 60.0, 15.0
 
@@ -130,11 +128,17 @@ class Cluster:
         each = ",".join(map(str, ports[1:]))
         (self.folder / "slurm.conf").write_text(
             _CONFIGURATION.format(
-                host=socket.gethostname().split(".")[0], user=pwd.getpwuid(os.geteuid()).pw_name,
-                folder=self.folder, ports=ports, nodes=self.nodes, cpus=self.cpus, memory=memory,
-                slurmd_ports=f"[{each}]" if self.nodes > 1 else each, grace=self.grace,
+                host=socket.gethostname().split(".")[0],
+                user=pwd.getpwuid(os.geteuid()).pw_name,
+                folder=self.folder,
+                ports=ports,
+                nodes=self.nodes,
+                cpus=self.cpus,
+                memory=memory,
+                slurmd_ports=f"[{each}]" if self.nodes > 1 else each,
+                grace=self.grace,
             )
-        )  # fmt: skip
+        )
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
@@ -153,9 +157,8 @@ class Cluster:
         # Daemons inherit what they write to: a pipe would never end.
         with open(self.folder / "log" / f"{command[0]}.out", "w+") as out:
             done = subprocess.run(
-                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                timeout=30, check=False,
-            )  # fmt: skip
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=30, check=False
+            )
             out.seek(0)
             return subprocess.CompletedProcess(command, done.returncode, out.read(), "")
 
@@ -171,9 +174,14 @@ class Cluster:
             RuntimeError: It failed.
         """
         done = subprocess.run(
-            words, env={**self.environment, **more}, capture_output=True, text=True,
-            timeout=timeout, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+            words,
+            env={**self.environment, **more},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(words)}: {done.stdout}{done.stderr}")
         return done.stdout.strip()
@@ -181,11 +189,7 @@ class Cluster:
     def idle(self) -> int:
         """Number of idle nodes; 0 while the controller does not answer."""
         try:
-            return sum(
-                map(
-                    int, self.command("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D").split()
-                )
-            )
+            return sum(map(int, self.command("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D").split()))
         except (RuntimeError, subprocess.TimeoutExpired):
             return 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshmpi.runtime.launch import find_launcher
+from meshmpi.launch.launchers import find_launcher
 from tests.doctor.test_environments import ROOT, environment
 from tests.slurm.cluster import Cluster, missing
 
@@ -34,15 +34,18 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize(
-    ("mpi", "finding", "ranks"),
-    [("none", "slurm-no-pmi", 0), ("pmi2", "singletons", 1), ("pmix", "", 2)],
+    ("mpi", "finding", "ranks"), [("none", "slurm-no-pmi", 0), ("pmi2", "singletons", 1), ("pmix", "", 2)]
 )
 def test_tasks_of_srun(cluster: Cluster, tmp_path: Path, mpi: str, finding: str, ranks: int):
     done = subprocess.run(
         ["srun", f"--mpi={mpi}", "-n", "2", sys.executable, "-m", "meshmpi", "doctor", "--json"],
         env={**environment(tmp_path), "SLURM_CONF": str(cluster.folder / "slurm.conf")},
-        cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
     report = json.loads(done.stdout)  # one object: one task spoke
     named = [f["name"] for f in report["findings"] if f["level"] == "broken"]
     assert named == ([finding] if finding else []), report["findings"]

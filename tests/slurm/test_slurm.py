@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,9 @@ from pathlib import Path
 import pytest
 
 from meshmpi import checkpoint
-from meshmpi.runtime.launch import launch
-from meshmpi.train.metrics import read_metrics
+from meshmpi.launch.launch import launch
+from meshmpi.runtime import processes
+from meshmpi.transformer.training.metrics import read_metrics
 from tests.slurm.cluster import Cluster, missing
 
 ROOT = Path(__file__).parents[2]
@@ -71,10 +73,14 @@ class Site:
 
     def _run(self, *words: str, **variables: str) -> str:
         done = subprocess.run(
-            words, cwd=self.folder, timeout=60, check=False,
+            words,
+            cwd=self.folder,
+            timeout=60,
+            check=False,
             env={**self.cluster.environment, **self.environment, **variables},
-            capture_output=True, text=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
@@ -116,10 +122,12 @@ class Site:
         folder = self.folder / f"never-stopped-{name}"
         if not folder.exists():
             done = launch(
-                2, ["-m", "meshmpi", "train", str(self.folder / "config.toml"), *words, "--out",
-                str(folder)], timeout_seconds=SECONDS, capture_output=True,
+                2,
+                ["-m", "meshmpi", "train", str(self.folder / "config.toml"), *words, "--out", str(folder)],
+                timeout_seconds=SECONDS,
+                capture_output=True,
                 environment=self.environment,
-            )  # fmt: skip
+            )
             assert done.returncode == 0, done.stderr
         return folder
 
@@ -153,10 +161,7 @@ def site(own_cluster: Site):
 def same(found: Path, expected: Path) -> None:
     """Asserts equal losses, evaluations and variables, bit for bit."""
     for key in ("loss", "held_out_loss"):
-        lists = [
-            [(r["step"], r[key]) for r in read_metrics(folder) if key in r]
-            for folder in (found, expected)
-        ]
+        lists = [[(r["step"], r[key]) for r in read_metrics(folder) if key in r] for folder in (found, expected)]
         assert lists[0] == lists[1]
     last = [checkpoint.find(folder / "checkpoints")[0] for folder in (found, expected)]
     assert last[0].name == last[1].name
@@ -204,9 +209,17 @@ def test_preempted_jobs_save_and_come_back(site: Site):
 def test_a_run_stops_before_the_time_limit_of_its_job(site: Site):
     """No signal is involved: the job asks for none, and Slurm's own would come at the limit."""
     job = site.submit(
-        "--ntasks-per-node=1", "--time=1", "--signal=USR2@0", "slurm/train.sbatch", "config.toml",
-        "--set", "train.steps=100000000", "--set", "evaluate.every=0", MESHMPI_REQUEUE="0",
-    )  # fmt: skip
+        "--ntasks-per-node=1",
+        "--time=1",
+        "--signal=USR2@0",
+        "slurm/train.sbatch",
+        "config.toml",
+        "--set",
+        "train.steps=100000000",
+        "--set",
+        "evaluate.every=0",
+        MESHMPI_REQUEUE="0",
+    )
     assert site.wait(job, "FAILED", "TIMEOUT", "COMPLETED") == "75:0", site.all_output()
     text = site.output(f"meshmpi-{job}.out")
     assert f"on the time limit of Slurm job {job}, which leaves" in text
@@ -215,9 +228,7 @@ def test_a_run_stops_before_the_time_limit_of_its_job(site: Site):
 
 def test_an_array_of_runs(site: Site):
     (site.folder / "sweep.txt").write_text("--set train.seed=1\n--set train.seed=2\n")
-    job = site.submit(
-        "--array=1-2", "--ntasks-per-node=1", "slurm/array.sbatch", "sweep.txt", "config.toml"
-    )
+    job = site.submit("--array=1-2", "--ntasks-per-node=1", "slurm/array.sbatch", "sweep.txt", "config.toml")
     for task in (1, 2):
         site.wait(f"{job}_{task}", "COMPLETED")
     first, second = (read_metrics(site.folder / f"runs/sweep-{job}/{k}") for k in (1, 2))
@@ -239,9 +250,8 @@ def test_a_chain_goes_on_where_the_job_before_stopped(site: Site):
 
 def test_the_benchmark(site: Site):
     job = site.submit(
-        "--ntasks-per-node=2", "slurm/benchmark.sbatch", "config.toml", "20",
-        MESHMPI_CALIBRATE="--quick --repeats 1",
-    )  # fmt: skip
+        "--ntasks-per-node=2", "slurm/benchmark.sbatch", "config.toml", "20", MESHMPI_CALIBRATE="--quick --repeats 1"
+    )
     site.wait(job, "COMPLETED")
     text = site.output(f"meshmpi-bench-{job}.out")
     assert re.search(r"measured per rank and step: [\d.]+ ms \(predicted [\d.]+", text), text
@@ -254,10 +264,7 @@ def test_the_benchmark(site: Site):
 def test_two_nodes_stop_and_go_on(site: Site, interface: str):
     if interface == "pmix":
         _needs(site, "pmix")
-    job = site.submit(
-        "--ntasks-per-node=1", "slurm/train_multinode.sbatch", "config.toml",
-        MESHMPI_LAUNCH=interface,
-    )  # fmt: skip
+    job = site.submit("--ntasks-per-node=1", "slurm/train_multinode.sbatch", "config.toml", MESHMPI_LAUNCH=interface)
     out = f"meshmpi-nodes-{job}.out"
     site.wait_for_text(out, "\nstep ")
     site.cluster.command("scancel", "--batch", "--signal=USR1", job)
@@ -268,6 +275,45 @@ def test_two_nodes_stop_and_go_on(site: Site, interface: str):
     same(site.folder / f"runs/config-{job}", site.never_stopped("nodes", *TWO_NODES))
 
 
+@pytest.mark.parametrize("interface", ["mpirun", "pmix"])
+def test_a_lost_node_is_not_a_job_that_has_finished(site: Site, interface: str):
+    """All processes of the second node go at once; mpirun may end with status 0 then."""
+    if interface == "pmix":
+        _needs(site, "pmix")
+    job = site.submit(
+        "--ntasks-per-node=1",
+        "slurm/train_multinode.sbatch",
+        "config.toml",
+        "--set",
+        "checkpoint.every=20",
+        MESHMPI_LAUNCH=interface,
+    )
+    out = f"meshmpi-nodes-{job}.out"
+    site.wait_for_text(out, "wrote ")
+    here = processes.marked("SLURMD_NODENAME=n2")
+    lost = [pid for pid in processes.marked(f"SLURM_JOB_ID={job}") if pid in here]
+    assert lost
+    for pid in lost:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    site.wait_for_text(out, "back into the queue")
+    site.wait_for_text(out, "resumed from")
+    assert site.wait(job, "COMPLETED") == "0:0"
+    assert site.field(job, "Restarts") == "1"
+    same(site.folder / f"runs/config-{job}", site.never_stopped("nodes", *TWO_NODES))
+
+
+def test_a_job_that_loses_ranks_again_and_again_fails(site: Site):
+    job = site.submit("--ntasks-per-node=1", "slurm/train.sbatch", "config.toml", MESHMPI_MOST_RESTARTS="0")
+    out = f"meshmpi-{job}.out"
+    site.wait_for_text(out, "\nstep ")
+    for pid in processes.marked(f"SLURM_JOB_ID={job}"):
+        if b"start.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    assert site.wait(job, "FAILED").startswith("137:"), site.all_output()
+    assert "given up" in site.output(out)
+
+
 def test_pmi2_with_mpich(site: Site):
     _needs(site, "pmi2")
     library = Path("/usr/lib", f"{os.uname().machine}-linux-gnu", "libmpich.so.12")
@@ -276,9 +322,13 @@ def test_pmi2_with_mpich(site: Site):
     (site.folder / "lib").mkdir()
     (site.folder / "lib" / "libmpi.so.12").symlink_to(library)  # its name in the common ABI
     job = site.submit(
-        "--ntasks-per-node=1", "slurm/train_multinode.sbatch", "config.toml",
-        MESHMPI_LAUNCH="pmi2", MPI4PY_MPIABI="mpich", LD_LIBRARY_PATH=str(site.folder / "lib"),
-    )  # fmt: skip
+        "--ntasks-per-node=1",
+        "slurm/train_multinode.sbatch",
+        "config.toml",
+        MESHMPI_LAUNCH="pmi2",
+        MPI4PY_MPIABI="mpich",
+        LD_LIBRARY_PATH=str(site.folder / "lib"),
+    )
     out = f"meshmpi-nodes-{job}.out"
     site.wait_for_text(out, "\nstep ")
     site.cluster.command("scancel", "--signal=TERM", job)  # to the ranks themselves
@@ -292,8 +342,12 @@ def _needs(site: Site, interface: str) -> None:
     if interface not in plugins.split():
         pytest.skip(f"this Slurm has no --mpi={interface}")
     done = subprocess.run(
-        ["srun", f"--mpi={interface}", "true"], env=site.cluster.environment, timeout=60,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["srun", f"--mpi={interface}", "true"],
+        env=site.cluster.environment,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         pytest.skip(f"srun --mpi={interface} does not work here: {done.stderr.splitlines()[0]}")

@@ -10,10 +10,11 @@ import pytest
 import meshmpi as mm
 from meshmpi import cli
 from meshmpi.errors import DataError
-from meshmpi.train.compare import FACTS, comparison, plot_comparison, read_run, read_runs
-from meshmpi.train.config import load
-from meshmpi.train.loop import Trainer, train
-from meshmpi.train.settings import Settings
+from meshmpi.transformer.training.compare import FACTS, comparison, plot_comparison, read_run, read_runs
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.loop import Trainer
+from meshmpi.transformer.training.run import train
+from meshmpi.transformer.training.settings import Settings
 
 TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
 
@@ -25,12 +26,27 @@ def runs(tmp_path_factory):
     (root / "text.txt").write_text(TEXT)
 
     def settings(*overrides):
-        return load(Settings, None, [
-            f"data.corpus={root / 'text.txt'}", "model.length=8", "model.d_model=16",
-            "model.d_ff=32", "model.heads=2", "model.d_kv=8", "model.layers=1", "train.steps=6",
-            "train.batch=6", "train.plot=false", "evaluate.every=3", "evaluate.windows=6",
-            "sample.tokens=0", "checkpoint.at_end=false", *overrides,
-        ])  # fmt: skip
+        return load(
+            Settings,
+            None,
+            [
+                f"data.corpus={root / 'text.txt'}",
+                "model.length=8",
+                "model.d_model=16",
+                "model.d_ff=32",
+                "model.heads=2",
+                "model.d_kv=8",
+                "model.layers=1",
+                "train.steps=6",
+                "train.batch=6",
+                "train.plot=false",
+                "evaluate.every=3",
+                "evaluate.windows=6",
+                "sample.tokens=0",
+                "checkpoint.at_end=false",
+                *overrides,
+            ],
+        )
 
     quiet = {"say": lambda line: None}
     train(settings(), root / "a", mesh=mm.SimulatedMesh("all:1"), **quiet)

@@ -12,25 +12,26 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import ConfigError, DataError, LayoutError, VariableError
+from meshmpi.launch.launch import launch
 from meshmpi.nn.decoding import draw
-from meshmpi.nn.transformer import TransformerConfig, encoder_decoder, lm
-from meshmpi.runtime.launch import launch
-from meshmpi.train import decoding
-from meshmpi.train.beams import length_penalty
-from meshmpi.train.decoding import Generator, Hypothesis, Sampling
+from meshmpi.transformer.decoding import decoding
+from meshmpi.transformer.decoding.beams import length_penalty
+from meshmpi.transformer.decoding.decoding import Generator, Hypothesis, Sampling
+from meshmpi.transformer.models import TransformerConfig, encoder_decoder, lm
 from tests.runtime.mpi_programs import decode
 
 ROOT = Path(__file__).parents[2]
 
 CONFIG = TransformerConfig(
-    vocab=13, length=12, d_model=8, d_ff=10, heads=4, d_kv=4, layers=1, dtype="float64",
-    padding_id=0,
-)  # fmt: skip
+    vocab=13, length=12, d_model=8, d_ff=10, heads=4, d_kv=4, layers=1, dtype="float64", padding_id=0
+)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 1, 2], [3, 3], []]
 LAYOUTS = [
-    ("a:1", ""), ("rows:2;cols:2", "heads:rows;batch:cols;vocab:rows;d_ff:rows"),
-    ("rows:2;cols:2", "memory_length:cols;vocab:rows;heads:rows"), ("a:2", "length:a"),
-]  # fmt: skip
+    ("a:1", ""),
+    ("rows:2;cols:2", "heads:rows;batch:cols;vocab:rows;d_ff:rows"),
+    ("rows:2;cols:2", "memory_length:cols;vocab:rows;heads:rows"),
+    ("a:2", "length:a"),
+]
 
 
 def generator(mesh: str = "a:1", layout: str = "", batch: int = 2, **options) -> Generator:
@@ -52,9 +53,7 @@ class Whole:
                 ids = mm.placeholder("source", f"batch:1;source_length:{len(source)}", "int32")
                 self.logits = encoder_decoder(config, ids, tokens)
                 self.feeds = {"source": np.array([source], np.int32)}
-        self.step = mm.compile(
-            graph, mm.SimulatedMesh("a:1"), fetches=[self.logits], optimize=False
-        )  # fmt: skip
+        self.step = mm.compile(graph, mm.SimulatedMesh("a:1"), fetches=[self.logits], optimize=False)
         self.step.assign({n: made.variables[n] for n in self.step.variables})
         self.known = made.vocabulary_size
 
@@ -98,9 +97,7 @@ def test_a_text_that_does_not_fit_is_read_again_from_its_last_half():
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    [Sampling(0), Sampling(1.0), Sampling(0.7, 4), Sampling(1.3, top_p=0.8), Sampling(1.0, 5, 0.7)],
-    ids=str,
+    "sampling", [Sampling(0), Sampling(1.0), Sampling(0.7, 4), Sampling(1.3, top_p=0.8), Sampling(1.0, 5, 0.7)], ids=str
 )
 def test_same_text_in_every_layout(sampling: Sampling):
     expected = None
@@ -176,9 +173,8 @@ def test_draws_have_the_right_probabilities(mesh: str, layout: str, top_k: int, 
     feeds = {"p": np.float32(top_p)} if top_p < 1 else {}
     evenly = (np.arange(rows) + 0.5) / rows  # so that shares are exact to one row
     found = step(
-        logits=np.tile(LOGITS, (rows, 1)), uniform=evenly.astype(np.float32),
-        temperature=np.float32(1.5), **feeds,
-    )[token].numpy()  # fmt: skip
+        logits=np.tile(LOGITS, (rows, 1)), uniform=evenly.astype(np.float32), temperature=np.float32(1.5), **feeds
+    )[token].numpy()
     shares = np.bincount(found, minlength=len(LOGITS)) / rows
     np.testing.assert_allclose(shares, nucleus(top_k, top_p, 1.5), atol=2 / rows)
 
@@ -187,8 +183,7 @@ def test_draws_have_the_right_probabilities(mesh: str, layout: str, top_k: int, 
 def test_the_largest_uniform_number_draws_a_possible_token(top_p):
     with mm.Graph() as graph:
         logits = mm.constant(0.0, "row:1;vocab:50000")
-        never = mm.where(mm.less(mm.range(mm.Dimension("vocab", 50000)), 40000), logits, -1e9,
-                         logits.shape)  # fmt: skip
+        never = mm.where(mm.less(mm.range(mm.Dimension("vocab", 50000)), 40000), logits, -1e9, logits.shape)
         uniform = mm.constant(float(np.nextafter(np.float32(1), np.float32(0))), "row:1")
         one = mm.constant(1.0, "")
         token = draw(never, "vocab", uniform, one, None if top_p is None else one * top_p)
@@ -199,9 +194,7 @@ def test_the_largest_uniform_number_draws_a_possible_token(top_p):
 # -- beams -----------------------------------------------------------------------------------------
 
 
-def beams_by_hand(
-    whole, begin: list[int], beams: int, alpha: float, stop: list[int], longest: int
-) -> list[Hypothesis]:
+def beams_by_hand(whole, begin: list[int], beams: int, alpha: float, stop: list[int], longest: int) -> list[Hypothesis]:
     """Beam search from its definition, to the greatest length and without any early end."""
     alive, ended = [((), 0.0)], []
     for length in range(1, longest + 1):
@@ -224,9 +217,7 @@ def beams_by_hand(
 def check_beams(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
     assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in expected]
     np.testing.assert_allclose([h.score for h in found], [h.score for h in expected], rtol=1e-9)
-    np.testing.assert_allclose(
-        [h.log_probability for h in found], [h.log_probability for h in expected], rtol=1e-9
-    )
+    np.testing.assert_allclose([h.log_probability for h in found], [h.log_probability for h in expected], rtol=1e-9)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -0.5])
@@ -243,10 +234,13 @@ def test_beams_of_a_language_model(alpha: float, stop: list[int]):
 @pytest.mark.parametrize(
     ("mesh", "layout"),
     [
-        *LAYOUTS[:3], ("rows:2;cols:2", "beam:cols;heads:rows"), ("a:3", "beam:a"),
-        ("rows:2;cols:2", "batch:rows;beam:cols"), ("a:3", "source_length:a"),
+        *LAYOUTS[:3],
+        ("rows:2;cols:2", "beam:cols;heads:rows"),
+        ("a:3", "beam:a"),
+        ("rows:2;cols:2", "batch:rows;beam:cols"),
+        ("a:3", "source_length:a"),
     ],
-)  # fmt: skip
+)
 def test_beams_of_an_encoder_decoder_in_layouts(mesh: str, layout: str):
     sources = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 1, 2]]
     made = generator(mesh, layout, model="encoder_decoder", source_length=8)

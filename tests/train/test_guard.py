@@ -9,39 +9,51 @@ import pytest
 
 import meshmpi as mm
 from meshmpi import checkpoint
+from meshmpi.launch.launch import TIMED_OUT, launch
 from meshmpi.nn import optimize
-from meshmpi.runtime.launch import TIMED_OUT, launch
-from meshmpi.train.config import load
-from meshmpi.train.guard import TrainingError
-from meshmpi.train.loop import Trainer
-from meshmpi.train.metrics import read_metrics
-from meshmpi.train.settings import Settings
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.guard import TrainingError
+from meshmpi.transformer.training.loop import Trainer
+from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.transformer.training.settings import Settings
 
 TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
 OPTIMIZERS = {
     "sgd": lambda storage: optimize.SGD(0.1),
     "momentum": lambda storage: optimize.Momentum(0.1, storage=storage),
     "adam": lambda storage: optimize.AdamW(0.1, storage=storage, clip_norm=1.0),
-    "adafactor": lambda storage: optimize.Adafactor(
-        min_dim_size_to_factor=2, beta1=0.9, storage=storage
-    ),
+    "adafactor": lambda storage: optimize.Adafactor(min_dim_size_to_factor=2, beta1=0.9, storage=storage),
     "lamb": lambda storage: optimize.LAMB(0.1, storage=storage),
 }
 LAYOUTS = [
-    ("a:1", "", None, None), ("a:2", "batch:a", None, "io:a"), ("a:2", "hidden:a", None, None),
-    ("a:2", "batch:a", "io:a", None), ("a:2;b:3", "batch:a;hidden:b", None, None),
+    ("a:1", "", None, None),
+    ("a:2", "batch:a", None, "io:a"),
+    ("a:2", "hidden:a", None, None),
+    ("a:2", "batch:a", "io:a", None),
+    ("a:2;b:3", "batch:a;hidden:b", None, None),
     ("a:2", "", None, None),
-]  # fmt: skip
+]
 
 
 def small(tmp_path, *overrides):
     (tmp_path / "text.txt").write_text(TEXT)
     return [
-        f"data.corpus={tmp_path / 'text.txt'}", "model.length=8", "model.d_model=16",
-        "model.d_ff=32", "model.heads=2", "model.d_kv=8", "model.layers=1", "train.steps=6",
-        "train.batch=6", "train.plot=false", "evaluate.every=0", "sample.tokens=0",
-        "checkpoint.every=2", "guard.replica_every=2", *overrides,
-    ]  # fmt: skip
+        f"data.corpus={tmp_path / 'text.txt'}",
+        "model.length=8",
+        "model.d_model=16",
+        "model.d_ff=32",
+        "model.heads=2",
+        "model.d_kv=8",
+        "model.layers=1",
+        "train.steps=6",
+        "train.batch=6",
+        "train.plot=false",
+        "evaluate.every=0",
+        "sample.tokens=0",
+        "checkpoint.every=2",
+        "guard.replica_every=2",
+        *overrides,
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -64,17 +76,11 @@ def compiled(make, mesh, layout, storage, parts, watched=True):
         optimizer = make()
         updates = optimizer.apply_gradients(pairs, [found["loss"]] if watched else None)
     fetches = {"loss": found["loss"]} | ({"finite": optimizer.finite} if watched else {})
-    return mm.compile(
-        graph, mm.SimulatedMesh(mesh), layout, fetches=fetches, updates=updates, storage=storage
-    )
+    return mm.compile(graph, mm.SimulatedMesh(mesh), layout, fetches=fetches, updates=updates, storage=storage)
 
 
 def state(step):
-    return {
-        (name, rank): b.tobytes()
-        for name, blocks in step.variables.blocks.items()
-        for rank, b in blocks.items()
-    }
+    return {(name, rank): b.tobytes() for name, blocks in step.variables.blocks.items() for rank, b in blocks.items()}
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -163,10 +169,11 @@ def overflow_at(*steps):
 @pytest.mark.parametrize(
     "layout",
     [
-        ["mesh.shape=a:1"], ["mesh.shape=a:2", "mesh.layout=batch:a"],
+        ["mesh.shape=a:1"],
+        ["mesh.shape=a:2", "mesh.layout=batch:a"],
         ["mesh.shape=a:2;b:2", "mesh.layout=batch:a;heads:b;d_ff:b;vocab:b"],
     ],
-)  # fmt: skip
+)
 def test_stop_names_the_place_and_keeps_variables_and_checkpoints(tmp_path, layout):
     shape = layout[0].removeprefix("mesh.shape=")
     made, _ = trainer(tmp_path, shape, overflow_at(5), *layout, "train.steps=8")
@@ -175,17 +182,13 @@ def test_stop_names_the_place_and_keeps_variables_and_checkpoints(tmp_path, layo
     text = str(caught.value)
     assert "step 6: loss or gradients are not finite" in text and "among" in text
     assert "language_model.py:" in text and "It began here: '" in text
-    assert [p.name for p in checkpoint.find(tmp_path / "run" / "checkpoints")] == [
-        "step-00000004", "step-00000002",
-    ]  # fmt: skip
+    assert [p.name for p in checkpoint.find(tmp_path / "run" / "checkpoints")] == ["step-00000004", "step-00000002"]
     for blocks in made.step.variables.blocks.values():
         assert all(np.isfinite(b.astype(np.float64)).all() for b in blocks.values())
 
 
 def test_skip_goes_on_as_if_the_step_had_no_update(tmp_path):
-    made, lines = trainer(
-        tmp_path, "all:2", overflow_at(2, 3), "guard.non_finite=skip", "checkpoint.every=0"
-    )
+    made, lines = trainer(tmp_path, "all:2", overflow_at(2, 3), "guard.non_finite=skip", "checkpoint.every=0")
     result = made.run()
     assert result.step == 6 and math.isfinite(result.loss)
     told = [line for line in lines if "is left out" in line]
@@ -208,9 +211,15 @@ def test_poisoned_checkpoints_do_not_push_out_the_last_good_one(tmp_path):
         folder = tmp_path / f"{policy}-{keep}"
         folder.mkdir()
         made, lines = trainer(
-            folder, "all:1", wrecks, f"guard.non_finite={policy}", "guard.max_skips=3",
-            "checkpoint.every=1", f"checkpoint.keep={keep}", "train.steps=9",
-        )  # fmt: skip
+            folder,
+            "all:1",
+            wrecks,
+            f"guard.non_finite={policy}",
+            "guard.max_skips=3",
+            "checkpoint.every=1",
+            f"checkpoint.keep={keep}",
+            "train.steps=9",
+        )
         with pytest.raises(TrainingError, match="older checkpoint with --resume FOLDER"):
             made.run()
         names = [p.name[-1] for p in checkpoint.find(folder / "run" / "checkpoints")]
@@ -219,9 +228,8 @@ def test_poisoned_checkpoints_do_not_push_out_the_last_good_one(tmp_path):
 
 def test_the_end_is_saved_while_steps_are_skipped_and_nothing_goes(tmp_path):
     made, _ = trainer(
-        tmp_path, "all:1", overflow_at(4, 5), "guard.non_finite=skip", "checkpoint.every=1",
-        "checkpoint.keep=2",
-    )  # fmt: skip
+        tmp_path, "all:1", overflow_at(4, 5), "guard.non_finite=skip", "checkpoint.every=1", "checkpoint.keep=2"
+    )
     assert made.run().checkpoint.name == "step-00000006"
     names = [p.name[-1] for p in checkpoint.find(tmp_path / "run" / "checkpoints")]
     assert names == ["6", "4", "3"]
@@ -229,9 +237,8 @@ def test_the_end_is_saved_while_steps_are_skipped_and_nothing_goes(tmp_path):
 
 def test_too_many_skips_stop(tmp_path):
     made, _ = trainer(
-        tmp_path, "all:1", overflow_at(*range(1, 9)), "guard.non_finite=skip", "guard.max_skips=3",
-        "checkpoint.every=0",
-    )  # fmt: skip
+        tmp_path, "all:1", overflow_at(*range(1, 9)), "guard.non_finite=skip", "guard.max_skips=3", "checkpoint.every=0"
+    )
     with pytest.raises(TrainingError, match="step 4: .*3 steps in a row were skipped"):
         made.run()
 
@@ -269,11 +276,11 @@ def test_a_replica_that_differs_stops_and_majority_repairs(tmp_path):
 def on_ranks(tmp_path, ranks, fault, rank, *overrides):
     done = launch(
         ranks,
-        ["-m", "tests.runtime.mpi_programs.numbers", tmp_path, fault, str(rank),
-         *small(tmp_path, *overrides)],
-        timeout_seconds=60, capture_output=True,
+        ["-m", "tests.runtime.mpi_programs.numbers", tmp_path, fault, str(rank), *small(tmp_path, *overrides)],
+        timeout_seconds=60,
+        capture_output=True,
         environment={"MESHMPI_CACHE": str(tmp_path / "cache")},
-    )  # fmt: skip
+    )
     assert done.returncode != TIMED_OUT, done.stderr
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
@@ -287,19 +294,21 @@ HEADS = ["mesh.layout=heads:all;d_ff:all;vocab:all", "mesh.shape=all:2"]
     [
         (1, "overflow", 0, [], ["step 4: loss or grad", "language_model.py", "on rank 0"]),
         (2, "overflow", 0, HEADS, ["step 4: loss or grad", "language_model.py", "on rank 0"]),
-        (2, "nan", 1, [],
-         ["variable 'decoder/embedding'", "on rank 1, first at [vocab=0, d_model=1]"]),
-        (2, "nan", 1, ["mesh.shape=all:2", "mesh.layout="],
-         ["This is so on ranks 1 only", "on rank 1"]),
+        (2, "nan", 1, [], ["variable 'decoder/embedding'", "on rank 1, first at [vocab=0, d_model=1]"]),
+        (2, "nan", 1, ["mesh.shape=all:2", "mesh.layout="], ["This is so on ranks 1 only", "on rank 1"]),
         (2, "flip", 1, [], ["after step 4", "ranks 0, 1 hold", "[d_model=3]", "final_norm/scale"]),
         (4, "flip", 2, [], ["after step 4", "Damaged: the copy of rank 2 (host "]),
-        (4, "slot", 3, ["mesh.shape=a:2;b:2", "mesh.layout=batch:a;heads:b;d_ff:b;vocab:b"],
-         ["'adamw/decoder/final_norm/scale/v'", "Damaged: the copy of rank 3 (host "]),
-        (4, "flip", 1, ["guard.replicas=repair"],
-         ["replicas differed and were repaired", "ended at step 6"]),
+        (
+            4,
+            "slot",
+            3,
+            ["mesh.shape=a:2;b:2", "mesh.layout=batch:a;heads:b;d_ff:b;vocab:b"],
+            ["'adamw/decoder/final_norm/scale/v'", "Damaged: the copy of rank 3 (host "],
+        ),
+        (4, "flip", 1, ["guard.replicas=repair"], ["replicas differed and were repaired", "ended at step 6"]),
         (3, "none", 0, ["guard.replica_every=1"], ["ended at step 6"]),
     ],
-)  # fmt: skip
+)
 def test_ranks_agree_and_name_the_rank(tmp_path, ranks, fault, rank, overrides, parts):
     told = on_ranks(tmp_path, ranks, fault, rank, *overrides)
     for part in parts:

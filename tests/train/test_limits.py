@@ -8,8 +8,8 @@ import time
 import pytest
 
 from meshmpi.errors import ConfigError
-from meshmpi.train import limits
-from meshmpi.train.limits import (
+from meshmpi.transformer.training import limits
+from meshmpi.transformer.training.limits import (
     TimeLimit,
     find_limit,
     process_age,
@@ -20,8 +20,7 @@ from meshmpi.train.limits import (
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90), ("1.5", 1.5), ("2:00", 7200), ("0:01:30", 90), ("1-02:00", 93600), (" 7 ", 7)],
+    ("text", "seconds"), [("90", 90), ("1.5", 1.5), ("2:00", 7200), ("0:01:30", 90), ("1-02:00", 93600), (" 7 ", 7)]
 )
 def test_times(text, seconds):
     assert seconds_of(text) == seconds
@@ -29,13 +28,11 @@ def test_times(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "soon", "1:2", "2h", "-5", "1:00:00:00"])
 def test_what_is_no_time(text):
-    with pytest.raises(ConfigError, match=r"'train.time_limit' is '.*', which is no time"):
+    with pytest.raises(ConfigError, match=r"'train.time_limit' is '.*', which is not a time"):
         seconds_of(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("42", 42), ("5:00", 300), ("1:00:01", 3601), ("2-00:00:00", 172800)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("42", 42), ("5:00", 300), ("1:00:01", 3601), ("2-00:00:00", 172800)])
 def test_durations_as_slurm_writes_them(text, seconds):
     assert slurm_duration(text) == seconds
 

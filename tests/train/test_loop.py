@@ -12,16 +12,18 @@ import pytest
 import meshmpi as mm
 from meshmpi import checkpoint, cli
 from meshmpi.errors import CheckpointError, ConfigError, DataError, LayoutError
-from meshmpi.runtime.launch import launch
-from meshmpi.train.config import load
-from meshmpi.train.evaluation import HeldOutText
-from meshmpi.train.guard import TrainingError
-from meshmpi.train.loop import Trainer, train
-from meshmpi.train.metrics import MetricsWriter, read_metrics
-from meshmpi.train.settings import Settings
-from meshmpi.train.setup import set_aside
-from meshmpi.train.signals import StopSignals
-from meshmpi.train.vocabulary import ByteVocabulary
+from meshmpi.launch.launch import launch
+from meshmpi.transformer.text.characters import ByteVocabulary
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.corpora import FETCHERS
+from meshmpi.transformer.training.evaluation import HeldOutText
+from meshmpi.transformer.training.guard import TrainingError
+from meshmpi.transformer.training.loop import Trainer
+from meshmpi.transformer.training.metrics import MetricsWriter, read_metrics
+from meshmpi.transformer.training.run import train
+from meshmpi.transformer.training.settings import Settings
+from meshmpi.transformer.training.setup import set_aside
+from meshmpi.transformer.training.signals import StopSignals
 
 TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
 MIXED = ["mesh.shape=rows:2;cols:2", "mesh.layout=batch:rows;heads:cols;d_ff:cols;vocab:cols"]
@@ -35,11 +37,23 @@ def cache(tmp_path, monkeypatch):
 
 def small(tmp_path, *overrides):
     return [
-        f"data.corpus={tmp_path / 'text.txt'}", "model.length=8", "model.d_model=16",
-        "model.d_ff=32", "model.heads=2", "model.d_kv=8", "model.layers=1", "train.steps=8",
-        "train.batch=6", "train.log_every=4", "train.plot=false", "evaluate.every=4",
-        "model.residual_dropout=0.1", "sample.tokens=5", "optimizer.learning_rate=0.01", *overrides,
-    ]  # fmt: skip
+        f"data.corpus={tmp_path / 'text.txt'}",
+        "model.length=8",
+        "model.d_model=16",
+        "model.d_ff=32",
+        "model.heads=2",
+        "model.d_kv=8",
+        "model.layers=1",
+        "train.steps=8",
+        "train.batch=6",
+        "train.log_every=4",
+        "train.plot=false",
+        "evaluate.every=4",
+        "model.residual_dropout=0.1",
+        "sample.tokens=5",
+        "optimizer.learning_rate=0.01",
+        *overrides,
+    ]
 
 
 def settings(tmp_path, *overrides):
@@ -50,9 +64,7 @@ def run(tmp_path, name, *overrides, mesh="all:1", resume=False):
     lines = []
     made = settings(tmp_path, *overrides)
     shape = made.mesh.shape or mesh
-    result = train(
-        made, tmp_path / name, mesh=mm.SimulatedMesh(shape), resume=resume, say=lines.append
-    )
+    result = train(made, tmp_path / name, mesh=mm.SimulatedMesh(shape), resume=resume, say=lines.append)
     return result, lines
 
 
@@ -79,8 +91,8 @@ def test_a_run_leaves_everything_behind(tmp_path):
 def test_records_of_all_steps_are_in_the_file_when_a_save_begins(tmp_path, monkeypatch):
     """Also on ranks that write them once in a while: a job may be killed right after the save."""
     monkeypatch.setattr(
-        "meshmpi.train.progress.MetricsWriter",
-        lambda folder, rank, step, seconds: MetricsWriter(folder, rank, step, 3600.0),
+        "meshmpi.transformer.training.progress.MetricsWriter",
+        lambda folder, rank, step, *_: MetricsWriter(folder, rank, step, 3600.0),
     )
     found, save = [], Trainer.save
 
@@ -101,10 +113,7 @@ def test_resume_is_as_if_never_stopped(tmp_path, optimizer):
     run(tmp_path, "parts", *extra, "train.steps=3")
     _, lines = run(tmp_path, "parts", *extra, resume=True)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    assert (
-        losses(tmp_path / "parts", "held_out_loss")[-1]
-        == (losses(tmp_path / "whole", "held_out_loss")[-1])
-    )
+    assert losses(tmp_path / "parts", "held_out_loss")[-1] == (losses(tmp_path / "whole", "held_out_loss")[-1])
     assert any("resumed from" in line and "step 3" in line for line in lines)
 
 
@@ -248,21 +257,16 @@ def test_a_fallback_is_for_named_corpora_that_cannot_be_fetched(tmp_path, monkey
     with pytest.raises(DataError, match=r"'nowhere\.txt': the file does not exist"):
         run(tmp_path, "mistyped", "data.corpus=nowhere.txt", fallback)
 
-    def no_network(name: str, *_: object) -> None:
-        raise DataError(f"corpus '{name}' cannot be fetched.", "Try again.")
-
     monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("meshmpi.train.corpora._write_checked", no_network)
+    monkeypatch.delitem(FETCHERS, "shakespeare", raising=False)
     _, lines = run(tmp_path, "offline", "data.corpus=shakespeare", fallback)
-    assert any("cannot be fetched" in line and "instead" in line for line in lines)
+    assert any("does not fetch it" in line and "instead" in line for line in lines)
 
 
 # ---- evaluation ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("count", "batch", "length"), [(50, 4, 8), (49, 3, 16), (9, 2, 8), (2, 3, 4)]
-)
+@pytest.mark.parametrize(("count", "batch", "length"), [(50, 4, 8), (49, 3, 16), (9, 2, 8), (2, 3, 4)])
 def test_every_held_out_token_is_predicted_once(count, batch, length):
     tokens = np.arange(count)
     text = HeldOutText(tokens, batch, length)
@@ -338,9 +342,11 @@ def command(tmp_path, *more, n=1, name="run"):
     config.write_text("[sample]\ntokens = 3\n")
     sets = [word for item in small(tmp_path) for word in ("--set", item)]
     return launch(
-        n, ["-m", "meshmpi", "train", str(config), *sets, "--out", str(tmp_path / name), *more],
-        timeout_seconds=240, capture_output=True,
-    )  # fmt: skip
+        n,
+        ["-m", "meshmpi", "train", str(config), *sets, "--out", str(tmp_path / name), *more],
+        timeout_seconds=240,
+        capture_output=True,
+    )
 
 
 @pytest.mark.slow
@@ -350,9 +356,7 @@ def test_under_mpirun_as_on_the_simulated_mesh(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 8/8") == 1  # rank 0 only
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "simulated"), rtol=1e-5)
-    again = command(
-        tmp_path, "--mesh", "rows:2;cols:2", "--layout", MIXED[1].partition("=")[2], n=4, name="b"
-    )
+    again = command(tmp_path, "--mesh", "rows:2;cols:2", "--layout", MIXED[1].partition("=")[2], n=4, name="b")
     assert again.returncode == 0 and losses(tmp_path / "b") == losses(tmp_path / "run")
 
 
@@ -379,7 +383,7 @@ def test_a_bug_on_one_rank_ends_the_job_with_its_traceback(tmp_path):
     script = tmp_path / "bug.py"
     script.write_text(
         "import sys\n"
-        "from meshmpi.train import loop\n"
+        "from meshmpi.transformer.training import loop\n"
         "from meshmpi import cli\n"
         "step = loop.Trainer.one_step\n"
         "def broken(self):\n"
@@ -393,9 +397,12 @@ def test_a_bug_on_one_rank_ends_the_job_with_its_traceback(tmp_path):
     config.write_text("")
     sets = [word for item in small(tmp_path) for word in ("--set", item)]
     done = launch(
-        2, [str(script), "train", str(config), *sets, "--out", str(tmp_path / "run")],
-        timeout_seconds=120, capture_output=True, environment={"PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
+        2,
+        [str(script), "train", str(config), *sets, "--out", str(tmp_path / "run")],
+        timeout_seconds=120,
+        capture_output=True,
+        environment={"PYTHONPATH": os.getcwd()},
+    )
     assert done.returncode not in (0, 124)
     assert done.stderr.count("RuntimeError: a bug on rank 1") == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1

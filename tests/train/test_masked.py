@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from apps.fetching import archives
+from apps.fetching.debian import debian_files
 from meshmpi.errors import ConfigError, DataError
-from meshmpi.train import corpora
-from meshmpi.train.debian import debian_files
-from meshmpi.train.masking import Masking
-from meshmpi.train.sequences import Crops, Sequences, Windows, below, row_numbers
-from meshmpi.train.tasks.masked import HeldOutMasks, unigram_losses
+from meshmpi.transformer.tasks.masked import HeldOutMasks, unigram_losses
+from meshmpi.transformer.training.masking import Masking
+from meshmpi.transformer.training.sequences import Crops, Sequences, Windows, below, row_numbers
 
 PAD, MASK = 1, 9
 RULE = Masking(MASK, (0, PAD, 2), 3, 6, PAD)
@@ -81,8 +81,9 @@ def test_crops_are_parts_of_sequences_and_blocks_of_the_batch():
     found = rows(4, 30, 9, 55)
     crops = Crops(found, 64, 12, PAD, seed=3)
     whole = crops.block(5)
-    texts = [bytes(found.tokens[a:b].astype(np.uint8))
-             for a, b in zip(found.starts[:-1], found.starts[1:], strict=True)]  # fmt: skip
+    texts = [
+        bytes(found.tokens[a:b].astype(np.uint8)) for a, b in zip(found.starts[:-1], found.starts[1:], strict=True)
+    ]
     for row in whole:
         real = row[row != PAD]
         assert any(bytes(real.astype(np.uint8)) in t for t in texts)
@@ -175,26 +176,24 @@ def fetching(monkeypatch, archive: bytes) -> list[list[str]]:
         Path(cwd, "some_1_all.deb").write_bytes(archive)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(corpora.subprocess, "run", run)
+    monkeypatch.setattr(archives.subprocess, "run", run)
     return seen
 
 
 def test_files_of_a_debian_package(monkeypatch):
     archive = package({"./usr/share/b.txt": b"two", "./usr/share/a.txt": b"one", "./c.md": b"x"})
     seen = fetching(monkeypatch, archive)
-    assert debian_files("some", r"\.txt$") == [
-        ("./usr/share/a.txt", b"one"), ("./usr/share/b.txt", b"two")
-    ]  # fmt: skip
+    assert debian_files("some", r"\.txt$") == [("./usr/share/a.txt", b"one"), ("./usr/share/b.txt", b"two")]
     assert seen == [["apt-get", "download", "--quiet", "some"]]
 
 
 @pytest.mark.parametrize(
     ("archive", "sha256", "message"),
     [
-        (b"no package", "", "no whole package"),
-        (package({"a": b"x"})[:90], "", "no whole package"),
-        (package({"a": b"x"}, b"other.tar.xz"), "", "no whole package"),
-        (package({"a": b"x"}), "0" * 64, "damaged or another version"),
+        (b"no package", "", "not a whole package"),
+        (package({"a": b"x"})[:90], "", "not a whole package"),
+        (package({"a": b"x"}, b"other.tar.xz"), "", "not a whole package"),
+        (package({"a": b"x"}), "0" * 64, "damaged or has changed"),
     ],
 )
 def test_damaged_packages(monkeypatch, archive, sha256, message):

@@ -7,10 +7,10 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import ConfigError, ShapeError
-from meshmpi.train.config import load
-from meshmpi.train.metrics import read_metrics
-from meshmpi.train.model import build_training_graph
-from meshmpi.train.settings import Settings, transformer_config
+from meshmpi.transformer.tasks.registry import build_training_graph
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.transformer.training.settings import Settings, transformer_config
 from tests.train.test_loop import cache, run, settings  # noqa: F401  (the fixture)
 
 PLAIN = ["model.residual_dropout=0.0", "sample.tokens=0", "evaluate.final_windows=4"]
@@ -77,9 +77,7 @@ def test_adafactor_with_split_slots(tmp_path):
     wanted = ["optimizer.name=adafactor", "mesh.optimizer_storage=d_model?:rows"]
     made = settings(tmp_path, *wanted, "model.d_model=128", "model.d_ff=128")
     built = build_training_graph(made, transformer_config(made.model, 40))
-    program = mm.plan(
-        built.graph, "rows:2", "batch:rows", fetches=[built.loss], updates=built.updates
-    ).program
+    program = mm.plan(built.graph, "rows:2", "batch:rows", fetches=[built.loss], updates=built.updates).program
     types = {n: str(v.type) for n, v in program.variables.items()}
     (slot,) = [n for n in types if n.endswith("wi/kernel/col")]
     assert "d_model=128/rows" in types[slot]

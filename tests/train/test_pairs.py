@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
+from apps.transformer import debian_pairs
 from meshmpi.errors import DataError
-from meshmpi.train.translation import debian
-from meshmpi.train.translation.bleu import bleu
-from meshmpi.train.translation.pairs import (
+from meshmpi.transformer.translation.bleu import bleu
+from meshmpi.transformer.translation.pairs import (
     Cleaning,
     Pair,
     clean,
@@ -56,11 +56,12 @@ def test_parallel_files_and_tables_give_the_same_pairs(tmp_path):
         (ENGLISH, ENGLISH, "source and target are equal in 3 of 3 lines"),
         (["1", "2"], ["3", "4"], "no source has a letter in it"),
         (
-            ["один дом", "two", "three", "four"], ["eins", "zwei", "drei", "vier"],
+            ["один дом", "two", "three", "four"],
+            ["eins", "zwei", "drei", "vier"],
             r"of 4 source sentences 1 are not written in latin letters .* 'один дом'",
         ),
     ],
-)  # fmt: skip
+)
 def test_mistakes_in_parallel_files_are_named(tmp_path, source, target, message):
     with pytest.raises(DataError, match=message):
         read_parallel(*files(tmp_path, source, target))
@@ -97,10 +98,12 @@ def test_cleaning_counts_its_reasons():
     pairs = [
         Pair("d", "a small house", "ein kleines haus"),
         Pair("e", "a small house", "ein kleines haus"),
-        Pair("d", "no change", "no change"), Pair("d", "one", "ein ding"),
+        Pair("d", "no change", "no change"),
+        Pair("d", "one", "ein ding"),
         Pair("d", "w " * 61, "w " * 61 + "x"),
-        Pair("d", "two words", "aber hier sind sieben worte zu viel"), Pair("d", "1 2", "3 4"),
-    ]  # fmt: skip
+        Pair("d", "two words", "aber hier sind sieben worte zu viel"),
+        Pair("d", "1 2", "3 4"),
+    ]
     kept, counts = clean(pairs, Cleaning())
     assert kept == pairs[:1]
     assert counts == {"repeated": 1, "untranslated": 1, "length": 2, "ratio": 1, "letters": 1}
@@ -109,18 +112,19 @@ def test_cleaning_counts_its_reasons():
 
 def corpus(documents=60, each=10):
     return [
-        Pair(f"d{d}", f"sentence {'abcdefghij'[k]} of text number {'x' * d}",
-             f"Satz {'abcdefghij'[k]} von Text Nummer {'x' * d}")
-        for d in range(documents) for k in range(each)
-    ]  # fmt: skip
+        Pair(
+            f"d{d}",
+            f"sentence {'abcdefghij'[k]} of text number {'x' * d}",
+            f"Satz {'abcdefghij'[k]} von Text Nummer {'x' * d}",
+        )
+        for d in range(documents)
+        for k in range(each)
+    ]
 
 
 def test_held_out_documents_are_whole_and_do_not_leak():
     pairs = corpus()
-    leaks = [
-        Pair(f"d{d}", f"Shared sentence, {d}!", f"Gemeinsamer Satz Nummer {'x' * d}")
-        for d in range(60)
-    ]
+    leaks = [Pair(f"d{d}", f"Shared sentence, {d}!", f"Gemeinsamer Satz Nummer {'x' * d}") for d in range(60)]
     division = divide([*pairs, *leaks], 0.1)
     held = dict.fromkeys(p.document for p in division.held_out)
     trained = dict.fromkeys(p.document for p in division.train)
@@ -148,9 +152,11 @@ PAGE = """<html><body><p>no id</p><h1 id="hd_1" dir="auto"><a name="x"></a>Savin
 
 
 def test_paragraphs_of_a_help_page():
-    assert debian.paragraphs(PAGE.encode()) == {
-        "hd_1": "Saving & more", "par_2": "Click Save. Then wait.", "par_4": "A cell",
-    }  # fmt: skip
+    assert debian_pairs.paragraphs(PAGE.encode()) == {
+        "hd_1": "Saving & more",
+        "par_2": "Click Save. Then wait.",
+        "par_4": "A cell",
+    }
 
 
 LIST = """Package: libfoo2-dev
@@ -181,32 +187,35 @@ Description-de: Bibliothek für Foo
 
 def test_descriptions_are_joined_and_divided(monkeypatch):
     lists = {"en": LIST, "de": GERMAN_LIST}
-    monkeypatch.setattr(debian, "_translation_lists", lambda languages: lists)
+    monkeypatch.setattr(debian_pairs, "_translation_lists", lambda languages: lists)
     pages = {
         "libreoffice-help-en-us": [("x/text/a.html", PAGE.encode())],
         "libreoffice-help-de": [("y/text/a.html", PAGE.replace("A cell", "Eine Zelle").encode())],
     }
-    monkeypatch.setattr(debian, "debian_files", lambda package, *_: pages[package])
-    found = debian.debian_pairs("debian-en-de")
+    monkeypatch.setattr(debian_pairs, "debian_files", lambda package, *_: pages[package])
+    found = debian_pairs.debian_pairs("debian-en-de")
     assert Pair("help/a.html", "A cell", "Eine Zelle") in found
     described = [p[1:] for p in found if p.document == "description/foo"]
     assert described == [
-        ("library of foo", "Bibliothek für Foo"), ("It does foo.", "Macht Foo."),
-        ("It is fast.", "Ist schnell."), ("Features:", "Merkmale:"), ("one thing", "eine Sache"),
+        ("library of foo", "Bibliothek für Foo"),
+        ("It does foo.", "Macht Foo."),
+        ("It is fast.", "Ist schnell."),
+        ("Features:", "Merkmale:"),
+        ("one thing", "eine Sache"),
         ("another thing over two lines", "noch eine Sache über zwei Zeilen"),
-    ]  # fmt: skip
-    turned = debian.debian_pairs("debian-de-en")
+    ]
+    turned = debian_pairs.debian_pairs("debian-de-en")
     assert sorted((p.target, p.source) for p in turned) == sorted(p[1:] for p in found)
 
 
 def test_sentences_are_paired_only_where_both_sides_have_as_many():
-    found = list(debian.sentence_pairs("d", "One. Two.", "Eins und zwei."))
+    found = list(debian_pairs.sentence_pairs("d", "One. Two.", "Eins und zwei."))
     assert found == [Pair("d", "One. Two.", "Eins und zwei.")]
 
 
 def test_families_of_packages():
     names = {"libfoo2-dev": "foo", "foo-doc": "foo", "python3-numpy": "python-numpy", "4g8": "4g"}
-    assert {n: debian.family(n) for n in names} == names
+    assert {n: debian_pairs.family(n) for n in names} == names
 
 
 @pytest.mark.parametrize(
@@ -225,10 +234,10 @@ def test_without_a_network_the_remedy_is_told(monkeypatch, fault, message):
             raise fault
         return subprocess.CompletedProcess(command, fault, "", "no route to host\n")
 
-    monkeypatch.setattr(debian, "_help_pairs", lambda *_: iter(()))
+    monkeypatch.setattr(debian_pairs, "_help_pairs", lambda *_: iter(()))
     monkeypatch.setattr(subprocess, "run", broken)
     with pytest.raises(DataError, match=message):
-        debian.debian_pairs("debian-en-de")
+        debian_pairs.debian_pairs("debian-en-de")
 
 
 # ---- BLEU ------------------------------------------------------------------------------------

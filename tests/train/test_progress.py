@@ -17,15 +17,16 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import ConfigError
+from meshmpi.launch.launch import launch
 from meshmpi.planner.machine_file import load_machine
-from meshmpi.runtime.launch import launch
-from meshmpi.train import tensorboard
-from meshmpi.train.config import load
-from meshmpi.train.live import LiveLine, bar, is_terminal
-from meshmpi.train.loop import train
-from meshmpi.train.metrics import MetricsWriter, drop_ranks, metrics_path, read_metrics
-from meshmpi.train.progress import Progress
-from meshmpi.train.settings import Settings
+from meshmpi.transformer.training import tensorboard
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.extras import Extras
+from meshmpi.transformer.training.live import LiveLine, bar, is_terminal
+from meshmpi.transformer.training.metrics import MetricsWriter, drop_ranks, metrics_path, read_metrics
+from meshmpi.transformer.training.progress import Progress
+from meshmpi.transformer.training.run import train
+from meshmpi.transformer.training.settings import Settings
 
 TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
 
@@ -38,11 +39,22 @@ def cache(tmp_path, monkeypatch):
 def small(tmp_path, *overrides):
     (tmp_path / "text.txt").write_text(TEXT)
     return [
-        f"data.corpus={tmp_path / 'text.txt'}", "model.length=8", "model.d_model=16",
-        "model.d_ff=32", "model.heads=2", "model.d_kv=8", "model.layers=1", "train.steps=6",
-        "train.batch=6", "train.log_every=2", "train.plot=false", "evaluate.every=0",
-        "sample.tokens=0", "checkpoint.at_end=false", *overrides,
-    ]  # fmt: skip
+        f"data.corpus={tmp_path / 'text.txt'}",
+        "model.length=8",
+        "model.d_model=16",
+        "model.d_ff=32",
+        "model.heads=2",
+        "model.d_kv=8",
+        "model.layers=1",
+        "train.steps=6",
+        "train.batch=6",
+        "train.log_every=2",
+        "train.plot=false",
+        "evaluate.every=0",
+        "sample.tokens=0",
+        "checkpoint.at_end=false",
+        *overrides,
+    ]
 
 
 def command(tmp_path, *overrides):
@@ -102,9 +114,12 @@ def on_terminal(arguments, folder, **environment):
     mine, theirs = pty.openpty()
     with open(folder / "stdout", "wb") as stdout:
         process = subprocess.Popen(
-            [sys.executable, *arguments], stdout=stdout, stderr=theirs, stdin=subprocess.DEVNULL,
+            [sys.executable, *arguments],
+            stdout=stdout,
+            stderr=theirs,
+            stdin=subprocess.DEVNULL,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "70", **environment},
-        )  # fmt: skip
+        )
         os.close(theirs)
         seen, end = b"", time.monotonic() + 60
         while time.monotonic() < end:
@@ -137,8 +152,10 @@ def test_progress_can_be_asked_for_and_refused(tmp_path):
     assert status == 0 and "\x1b" not in terminal
     done = subprocess.run(
         [sys.executable, *command(tmp_path, "train.steps=300"), "--progress"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0 and "\x1b[K" in done.stderr and "\x1b" not in done.stdout
 
 
@@ -150,15 +167,14 @@ def progress_lines(tmp_path, fastest, **step):
     settings = load(Settings, None, ["train.steps=10", "train.log_every=1"])
     live = LiveLine("off", lines.append)
     mesh = mm.SimulatedMesh("a:1")
-    with Progress(settings, tmp_path, 0, mesh, live, 64.0, fastest) as progress:
+    with Progress(settings, tmp_path, 0, mesh, live, 64.0, Extras(print), fastest) as progress:
         progress.step(2.0, 0.1, 0.5, 0.1, **step)
     return lines
 
 
 def test_a_line_tells_loss_speed_share_of_peak_and_time_left(tmp_path):
     (line,) = progress_lines(tmp_path, 0.2)
-    for part in ("step  1/10", "loss 2.0000", "128 tokens/s", "40% of peak", "20% communicating",
-                 "0:04 left"):  # fmt: skip
+    for part in ("step  1/10", "loss 2.0000", "128 tokens/s", "40% of peak", "20% communicating", "0:04 left"):
         assert part in line
     (line,) = progress_lines(tmp_path, None, skipped=1.0)
     assert "of peak" not in line and "skipped" in line
@@ -191,9 +207,12 @@ def test_ranks_that_a_resumed_run_lacks_keep_only_what_stays_true(tmp_path):
 
 def test_every_rank_records_its_own_times(tmp_path):
     done = launch(
-        2, [*command(tmp_path), "--progress"], timeout_seconds=60, capture_output=True,
+        2,
+        [*command(tmp_path), "--progress"],
+        timeout_seconds=60,
+        capture_output=True,
         environment={"MESHMPI_CACHE": str(tmp_path / "cache")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         records = [r for r in read_metrics(tmp_path / "run", rank) if "comm_seconds" in r]
@@ -210,9 +229,12 @@ def test_a_described_machine_gives_the_share_of_peak(tmp_path):
     found = load_machine("tpuv2")
     assert max(found.products["float32"].rates.values()) > 0
     done = launch(
-        1, command(tmp_path, "mesh.machine=tpuv2"), timeout_seconds=60, capture_output=True,
+        1,
+        command(tmp_path, "mesh.machine=tpuv2"),
+        timeout_seconds=60,
+        capture_output=True,
         environment={"MESHMPI_CACHE": str(tmp_path / "cache")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"step 6/6 .* \d+% of peak  \d+% communicating", done.stdout)
     assert "was not measured" not in done.stdout
@@ -237,10 +259,7 @@ def events(folder):
 
 def run(tmp_path, *overrides, resume=False):
     settings = load(Settings, None, small(tmp_path, *overrides))
-    return train(
-        settings, tmp_path / "run", mesh=mm.SimulatedMesh("all:2"), resume=resume,
-        say=lambda line: None,
-    )  # fmt: skip
+    return train(settings, tmp_path / "run", mesh=mm.SimulatedMesh("all:2"), resume=resume, say=lambda line: None)
 
 
 def test_event_files_hold_what_the_records_hold(tmp_path):

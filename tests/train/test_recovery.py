@@ -11,26 +11,42 @@ from pathlib import Path
 
 import pytest
 
-from apps.soak.stores import Placed, store, values
 from meshmpi import checkpoint
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError, MeshError
-from meshmpi.runtime.launch import Launcher, launch, launch_command
-from meshmpi.runtime.recovery import LostRank, named, smaller_mesh
-from meshmpi.train.config import load
-from meshmpi.train.metrics import read_metrics
-from meshmpi.train.recovery import Checkpoints, next_mesh
-from meshmpi.train.settings import Settings
-from meshmpi.train.supervisor import Host, Supervisor, parse_hosts
+from meshmpi.guard.exit_status import LOST
+from meshmpi.guard.recovery import LostRank, named, smaller_mesh
+from meshmpi.launch import start
+from meshmpi.launch.command import launch_command
+from meshmpi.launch.launch import launch
+from meshmpi.launch.launchers import Launcher
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.transformer.training.recovery import Checkpoints, next_mesh
+from meshmpi.transformer.training.settings import Settings
+from meshmpi.transformer.training.supervisor import Host, Supervisor, parse_hosts
+from tests.soak.stores import Placed, store, values
 
 TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
 MIXED = ("--mesh", "rows:2;cols:2", "--layout", "batch:rows;heads:cols;d_ff:cols;vocab:cols")
 SMALL = (
-    "model.length=8", "model.d_model=16", "model.d_ff=32", "model.heads=2", "model.d_kv=8",
-    "model.layers=1", "train.batch=12", "train.log_every=4", "train.plot=false",
-    "evaluate.every=0", "evaluate.final_windows=2", "model.residual_dropout=0.1",
-    "sample.tokens=3", "optimizer.learning_rate=0.01", "checkpoint.every=2", "checkpoint.keep=0",
-)  # fmt: skip
+    "model.length=8",
+    "model.d_model=16",
+    "model.d_ff=32",
+    "model.heads=2",
+    "model.d_kv=8",
+    "model.layers=1",
+    "train.batch=12",
+    "train.log_every=4",
+    "train.plot=false",
+    "evaluate.every=0",
+    "evaluate.final_windows=2",
+    "model.residual_dropout=0.1",
+    "sample.tokens=3",
+    "optimizer.learning_rate=0.01",
+    "checkpoint.every=2",
+    "checkpoint.keep=0",
+)
 
 
 def arguments(folder: Path, name: str, *more: str) -> list[str]:
@@ -44,56 +60,138 @@ def arguments(folder: Path, name: str, *more: str) -> list[str]:
 def dying(folder: Path, ranks: int, faults: str, name: str, *more: str, recover: bool = True):
     script = Path(__file__).parent / "mpi_programs" / "dying.py"
     return launch(
-        ranks, [str(script), faults, *arguments(folder, name, *more)], timeout_seconds=120,
-        capture_output=True, recover=recover, environment={"PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
+        ranks,
+        [str(script), faults, *arguments(folder, name, *more)],
+        timeout_seconds=120,
+        capture_output=True,
+        recover=recover,
+        environment={"PYTHONPATH": os.getcwd()},
+    )
 
 
 def losses(folder: Path) -> dict[int, float]:
     return {r["step"]: r["loss"] for r in read_metrics(folder) if "loss" in r}
 
 
+SMALLER = ("--mesh", "rows:1;cols:2", "--layout", MIXED[3])
+MODEL = ("--layout", "heads:all;d_ff:all;vocab:all")
+COPIES = ("--set", "checkpoint.partner=memory")
+BLOCKS = ("--layout", "d_model:cols;heads:rows;d_ff:rows;vocab:rows")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "faults", "said", "resumed", "last"),
+    ("ranks", "mesh", "faults", "said", "fresh"),
     [
-        # A rank to spare stands in for the second one that is lost.
+        # Every block has a second holder; then a rank to spare stands in, but a block is lost.
         (
-            MIXED, "3@5 0@9",
-            ["rank 3 (host", "rank 0 (host",
-             "after step 5: 2 ranks go on with mesh {rows: 1, cols: 2}, 1 to spare from step 4;"
-             " 1 step to repeat",
-             "after step 9: 2 ranks go on with mesh {rows: 1, cols: 2} from step 8"],
-            4, ("--mesh", "rows:1;cols:2", "--layout", MIXED[3], 2),
+            4,
+            MIXED,
+            "3@5:commit 0@9",
+            [
+                "rank 3 (host",
+                "rank 0 (host",
+                "after step 6: 2 ranks go on with mesh {rows: 1, cols: 2}, 1 to spare from step 6,"
+                " which is in memory; 0 steps to repeat",
+                "after step 9: 2 ranks go on with mesh {rows: 1, cols: 2} from step 8; 1 step",
+            ],
+            [("reference", 6, 12, 2, SMALLER)],
         ),
+        # Some ranks made the step during which another was lost: the others make it too.
         (
-            (), "1@3 3@5 0@8",
-            ["after step 3: 3 ranks go on with mesh {all: 3} from step 2; 1 step to repeat",
-             "after step 5: 2 ranks go on with mesh {all: 2} from step 4",
-             "after step 8: 1 rank goes on with mesh {all: 1} from step 8; 0 steps to repeat"],
-            8, (1,),
+            4,
+            (),
+            "3@4:barrier 1@6:middle 0@8",
+            [
+                "after step 5: 3 ranks go on with mesh {all: 3} from step 5, which is in memory; 0",
+                "after step 6: 2 ranks go on with mesh {all: 2} from step 6, which is in memory; 0",
+                "after step 8: 1 rank goes on with mesh {all: 1} from step 8, which is in memory; 0",
+            ],
+            [("reference", 5, 6, 3, ()), ("run", 8, 12, 1, ())],
         ),
         # Nothing was saved yet.
-        ((), "2@1", ["after step 1: 3 ranks go on with mesh {all: 3} from step 0"], 0, (3,)),
+        (
+            4,
+            (),
+            "2@1:writing",
+            ["after step 2: 3 ranks go on with mesh {all: 3} from step 2, which is in memory; 0"],
+            [("reference", 2, 12, 3, ())],
+        ),
+        # Blocks that nobody else holds: back to the checkpoint.
+        (
+            2,
+            MODEL,
+            "1@5:begin",
+            ["after step 5: 1 rank goes on with mesh {all: 1} from step 4; 1 step to repeat"],
+            [("reference", 4, 12, 1, MODEL)],
+        ),
+        # Its files are gone too: those that keep copies put them back.
+        (
+            2,
+            (*MODEL, *COPIES),
+            "1@5:begin+",
+            [
+                "shard rank-00001 of step 4 was restored from the memory of rank 0",
+                "after step 5: 1 rank goes on with mesh {all: 1} from step 4; 1 step to repeat",
+            ],
+            [("reference", 4, 12, 1, MODEL)],
+        ),
+        (
+            4,
+            (*MODEL, *COPIES),
+            "2@5:begin+ 0@9:begin+",
+            [
+                "shard rank-00002 of step 4 was restored from the memory of rank 2",
+                "after step 5: 3 ranks go on with mesh {all: 3} from step 4; 1 step to repeat",
+                "shard rank-00000 of step 8 was restored from the memory of rank 0",
+                "after step 9: 2 ranks go on with mesh {all: 2} from step 8; 1 step to repeat",
+            ],
+            [("reference", 4, 8, 3, MODEL), ("run", 8, 12, 2, MODEL)],
+        ),
+        # The copy is kept by a rank that becomes one to spare.
+        (
+            4,
+            ("--mesh", "rows:2;cols:2", *BLOCKS, *COPIES),
+            "2@5:begin+",
+            [
+                "shard rank-00002 of step 4 was restored from the memory of rank 2",
+                "after step 5: 2 ranks go on with mesh {rows: 2, cols: 1}, 1 to spare from step 4; 1",
+            ],
+            [("reference", 4, 12, 2, ("--mesh", "rows:2;cols:1", *BLOCKS))],
+        ),
     ],
-)  # fmt: skip
-def test_survivors_go_on_as_a_fresh_run_would(tmp_path, mesh, faults, said, resumed, last):
+    ids=[
+        "2-D",
+        "data-parallel",
+        "before any save",
+        "model-parallel",
+        "copies of one",
+        "copies of each",
+        "copies of a rank to spare",
+    ],
+)
+def test_survivors_go_on_as_a_fresh_run_would(tmp_path, ranks, mesh, faults, said, fresh):
     steps = ("--set", "train.steps=12", "--recover")
-    done = dying(tmp_path, 4, faults, "run", *mesh, *steps)
+    done = dying(tmp_path, ranks, faults, "run", *mesh, *steps)
     assert done.returncode == 0, done.stdout + done.stderr
     for text in said:
-        assert text in done.stdout
+        assert text in done.stdout, done.stdout
     assert done.stdout.count("were lost") + done.stdout.count("was lost") == faults.count("@")
     assert "Traceback" not in done.stderr
-    *where, ranks = last
-    source = tmp_path / "run" / "checkpoints" / f"step-{resumed:08d}"
-    more = [*where, *steps, *(["--resume", str(source)] if resumed else [])]
-    fresh = dying(tmp_path, ranks, "", "fresh", *more, recover=ranks > 1)
-    assert fresh.returncode == 0, fresh.stdout + fresh.stderr
-    found, expected = losses(tmp_path / "run"), losses(tmp_path / "fresh")
+    found = losses(tmp_path / "run")
     assert sorted(found) == list(range(1, 13))
-    assert sorted(expected) == list(range(resumed + 1, 13))
-    assert {k: found[k] for k in expected} == expected
+    every = ("--set", "checkpoint.every=1", "--set", f"train.steps={fresh[0][1]}")
+    whole = dying(tmp_path, ranks, "", "reference", *mesh, "--recover", *every)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    for source, first, last, few, where in fresh:
+        path = tmp_path / source / "checkpoints" / f"step-{first:08d}"
+        more = (*where, "--set", "train.steps=12", "--resume", str(path))
+        alone = dying(tmp_path, few, "", f"fresh-{source}", *more, recover=False)
+        assert alone.returncode == 0, alone.stdout + alone.stderr
+        expected = losses(tmp_path / f"fresh-{source}")
+        assert sorted(expected) == list(range(first + 1, 13))
+        steps_of_it = range(first + 1, last + 1)
+        assert [found[k] for k in steps_of_it] == [expected[k] for k in steps_of_it]
 
 
 @pytest.mark.slow
@@ -117,14 +215,11 @@ def test_an_mpi_that_cannot_is_refused_before_the_first_step(tmp_path):
 def test_a_launcher_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch):
     for kind, major in (("mpich", 5), ("intel", 2021), ("openmpi", 4)):
         monkeypatch.setattr(
-            "meshmpi.runtime.launch.find_launcher",
-            lambda mpi, k=kind, m=major: Launcher("/opt/mpirun", k, m),
+            "meshmpi.launch.command.find_launcher", lambda mpi, k=kind, m=major: Launcher("/opt/mpirun", k, m)
         )
         with pytest.raises(MeshError, match="--restarts"):
             launch_command(2, ["a.py"], recover=True)
-    monkeypatch.setattr(
-        "meshmpi.runtime.launch.find_launcher", lambda mpi: Launcher("/opt/mpirun", "openmpi", 5)
-    )
+    monkeypatch.setattr("meshmpi.launch.command.find_launcher", lambda mpi: Launcher("/opt/mpirun", "openmpi", 5))
     assert "--with-ft ulfm" in " ".join(launch_command(2, ["a.py"], recover=True)[0])
     assert "--with-ft" not in launch_command(2, ["a.py"])[0]
 
@@ -169,22 +264,18 @@ class Jobs:
     def __init__(self, folder: Path, *ends: tuple[int, int]) -> None:
         self.folder, self.ends, self.calls = folder, list(ends), []
 
-    def start(self, ranks, more, hosts, environment) -> int:
+    def start(self, ranks, more, hosts) -> int:
         self.calls.append((ranks, list(more), hosts))
         status, step = self.ends.pop(0)
         if step:
             (self.folder / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-        if status == 0:
-            Path(environment["MESHMPI_OUTCOME"]).touch()
-        return -status if status < 0 else status
+        return status
 
 
 def supervised(tmp_path, *ends, restarts=3, ranks=4, hosts=(), resume=False, sets=()):
     jobs, lines = Jobs(tmp_path / "run", *ends), []
     settings = load(Settings, None, list(sets))
-    supervisor = Supervisor(
-        settings, tmp_path / "run", ranks, list(hosts), resume, jobs.start, lines.append
-    )
+    supervisor = Supervisor(settings, tmp_path / "run", ranks, list(hosts), resume, jobs.start, lines.append)
     return supervisor.run(restarts), jobs, lines
 
 
@@ -195,22 +286,15 @@ def test_a_job_that_dies_is_started_again_from_its_newest_checkpoint(tmp_path):
     assert "exit status 137" in lines[0] and "step-00000002; 2 restarts left" in lines[0]
 
 
-@pytest.mark.parametrize("status", [1, 2, 75, 130])
+@pytest.mark.parametrize("status", [0, 1, 2, 75, 130])
 def test_a_job_that_ends_by_itself_is_not_started_again(tmp_path, status):
     assert supervised(tmp_path, (status, 2))[0] == status
 
 
-def test_an_exit_status_of_0_is_not_believed(tmp_path):
-    """mpirun of Open MPI returns it when it has lost a host."""
-    jobs = Jobs(tmp_path / "run", (-0, 0))
-    jobs.ends = [(-256, 2), (0, 4)]  # 256: no real status; the outcome is not noted
-    lines: list[str] = []
-    supervisor = Supervisor(
-        load(Settings, None, []), tmp_path / "run", 2, [], False,
-        lambda *a: jobs.start(*a) % 256, lines.append,
-    )  # fmt: skip
-    assert supervisor.run(2) == 0
-    assert len(jobs.calls) == 2 and "exit status 0" in lines[0]
+def test_a_job_that_has_lost_a_rank_is_started_again(tmp_path):
+    """Whatever mpirun says: `outcome.verdict` makes LOST of that, and so does the watchdog."""
+    status, jobs, lines = supervised(tmp_path, (LOST, 2), (0, 4))
+    assert (status, len(jobs.calls)) == (0, 2) and f"exit status {LOST}" in lines[0]
 
 
 def test_restarts_are_counted(tmp_path):
@@ -226,7 +310,7 @@ def test_deaths_without_progress_end_it(tmp_path):
 
 
 def test_a_lost_host_is_left_out_and_the_mesh_shrinks(tmp_path, monkeypatch):
-    monkeypatch.setattr("meshmpi.train.supervisor.answering", lambda name: name != "n2")
+    monkeypatch.setattr("meshmpi.transformer.training.supervisor.answering", lambda name: name != "n2")
     sets = ["mesh.shape=rows:2;cols:2", "mesh.layout=batch:rows;d_ff:cols"]
     hosts = [Host("n1", 1), Host("n2", 1), Host("n3", 2)]
     _, jobs, lines = supervised(tmp_path, (137, 2), (0, 4), hosts=hosts, sets=sets)
@@ -262,15 +346,17 @@ def test_only_checkpoints_made_since_count(tmp_path):
 def test_survivors_go_on_from_what_was_saved_after_going_back(tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     first = launch(
-        2, ["-m", "meshmpi", *arguments(tmp_path, "run", "--set", "train.steps=12")],
-        timeout_seconds=120, capture_output=True,
-    )  # fmt: skip
+        2,
+        ["-m", "meshmpi", *arguments(tmp_path, "run", "--set", "train.steps=12")],
+        timeout_seconds=120,
+        capture_output=True,
+    )
     assert first.returncode == 0, first.stdout + first.stderr
     whole = losses(tmp_path / "run")
     sets = ("--set", "train.steps=12", "--set", "checkpoint.keep=2", "--recover")
     done = dying(tmp_path, 2, "1@9", "run", *sets, "--resume", str(folder / "step-00000004"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 rank goes on with mesh {all: 1} from step 8; 1 step to repeat" in done.stdout
+    assert "with mesh {all: 1} from step 9, which is in memory; 0 steps" in done.stdout
     assert done.stdout.count("set aside in") == 1
     assert [p.name for p in checkpoint.find(folder)] == ["step-00000012", "step-00000010"]
     (aside,) = folder.glob("abandoned-after-00000004-*")
@@ -291,9 +377,7 @@ def test_a_killed_rank_and_a_new_start_end_as_if_nothing_had_been(tmp_path):
     steps = ("--set", "train.steps=160", "--set", "checkpoint.every=20")
     more = (*steps, "--ranks", "2", "--restarts", "2")
     command = [sys.executable, "-m", "meshmpi", *arguments(tmp_path, "run", *more)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "run" / "checkpoints" / "step-00000020").exists():
             assert time.monotonic() < deadline and process.poll() is None
@@ -303,9 +387,8 @@ def test_a_killed_rank_and_a_new_start_end_as_if_nothing_had_been(tmp_path):
     assert process.returncode == 0, out
     assert out.count("the job died (exit status") == 1 and "1 restart left" in out
     whole = launch(
-        2, ["-m", "meshmpi", *arguments(tmp_path, "whole", *steps)], capture_output=True,
-        timeout_seconds=120,
-    )  # fmt: skip
+        2, ["-m", "meshmpi", *arguments(tmp_path, "whole", *steps)], capture_output=True, timeout_seconds=120
+    )
     assert whole.returncode == 0, whole.stdout + whole.stderr
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     assert len(losses(tmp_path / "run")) == 160
@@ -326,11 +409,44 @@ def ranks_of(folder: Path) -> list[int]:
     return sorted(found)
 
 
+LOSING = """
+import os, signal, sys
+import meshmpi as mm
+from meshmpi.guard.recovery import Survivors, is_loss
+survivors = Survivors()
+rank, mesh = survivors.rank, survivors.first(2, lambda comm: mm.Mesh("all:2", comm))
+if rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True:
+        survivors.gathered(rank)
+except Exception as error:
+    assert is_loss(error)
+    survivors.turn_back()
+survivors.agree(0)
+survivors.shrink()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("own_start", "status", "expected"), [(True, 0, 0), (True, 3, 3), (False, 3, LOST)])
+def test_after_a_loss_no_failure_counts_as_a_success(tmp_path, own_start, status, expected):
+    script = tmp_path / "losing.py"
+    script.write_text(LOSING)
+    command, variables = launch_command(3, [str(script), str(status)], recover=True)
+    command = [word for word in command if own_start or word != start.__file__]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == expected, done.stderr
+    assert ("is not known" in done.stderr) is not own_start
+
+
 @pytest.mark.slow
 def test_a_rank_lost_before_mpi_has_started_is_not_waited_for():
     program = (
         "import os, signal\n"
-        "from meshmpi.runtime import recovery\n"
+        "from meshmpi.guard import recovery\n"
         "recovery.START_SECONDS = 8.0\n"
         "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

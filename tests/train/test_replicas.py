@@ -6,15 +6,20 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
+from meshmpi.launch.launch import launch
 from meshmpi.nn.optimize import AdamW
-from meshmpi.runtime.launch import launch
 from meshmpi.runtime.replicas import CHUNK_WORDS, Replicas, chunk_sums, compared, digest
 
 LAYOUTS = [
-    ("a:2", "batch:a", None), ("a:3", "batch:a", None), ("a:2", "hidden:a", None),
-    ("a:2", "", None), ("a:2;b:3", "batch:a;hidden:b", None), ("a:2;b:2", "batch:a", "io:b"),
-    ("a:2;b:2", "hidden:b", "io:a"), ("a:3", "batch:a", "io:a"),
-]  # fmt: skip
+    ("a:2", "batch:a", None),
+    ("a:3", "batch:a", None),
+    ("a:2", "hidden:a", None),
+    ("a:2", "", None),
+    ("a:2;b:3", "batch:a;hidden:b", None),
+    ("a:2;b:2", "batch:a", "io:b"),
+    ("a:2;b:2", "hidden:b", "io:a"),
+    ("a:3", "batch:a", "io:a"),
+]
 
 
 def step_of(mesh, layout="batch:a", storage=None, width=8):
@@ -24,9 +29,7 @@ def step_of(mesh, layout="batch:a", storage=None, width=8):
         y = mm.dense(h, mm.Dimension("out", 4), name="second")
         loss = mm.reduce_mean(mm.square(y))
         updates = AdamW(0.01, clip_norm=1.0).minimize(loss)
-    return mm.compile(
-        graph, mm.SimulatedMesh(mesh), layout, fetches=[loss], updates=updates, storage=storage
-    )
+    return mm.compile(graph, mm.SimulatedMesh(mesh), layout, fetches=[loss], updates=updates, storage=storage)
 
 
 def flip(block, element, bit):
@@ -133,9 +136,6 @@ def test_elements_behind_the_first_chunk_are_found():
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_real_ranks_stay_equal_in_every_layout_and_every_flip_is_found(ranks):
-    done = launch(
-        ranks, ["-m", "tests.runtime.mpi_programs.replicas"], timeout_seconds=120,
-        capture_output=True,
-    )  # fmt: skip
+    done = launch(ranks, ["-m", "tests.runtime.mpi_programs.replicas"], timeout_seconds=120, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) >= 30

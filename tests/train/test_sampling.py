@@ -7,26 +7,21 @@ import pytest
 import meshmpi as mm
 from meshmpi import cli
 from meshmpi.errors import DataError
-from meshmpi.nn.transformer import TransformerConfig
-from meshmpi.train.config import load
-from meshmpi.train.decoding import Sampling
-from meshmpi.train.loop import train
-from meshmpi.train.sampling import Sampler
-from meshmpi.train.settings import Settings
-from meshmpi.train.vocabulary import ByteVocabulary, CharacterVocabulary
+from meshmpi.transformer.decoding.decoding import Sampling
+from meshmpi.transformer.decoding.sampling import Sampler
+from meshmpi.transformer.models import TransformerConfig
+from meshmpi.transformer.text.characters import ByteVocabulary, CharacterVocabulary
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.run import train
+from meshmpi.transformer.training.settings import Settings
 
 LETTERS = CharacterVocabulary("abcdefghijk\n")
-CONFIG = TransformerConfig(
-    vocab=12, length=6, d_model=12, d_ff=10, heads=3, d_kv=4, layers=1, initializers="paper"
-)
+CONFIG = TransformerConfig(vocab=12, length=6, d_model=12, d_ff=10, heads=3, d_kv=4, layers=1, initializers="paper")
 
 
 def sampler(mesh="all:1", layout="", seed=0, temperature=1.0, vocabulary=LETTERS, **options):
     config = CONFIG.with_options(**options)
-    return Sampler(
-        config, vocabulary, mm.SimulatedMesh(mesh), layout, sampling=Sampling(temperature),
-        seed=seed,
-    )  # fmt: skip
+    return Sampler(config, vocabulary, mm.SimulatedMesh(mesh), layout, sampling=Sampling(temperature), seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +74,26 @@ def test_a_learnt_text_comes_back(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("abcdefghij\n" * 200)
     settings = load(
-        Settings, None,
+        Settings,
+        None,
         [
-            f"data.corpus={tmp_path / 'text.txt'}", "data.vocabulary=bytes", "model.length=12",
-            "model.d_model=32", "model.d_ff=32", "model.heads=2", "model.d_kv=16", "model.layers=1",
-            "model.norm=layer", "train.steps=150", "train.batch=8", "train.plot=false",
-            "evaluate.every=0", "sample.tokens=0", "optimizer.learning_rate=0.01",
+            f"data.corpus={tmp_path / 'text.txt'}",
+            "data.vocabulary=bytes",
+            "model.length=12",
+            "model.d_model=32",
+            "model.d_ff=32",
+            "model.heads=2",
+            "model.d_kv=16",
+            "model.layers=1",
+            "model.norm=layer",
+            "train.steps=150",
+            "train.batch=8",
+            "train.plot=false",
+            "evaluate.every=0",
+            "sample.tokens=0",
+            "optimizer.learning_rate=0.01",
         ],
-    )  # fmt: skip
+    )
     result = train(settings, tmp_path / "run", mesh=mm.SimulatedMesh("a:2"), say=lambda line: None)
     assert result.evaluation.loss < 0.1
     words = ["sample", str(tmp_path / "run"), "--prompt", "abc", "--tokens", "12"]

@@ -13,14 +13,14 @@ import time
 import pytest
 
 import meshmpi as mm
-from apps.soak import signals as soak
 from meshmpi import checkpoint
-from meshmpi.train import loop, stopping
-from meshmpi.train.config import load
-from meshmpi.train.loop import train
-from meshmpi.train.metrics import read_metrics
-from meshmpi.train.settings import Settings
-from meshmpi.train.signals import (
+from meshmpi.transformer.tasks.language_model import LanguageModelTask
+from meshmpi.transformer.training import loop, stopping
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.transformer.training.run import train
+from meshmpi.transformer.training.settings import Settings
+from meshmpi.transformer.training.signals import (
     PATIENCE_SECONDS,
     STOPPED,
     StopSignals,
@@ -28,7 +28,7 @@ from meshmpi.train.signals import (
     described,
     noted,
 )
-from meshmpi.train.tasks.language_model import LanguageModelTask
+from tests.soak import signals as soak
 
 TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
 
@@ -42,25 +42,29 @@ def cache(tmp_path, monkeypatch):
 def run(tmp_path, name, *overrides, resume=False):
     lines = []
     small = [
-        f"data.corpus={tmp_path / 'text.txt'}", "model.length=8", "model.d_model=16",
-        "model.d_ff=32", "model.heads=2", "model.d_kv=8", "model.layers=1", "train.steps=6",
-        "train.batch=6", "train.plot=false", "evaluate.every=2", "model.residual_dropout=0.1",
-        "sample.tokens=5", *overrides,
-    ]  # fmt: skip
+        f"data.corpus={tmp_path / 'text.txt'}",
+        "model.length=8",
+        "model.d_model=16",
+        "model.d_ff=32",
+        "model.heads=2",
+        "model.d_kv=8",
+        "model.layers=1",
+        "train.steps=6",
+        "train.batch=6",
+        "train.plot=false",
+        "evaluate.every=2",
+        "model.residual_dropout=0.1",
+        "sample.tokens=5",
+        *overrides,
+    ]
     result = train(
-        load(Settings, None, small), tmp_path / name, mesh=mm.SimulatedMesh("all:1"),
-        resume=resume, say=lines.append,
-    )  # fmt: skip
+        load(Settings, None, small), tmp_path / name, mesh=mm.SimulatedMesh("all:1"), resume=resume, say=lines.append
+    )
     return result, "\n".join(lines)
 
 
 def records(folder):
-    return [
-        (r["step"], key, r[key])
-        for r in read_metrics(folder)
-        for key in ("loss", "held_out_loss")
-        if key in r
-    ]
+    return [(r["step"], key, r[key]) for r in read_metrics(folder) for key in ("loss", "held_out_loss") if key in r]
 
 
 def raising_at(place, monkeypatch):
@@ -76,8 +80,7 @@ def raising_at(place, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("place", "step"),
-    [("_evaluate", 2), ("save", 6), ("_sample", 6), ("one_step", 1), ("_between_steps", 1)],
+    ("place", "step"), [("_evaluate", 2), ("save", 6), ("_sample", 6), ("one_step", 1), ("_between_steps", 1)]
 )
 def test_a_stopped_run_goes_on_as_if_never_stopped(tmp_path, monkeypatch, place, step):
     run(tmp_path, "whole")
@@ -149,7 +152,7 @@ def test_a_second_interrupt_ends_at_once_others_do_not():
 def script(tmp_path, text):
     """A program that listens from its first line on."""
     file = tmp_path / "program.py"
-    file.write_text(f"from meshmpi.train.signals import *\nlisten_for_life()\n{text}")
+    file.write_text(f"from meshmpi.transformer.training.signals import *\nlisten_for_life()\n{text}")
     return [sys.executable, str(file)]
 
 
@@ -165,9 +168,7 @@ def test_a_program_with_nothing_to_save_ends_within_its_patience(tmp_path):
     """The main thread is inside a call to C here, and never comes to a place to leave."""
     slow = script(
         tmp_path,
-        "import ctypes\nprint('ready', flush=True)\n"
-        "sleep = ctypes.CDLL(None).sleep\n"
-        "while True:\n    sleep(60)\n",
+        "import ctypes\nprint('ready', flush=True)\nsleep = ctypes.CDLL(None).sleep\nwhile True:\n    sleep(60)\n",
     )
     status, _, err = signalled(slow, signal.SIGTERM)
     assert status == STOPPED
@@ -194,7 +195,7 @@ def test_blocked_signals_wait_for_the_program():
         pytest.skip("this env cannot block signals")
     text = (
         "import signal, time; print('ready', flush=True); time.sleep(1)\n"
-        "from meshmpi.train.signals import listen_for_life, noted\n"
+        "from meshmpi.transformer.training.signals import listen_for_life, noted\n"
         "listen_for_life(); print(noted())\nraise SystemExit(3)"
     )
     status, out, err = signalled([*prefix, sys.executable, "-c", text], signal.SIGUSR1)
@@ -209,10 +210,23 @@ def test_a_launching_process_behind_env_is_stopped_while_python_starts(tmp_path)
     config = tmp_path / "config.toml"
     config.write_text(soak.config(tmp_path / "text.txt", 600))
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "meshmpi", "train", str(config), "--ranks", "2", "--out",
-         str(tmp_path / "run")],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            *prefix,
+            sys.executable,
+            "-m",
+            "meshmpi",
+            "train",
+            str(config),
+            "--ranks",
+            "2",
+            "--out",
+            str(tmp_path / "run"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
     while not blocks(process.pid, signal.SIGTERM):
         time.sleep(0.001)
     process.send_signal(signal.SIGTERM)
@@ -229,16 +243,8 @@ def blocks(pid, number):
 
 @pytest.mark.slow
 def test_a_few_trials_of_the_soak():
-    """`python -m apps.soak signals`: two trials on 2 ranks, resumed and compared."""
-    options = argparse.Namespace(
-        trials=2,
-        quick=True,
-        ranks=[2],
-        limit=120.0,
-        steps=120,
-        resumed=1.0,
-        seed=3,
-    )
+    """`python -m tests.soak signals`: two trials on 2 ranks, resumed and compared."""
+    options = argparse.Namespace(trials=2, quick=True, ranks=[2], limit=120.0, steps=120, resumed=1.0, seed=3)
     for row in soak.run(options):
         assert not row.failed, row
 
@@ -249,10 +255,26 @@ def test_the_launching_process_hands_the_request_on(tmp_path, number):
     config = tmp_path / "config.toml"
     config.write_text(soak.config(tmp_path / "text.txt", 600))
     process = subprocess.Popen(
-        [sys.executable, "-m", "meshmpi", "train", str(config), "--ranks", "2", "--out",
-         str(tmp_path / "run"), "--set", "train.steps=1000000", "--set", "evaluate.every=0"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "meshmpi",
+            "train",
+            str(config),
+            "--ranks",
+            "2",
+            "--out",
+            str(tmp_path / "run"),
+            "--set",
+            "train.steps=1000000",
+            "--set",
+            "evaluate.every=0",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step "):
@@ -272,27 +294,28 @@ def test_the_launching_process_hands_the_request_on(tmp_path, number):
 def launching(tmp_path, ranks_do):
     """A launching process of one rank, which says "ready" and then does this."""
     (tmp_path / "rank.py").write_text(
-        "import time\nfrom meshmpi.train.signals import *\nlisten_for_life()\n"
-        f"from meshmpi.train.signals import described\nprint('ready', flush=True)\n{ranks_do}"
+        "import time\nfrom meshmpi.transformer.training.signals import *\nlisten_for_life()\n"
+        f"from meshmpi.transformer.training.signals import described\nprint('ready', flush=True)\n{ranks_do}"
     )
     text = (
-        "import sys; from meshmpi.train import signals; signals.listen_for_life()\n"
-        "from pathlib import Path; from meshmpi import cli\n"
+        "import sys; from meshmpi.transformer.training import signals; signals.listen_for_life()\n"
+        "from pathlib import Path; from meshmpi.commands.starting import on_ranks\n"
         f"run = Path({str(tmp_path / 'runs' / 'x')!r})\n"
-        "sys.exit(cli.on_ranks(1, ['train'], module='rank', run=run))"
+        "sys.exit(on_ranks(1, ['train'], module='rank', run=run))"
     )
     return subprocess.Popen(
-        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_ranks_learn_which_signal_the_launching_process_got(tmp_path, number):
     process = launching(
-        tmp_path,
-        "work_begins()\nwhile not described():\n    time.sleep(0.01)\n"
-        "print(described())\nraise SystemExit(3)",
+        tmp_path, "work_begins()\nwhile not described():\n    time.sleep(0.01)\nprint(described())\nraise SystemExit(3)"
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
@@ -316,8 +339,7 @@ def test_the_launching_process_waits_for_ranks_that_save(tmp_path):
     """Its own patience is over before: it has no work, but a job."""
     process = launching(
         tmp_path,
-        f"work_begins()\ntime.sleep({PATIENCE_SECONDS} + 1.5)\n"
-        "print('saved', described())\nraise SystemExit(STOPPED)",
+        f"work_begins()\ntime.sleep({PATIENCE_SECONDS} + 1.5)\nprint('saved', described())\nraise SystemExit(STOPPED)",
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
@@ -350,13 +372,14 @@ def test_a_second_interrupt_of_the_launching_process_ends_its_job(tmp_path):
         "print('ready', flush=True)\n"
         "while True:\n    time.sleep(60)\n"
     )
-    text = (
-        "import sys; from meshmpi import cli; sys.exit(cli.on_ranks(1, ['train'], module='deaf'))"
-    )
+    text = "import sys; from meshmpi.commands.starting import on_ranks; sys.exit(on_ranks(1, ['train'], module='deaf'))"
     process = subprocess.Popen(
-        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
-    )  # fmt: skip
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == f"asked {int(signal.SIGUSR1)}\n"

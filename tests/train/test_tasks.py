@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -10,17 +11,17 @@ import pytest
 import meshmpi as mm
 from meshmpi import checkpoint, cli
 from meshmpi.errors import CheckpointError, ConfigError
-from meshmpi.nn.transformer import encoder_decoder_parameter_count, paper_translation_model
-from meshmpi.train.config import load
-from meshmpi.train.evaluation import BlockFeeder, Evaluation
-from meshmpi.train.loop import train
-from meshmpi.train.metrics import read_metrics
-from meshmpi.train.report import plan_report
-from meshmpi.train.saved import open_run
-from meshmpi.train.settings import Settings
-from meshmpi.train.tasks.base import Sample, Task
-from meshmpi.train.tasks.language_model import LanguageModelTask
-from meshmpi.train.tasks.registry import TASKS, task_class
+from meshmpi.transformer.models import encoder_decoder_parameter_count, paper_translation_model
+from meshmpi.transformer.tasks.base import Sample, Task
+from meshmpi.transformer.tasks.language_model import LanguageModelTask
+from meshmpi.transformer.tasks.registry import TASKS, task_class
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.evaluation import BlockFeeder, Evaluation
+from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.transformer.training.report import plan_report
+from meshmpi.transformer.training.run import train
+from meshmpi.transformer.training.saved import open_run
+from meshmpi.transformer.training.settings import Settings
 from tests.train.test_loop import cache, run, settings  # noqa: F401  (the fixture)
 
 CONFIGS = Path(__file__).resolve().parents[2] / "apps" / "transformer" / "configs"
@@ -29,7 +30,7 @@ PRINTED = (0.15, 0.24, 0.42, 0.77, 1.48, 2.89)
 
 
 def test_every_choice_of_the_setting_has_a_class():
-    choices = Settings.__dataclass_fields__["task"].metadata["choices"]
+    choices = get_args(get_type_hints(Settings)["task"])
     for name in choices:
         assert issubclass(task_class(name), Task) and task_class(name).name == name
     assert set(choices) == set(TASKS)
@@ -53,9 +54,8 @@ class Counting(LanguageModelTask):
 def test_a_task_of_ones_own(tmp_path):
     lines = []
     result = train(
-        settings(tmp_path), tmp_path / "run", mesh=mm.SimulatedMesh("all:2"), say=lines.append,
-        task=Counting,
-    )  # fmt: skip
+        settings(tmp_path), tmp_path / "run", mesh=mm.SimulatedMesh("all:2"), say=lines.append, task=Counting
+    )
     assert result.sample == "one\ntwo" and result.measures == {"lines": 2.0}
     records = read_metrics(tmp_path / "run")
     assert records[-1] == {"step": 8, "lines": 2.0}

@@ -10,17 +10,17 @@ import pytest
 import meshmpi as mm
 from meshmpi import checkpoint
 from meshmpi.errors import CheckpointError, ConfigError, DataError
-from meshmpi.runtime.launch import launch
-from meshmpi.train.config import load
-from meshmpi.train.loop import train
-from meshmpi.train.metrics import read_metrics
-from meshmpi.train.saved import evaluate_run, open_run
-from meshmpi.train.settings import Settings
-from meshmpi.train.translation.data import prepare
-from meshmpi.train.translation.packing import PackedRows, RowStream, TokenPairs, pack
-from meshmpi.train.translation.translator import Translator
-from meshmpi.train.translation.vocabulary import END, PADDING, EndedVocabulary
-from meshmpi.train.vocabulary import restore_vocabulary
+from meshmpi.launch.launch import launch
+from meshmpi.transformer.text.ended import END, PADDING
+from meshmpi.transformer.text.vocabulary import build_ended, restore_vocabulary
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.transformer.training.run import train
+from meshmpi.transformer.training.saved import evaluate_run, open_run
+from meshmpi.transformer.training.settings import Settings
+from meshmpi.transformer.translation.data import prepare
+from meshmpi.transformer.translation.packing import PackedRows, RowStream, TokenPairs, pack
+from meshmpi.transformer.translation.translator import Translator
 
 LETTERS = "abcdefg"
 
@@ -42,15 +42,30 @@ def reversals(count, longest=4, seed=3):
 
 def small(tmp_path, *overrides):
     return [
-        "task=translation", f"translation.source={tmp_path / 'source.txt'}",
-        f"translation.target={tmp_path / 'target.txt'}", "translation.least_words=1",
-        "data.vocabulary=characters", "data.held_out_fraction=0.25", "model.length=12",
-        "model.d_model=16", "model.d_ff=32", "model.heads=2", "model.d_kv=8", "model.layers=1",
-        "train.steps=6", "train.batch=6", "train.log_every=2", "train.plot=false",
-        "evaluate.every=3", "model.residual_dropout=0.1", "model.label_smoothing=0.1",
-        "translation.sentences=3", "translation.beams=2", "optimizer.learning_rate=0.01",
+        "task=translation",
+        f"translation.source={tmp_path / 'source.txt'}",
+        f"translation.target={tmp_path / 'target.txt'}",
+        "translation.least_words=1",
+        "data.vocabulary=characters",
+        "data.held_out_fraction=0.25",
+        "model.length=12",
+        "model.d_model=16",
+        "model.d_ff=32",
+        "model.heads=2",
+        "model.d_kv=8",
+        "model.layers=1",
+        "train.steps=6",
+        "train.batch=6",
+        "train.log_every=2",
+        "train.plot=false",
+        "evaluate.every=3",
+        "model.residual_dropout=0.1",
+        "model.label_smoothing=0.1",
+        "translation.sentences=3",
+        "translation.beams=2",
+        "optimizer.learning_rate=0.01",
         *overrides,
-    ]  # fmt: skip
+    ]
 
 
 def settings(tmp_path, *overrides):
@@ -61,9 +76,8 @@ def run(tmp_path, name, *overrides, mesh="all:1", resume=False):
     lines = []
     made = settings(tmp_path, *overrides)
     result = train(
-        made, tmp_path / name, mesh=mm.SimulatedMesh(made.mesh.shape or mesh), resume=resume,
-        say=lines.append,
-    )  # fmt: skip
+        made, tmp_path / name, mesh=mm.SimulatedMesh(made.mesh.shape or mesh), resume=resume, say=lines.append
+    )
     return result, lines
 
 
@@ -76,11 +90,18 @@ def losses(folder, key="loss"):
 
 def test_a_run_learns_to_reverse(tmp_path):
     result, lines = run(
-        tmp_path, "run", "train.steps=500", "train.batch=10", "model.residual_dropout=0.0",
-        "model.d_model=32", "model.d_ff=64", "model.layers=2", "evaluate.every=0",
+        tmp_path,
+        "run",
+        "train.steps=500",
+        "train.batch=10",
+        "model.residual_dropout=0.0",
+        "model.d_model=32",
+        "model.d_ff=64",
+        "model.layers=2",
+        "evaluate.every=0",
         "translation.sentences=40",
         "optimizer.learning_rate=0.01*linear_warmup(30)*linear_decay(500, 400)",
-    )  # fmt: skip
+    )
     assert result.evaluation.loss < 0.25
     assert result.evaluation.share == 1.0
     text = "\n".join(lines)
@@ -130,9 +151,7 @@ def test_resume_is_as_if_never_stopped(tmp_path):
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert any("resumed from" in line and "step 4" in line for line in lines)
     with pytest.raises(CheckpointError, match=r"another text or vocabulary: '.*source.txt and"):
-        run(
-            tmp_path, "parts", "translation.most_words=1", "data.held_out_fraction=0.5", resume=True
-        )
+        run(tmp_path, "parts", "translation.most_words=1", "data.held_out_fraction=0.5", resume=True)
 
 
 def test_microbatches_are_one_batch(tmp_path):
@@ -167,17 +186,21 @@ def test_under_mpirun_as_on_the_simulated_mesh(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text("")
     done = launch(
-        2, ["-m", "meshmpi", "train", str(config), *words, "--out", str(tmp_path / "run")],
-        timeout_seconds=240, capture_output=True,
-    )  # fmt: skip
+        2,
+        ["-m", "meshmpi", "train", str(config), *words, "--out", str(tmp_path / "run")],
+        timeout_seconds=240,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "simulated"), rtol=1e-5)
     (tmp_path / "in.txt").write_text("abc\n\ngab\n")
     command = ["-m", "apps.transformer", "translate"]
     again = launch(
-        2, [*command, "translate", str(tmp_path / "run"), "--input", str(tmp_path / "in.txt")],
-        timeout_seconds=240, capture_output=True,
-    )  # fmt: skip
+        2,
+        [*command, "translate", str(tmp_path / "run"), "--input", str(tmp_path / "in.txt")],
+        timeout_seconds=240,
+        capture_output=True,
+    )
     assert again.returncode == 0, again.stderr
     saved = open_run(tmp_path / "run")
     translator = Translator(saved.settings, saved.config, saved.vocabulary, mm.SimulatedMesh("a:1"))
@@ -208,9 +231,8 @@ def test_lines_that_cannot_be_translated_are_named(tmp_path):
     made = settings(tmp_path)
     data = prepare(made)
     config = mm.transformer.TransformerConfig(
-        vocab=data.vocabulary.size, length=6, d_model=8, d_ff=8, heads=1, d_kv=4, layers=1,
-        padding_id=0,
-    )  # fmt: skip
+        vocab=data.vocabulary.size, length=6, d_model=8, d_ff=8, heads=1, d_kv=4, layers=1, padding_id=0
+    )
     translator = Translator(made, config, data.vocabulary, mm.SimulatedMesh("all:1"))
     translator.check(["abc", "", "fga"], "in.txt")
     with pytest.raises(DataError, match=r"in\.txt:2 has 8 tokens, the model takes 6"):
@@ -242,9 +264,8 @@ def test_every_pair_is_in_one_row_and_whole(packed):
     assert sorted(rows.order.tolist()) == [0, 1, 2, 4, 6, 7, 8, 9] and rows.left_out == 2
     assert len(rows) == 8 if not packed else len(rows) < 5
     held = dict.fromkeys(
-        ["source", "source_segments", "source_places", "tokens", "targets", "segments", "places",
-         "weights"],
-    )  # fmt: skip
+        ["source", "source_segments", "source_places", "tokens", "targets", "segments", "places", "weights"]
+    )
     made = PackedRows(pairs, rows, 8, 8).block(np.arange(len(rows)), held, "", 0.5)
     seen = []
     for r in range(len(rows)):
@@ -272,8 +293,12 @@ def test_a_rank_gets_its_part_of_a_batch():
     names = ["source", "targets", "weights", "segments"]
     whole = made.block(numbers, dict.fromkeys(names), "", 1.0)
     assert not whole["source"][2].any() and not whole["weights"][2].any()
-    ranges = {"source": ((1, 4), (2, 5)), "targets": ((0, 2), (0, 9)), "weights": ((3, 3), (0, 9)),
-              "segments": ((2, 4), (8, 9))}  # fmt: skip
+    ranges = {
+        "source": ((1, 4), (2, 5)),
+        "targets": ((0, 2), (0, 9)),
+        "weights": ((3, 3), (0, 9)),
+        "segments": ((2, 4), (8, 9)),
+    }
     part = made.block(numbers, ranges, "", 1.0)
     for name, (rows, columns) in ranges.items():
         np.testing.assert_array_equal(part[name], whole[name][slice(*rows), slice(*columns)])
@@ -308,7 +333,7 @@ def test_sentences_come_back(name):
     if name.startswith("bpe"):
         pytest.importorskip("sentencepiece")
     lines = [f"Die {k} Häuser sind größer als {k + 1} Bäume." for k in range(60)]
-    vocabulary = EndedVocabulary.build(name, lines)
+    vocabulary = build_ended(name, lines)
     restored = restore_vocabulary(vocabulary.state())
     for text in (lines[7], "Bäume sind 3 Häuser"):
         tokens = vocabulary.encode(text)
@@ -331,5 +356,5 @@ def test_data_are_prepared_once_and_damage_is_named(tmp_path):
     assert prepare(settings(tmp_path)).digest == data.digest
     (folder,) = (tmp_path / "cache" / "tokens").glob("pairs-*[!k]")
     (folder / "train.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"train.bin has 0 bytes, expected \d+.*Delete the folder"):
+    with pytest.raises(DataError, match=r"train.bin has 0 bytes, \d+ were.*Delete the folder"):
         prepare(settings(tmp_path))

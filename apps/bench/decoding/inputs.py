@@ -21,19 +21,29 @@ STDDEV = 0.05
 def config(layers: int, d_model: int, vocab: int, positions: int) -> dict[str, Any]:
     """The config.json of a GPT-2 of this size, with heads of 64."""
     return {
-        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": vocab,
-        "n_embd": d_model, "n_layer": layers, "n_head": max(1, d_model // 64),
-        "n_positions": positions, "activation_function": "gelu_new", "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0, "resid_pdrop": 0.0, "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0,
-    }  # fmt: skip
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": vocab,
+        "n_embd": d_model,
+        "n_layer": layers,
+        "n_head": max(1, d_model // 64),
+        "n_positions": positions,
+        "activation_function": "gelu_new",
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
 
 
 def write_checkpoint(folder: Path, layers: int, d_model: int, vocab: int, positions: int) -> None:
     """A folder that `from_pretrained` and meshmpi read, with random numbers in all weights."""
     from safetensors.numpy import save_file
 
-    from meshmpi.pretrained import architecture
+    from meshmpi.transformer.pretrained import architecture
 
     values, draw = config(layers, d_model, vocab, positions), np.random.default_rng(7)
     arrays = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import meshmpi as mm
 from apps.bench.decoding import inputs
 from apps.bench.step.yardstick import emit
-from meshmpi.pretrained.model import open_model
-from meshmpi.train.decoding import Generator, Sampling
+from meshmpi.transformer.decoding.decoding import Generator, Sampling
+from meshmpi.transformer.pretrained.model import open_model
 
 
 def main() -> None:
@@ -18,14 +18,16 @@ def main() -> None:
     mesh = mm.Mesh(options.mesh)
     model = open_model(options.model)
     made = Generator(
-        model.config, mesh, options.layout, batch=options.batch,
-        max_length=options.prompt + options.new, kernels="native",
-    )  # fmt: skip
+        model.config,
+        mesh,
+        options.layout,
+        batch=options.batch,
+        max_length=options.prompt + options.new,
+        kernels="native",
+    )
     model.load(made.variables)
     prompts = inputs.prompts(options.batch, options.prompt, options.vocab).tolist()
-    found = inputs.measured(
-        lambda: made.generate(prompts, options.new, sampling=Sampling(0)), options.steps
-    )
+    found = inputs.measured(lambda: made.generate(prompts, options.new, sampling=Sampling(0)), options.steps)
     emit(rank=mesh.rank, **found)
 
 

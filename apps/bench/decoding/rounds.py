@@ -28,8 +28,9 @@ class Case(NamedTuple):
 
 CASES = tuple(
     Case(f"6 layers of {d_model}, batch {batch}", 6, d_model, 50257, batch, 64, 128)
-    for d_model in (384, 512) for batch in (1, 8, 32)
-)  # fmt: skip
+    for d_model in (384, 512)
+    for batch in (1, 8, 32)
+)
 TOY = (Case("toy", 1, 64, 100, 2, 5, 4),)
 
 
@@ -52,9 +53,13 @@ def _theirs(threads: int) -> Callable[[Bench, Case, Path, int], list[Result]]:
 
 def _shared(case: Case, model: Path, steps: int) -> list[str]:
     given = {
-        "--model": model, "--batch": case.batch, "--prompt": case.prompt, "--new": case.new,
-        "--vocab": case.vocab, "--steps": steps,
-    }  # fmt: skip
+        "--model": model,
+        "--batch": case.batch,
+        "--prompt": case.prompt,
+        "--new": case.new,
+        "--vocab": case.vocab,
+        "--steps": steps,
+    }
     return [str(part) for pair in given.items() for part in pair]
 
 
@@ -84,11 +89,8 @@ def measure(bench: Bench) -> list[Table]:
         found = take_turns(bench, title, case, model, chosen, steps, notes)
         notes += compare_texts(case.name, {n: r[0][0]["texts"] for n, r in found.items() if r})
         rows += _rows(case, chosen, found)
-    columns = ("model, prompts", "system", "new tokens/s", "ms per token of the batch",
-               "throughput / transformers'")  # fmt: skip
-    title = (
-        f"Greedy decoding of prompts of 64 tokens by 128 more, {bench.effort.rounds} round(s)"
-    )  # fmt: skip
+    columns = ("model, prompts", "system", "new tokens/s", "ms per token of the batch", "throughput / transformers'")
+    title = f"Greedy decoding of prompts of 64 tokens by 128 more, {bench.effort.rounds} round(s)"
     return [Table("decoding", title, columns, rows, notes)]
 
 
@@ -122,9 +124,12 @@ def _rows(case: Case, chosen: Sequence[System], found: Rounds) -> list[list[Cell
     peers = peer_seconds(chosen, seconds)
     return [
         [
-            case.name, s.name, case.batch * case.new / seconds[s.name],
+            case.name,
+            s.name,
+            case.batch * case.new / seconds[s.name],
             1e3 * seconds[s.name] / case.new,
             peers[s.cores] / seconds[s.name] if s.cores in peers else None,
         ]
-        for s in chosen if s.name in seconds
-    ]  # fmt: skip
+        for s in chosen
+        if s.name in seconds
+    ]

@@ -24,9 +24,14 @@ def main() -> None:
 
     def generate() -> list[list[int]]:
         found = model.generate(
-            prompts, attention_mask=mask, max_new_tokens=options.new, min_new_tokens=options.new,
-            do_sample=False, use_cache=True, pad_token_id=0,
-        )  # fmt: skip
+            prompts,
+            attention_mask=mask,
+            max_new_tokens=options.new,
+            min_new_tokens=options.new,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=0,
+        )
         return found[:, options.prompt :].tolist()
 
     with torch.inference_mode():

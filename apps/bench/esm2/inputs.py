@@ -23,29 +23,37 @@ _SCALES = ("LayerNorm.weight", "layer_norm.weight", "emb_layer_norm_after.weight
 def config(layers: int, d_model: int, heads: int) -> dict[str, Any]:
     """The config.json of an ESM2 of this size."""
     return {
-        "model_type": "esm", "architectures": ["EsmForMaskedLM"], "vocab_size": 33,
-        "mask_token_id": MASK, "pad_token_id": PAD, "hidden_size": d_model,
-        "num_hidden_layers": layers, "num_attention_heads": heads,
-        "intermediate_size": 4 * d_model, "max_position_embeddings": 1026,
-        "position_embedding_type": "rotary", "token_dropout": True, "layer_norm_eps": 1e-5,
-        "emb_layer_norm_before": False, "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "model_type": "esm",
+        "architectures": ["EsmForMaskedLM"],
+        "vocab_size": 33,
+        "mask_token_id": MASK,
+        "pad_token_id": PAD,
+        "hidden_size": d_model,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * d_model,
+        "max_position_embeddings": 1026,
+        "position_embedding_type": "rotary",
+        "token_dropout": True,
+        "layer_norm_eps": 1e-5,
+        "emb_layer_norm_before": False,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "tie_word_embeddings": True,
+    }
 
 
 def write_checkpoint(folder: Path, layers: int, d_model: int, heads: int) -> None:
     """A folder that `from_pretrained` and meshmpi read, with random numbers in all weights."""
     from safetensors.numpy import save_file
 
-    from meshmpi.pretrained import architecture
+    from meshmpi.transformer.pretrained import architecture
 
     values, draw = config(layers, d_model, heads), np.random.default_rng(7)
     arrays = {}
     for entry in architecture(values).entries:
         key = entry.keys[0]
-        around = (
-            1.0 if key.endswith(("LayerNorm.weight", "layer_norm.weight", "after.weight")) else 0
-        )
+        around = 1.0 if key.endswith(("LayerNorm.weight", "layer_norm.weight", "after.weight")) else 0
         noise = draw.standard_normal(entry.file_shape, np.float32) * np.float32(STDDEV)
         arrays[key] = noise + np.float32(around)
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from apps.bench.esm2 import inputs
 from apps.bench.step.yardstick import emit
 from apps.esm2.layouts import splits
 from apps.esm2.weights import open_model
-from meshmpi.nn.transformer import masked_lm
+from meshmpi.transformer.models import masked_lm
 
 
 def main() -> None:
@@ -29,9 +29,7 @@ def main() -> None:
     with mm.Graph() as graph:
         shape = mm.Shape([("batch", options.batch), ("length", options.length)])
         logits = masked_lm(placed.config(model.config), mm.placeholder("tokens", shape, "int32"))
-    step = mm.compile(
-        graph, mesh, placed.layout, fetches=[logits], storage=placed.storage, kernels="native"
-    )
+    step = mm.compile(graph, mesh, placed.layout, fetches=[logits], storage=placed.storage, kernels="native")
     model.fill(step.variables)
     tokens = inputs.tokens(options.batch, options.length)
     communicating: list[float] = []

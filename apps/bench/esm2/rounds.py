@@ -32,9 +32,11 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("8M, 8 x 256", 6, 320, 20, 8, 256), Case("8M, 32 x 128", 6, 320, 20, 32, 128),
-    Case("35M, 8 x 256", 12, 480, 20, 8, 256), Case("35M, 2 x 1024", 12, 480, 20, 2, 1024),
-)  # fmt: skip
+    Case("8M, 8 x 256", 6, 320, 20, 8, 256),
+    Case("8M, 32 x 128", 6, 320, 20, 32, 128),
+    Case("35M, 8 x 256", 12, 480, 20, 8, 256),
+    Case("35M, 2 x 1024", 12, 480, 20, 2, 1024),
+)
 TOY = (Case("toy", 1, 32, 4, 4, 16),)
 
 
@@ -85,8 +87,14 @@ def measure(bench: Bench) -> list[Table]:
         found = take_turns(bench, title, case, model, chosen, steps, notes)
         notes += check_logits(case.name, {n: rs[0][0]["checked"] for n, rs in found.items() if rs})
         rows += _rows(case, chosen, found)
-    columns = ("model, batch x length", "system", "tokens/s", "ms per batch",
-               "share in collectives, %", "throughput / transformers'")  # fmt: skip
+    columns = (
+        "model, batch x length",
+        "system",
+        "tokens/s",
+        "ms per batch",
+        "share in collectives, %",
+        "throughput / transformers'",
+    )
     title = f"ESM2 inference, all logits of a batch, {bench.effort.rounds} round(s)"
     return [Table("esm2", title, columns, rows, notes)]
 
@@ -118,18 +126,19 @@ def _rows(case: Case, chosen: Sequence[System], found: Rounds) -> list[list[Cell
     peers = peer_seconds(chosen, seconds)
     return [
         [
-            case.name, s.name, case.batch * case.length / seconds[s.name], 1e3 * seconds[s.name],
+            case.name,
+            s.name,
+            case.batch * case.length / seconds[s.name],
+            1e3 * seconds[s.name],
             _share_in_collectives(found[s.name]),
             peers[s.cores] / seconds[s.name] if s.cores in peers else None,
         ]
-        for s in chosen if s.name in seconds
-    ]  # fmt: skip
+        for s in chosen
+        if s.name in seconds
+    ]
 
 
 def _share_in_collectives(rounds: Sequence[Sequence[Result]]) -> float | None:
     """Percent of the time; None for systems that do not tell."""
-    shares = [
-        r["communicating"] / sum(r["seconds"])
-        for results in rounds for r in results if "communicating" in r
-    ]  # fmt: skip
+    shares = [r["communicating"] / sum(r["seconds"]) for results in rounds for r in results if "communicating" in r]
     return 100 * statistics.median(shares) if shares else None

@@ -11,15 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.bench.loops.data import (
-    ADAM_EPSILON,
-    BETA1,
-    BETA2,
-    EPSILON,
-    RATE,
-    Data,
-    Loops,
-)
+from apps.bench.loops.data import ADAM_EPSILON, BETA1, BETA2, EPSILON, RATE, Data, Loops
 
 SOURCE = Path(__file__).with_name("loops.c")
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-fopenmp-simd", "-mprefer-vector-width=512")
@@ -71,28 +63,20 @@ def loops(d: Data) -> Loops:
     state = [x.copy() for x in (d.w, d.m, d.v)]
     calls = {
         "softmax forward": ([y], _call(lib.softmax_forward, d.scores, y, *y.shape)),
-        "softmax backward": (
-            [y], _call(lib.softmax_backward, d.weights, d.d_weights, y, *y.shape)
-        ),
-        "cross-entropy both": (
-            [loss, yx], _call(lib.cross_entropy, d.logits, d.targets, yx, loss, *yx.shape)
-        ),
-        "layer norm forward": (
-            [yl], _call(lib.norm_forward, d.x, d.scale, d.shift, yl, *left, *yl.shape, EPSILON)
-        ),
+        "softmax backward": ([y], _call(lib.softmax_backward, d.weights, d.d_weights, y, *y.shape)),
+        "cross-entropy both": ([loss, yx], _call(lib.cross_entropy, d.logits, d.targets, yx, loss, *yx.shape)),
+        "layer norm forward": ([yl], _call(lib.norm_forward, d.x, d.scale, d.shift, yl, *left, *yl.shape, EPSILON)),
         "layer norm backward": (
             [yl, ds, db],
             _call(lib.norm_backward, d.x, d.scale, d.mean, d.inverse, d.dy, yl, ds, db, *yl.shape),
         ),
         "bias + relu forward": ([yn], _call(lib.relu_forward, d.h, d.bias, yn, *yn.shape)),
-        "bias + relu backward": (
-            [yn, dbias], _call(lib.relu_backward, d.y, d.dh, yn, dbias, *yn.shape)
+        "bias + relu backward": ([yn, dbias], _call(lib.relu_backward, d.y, d.dh, yn, dbias, *yn.shape)),
+        "Adam": (
+            [],
+            _call(lib.adam, *state, d.g, d.w.size, RATE * d.correction1, d.correction2, BETA1, BETA2, ADAM_EPSILON),
         ),
-        "Adam": ([], _call(
-            lib.adam, *state, d.g, d.w.size, RATE * d.correction1, d.correction2, BETA1, BETA2,
-            ADAM_EPSILON,
-        )),
-    }  # fmt: skip
+    }
     return {name: _returning(results, run) for name, (results, run) in calls.items()}
 
 

@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 
 Loops = Mapping[str, Callable[[], Any]]
-SOFTMAX, CROSS, NORM, RELU, ADAM = (
-    (8192, 256),
-    (1024, 8192),
-    (2048, 512),
-    (2048, 1024),
-    (1024, 1024),
-)
+SOFTMAX, CROSS, NORM, RELU, ADAM = ((8192, 256), (1024, 8192), (2048, 512), (2048, 1024), (1024, 1024))
 """Rows and columns: attention weights, logits, residual stream, feed-forward, one matrix."""
 EPSILON, RATE, BETA1, BETA2, ADAM_EPSILON = 1e-5, 1e-3, 0.9, 0.999, 1e-8
 ADAM_STEP = 10
 PRODUCTS = ((1, 2048, 512, 512), (1, 2048, 512, 8192), (32, 256, 64, 256))
 """(count, rows, summed, columns): a projection, the logits, attention's scores."""
 NAMES = (
-    "softmax forward", "softmax backward", "cross-entropy both", "layer norm forward",
-    "layer norm backward", "bias + relu forward", "bias + relu backward", "Adam",
-)  # fmt: skip
+    "softmax forward",
+    "softmax backward",
+    "cross-entropy both",
+    "layer norm forward",
+    "layer norm backward",
+    "bias + relu forward",
+    "bias + relu backward",
+    "Adam",
+)
 TOLERANCE = 2e-5
 """Largest error, relative to the largest element of the answer.  float32 sums of 8192 elements."""
 
@@ -73,8 +73,7 @@ class Data:
 
     def elements(self, name: str) -> int:
         """Elements of a loop, by which its time is divided."""
-        arrays = {"softmax": self.scores, "cross-entropy": self.logits, "layer": self.x,
-                  "bias": self.h, "Adam": self.w}  # fmt: skip
+        arrays = {"softmax": self.scores, "cross-entropy": self.logits, "layer": self.x, "bias": self.h, "Adam": self.w}
         return arrays[name.split()[0]].size
 
     def answers(self, name: str) -> Sequence[np.ndarray]:

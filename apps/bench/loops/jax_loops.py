@@ -17,15 +17,13 @@ def loops(d: Data) -> Loops:
     """See `apps.bench.loops.data`."""
     made: dict[str, tuple[Callable[..., Any], tuple]] = {
         "softmax forward": (lambda x: [jax.nn.softmax(x, 1)], (d.scores,)),
-        "softmax backward": (
-            lambda p, dp: [p * (dp - (p * dp).sum(1, keepdims=True))], (d.weights, d.d_weights)
-        ),
+        "softmax backward": (lambda p, dp: [p * (dp - (p * dp).sum(1, keepdims=True))], (d.weights, d.d_weights)),
         "cross-entropy both": (jax.value_and_grad(_cross_entropy), (d.logits, d.targets)),
         "layer norm forward": (_norm, (d.x, d.scale, d.shift)),
         "layer norm backward": (_norm_backward, (d.x, d.scale, d.mean, d.inverse, d.dy)),
         "bias + relu forward": (lambda x, b: [jnp.maximum(x + b, 0)], (d.h, d.bias)),
         "bias + relu backward": (_relu_backward, (d.y, d.dh)),
-    }  # fmt: skip
+    }
     return {**{name: _jitted(f, *x) for name, (f, x) in made.items()}, "Adam": _adam(d)}
 
 

@@ -23,12 +23,13 @@ def loops(d: Data, kernels: str = "native") -> Loops:
         "softmax backward": (_softmax_backward, {"p": d.weights, "dp": d.d_weights}),
         "cross-entropy both": (_cross_entropy, {"x": d.logits, "targets": d.targets}),
         "layer norm forward": (_norm, {"x": d.x, "scale": d.scale, "shift": d.shift}),
-        "layer norm backward": (_norm_backward, {
-            "x": d.x, "scale": d.scale, "mean": d.mean, "inverse": d.inverse, "dy": d.dy,
-        }),
+        "layer norm backward": (
+            _norm_backward,
+            {"x": d.x, "scale": d.scale, "mean": d.mean, "inverse": d.inverse, "dy": d.dy},
+        ),
         "bias + relu forward": (lambda x, bias: [mm.relu(x + bias)], {"x": d.h, "bias": d.bias}),
         "bias + relu backward": (_relu_backward, {"y": d.y, "dy": d.dh}),
-    }  # fmt: skip
+    }
     calls = {name: _compiled(build, feeds, kernels) for name, (build, feeds) in made.items()}
     return {**calls, "Adam": _adam(d, kernels)}
 
@@ -41,9 +42,7 @@ def _placeholder(name: str, x: np.ndarray) -> mm.Tensor:
     return mm.placeholder(name, list(zip(dims, x.shape, strict=True)), str(x.dtype))
 
 
-def _compiled(
-    build: Callable[..., Fetches], feeds: Mapping[str, np.ndarray], kernels: str
-) -> Callable[[], list]:
+def _compiled(build: Callable[..., Fetches], feeds: Mapping[str, np.ndarray], kernels: str) -> Callable[[], list]:
     with mm.Graph() as graph:
         fetches = build(**{name: _placeholder(name, x) for name, x in feeds.items()})
     step = mm.compile(graph, mm.SimulatedMesh("all:1"), fetches=fetches, kernels=kernels)
@@ -78,9 +77,7 @@ def _norm(x: mm.Tensor, scale: mm.Tensor, shift: mm.Tensor) -> Fetches:
     return [centred * mm.rsqrt(variance + EPSILON) * scale + shift]
 
 
-def _norm_backward(
-    x: mm.Tensor, scale: mm.Tensor, mean: mm.Tensor, inverse: mm.Tensor, dy: mm.Tensor
-) -> Fetches:
+def _norm_backward(x: mm.Tensor, scale: mm.Tensor, mean: mm.Tensor, inverse: mm.Tensor, dy: mm.Tensor) -> Fetches:
     z, g = (x - mean) * inverse, dy * scale
     means = [mm.reduce_mean(t, reduced_dim="columns") for t in (g, g * z)]
     dx = (g - means[0] - z * means[1]) * inverse
@@ -122,11 +119,8 @@ def attention(arrays: list[np.ndarray]) -> Callable[[], list]:
     with mm.Graph() as graph:
         q, dy = (mm.placeholder(name, q_dims) for name in ("q", "dy"))
         k, v = (mm.placeholder(name, k_dims) for name in "kv")
-        rows, columns = mm.range(q.shape.dim("length")), mm.range(k.shape.dim("memory_length"))
-        seen = mm.greater_equal(rows, columns, output_shape=[*rows.shape, *columns.shape])
-        y = mm.nn.attention.dot_product_attention(
-            q, k, v, "memory_length", "d_kv", "d_kv", mask=seen
-        )  # fmt: skip
+        band = mm.Band.causal("length", "memory_length")
+        y = mm.dot_product_attention(q, k, v, "memory_length", "d_kv", "d_kv", band=band)
         gradients = [g for g in mm.gradients([y], [q, k, v], [dy]) if g is not None]
     step = mm.compile(graph, mm.SimulatedMesh("all:1"), fetches=[y, *gradients], kernels="auto")
     return _run_of(step, step(dict(zip(("q", "k", "v", "dy"), arrays, strict=True))))

@@ -6,16 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.bench.loops.data import (
-    ADAM_EPSILON,
-    BETA1,
-    BETA2,
-    EPSILON,
-    RATE,
-    Data,
-    Loops,
-    operands,
-)
+from apps.bench.loops.data import ADAM_EPSILON, BETA1, BETA2, EPSILON, RATE, Data, Loops, operands
 
 F = np.float32
 
@@ -23,11 +14,15 @@ F = np.float32
 def loops(d: Data) -> Loops:
     """See `apps.bench.loops.data`."""
     return {
-        "softmax forward": _softmax(d), "softmax backward": _softmax_backward(d),
-        "cross-entropy both": _cross_entropy(d), "layer norm forward": _norm(d),
-        "layer norm backward": _norm_backward(d), "bias + relu forward": _relu(d),
-        "bias + relu backward": _relu_backward(d), "Adam": _adam(d),
-    }  # fmt: skip
+        "softmax forward": _softmax(d),
+        "softmax backward": _softmax_backward(d),
+        "cross-entropy both": _cross_entropy(d),
+        "layer norm forward": _norm(d),
+        "layer norm backward": _norm_backward(d),
+        "bias + relu forward": _relu(d),
+        "bias + relu backward": _relu_backward(d),
+        "Adam": _adam(d),
+    }
 
 
 def product(count: int, m: int, k: int, n: int) -> Any:

@@ -17,9 +17,7 @@ def loops(d: Data) -> Loops:
     """See `apps.bench.loops.data`."""
     torch.set_num_threads(1)
     t = {name: torch.from_numpy(x) for name, x in vars(d).items() if isinstance(x, np.ndarray)}
-    scores, p, dp, x, dy, scale = (
-        t[n] for n in ("scores", "weights", "d_weights", "x", "dy", "scale")
-    )
+    scores, p, dp, x, dy, scale = (t[n] for n in ("scores", "weights", "d_weights", "x", "dy", "scale"))
     mean, inverse, width = t["mean"][:, None], t["inverse"][:, None], [d.x.shape[1]]
     shift, h, bias, y, dh = (t[n] for n in ("shift", "h", "bias", "y", "dh"))
     calls: dict[str, Callable[[], Any]] = {

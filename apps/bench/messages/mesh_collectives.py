@@ -11,7 +11,7 @@ from mpi4py import MPI
 import meshmpi as mm
 from apps.bench.messages.timing import KINDS, RANKS, SIZES, interleaved, options_of_worker
 from apps.bench.step.yardstick import emit
-from meshmpi.collective_bytes import (
+from meshmpi.ir.collective_bytes import (
     all_gather_workspace_bytes,
     all_reduce_workspace_bytes,
     all_to_all_workspace_bytes,
@@ -30,8 +30,12 @@ def calls(mesh: Any, kind: str, n: int) -> dict[str, Callable[[], None]]:
         kind: One of `KINDS`.
         n: Bytes, a multiple of four times the number of ranks.
     """
-    return {"all_reduce": _all_reduce, "all_gather": _all_gather, "all_to_all": _all_to_all,
-            "reduce_scatter": _reduce_scatter}[kind](mesh, n // 4)  # fmt: skip
+    return {
+        "all_reduce": _all_reduce,
+        "all_gather": _all_gather,
+        "all_to_all": _all_to_all,
+        "reduce_scatter": _reduce_scatter,
+    }[kind](mesh, n // 4)
 
 
 def _zeros(*sizes: int) -> Any:
@@ -55,7 +59,7 @@ def _all_reduce(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
             mesh.comm.Allreduce(MPI.IN_PLACE, piece)
 
     found = {
-        "meshmpi": mesh.bound_all_reduce(x, ("all",), workspace=space),
+        "meshmpi": mesh.bind("all_reduce", x, ("all",), workspace=space),
         "mpi4py": lambda: mesh.comm.Allreduce(MPI.IN_PLACE, y),
     }
     return {**found, "pieces": in_pieces} if len(pieces) > 1 else found
@@ -66,7 +70,7 @@ def _all_gather(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
     space = _workspace(all_gather_workspace_bytes((block,), "float32", 0, sizes))
     x, out, y, whole = _zeros(block), _zeros(n), _zeros(block), _zeros(n)
     return {
-        "meshmpi": mesh.bound_all_gather(x, out, 0, sizes, ("all",), workspace=space),
+        "meshmpi": mesh.bind("all_gather", x, out, 0, sizes, ("all",), workspace=space),
         "mpi4py": lambda: mesh.comm.Allgather(y, whole),
     }
 
@@ -75,12 +79,10 @@ def _all_to_all(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
     rows, columns = [1] * RANKS, [n // RANKS] * RANKS
     x, out = _zeros(RANKS, n // RANKS), _zeros(1, n)
     index = mesh.shape.block_index(("all",), mesh.coordinates)
-    space = _workspace(
-        all_to_all_workspace_bytes(x.shape, "float32", 0, 1, rows, columns, index)
-    )  # fmt: skip
+    space = _workspace(all_to_all_workspace_bytes(x.shape, "float32", 0, 1, rows, columns, index))
     y, z = _zeros(n), _zeros(n)
     return {
-        "meshmpi": mesh.bound_all_to_all(x, out, 0, 1, rows, columns, ("all",), workspace=space),
+        "meshmpi": mesh.bind("all_to_all", x, out, 0, 1, rows, columns, ("all",), workspace=space),
         "mpi4py": lambda: mesh.comm.Alltoall(y, z),
     }
 
@@ -90,7 +92,7 @@ def _reduce_scatter(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
     space = _workspace(reduce_scatter_workspace_bytes((n,), "float32", 0, sizes))
     x, out, y, block = _zeros(n), _zeros(n // RANKS), _zeros(n), _zeros(n // RANKS)
     return {
-        "meshmpi": mesh.bound_reduce_scatter(x, out, 0, sizes, ("all",), workspace=space),
+        "meshmpi": mesh.bind("reduce_scatter", x, out, 0, sizes, ("all",), workspace=space),
         "mpi4py": lambda: mesh.comm.Reduce_scatter_block(y, block),
     }
 
@@ -108,10 +110,11 @@ def main() -> None:
     found = {
         kind: {
             n: interleaved(calls(mesh, kind, n), mesh.comm.Barrier, slowest, options.seconds)
-            for n in SIZES if n <= options.most
+            for n in SIZES
+            if n <= options.most
         }
         for kind in KINDS
-    }  # fmt: skip
+    }
     emit(rank=mesh.rank, microseconds=found)
 
 

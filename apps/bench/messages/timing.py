@@ -14,9 +14,11 @@ RANKS = 2
 
 
 def interleaved(
-    ways: Mapping[str, Callable[[], None]], barrier: Callable[[], None],
-    slowest: Callable[[list[float]], list[float]], seconds: float,
-) -> dict[str, float]:  # fmt: skip
+    ways: Mapping[str, Callable[[], None]],
+    barrier: Callable[[], None],
+    slowest: Callable[[list[float]], list[float]],
+    seconds: float,
+) -> dict[str, float]:
     """Median microseconds of each way; the ways take turns call by call, and in being first.
 
     Args:

@@ -48,9 +48,12 @@ def products(s: Sizes, split: str, processes: int) -> list[Product]:
     rows, wide = batch * s.length, heads * s.d_kv
     found = []
     for times, k, n in (
-        (3 * s.layers, s.d_model, wide), (s.layers, wide, s.d_model),
-        (s.layers, s.d_model, d_ff), (s.layers, d_ff, s.d_model), (1, s.d_model, vocab),
-    ):  # fmt: skip
+        (3 * s.layers, s.d_model, wide),
+        (s.layers, wide, s.d_model),
+        (s.layers, s.d_model, d_ff),
+        (s.layers, d_ff, s.d_model),
+        (1, s.d_model, vocab),
+    ):
         found += [
             Product(times, 1, rows, k, n),
             Product(times, 1, rows, n, k, right_transposed=True),
@@ -92,9 +95,9 @@ def _matmul(a: Any, b: Any, y: Any) -> Any:
 
 def _work(rank: int, options: argparse.Namespace, barrier: Any, queue: Any) -> None:
     pin(rank)
-    from meshmpi.kernels import blas
+    from meshmpi.kernels import blas, product_choice
 
-    library = blas.find(options.library)
+    library = blas.find(options.library) if options.library else product_choice.chosen()
     sizes = Start(options.start).sizes
     prepared = calls(products(sizes, options.split, options.processes), library, rank)
     seconds = []
@@ -134,9 +137,13 @@ def main() -> None:
     sizes = Start(options.start).sizes
     flops = sum(p.flops for p in products(sizes, options.split, options.processes))
     emit(
-        rank=0, seconds=slowest, library=found[0][1], version=found[0][2], flops=flops,
+        rank=0,
+        seconds=slowest,
+        library=found[0][1],
+        version=found[0][2],
+        flops=flops,
         rate=flops / statistics.median(slowest),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ import numpy as np
 import meshmpi as mm
 from apps.bench.step.meshmpi_step import settings
 from apps.bench.step.yardstick import Sizes, emit
-from meshmpi.layout_search import digest
-from meshmpi.measuring.calibrate import calibrate
+from meshmpi.planner.calibrate import calibrate
 from meshmpi.planner.candidates import Candidate, Work, candidates
-from meshmpi.train.model import build_training_graph
-from meshmpi.train.settings import transformer_config
+from meshmpi.planner.layout_search import digest
+from meshmpi.transformer.tasks.registry import build_training_graph
+from meshmpi.transformer.training.settings import transformer_config
 
 WARMING = 2
 ROUNDS = 3
@@ -42,9 +42,7 @@ def with_storage(found: list[Candidate], work: Work) -> list[Candidate]:
         out.append(c)
         axis = c.mesh.names[0]
         free = [d for d in dims if d not in c.layout and work.sizes[d] >= c.mesh.size]
-        taken = [
-            names for names in work.variables if any(axis in c.layout.get(e, ()) for e in names)
-        ]
+        taken = [names for names in work.variables if any(axis in c.layout.get(e, ()) for e in names)]
         stored = next((d for d in free if not any(d in names for names in taken)), None)
         if stored is not None:
             out.append(c._replace(storage={stored: (axis,)}))
@@ -54,10 +52,7 @@ def with_storage(found: list[Candidate], work: Work) -> list[Candidate]:
 def measured(step: Any, sizes: Sizes, steps: int) -> list[float]:
     """Seconds of so many steps, each on the slowest rank."""
     rng = np.random.default_rng(0)
-    feeds = {
-        n: rng.integers(0, sizes.vocab, t.shape.sizes).astype(np.int32)
-        for n, t in step.program.feeds.items()
-    }
+    feeds = {n: rng.integers(0, sizes.vocab, t.shape.sizes).astype(np.int32) for n, t in step.program.feeds.items()}
     seconds = []
     for k in range(WARMING + steps):
         step.mesh.comm.Barrier()
@@ -83,18 +78,20 @@ def rows_of(options: argparse.Namespace, mesh: mm.Mesh) -> list[list[Any]]:
             layouts = chosen(found, options.layouts)
         for c in layouts:
             step = mm.compile(
-                built.graph, mesh, c.text, fetches=[built.loss], updates=built.updates,
-                overlap=False, storage=c.storage_text or None,
-            )  # fmt: skip
+                built.graph,
+                mesh,
+                c.text,
+                fetches=[built.loss],
+                updates=built.updates,
+                overlap=False,
+                storage=c.storage_text or None,
+            )
             name = c.text + (f", stored {c.storage_text}" if c.storage else "")
             predicted = mm.predict_time(step.program, machine)
             taken[name] += measured(step, sizes, options.steps)
             told[name].append(predicted.seconds)
             about[name] = [c.guess, predicted.bound]
-    return [
-        [name, statistics.median(taken[name]), statistics.fmean(told[name]), *about[name]]
-        for name in taken
-    ]
+    return [[name, statistics.median(taken[name]), statistics.fmean(told[name]), *about[name]] for name in taken]
 
 
 def main() -> None:

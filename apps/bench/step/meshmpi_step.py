@@ -18,9 +18,9 @@ from typing import Any  # noqa: E402
 
 import meshmpi as mm  # noqa: E402
 from meshmpi.runtime.trace import Tracer  # noqa: E402
-from meshmpi.train import config  # noqa: E402
-from meshmpi.train.model import build_training_graph  # noqa: E402
-from meshmpi.train.settings import Settings, transformer_config  # noqa: E402
+from meshmpi.transformer.tasks.registry import build_training_graph  # noqa: E402
+from meshmpi.transformer.training import config  # noqa: E402
+from meshmpi.transformer.training.settings import Settings, transformer_config  # noqa: E402
 
 CONFIG = Path(__file__).parents[2] / "transformer/configs/yardstick.toml"
 PREFIX = "decoder/"
@@ -51,10 +51,7 @@ def with_start_values(step: Any, start: Start) -> None:
     """Gives every variable of the model its first value."""
     for name in start.names:
         step.assign({PREFIX + name: start[name]})
-    missing = [
-        n for n in step.variables if n.startswith(PREFIX) and n.removeprefix(PREFIX)
-        not in start.names
-    ]  # fmt: skip
+    missing = [n for n in step.variables if n.startswith(PREFIX) and n.removeprefix(PREFIX) not in start.names]
     if missing:
         raise SystemExit(f"the bench has no first values for {', '.join(missing)}")
 

@@ -15,7 +15,7 @@ from apps.bench.step.systems import BARE, bare, systems
 from apps.bench.step.yardstick import CHECKED
 from apps.bench.tables import Cell, Table
 from apps.bench.workers import BenchError, Result
-from meshmpi.kernels import blas
+from meshmpi.kernels import product_choice
 
 TOLERANCE = 1e-3
 """Relative difference of the first losses between two systems that is put down to rounding."""
@@ -75,9 +75,13 @@ def _bare(bench: Bench) -> float:
 
 def _turn(results: Sequence[Result], before: float, after: float) -> Turn:
     return Turn(
-        max(statistics.median(r["seconds"]) for r in results), before, after,
-        results[0].get("losses", ()), max(r["peak_bytes"] for r in results), results,
-    )  # fmt: skip
+        max(statistics.median(r["seconds"]) for r in results),
+        before,
+        after,
+        results[0].get("losses", ()),
+        max(r["peak_bytes"] for r in results),
+        results,
+    )
 
 
 def check_losses(losses: Mapping[str, Sequence[float]]) -> list[str]:
@@ -91,9 +95,7 @@ def check_losses(losses: Mapping[str, Sequence[float]]) -> list[str]:
     (reference, expected), *others = losses.items()
     lines, most = [], 0.0
     for name, found in others:
-        off = max(
-            (abs(x - y) / abs(y) for x, y in zip(found, expected, strict=True)), default=0.0
-        )  # fmt: skip
+        off = max((abs(x - y) / abs(y) for x, y in zip(found, expected, strict=True)), default=0.0)
         most = max(most, off)
         if not off <= TOLERANCE:
             lines.append(
@@ -116,8 +118,8 @@ def _table(bench: Bench, turns: Mapping[str, Sequence[Turn]], failed: Mapping[st
     calibrations = [t.before for ts in turns.values() for t in ts]
     rows: list[list[Cell]] = []
     if calibrations:
-        rows.append([f"{BARE} ({blas.find().name})", 1e3 * statistics.median(calibrations), 1.0,
-                     None, None])  # fmt: skip
+        name = f"{BARE} ({product_choice.chosen().name})"
+        rows.append([name, 1e3 * statistics.median(calibrations), 1.0, None, None])
     for name, found in turns.items():
         if found:
             rows.append(_row(name, found))
@@ -128,21 +130,19 @@ def _table(bench: Bench, turns: Mapping[str, Sequence[Turn]], failed: Mapping[st
         notes.append(f"The bare products took {low:.3g} to {high:.3g} ms while this ran.")
     notes += bench.left_out("torch", "jax")
     notes += [f"Failed: {name}: {' '.join(why.split())}" for name, why in failed.items()]
-    columns = ("system", "ms per step", "step / bare products", "peak MB per process",
-               "share in collectives, %")  # fmt: skip
+    columns = ("system", "ms per step", "step / bare products", "peak MB per process", "share in collectives, %")
     title = f"One training step, {bench.effort.rounds} round(s) of {bench.effort.steps} steps"
     return Table("step", title, columns, rows, notes)
 
 
 def _row(name: str, turns: Sequence[Turn]) -> list[Cell]:
     seconds = statistics.median(t.seconds for t in turns)
-    waits = [
-        sum(r["communicating"]) / sum(r["seconds"])
-        for t in turns for r in t.results if "communicating" in r
-    ]  # fmt: skip
+    waits = [sum(r["communicating"]) / sum(r["seconds"]) for t in turns for r in t.results if "communicating" in r]
     is_bare = name.startswith(BARE)
     return [
-        name, 1e3 * seconds, statistics.median(t.ratio for t in turns),
+        name,
+        1e3 * seconds,
+        statistics.median(t.ratio for t in turns),
         None if is_bare else max(t.peak_bytes for t in turns) / 1e6,
         100 * statistics.median(waits) if waits else None,
-    ]  # fmt: skip
+    ]

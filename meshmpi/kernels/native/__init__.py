@@ -12,22 +12,25 @@ import ctypes
 import functools
 import hashlib
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from meshmpi.errors import ProgramError
+from meshmpi.ir.kinds import Iota, Random, ScatterAdd, Tiled, TopK
+from meshmpi.ir.kinds.regions import Ranges, iteration_counts, sizes_key
+from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels.binding import Runtime
 from meshmpi.kernels.native.compiler import CompilerError, available, load_library
+from meshmpi.kernels.native.functions import function_body, scratch_bytes
 from meshmpi.kernels.native.indexing import first_ranked, first_row
-from meshmpi.kernels.native.nest import Unsupported, first_counter
+from meshmpi.kernels.native.nest import Unsupported, bands_in, first_counter, first_distance
 from meshmpi.kernels.native.prelude import PRELUDE
-from meshmpi.kernels.native.source import function_body
+from meshmpi.kernels.native.source import Body
 from meshmpi.kernels.random_numbers import stream_key
-from meshmpi.loops import Ranges, iteration_counts, sizes_key
-from meshmpi.program import Instruction, LocalType, Program
 
-__all__ = ["CompilerError", "NativeKernels", "Unsupported", "available", "function_body"]
-NATIVE_KINDS = ("map", "reduce", "random", "segment", "scatter_add", "top_k")
+__all__ = ["CompilerError", "NativeKernels", "Unsupported", "available", "function_body", "scratch_bytes"]
 
 
 class NativeKernels:
@@ -35,42 +38,49 @@ class NativeKernels:
 
     Args:
         programs: A verified program, or several to be built together.
-        coordinates: Of each rank played.
+        coordinates: Coordinates of each simulated rank.
 
     Attributes:
         functions: How many C functions were made; instructions of equal form share one.
+        refused: Results of an instruction -> the compiler's words, where it did not take the C of
+            that instruction: NumPy does it.
 
     Raises:
-        CompilerError: There is no compiler, or it failed.
+        CompilerError: There is no compiler, or it fails whatever it is given.
     """
 
-    def __init__(
-        self, programs: Program | Iterable[Program], coordinates: Sequence[Mapping[str, int]]
-    ):
+    def __init__(self, programs: Program | Iterable[Program], coordinates: Sequence[Mapping[str, int]]):
         self._names: dict[tuple, str] = {}
         self._types: dict[int, dict[int, LocalType]] = {}
         self._counting: dict[int, list[int]] = {}
-        functions: dict[str, str] = {}
+        self._bodies: dict[str, Body] = {}
         for program in [programs] if isinstance(programs, Program) else programs:
-            inside = [i.inner_types() for i in program.instructions if i.kind == "loop"]
+            inside = [i.inner_types() for i in program.instructions if isinstance(i.attrs, Tiled)]
             self._types[id(program)] = dict(ChainMap(*inside, dict(program.types)))
             self._counting[id(program)] = _counting(program)
             for where in coordinates:
                 for i, ranges in _everything(program, where):
                     body = self._body(i, program, where, ranges)
                     if body is not None:
-                        name = "k" + hashlib.sha256(body.encode()).hexdigest()[:20]
-                        functions[name] = body
+                        name = "k" + hashlib.sha256(body.text.encode()).hexdigest()[:20]
+                        self._bodies[name] = body
                         self._names[_key(program, i, where, ranges)] = name
-        source = [PRELUDE, *(f"void {n}(void **p) {{\n{b}\n}}" for n, b in functions.items())]
-        self.functions = len(functions)
-        self._library = load_library("\n".join(source)) if functions else None
+        self.functions = len(self._bodies)
+        self._loaded, refused = _built({n: b.text for n, b in self._bodies.items()})
+        self.refused = {k[1]: refused[n] for k, n in self._names.items() if n in refused}
+        self.leave_to_numpy(self.refused)
+
+    def leave_to_numpy(self, results: Collection[tuple[int, ...]]) -> None:
+        """From now on `bind` returns None for the instructions that make these.
+
+        All ranks must leave the same: what is replicated must stay equal to the last bit.
+        """
+        self._names = {k: n for k, n in self._names.items() if k[1] not in results}
 
     def _body(
-        self, i: Instruction, program: Program, coordinates: Mapping[str, int],
-        ranges: Ranges | None = None,
-    ) -> str | None:  # fmt: skip
-        if i.kind not in NATIVE_KINDS:
+        self, i: Instruction, program: Program, coordinates: Mapping[str, int], ranges: Ranges | None = None
+    ) -> Body | None:
+        if not i.traits.native:
             return None
         try:
             types, counting = self._types[id(program)], self._counting[id(program)]
@@ -79,27 +89,43 @@ class NativeKernels:
             return None
 
     def bind(
-        self, i: Instruction, program: Program, coordinates: Mapping[str, int],
-        arrays: Mapping[int, np.ndarray], runtime: Runtime, ranges: Ranges | None = None,
-    ) -> Callable[[], None] | None:  # fmt: skip
+        self,
+        i: Instruction,
+        program: Program,
+        coordinates: Mapping[str, int],
+        arrays: Mapping[int, np.ndarray],
+        workspace: np.ndarray,
+        runtime: Runtime,
+        ranges: Ranges | None = None,
+    ) -> Callable[[], None] | None:
         """The instruction as a function without arguments; None where NumPy must do it.
 
         Args:
-            i: Of ``program``, one of those the kernels were made for.
+            i: An instruction of ``program`` for which kernels were made.
             program: The same object.
-            coordinates: Of the rank.
+            coordinates: Coordinates of the rank.
             arrays: Value number -> array of its block, C-contiguous.
+            workspace: uint8, aligned to cache lines, `scratch_bytes` long at least.
             runtime: Read when the function is called.
-            ranges: Of an instruction in the body of a loop: the block to compute.
+            ranges: For an instruction in the body of a loop, the block to compute.
+
+        Raises:
+            ProgramError: The workspace is too small.
         """
         name = self._names.get(_key(program, i, coordinates, ranges))
         if name is None:
             return None
-        function = getattr(self._library, name)
-        function.restype, function.argtypes = None, [ctypes.c_void_p]
+        function, scratch = self._loaded[name], self._bodies[name].scratch_bytes
+        if workspace.nbytes < scratch:
+            raise ProgramError(
+                f"{i.kind}: the workspace has {workspace.nbytes} bytes, its C function needs {scratch}.",
+                "Size it by workspace_bytes().",
+                str(i.source),
+            )
         types = self._types[id(program)]
         parameters = _Parameters(i, program, types, coordinates, runtime, ranges)
         used = [*(arrays[v] for v in (*i.inputs, *i.outputs)), *parameters.arrays]
+        used += [workspace] if scratch else []
         addresses = (ctypes.c_void_p * len(used))(*(a.ctypes.data for a in used))
         pointer = ctypes.cast(addresses, ctypes.c_void_p)
 
@@ -112,55 +138,91 @@ class NativeKernels:
         return chosen
 
 
+def _built(bodies: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The functions by name; and of those that the compiler does not take, its words.
+
+    One library holds all.  Where the compiler fails, halves are tried, until what is left over is
+    single functions.
+
+    Raises:
+        CompilerError: The compiler fails on no function at all, too.
+    """
+    if not bodies:
+        return {}, {}
+    try:
+        library = load_library(_source(bodies))
+    except CompilerError as error:
+        load_library(_source({}))
+        if len(bodies) == 1:
+            return {}, {name: str(error) for name in bodies}
+        names = list(bodies)
+        halves = (names[: len(names) // 2], names[len(names) // 2 :])
+        parts = [_built({n: bodies[n] for n in half}) for half in halves]
+        return {**parts[0][0], **parts[1][0]}, {**parts[0][1], **parts[1][1]}
+    functions: dict[str, Any] = {}
+    for name in bodies:
+        functions[name] = getattr(library, name)
+        functions[name].restype, functions[name].argtypes = None, [ctypes.c_void_p]
+    return functions, {}
+
+
+def _source(bodies: Mapping[str, str]) -> str:
+    return "\n".join([PRELUDE, *(f"void {n}(void **p) {{\n{b}\n}}" for n, b in bodies.items())])
+
+
 class _Parameters:
-    """What a function is told besides its operands, since ranks and steps differ in nothing else.
+    """What a function gets besides its operands: all that differs between ranks and steps.
 
     For each tensor of random numbers its key and the global index of the first element of the
-    block, for a scatter_add the first row of the block, for a top_k the first index.
+    block, for each band the distance of the first pair, for a scatter_add the first row of the
+    block, for a top_k the first index.
     """
 
     def __init__(
-        self, i: Instruction, program: Program, types: Mapping[int, LocalType],
-        coordinates: Mapping[str, int], runtime: Runtime, ranges: Ranges | None,
-    ):  # fmt: skip
-        body = [j for j in i.leaves() if j.kind == "random"]
-        types = {**types, **i.inner_types()}
+        self,
+        i: Instruction,
+        program: Program,
+        types: Mapping[int, LocalType],
+        coordinates: Mapping[str, int],
+        runtime: Runtime,
+        ranges: Ranges | None,
+    ):
+        body = [(j, j.attrs.key) for j in i.leaves() if isinstance(j.attrs, Random)]
+        types = {**{v: types[v] for v in (*i.inputs, *i.outputs)}, **i.inner_types()}
         mesh = program.mesh
-        self.names = [j.attrs["key"] for j in body]
+        self.names = [key for _, key in body]
         self.seed, self.runtime = program.seed, runtime
-        starts = [first_counter(types[j.outputs[0]], mesh, coordinates, ranges) for j in body]
-        self.arrays = [np.array([0, n], np.uint64) for n in starts]
-        if i.kind == "scatter_add":
+        starts = [first_counter(types[j.outputs[0]], mesh, coordinates, ranges) for j, _ in body]
+        self.keys = [np.array([0, n], np.uint64) for n in starts]
+        far = [first_distance(b, i, types, mesh, coordinates, ranges) for b in bands_in(i.leaves())]
+        self.arrays = [*self.keys, *(np.array([n], np.int64) for n in far)]
+        if isinstance(i.attrs, ScatterAdd):
             self.arrays = [np.array([first_row(i, types, mesh, coordinates)], np.int64)]
-        if i.kind == "top_k":
+        if isinstance(i.attrs, TopK):
             self.arrays = [np.array([first_ranked(i, types, mesh, coordinates)], np.int64)]
 
     def advance(self) -> None:
         """Sets the keys of the running step."""
-        for a, name in zip(self.arrays, self.names, strict=True):
+        for a, name in zip(self.keys, self.names, strict=True):
             a[0] = stream_key(self.seed, name, self.runtime.step)
 
 
 def _counting(program: Program) -> list[int]:
     """Values whose elements are consecutive integers of the type's own arithmetic."""
-    made = [i.outputs[0] for i in program.instructions if i.kind == "iota"]
+    made = [i.outputs[0] for i in program.instructions if isinstance(i.attrs, Iota)]
     return [v for v in made if program.types[v].dtype in ("int32", "int64")]
 
 
-def _everything(
-    program: Program, coordinates: Mapping[str, int]
-) -> Iterator[tuple[Instruction, Ranges | None]]:
+def _everything(program: Program, coordinates: Mapping[str, int]) -> Iterator[tuple[Instruction, Ranges | None]]:
     """All instructions; those in the body of a loop once for each size of its blocks."""
     for i in program.instructions:
-        if i.kind != "loop":
+        if not isinstance(i.attrs, Tiled):
             yield i, None
             continue
         for _, ranges in iteration_counts(i, program, coordinates):
-            yield from ((one, ranges) for one in i.attrs["body"])
+            yield from ((one, ranges) for one in i.body)
 
 
-def _key(
-    program: Program, i: Instruction, coordinates: Mapping[str, int], ranges: Ranges | None
-) -> tuple:
+def _key(program: Program, i: Instruction, coordinates: Mapping[str, int], ranges: Ranges | None) -> tuple:
     size = () if ranges is None else (sizes_key(ranges),)
     return (id(program), i.outputs, tuple(coordinates.items()), *size)

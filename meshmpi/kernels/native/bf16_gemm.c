@@ -6,6 +6,7 @@
    stays in the second-level cache while all rows of A pass.  `integer` is the type of sizes. */
 
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,7 +32,8 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Element (row, column) of a matrix lies at row * row_step + column * column_step. */
 typedef struct { const bf16 *data; int64_t row_step, column_step; } matrix;
 
-/* Memory of this thread for packed operands; it grows and is kept, as in every BLAS. */
+/* Memory of this thread for packed operands; it grows and is kept, as in every BLAS.  Where there is
+   none the process ends with a line that says so: a rank that fails takes the job down. */
 static uint32_t *room_of(int64_t words, int which)
 {
     static __thread uint32_t *room[2];
@@ -40,6 +42,11 @@ static uint32_t *room_of(int64_t words, int which)
         free(room[which]);
         size[which] = (words + 15) / 16 * 16;
         room[which] = aligned_alloc(64, (size_t)size[which] * 4);
+        if (!room[which]) {
+            fprintf(stderr, "meshmpi: no memory for products of bfloat16, %lld bytes\n",
+                    (long long)size[which] * 4);
+            abort();
+        }
     }
     return room[which];
 }

@@ -3,6 +3,11 @@
 The cache key is the source, the compiler and the CPU.  One process of a node builds, the others
 wait for it; a library appears under its name only when it is complete, so that any number of ranks
 and jobs may start at once.  The lock is the kernel's: it ends with the process that holds it.
+
+A library runs in this process, so one is loaded only from a private folder (`private`), if it is
+this user's, nobody else may write to it, and its hash is the one in its entry of the index.  All
+others are built again.  What is loaded are the very bytes that were hashed.  Nothing that is read
+from the cache becomes part of a command.
 """
 
 from __future__ import annotations
@@ -12,22 +17,32 @@ import ctypes
 import fcntl
 import functools
 import hashlib
-import json
+import itertools
 import os
 import platform
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from meshmpi.errors import MeshmpiError
+from meshmpi.errors import DataError, MeshmpiError
+from meshmpi.files import cache
+from meshmpi.files.private import Folder
 
 FLAGS = (
-    "-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-w", "-fwrapv",
-    "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-)  # fmt: skip
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-fPIC",
+    "-shared",
+    "-w",
+    "-fwrapv",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+)
 """Nothing of -ffast-math that changes values: -fassociative-math turns (x + y) - x into y, and
 inf - inf into 0.  Sums are reordered where the source says so, by ``omp simd reduction``."""
 OPTIONAL_FLAGS = ("-mprefer-vector-width=512", "-fopenmp-simd", "-fopenmp")
@@ -67,81 +82,87 @@ def _compiler(wanted: str) -> tuple[tuple[str, ...], str]:
 
 
 def _remembered(found: str) -> tuple[tuple[str, ...], str]:
-    """Command and version of a compiler, kept on disk: to ask takes several runs of it.
+    """Command and version of a compiler.
 
-    A compiler that has changed is asked again; what failed is not kept.
+    What it can do and its version are kept on disk: to ask takes several runs of it.  A compiler
+    that has changed is asked again; what failed is not kept.
     """
     path = Path(shutil.which(shlex.split(found)[0]) or "").resolve()
     status = path.stat()
-    about = (found, str(path), status.st_mtime_ns, status.st_size, FLAGS, OPTIONAL_FLAGS, _cpu())
-    key = hashlib.sha256(repr(about).encode()).hexdigest()[:24]
-    file = cache_folder() / f"compiler-{key}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or damaged
-        known = json.loads(file.read_text())
-        return tuple(map(str, known["command"])), str(known["version"])
-    command = _asked(found)
-    version = _run([command[0], "--version"], 60)
-    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        new = Path(folder, file.name)
-        new.write_text(json.dumps({"command": command, "version": version}))
-        os.replace(new, file)
-    return command, version
+    made = status.st_mtime_ns, status.st_size
+    about = (found, str(path), *made, FLAGS, OPTIONAL_FLAGS, processor())
+    name = f"compiler-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}.json"
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(_opened())
+        except DataError:  # nothing can be kept: asked in every process
+            known = _facts(found)
+            return _command(found, known["accepts"]), known["version"]
+        known = cache.recall(folder, name)
+        if known is None:
+            known = _facts(found)
+            with contextlib.suppress(OSError):  # a full disk
+                cache.remember(folder, name, known)
+    return _command(found, known["accepts"]), known["version"]
 
 
-def _asked(found: str) -> tuple[str, ...]:
-    """The compiler with all flags that it accepts.
+def _command(found: str, accepts: list[bool]) -> tuple[str, ...]:
+    program, *options = shlex.split(found)
+    if os.sep in program:  # it runs in another folder
+        program = os.path.abspath(program)
+    return (program, *options, *FLAGS, *itertools.compress(OPTIONAL_FLAGS, accepts))
+
+
+def _facts(found: str) -> dict[str, Any]:
+    """Which of `OPTIONAL_FLAGS` a compiler accepts, and its version.
 
     Raises:
         CompilerError: It cannot build a trivial file.
     """
-    command = (*shlex.split(found), *FLAGS)
+    command = _command(found, [])
     if not _accepts(command):
-        raise CompilerError(
-            f"'{found}' cannot build a trivial file.", "Try it by hand: " + shlex.join(command)
-        )
+        raise CompilerError(f"'{found}' cannot build a trivial file.", "Try it by hand: " + shlex.join(command))
+    accepts: list[bool] = []
     for flag in OPTIONAL_FLAGS:
-        if _accepts((*command, flag)):
-            command = (*command, flag)
-    return command
+        accepts.append(_accepts((*_command(found, accepts), flag)))
+    return {"accepts": accepts, "version": _run([command[0], "--version"], 60)}
 
 
 def _accepts(command: tuple[str, ...]) -> bool:
     """Whether a trivial library comes out, and can be loaded."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "t.c"), Path(folder, "t.so")
-        source.write_text("#include <math.h>\nint f(void) { return 0; }\n")
+    with tempfile.TemporaryDirectory() as path, Folder.at(Path(path)) as folder:
+        folder.write("t.c", b"#include <math.h>\nint f(void) { return 0; }\n")
         try:
-            _run([*command, str(source), "-o", str(library), "-lm"], 60)
-            _loaded(library)
+            _run([*command, "t.c", "-o", "t.so", "-lm"], 60, folder)
+            _loaded(folder.read("t.so") or b"", "t", folder)
         except (CompilerError, OSError):
             return False
     return True
 
 
-def _run(command: list[str], seconds: float, folder: Path | None = None) -> str:
+def _run(command: list[str], seconds: float, folder: Folder | None = None) -> str:
     """What the command printed.
 
     Args:
         command: The command.
         seconds: The longest that it may take.
-        folder: Where it keeps temporary files, which go with the folder also if it is killed.
+        folder: Where it runs and keeps temporary files, which go with the folder also if it is
+            killed.
 
     Raises:
         CompilerError: It could not be started, failed or took too long.
     """
     try:
-        environment = None if folder is None else {**os.environ, "TMPDIR": str(folder)}
+        place = None if folder is None else folder.reached()
+        environment = None if folder is None else {**os.environ, "TMPDIR": "."}
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, env=environment
+            command, capture_output=True, text=True, timeout=seconds, env=environment, cwd=place, umask=0o077
         )
     except (OSError, subprocess.TimeoutExpired) as e:
-        raise CompilerError(
-            f"the C compiler did not run: {e}.", "Set MESHMPI_CC, or use kernels='numpy'."
-        ) from e
+        raise CompilerError(f"the C compiler did not run: {e}.", "Set MESHMPI_CC, or use kernels='numpy'.") from e
     if done.returncode:
         raise CompilerError(
-            f"the C compiler failed on generated code:\n{done.stderr[-2000:]}",
-            "Use kernels='numpy' and report this.",
+            f"the C compiler failed on generated code:\n{done.stderr[-2000:]}", "Use kernels='numpy' and report this."
         )
     return done.stdout
 
@@ -155,42 +176,28 @@ def available() -> bool:
     return True
 
 
-def cache_folder() -> Path:
-    """$MESHMPI_CACHE or the user's cache folder; where that is not writable, a temporary one."""
-    base = os.environ.get("MESHMPI_CACHE")
-    if not base:
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        base = os.path.join(home, "meshmpi")
-    shared = Path(tempfile.gettempdir(), f"meshmpi-{os.getuid()}")
-    for folder in (Path(base), shared):
-        if _usable(folder):
-            return folder / "kernels"
-    return Path(tempfile.mkdtemp(prefix="meshmpi-kernels-"))
+def _opened() -> Folder:
+    return cache.opened("kernels", programs=True)
 
 
-def _usable(base: Path) -> bool:
-    """Whether libraries can be kept below ``base``, where nobody else could have put others."""
-    folder = base / "kernels"
-    try:
-        base.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.mkdir(exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            status = folder.stat()
-            private = status.st_uid == os.getuid() and not status.st_mode & 0o002
-            # Where programs may not be run, libraries cannot be loaded.
-            return private and not os.statvfs(folder).f_flag & os.ST_NOEXEC
-    except OSError:
-        return False
+def kernel_folder() -> Path:
+    """Where libraries are kept.
+
+    Raises:
+        DataError: Nowhere.
+    """
+    with _opened() as folder:
+        return folder.path
 
 
 @functools.lru_cache(maxsize=1)
-def _cpu() -> str:
-    """What -march=native depends on."""
+def processor() -> str:
+    """Identifies this kind of processor; -march=native depends on it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine() + platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU part")
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
@@ -201,50 +208,93 @@ def load_library(source: str) -> ctypes.CDLL:
         CompilerError: The compiler failed, its message is included; or the cache cannot be used.
     """
     command, version = _compiler(_wanted())
-    text = "\n".join([source, *command, version, _cpu()])
+    text = "\n".join([source, *command, version, processor()])
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
-    folder = cache_folder()
+    where = "a cache"
     try:
-        return _from_cache(source, folder / f"{key}.so", command)
+        with _opened() as folder:
+            where = str(folder.path)
+            if (where, key) in _libraries:
+                return _libraries[where, key]
+            data = _kept(folder, key)
+            if data is None:
+                with folder.locked(f"{key}.lock") as alone:
+                    data = _kept(folder, key) or _build(folder, key, source, command, alone)
+            _libraries[where, key] = library = _loaded(data, key, folder)
+            return library
+    except DataError as e:
+        raise CompilerError(e.problem, e.remedy) from e
     except OSError as e:  # a full disk, a file system without memory maps, ...
         raise CompilerError(
-            f"compiled kernels cannot be kept in {folder}: {e}.",
+            f"compiled kernels cannot be kept in {where}: {e}.",
             "Set MESHMPI_CACHE to a folder with space, or use kernels='numpy'.",
         ) from e
 
 
-def _from_cache(source: str, library: Path, command: tuple[str, ...]) -> ctypes.CDLL:
-    if library.exists():
-        try:
-            return _loaded(library)
-        except OSError:  # damaged, for instance by a full disk: built again
-            library.unlink(missing_ok=True)
-    with _locked(library.with_suffix(".lock")):
-        if not library.exists():
-            _build(source, library, command)
-    return _loaded(library)
+def _kept(folder: Folder, key: str) -> bytes | None:
+    """A library of the cache; None where it is missing or not what was built here."""
+    data, entry = folder.read(f"{key}.so"), cache.recall(folder, f"{key}.json")
+    if data is None or entry is None or entry != hashlib.sha256(data).hexdigest():
+        return None
+    return data
 
 
-def _loaded(library: Path) -> ctypes.CDLL:
+def _build(folder: Folder, key: str, source: str, command: tuple[str, ...], alone: bool) -> bytes:
+    """Builds a library in a folder of its own and puts it into the cache.
+
+    Args:
+        folder: The cache.
+        key: Key of the library.
+        source: In C.
+        command: The compiler.
+        alone: Whether the lock is held: then what is left of this build, a killed process left.
+    """
+    for name in folder.names() if alone else ():
+        if name.startswith(f".build-{key}-"):
+            folder.remove(name)
+    with folder.temporary(f".build-{key}-") as work:
+        work.write(f"{key}.c", source.encode())
+        _run([*command, f"{key}.c", "-o", f"{key}.so", "-lm"], BUILD_SECONDS, work)
+        data = work.read(f"{key}.so")
+        if data is None:
+            raise CompilerError(
+                "the C compiler ended well, but there is no library.",
+                "Set MESHMPI_CC to another compiler, or use kernels='numpy'.",
+            )
+        folder.write(f"{key}.c", source.encode())
+        folder.write(f"{key}.so", data)
+        cache.remember(folder, f"{key}.json", hashlib.sha256(data).hexdigest())
+    return data
+
+
+_loads = itertools.count()
+_libraries: dict[tuple[str, str], ctypes.CDLL] = {}
+"""Folder and key -> what is loaded: a library has its static data once in a process."""
+
+
+def _loaded(data: bytes, name: str, folder: Folder) -> ctypes.CDLL:
+    """Loads a library from its bytes, by a file in memory that cannot be changed any more.
+
+    Args:
+        data: The whole library.
+        name: To show.
+        folder: Where a file can be put where there are none in memory.
+    """
     # The first such library brings OpenMP, which reads this once.  Its threads and those of BLAS
     # take turns on the same cores: waiting must not burn them.  Measured: docs/performance.md.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    return ctypes.CDLL(str(library))
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock; without one where the file system has none: then several may build."""
-    with open(path, "w") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _build(source: str, library: Path, command: tuple[str, ...]) -> None:
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        c, out = Path(folder, library.stem + ".c"), Path(folder, library.name)
-        c.write_text(source)
-        _run([*command, str(c), "-o", str(out), "-lm"], BUILD_SECONDS, Path(folder))
-        os.replace(c, library.with_suffix(".c"))
-        os.replace(out, library)
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError):  # not Linux, or forbidden
+        with folder.temporary(".load-") as work:
+            work.write(f"{name}.so", data)
+            return ctypes.CDLL(str(work.path / f"{name}.so"))
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        never_changed = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, never_changed)
+        # The loader takes an equal path for a library that it has, and descriptors are used again:
+        # the slashes tell this path from all earlier ones.
+        slashes = f"{next(_loads):024b}".replace("0", "/").replace("1", "./")
+        return ctypes.CDLL(f"/proc/self/fd/{slashes}{fd}")

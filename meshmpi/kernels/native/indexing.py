@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 
 from meshmpi.dims import MeshShape
+from meshmpi.ir.program import Instruction, LocalType
 from meshmpi.kernels.native.nest import PARALLEL_POINTS, Unsupported
 from meshmpi.kernels.native.scalars import C_TYPES
-from meshmpi.program import Instruction, LocalType
 
 _SOURCE = """
   const {t} *updates = p[0];
@@ -71,11 +71,17 @@ def scatter_add_body(
     columns = share if batches == 1 else ("0", "{0}")
     batch_range = share if batches > 1 else ("0", "{0}")
     return _SOURCE.format(
-        t=C_TYPES[y.dtype], index=C_TYPES[index.dtype], width=width, rows=rows, count=count,
+        t=C_TYPES[y.dtype],
+        index=C_TYPES[index.dtype],
+        width=width,
+        rows=rows,
+        count=count,
         parallel="#pragma omp parallel" if pays else "",
-        columns=columns[0].format(width), columns_end=columns[1].format(width),
-        batch=batch_range[0].format(batches), batch_end=batch_range[1].format(batches),
-    )  # fmt: skip
+        columns=columns[0].format(width),
+        columns_end=columns[1].format(width),
+        batch=batch_range[0].format(batches),
+        batch_end=batch_range[1].format(batches),
+    )
 
 
 MOST_RANKED = 128
@@ -109,9 +115,7 @@ _RANKING = """
   }}"""
 
 
-def top_k_body(
-    i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]
-) -> str:
+def top_k_body(i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]) -> str:
     """C statements of a top_k along the innermost dim: one pass over each row.
 
     The best so far are kept in order, so that most elements cost one comparison.
@@ -132,11 +136,15 @@ def top_k_body(
     before = f"((a) {sign} (b) || (({late}) != ({late}) && ({early}) == ({early})))"
     given = len(i.inputs) > 1
     body = _RANKING.format(
-        t=C_TYPES[x.dtype], inputs=len(i.inputs), k=k, rows=math.prod(sizes[:-1]),
-        length=sizes[-1], given="const int32_t *given = p[1];" if given else "",
+        t=C_TYPES[x.dtype],
+        inputs=len(i.inputs),
+        k=k,
+        rows=math.prod(sizes[:-1]),
+        length=sizes[-1],
+        given="const int32_t *given = p[1];" if given else "",
         parallel="#pragma omp parallel" if math.prod(sizes) >= PARALLEL_POINTS else "",
         source=f"given[r * {sizes[-1]}L + place[j]]" if given else "(int32_t)(first + place[j])",
-    )  # fmt: skip
+    )
     return f"\n#undef BEFORE\n#define BEFORE(a, b) {before}\n{body}"
 
 
@@ -148,8 +156,7 @@ def first_ranked(
     return x.block(mesh, coordinates)[x.shape.position(i.attrs["dim"])][0]
 
 
-def first_row(i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape,
-              coordinates: Mapping[str, int]) -> int:  # fmt: skip
+def first_row(i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]) -> int:
     """The row of the whole table at which the block of the result begins."""
     y = types[i.outputs[0]]
     return y.block(mesh, coordinates)[y.shape.position(i.attrs["dim"])][0]

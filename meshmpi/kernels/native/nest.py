@@ -8,15 +8,17 @@ columns.  Knows instructions and integers only; `source` writes it down in C.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from meshmpi.dims import MeshShape
-from meshmpi.program import Instruction, LocalType
+from meshmpi.ir.bands import Band
+from meshmpi.ir.kinds import Map, Random, Reduce
+from meshmpi.ir.program import Instruction, LocalType
 
 PIECE = 4096
 """Columns that a loop without rows takes at once where threads share it.  Status: assumption."""
 PARALLEL_POINTS = 1 << 16
-"""From so many points on threads share a loop.  Status: assumption; waking a thread takes some
+"""Threads share a loop that has at least this many points.  Status: assumption; waking a thread takes some
 microseconds, the loop then about 30."""
 
 
@@ -45,7 +47,7 @@ class Value:
 
 Loops = list[tuple[int, Mapping[object, int]]]
 """(extent, value -> stride) of each loop, outermost first.  ("counter", value) is the stride of the
-global index of a random value."""
+global index of a random value, ("index", dim) that of the index along a dim of a band."""
 
 
 class LoopNest:
@@ -53,8 +55,9 @@ class LoopNest:
 
     Args:
         body: Maps, reductions and random instructions in order.
-        inputs, outputs: Values read from and stored to memory.
-        types: Of all values.
+        inputs, outputs: Values read from and stored to memory, in the order of the function's
+            arguments.
+        types: Types of all values.
         mesh, coordinates: Which block.
         ranges: Dim -> (start, stop) where only a part of the block is computed, within a loop.
 
@@ -63,11 +66,17 @@ class LoopNest:
     """
 
     def __init__(
-        self, body: Sequence[Instruction], inputs: Sequence[int], outputs: Sequence[int],
-        types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int],
+        self,
+        body: Sequence[Instruction],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        types: Mapping[int, LocalType],
+        mesh: MeshShape,
+        coordinates: Mapping[str, int],
         ranges: Mapping[str, tuple[int, int]] | None = None,
-    ):  # fmt: skip
-        self.body, self.inputs, self.outputs = body, inputs, outputs
+    ):
+        self.body, self.outputs, self.operands = body, outputs, (*inputs, *outputs)
+        self.inputs = tuple(dict.fromkeys(inputs))  # a value may come twice: x * x
         full = self._full(body, types)
         self.sizes = dict(zip(full.shape.names, full.local_sizes(mesh, coordinates), strict=True))
         for n, (start, stop) in (ranges or {}).items():
@@ -75,12 +84,13 @@ class LoopNest:
                 self.sizes[n] = stop - start
         if not all(self.sizes.values()):
             raise Unsupported("an empty block")
-        self.reduces = any(i.kind == "reduce" for i in body)
+        self.reduces = any(isinstance(i.attrs, Reduce) for i in body)
         self.row_names = self._rows(body, types, full)
         used = dict.fromkeys([*inputs, *outputs, *(v for i in body for v in i.outputs)])
         self.values = {v: Value(k, types[v], self.sizes) for k, v in enumerate(used)}
-        self.keys = [i.outputs[0] for i in body if i.kind == "random"]
+        self.keys = [i.outputs[0] for i in body if isinstance(i.attrs, Random)]
         self._counters = {v: _global_strides(types[v]) for v in self.keys}
+        self.bands = bands_in(body)
         self._roles(full.shape.names)
         self._loops(full.shape.names)
         self.columns = math.prod(n for n, _ in self.column_dims)
@@ -99,16 +109,14 @@ class LoopNest:
 
     @staticmethod
     def _full(body: Sequence[Instruction], types: Mapping[int, LocalType]) -> LocalType:
-        candidates = [types[i.inputs[0] if i.kind == "reduce" else i.outputs[0]] for i in body]
+        candidates = [types[i.inputs[0] if isinstance(i.attrs, Reduce) else i.outputs[0]] for i in body]
         return max(candidates, key=lambda t: len(t.shape))
 
     @staticmethod
-    def _rows(
-        body: Sequence[Instruction], types: Mapping[int, LocalType], full: LocalType
-    ) -> tuple[str, ...]:
+    def _rows(body: Sequence[Instruction], types: Mapping[int, LocalType], full: LocalType) -> tuple[str, ...]:
         names = full.shape.names
         for i in body:
-            if i.kind == "reduce":
+            if isinstance(i.attrs, Reduce):
                 kept = types[i.outputs[0]].shape.names
                 if kept == names[: len(kept)]:
                     return kept
@@ -127,7 +135,7 @@ class LoopNest:
             for v in i.outputs:
                 value = self.values[v]
                 stages = [self._ready(x, i) for x in i.inputs]
-                if i.kind == "reduce":
+                if isinstance(i.attrs, Reduce):
                     value.role = self._role_of_reduction(i, value, names)
                     value.stage = max(stages)
                 elif value.names != names:
@@ -148,8 +156,8 @@ class LoopNest:
         """The first stage in which instruction i can use x."""
         value = self.values[x]
         if x in self.inputs:
-            return 0 if i.kind == "reduce" else -1
-        over_rows = i.kind == "map" and self.values[i.outputs[0]].names == self.row_names
+            return 0 if isinstance(i.attrs, Reduce) else -1
+        over_rows = isinstance(i.attrs, Map) and self.values[i.outputs[0]].names == self.row_names
         return value.stage + (value.role == "row" and not over_rows)
 
     def _loops(self, names: tuple[str, ...]) -> None:
@@ -165,6 +173,7 @@ class LoopNest:
     def _merged(self, names: Sequence[str]) -> Loops:
         """The loops over these dims."""
         keys = [*self.values, *(("counter", v) for v in self.keys)]
+        keys += [("index", n) for band in self.bands for n in (band.rows, band.columns)]
         dims: Loops = []
         for n in names:
             strides = {k: self._stride(k, n) for k in keys}
@@ -178,7 +187,7 @@ class LoopNest:
 
     def _stride(self, key: object, name: str) -> int:
         if isinstance(key, tuple):
-            return self._counters[key[1]].get(name, 0)
+            return int(key[1] == name) if key[0] == "index" else self._counters[key[1]].get(name, 0)
         return self.values[key].strides.get(name, 0)  # type: ignore[index]
 
 
@@ -189,13 +198,35 @@ def _global_strides(t: LocalType) -> dict[str, int]:
 
 
 def first_counter(
-    t: LocalType, mesh: MeshShape, coordinates: Mapping[str, int],
-    ranges: Mapping[str, tuple[int, int]] | None = None,
-) -> int:  # fmt: skip
+    t: LocalType, mesh: MeshShape, coordinates: Mapping[str, int], ranges: Mapping[str, tuple[int, int]] | None = None
+) -> int:
     """Global index of the first element of a block, or of the part of it in ``ranges``."""
     block = dict(zip(t.shape.names, t.block(mesh, coordinates), strict=True))
     block.update((n, r) for n, r in (ranges or {}).items() if n in block)
     return sum(block[n][0] * s for n, s in _global_strides(t).items())
+
+
+def bands_in(body: Iterable[Instruction]) -> list[Band]:
+    """The bands over which instructions reduce, in order."""
+    return list(dict.fromkeys(i.attrs.band for i in body if isinstance(i.attrs, Reduce) and i.attrs.band))
+
+
+def first_distance(
+    band: Band,
+    i: Instruction,
+    types: Mapping[int, LocalType],
+    mesh: MeshShape,
+    coordinates: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+) -> int:
+    """Row minus column of the first element of a block, or of the part of it in ``ranges``."""
+    start: dict[str, int] = {}
+    for one in i.leaves():
+        for t in (types[v] for v in one.inputs):
+            block = t.block(mesh, coordinates)
+            start.update((n, b[0]) for n, b in zip(t.shape.names, block, strict=True))
+    start.update((n, r[0]) for n, r in (ranges or {}).items())
+    return start[band.rows] - start[band.columns]
 
 
 def _cut(dim: tuple[int, Mapping[object, int]]) -> Loops:

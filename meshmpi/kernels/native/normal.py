@@ -18,7 +18,7 @@ from meshmpi.kernels.native.compiler import CompilerError, load_library
 from meshmpi.kernels.native.prelude import PRELUDE
 
 LEAST_ELEMENTS = 1 << 18
-"""Of a block for which the library is loaded.  Assumption; NumPy takes 20 ms for so many."""
+"""Elements of a block from which on the library is loaded.  Assumption: NumPy takes 20 ms for them."""
 _TRIED = 4099  # elements of the comparison; more than any vector, and odd
 _TYPES = ("float32", "float64")
 
@@ -60,9 +60,12 @@ def _horner(coefficients: Sequence[float]) -> str:
 
 def _source() -> str:
     numbers = {
-        "sqrt_half": int(rn._SQRT_HALF_BITS), "log2": rn._LOG_2.hex(), "draw": rn.DRAW_SHIFT,
-        "log": _horner(rn._LOG), "sine": _horner(rn._SINE),
-    }  # fmt: skip
+        "sqrt_half": int(rn._SQRT_HALF_BITS),
+        "log2": rn._LOG_2.hex(),
+        "draw": rn.DRAW_SHIFT,
+        "log": _horner(rn._LOG),
+        "sine": _horner(rn._SINE),
+    }
     return _EXACT + PRELUDE + _SOURCE % numbers
 
 
@@ -85,9 +88,14 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _fill(
-    library: ctypes.CDLL, out: np.ndarray, sizes: Sequence[int],
-    block: Sequence[tuple[int, int]], key: int, scale: float, shift: float,
-) -> None:  # fmt: skip
+    library: ctypes.CDLL,
+    out: np.ndarray,
+    sizes: Sequence[int],
+    block: Sequence[tuple[int, int]],
+    key: int,
+    scale: float,
+    shift: float,
+) -> None:
     function = library.normal_float if out.dtype == np.float32 else library.normal_double
     pointer, number, real = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
     function.restype = None
@@ -99,9 +107,14 @@ def _fill(
 
 
 def fill_normal(
-    out: np.ndarray, seed: int, key: str, sizes: Sequence[int],
-    block: Sequence[tuple[int, int]], scale: float, shift: float,
-) -> bool:  # fmt: skip
+    out: np.ndarray,
+    seed: int,
+    key: str,
+    sizes: Sequence[int],
+    block: Sequence[tuple[int, int]],
+    scale: float,
+    shift: float,
+) -> bool:
     """Writes ``scale * z + shift`` to ``out``, z being the normal numbers of `random_block`.
 
     Computed in float64 and rounded once.
@@ -109,7 +122,7 @@ def fill_normal(
     Args:
         out: C-contiguous, of the block's shape.
         seed, key: Which stream, at step 0.
-        sizes: Of the global shape.
+        sizes: Sizes of the global shape.
         block: (start, stop) along each dim.
         scale, shift: Standard deviation and mean.
 

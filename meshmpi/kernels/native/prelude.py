@@ -12,7 +12,6 @@ from meshmpi.kernels.error_function import _FLOAT32 as ERROR_FUNCTION
 
 _BASICS = r"""
 #include <stdint.h>
-#include <stdlib.h>
 #include <math.h>
 #include <string.h>
 
@@ -20,6 +19,7 @@ _BASICS = r"""
 #include <omp.h>
 #define threads_here() omp_get_num_threads()
 #define thread_here() omp_get_thread_num()
+static inline int at_most(int n) { return omp_get_max_threads() < n ? omp_get_max_threads() : n; }
 #else
 #define threads_here() 1
 #define thread_here() 0
@@ -239,14 +239,23 @@ def _horner(name: str, coefficients: tuple[float, ...], z: str) -> str:
     return "\n".join(f"  {name} = fmaf({name}, {z}, {c!r}f);" for c in reversed(coefficients))
 
 
+_NO_MEMORY = """
+/* Nothing is allocated in a step: what a kernel needs lies in the planned workspace. */
+#pragma GCC poison malloc calloc realloc aligned_alloc free
+"""
+
+
 def _prelude() -> str:
     c = ERROR_FUNCTION
     numbers = {
-        "top": f"{c.top!r}f", "scale": f"{c.scale!r}f", "shift": f"{c.shift!r}f",
-        "offset": f"({c.offset!r}f)", "large": _horner("r", c.large, "u"),
+        "top": f"{c.top!r}f",
+        "scale": f"{c.scale!r}f",
+        "shift": f"{c.shift!r}f",
+        "offset": f"({c.offset!r}f)",
+        "large": _horner("r", c.large, "u"),
         "small": _horner("q", c.small, "z"),
-    }  # fmt: skip
-    return _BASICS + _FUNCTIONS % numbers + _DIVISIONS + _RANDOM
+    }
+    return _BASICS + _FUNCTIONS % numbers + _DIVISIONS + _RANDOM + _NO_MEMORY
 
 
 PRELUDE = _prelude()

@@ -8,17 +8,36 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from meshmpi.ir.scalar import SCALAR_FUNCTIONS, Step
 from meshmpi.kernels.binding import numpy_dtype
-from meshmpi.scalar import SCALAR_FUNCTIONS, Step
 
 C_TYPES = {
-    "float32": "float", "float64": "double", "bfloat16": "bf16", "int32": "int32_t",
-    "int64": "int64_t", "uint8": "uint8_t", "bool": "uint8_t",
-}  # fmt: skip
+    "float32": "float",
+    "float64": "double",
+    "bfloat16": "bf16",
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "uint8": "uint8_t",
+    "bool": "uint8_t",
+}
+COMPUTED_AS = {"bfloat16": "float32"}
+"""Data types that are computed with as another."""
 _TYPED = (
-    "EXP", "LOG", "LOG1P", "TANH", "SIN", "COS", "ERF", "POW", "SQRT", "FLOOR", "ABS", "FLOORDIV",
-    "FLOORMOD", "ISFINITE",
-)  # fmt: skip
+    "EXP",
+    "LOG",
+    "LOG1P",
+    "TANH",
+    "SIN",
+    "COS",
+    "ERF",
+    "POW",
+    "SQRT",
+    "FLOOR",
+    "ABS",
+    "FLOORDIV",
+    "FLOORMOD",
+    "ISFINITE",
+)
 _TYPED_CALL = re.compile(r"\b(" + "|".join(_TYPED) + r")\(")
 _EXACT = ("where", "minimum", "maximum", "negative", "abs", "identity", "floor", "sign")
 """Functions whose result for bfloat16 arguments is a bfloat16 without rounding."""
@@ -27,7 +46,7 @@ _WHOLE = {"floordiv": "floordiv", "mod": "floormod", "power": "power"}
 
 def number_type(dtype: str) -> str:
     """C type in which a value of ``dtype`` is computed with."""
-    return "float" if dtype == "bfloat16" else C_TYPES[dtype]
+    return C_TYPES[COMPUTED_AS.get(dtype, dtype)]
 
 
 def load(dtype: str, place: str) -> str:
@@ -72,17 +91,23 @@ def identity(op: str, dtype: str) -> str:
     if t in ("float", "double"):
         # key(-inf): the smallest number; min is the negated max of negated numbers.
         return "key_f32(-INFINITY)" if t == "float" else "key_f64(-INFINITY)"
-    low, high = {
-        "int32_t": ("INT32_MIN", "INT32_MAX"), "int64_t": ("INT64_MIN", "INT64_MAX"),
-        "uint8_t": ("0", "255"),
-    }[t]  # fmt: skip
+    low, high = {"int32_t": ("INT32_MIN", "INT32_MAX"), "int64_t": ("INT64_MIN", "INT64_MAX"), "uint8_t": ("0", "255")}[
+        t
+    ]
     if dtype == "bool":
         low, high = "0", "1"
     return low if op == "max" else high
 
 
+def neutral(op: str, dtype: str) -> str:
+    """The number that changes no sum, product, maximum or minimum."""
+    if op in ("max", "min") and number_type(dtype) in ("float", "double"):
+        return "(-INFINITY)" if op == "max" else "INFINITY"
+    return identity(op, dtype)
+
+
 def step_source(step: Step, names: Mapping[str, str], dtypes: Mapping[str, str]) -> str:
-    """C expression of one step of a tape.
+    """C expression of one step of a scalar expression.
 
     bfloat16 is computed in float and rounded after every step, as on NumPy, so that results do not
     depend on what was fused.

@@ -7,24 +7,33 @@ number depends on the extents only, so results do not depend on the number of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
-from meshmpi.dims import MeshShape
-from meshmpi.kernels.native.indexing import scatter_add_body, top_k_body
-from meshmpi.kernels.native.nest import LoopNest, Unsupported
+import numpy as np
+
+from meshmpi.ir.bands import Band
+from meshmpi.ir.kinds import Map, Random, Reduce
+from meshmpi.ir.program import Instruction
+from meshmpi.kernels.binding import Scratch
+from meshmpi.kernels.native.nest import LoopNest
 from meshmpi.kernels.native.scalars import (
     C_TYPES,
+    COMPUTED_AS,
     identity,
     load,
+    neutral,
     number_type,
     rounded,
     step_source,
     store,
 )
-from meshmpi.program import Instruction, LocalType
 
 STACK_BYTES = 1 << 15
-"""Buffers larger than this are taken from the heap.  Status: assumption (8 MB stacks)."""
+"""Buffers larger than this lie in the workspace.  Status: assumption (8 MB stacks)."""
+WIDE_BYTES = 1 << 24
+"""All buffers of the threads that share the rows, if a row is wide; fewer threads where they would
+need more.  Status: assumption."""
 BLOCK_ROWS = 64
 """Rows summed before their sum is added to the total: keeps rounding errors of float32 small."""
 MOST_CHUNKS = 16
@@ -37,14 +46,30 @@ LONG_ROW_PIECES = 4096
 """Most pieces of a long row: their sums live on the stack."""
 
 
+class Body(NamedTuple):
+    """A C function ``void name(void **p)``.
+
+    Attributes:
+        text: What is between its braces.
+        scratch_bytes: Size of the workspace that it needs; the address is then the last of ``p``.
+    """
+
+    text: str
+    scratch_bytes: int = 0
+
+
 class Writer:
-    """Writes the C function of a loop nest."""
+    """Writes the C function of a loop nest.
+
+    Attributes:
+        scratch_bytes: Size of the workspace that the function needs.
+    """
 
     def __init__(self, nest: LoopNest, counting: Collection[int] = ()):
         self.nest = nest
         self.lines: list[str] = []
         self.stored = dict.fromkeys(nest.outputs)
-        self.order = {v: k for k, v in enumerate((*nest.inputs, *nest.outputs))}
+        self.order = {v: k for k, v in enumerate(nest.operands)}
         self.last_stage = max(v.stage for v in nest.values.values())
         self.sums = [i for i in nest.body if nest.role(i) == "column"]
         self.maker = {v: i for i in nest.body for v in i.outputs}
@@ -54,6 +79,7 @@ class Writer:
         self.span = ("0", str(nest.column_dims[-1][0]))  # of the innermost loop
         self.first_column = ""
         self._plan_sums()
+        self._plan_scratch()
 
     def _buffered(self) -> list[int]:
         """Point values that a later stage reads and that are not stored anyway."""
@@ -72,7 +98,7 @@ class Writer:
 
         A buffer of its own would be another row to keep in cache.  Measured: cross-entropy over
         8,192 columns takes 1.2 times as long with one.  No result of several stages has the memory
-        of an input (`meshmpi.passes.memory`), so nothing is overwritten that is still to be read.
+        of an input (`meshmpi.compiler.passes.memory`), so nothing is overwritten that is still to be read.
         """
         nest, lent = self.nest, dict[int, int]()
         for v in self.buffered:
@@ -88,7 +114,7 @@ class Writer:
     def _made_again(self, v: int) -> bool:
         """Whether later stages compute v again: bytes among floats would slow their loops."""
         i, nest = self.maker[v], self.nest
-        if nest.values[v].dtype != "bool" or i.kind != "map" or v in self.stored:
+        if nest.values[v].dtype != "bool" or not isinstance(i.attrs, Map) or v in self.stored:
             return False
         return all(x in nest.inputs or nest.values[x].role == "row" for x in i.inputs)
 
@@ -107,39 +133,71 @@ class Writer:
         self.chunks = -(-nest.rows // self.chunk_rows)
         self.two_level = self.chunk_rows > 2 * BLOCK_ROWS
 
+    def _plan_scratch(self) -> None:
+        """Where in the workspace sums over the rows and wide buffers lie."""
+        scratch, nest = Scratch(), self.nest
+        self.places: dict[str, tuple[int, int]] = {}  # name -> offset, bytes of one thread
+        for i in self.sums:
+            v = i.outputs[0]
+            slot = scratch.reserve((self.chunks * nest.columns * _size(self._type(v)),), _BYTE)
+            self.places[self._name("sums", v)] = slot.offset, 0
+        wide = {self._name("b", v): nest.columns * _size(self._type(v)) for v in self.buffered if v not in self.lent}
+        if self.two_level:
+            for i in self.sums:
+                v = i.outputs[0]
+                wide[self._name("part", v)] = self.width * _size(self._type(v))
+        wide = {name: n for name, n in wide.items() if n > STACK_BYTES}
+        shared = nest.threads_pay and nest.rows > 1
+        most = min(MOST_CHUNKS, nest.rows, WIDE_BYTES // max(1, sum(wide.values())))
+        self.threads = max(1, most) if shared else 1
+        for name, nbytes in wide.items():
+            slot = scratch.reserve((self.threads, -(-nbytes // 64) * 64), _BYTE)
+            self.places[name] = slot.offset, slot.shape[1]
+        self.limit = f" num_threads(at_most({self.threads}))" if wide and shared else ""
+        self.scratch_bytes = scratch.bytes
+
     def _emit(self, *lines: str) -> None:
         self.lines.extend(lines)
 
     def _name(self, prefix: str, v: int) -> str:
         return f"{prefix}{self.nest.values[v].number}"
 
+    def _dtype(self, v: int) -> str:
+        return self.nest.values[v].dtype
+
     def _type(self, v: int) -> str:
-        return number_type(self.nest.values[v].dtype)
+        return number_type(self._dtype(v))
 
     # ---- the function ------------------------------------------------------------------------
 
-    def text(self) -> str:
-        """The body of the function: between its braces, for ``void name(void **p)``."""
+    def body(self) -> Body:
+        """The function."""
         for v, k in self.order.items():
             const = "const " if v not in self.stored else ""
             self._emit(f"{const}{C_TYPES[self.nest.values[v].dtype]} *p{k} = p[{k}];")
         for v in self.counting:
             self._emit(f"const {self._type(v)} {self._name('first', v)} = p{self.order[v]}[0];")
-        for k, v in enumerate(self.nest.keys, len(self.order)):
+        for k, v in enumerate(self.nest.keys, len(self.nest.operands)):
             source = f"((const uint64_t *)p[{k}])"
             self._emit(f"const uint64_t {self._name('key', v)} = {source}[0];")
             self._emit(f"const uint64_t {self._name('base', v)} = {source}[1];")
+        parameters = len(self.nest.operands) + len(self.nest.keys)
+        for k in range(len(self.nest.bands)):
+            source = f"((const int64_t *)p[{parameters + k}])[0]"
+            self._emit(f"const int32_t first_far{k} = (int32_t){source};")
+        if self.scratch_bytes:
+            self._emit(f"char *scratch = p[{parameters + len(self.nest.bands)}];")
         if self.sums:
             self._chunked_rows()
         else:
             self._rows_loop()
-        return "\n".join("  " + line for line in self.lines)
+        return Body("\n".join("  " + line for line in self.lines), self.scratch_bytes)
 
     def _rows_loop(self) -> None:
         dims = self.nest.row_dims
         if self.nest.rows > 1 and self.nest.threads_pay:
             collapse = f" collapse({len(dims)})" if len(dims) > 1 else ""
-            self._emit(f"#pragma omp parallel for schedule(static){collapse}")
+            self._emit(f"#pragma omp parallel for schedule(static){collapse}{self.limit}")
         for k, (n, _) in enumerate(dims):
             self._emit(f"for (long r{k} = 0; r{k} < {n}; ++r{k}) {{")
         self._row()
@@ -149,22 +207,21 @@ class Writer:
         """The rows loop with sums over the rows: each chunk of rows has sums of its own."""
         nest, width = self.nest, self.width
         for i in self.sums:
-            v, t = i.outputs[0], self._type(i.outputs[0])
-            size = f"{self.chunks * nest.columns}L * sizeof({t})"
-            self._emit(f"{t} *{self._name('sums', v)} = malloc({size});")
+            v = i.outputs[0]
+            self._array(self._type(v), self._name("sums", v), self.chunks * nest.columns)
         if nest.threads_pay and self.chunks * self.column_blocks > 1:
-            self._emit("#pragma omp parallel for schedule(static) collapse(2)")
+            self._emit(f"#pragma omp parallel for schedule(static) collapse(2){self.limit}")
         self._emit(
-            f"for (long k = 0; k < {self.chunks}; ++k)",
-            f"for (long w = 0; w < {nest.columns}; w += {width}) {{",
+            f"for (long k = 0; k < {self.chunks}; ++k)", f"for (long w = 0; w < {nest.columns}; w += {width}) {{"
         )
         if self.column_blocks > 1:
             stop = f"w + {width} < {nest.columns} ? w + {width} : {nest.columns}"
             self._emit(f"const long we = {stop};")
             self.span, self.first_column = ("w", "we"), " - w"
-        frees = self._chunk_accumulators()
-        self._emit(f"const long last = (k + 1) * {self.chunk_rows} < {nest.rows}"
-                   f" ? (k + 1) * {self.chunk_rows} : {nest.rows};")  # fmt: skip
+        self._chunk_accumulators()
+        self._emit(
+            f"const long last = (k + 1) * {self.chunk_rows} < {nest.rows} ? (k + 1) * {self.chunk_rows} : {nest.rows};"
+        )
         self._emit(f"for (long row = k * {self.chunk_rows}; row < last; ++row) {{")
         inner = 1
         for k in range(len(nest.row_dims) - 1, -1, -1):
@@ -175,12 +232,11 @@ class Writer:
         self._row()
         if self.two_level:
             self._flush_parts()
-        self._emit("}", *frees, "}")
+        self._emit("}", "}")
         for i in self.sums:
             self._finish_column(i.outputs[0])
 
-    def _chunk_accumulators(self) -> list[str]:
-        frees = []
+    def _chunk_accumulators(self) -> None:
         width = self.width
         for i in self.sums:
             v, t = i.outputs[0], self._type(i.outputs[0])
@@ -191,18 +247,17 @@ class Writer:
                 f"memset({total}, 0, {count} * sizeof({t}));",
             )
             if self.two_level:
-                frees += self._array(t, part, width)
+                self._array(t, part, width)
                 self._emit(f"memset({part}, 0, {width} * sizeof({t}));")
-        return frees
 
-    def _array(self, t: str, name: str, count: int) -> list[str]:
-        """Declares an array; returns the lines that give it back."""
-        size = 8 if t in ("double", "int64_t") else 4
-        if count * size <= STACK_BYTES:
+    def _array(self, t: str, name: str, count: int) -> None:
+        """Declares an array: on the stack, or in the workspace."""
+        if name not in self.places:
             self._emit(f"{t} {name}[{count}];")
-            return []
-        self._emit(f"{t} *{name} = malloc({count}L * sizeof({t}));")
-        return [f"free({name});"]
+            return
+        offset, of_thread = self.places[name]
+        own = f" + thread_here() * {of_thread}L" if of_thread and self.threads > 1 else ""
+        self._emit(f"{t} *{name} = ({t} *)(scratch + {offset}L{own});")
 
     def _row(self) -> None:
         """All stages of one row."""
@@ -215,10 +270,12 @@ class Writer:
             offset, key = self._row_offset(("counter", v)), self._name("key", v)
             counter = f"({self._name('base', v)} + {offset}) * {key}"
             self._emit(f"const uint64_t {self._name('y', v)} = {counter};")
-        frees = [
-            line for v in self.buffered if v not in self.lent
-            for line in self._array(self._type(v), self._name("b", v), nest.columns)
-        ]  # fmt: skip
+        for k, band in enumerate(nest.bands):
+            row, column = (self._row_offset(("index", n)) for n in (band.rows, band.columns))
+            self._emit(f"const int32_t far{k} = first_far{k} + (int32_t)({row} - ({column}));")
+        for v in self.buffered:
+            if v not in self.lent:
+                self._array(self._type(v), self._name("b", v), nest.columns)
         for v in nest.inputs:
             if not nest.in_columns(v):
                 source = load(nest.values[v].dtype, f"q{self.order[v]}[0]")
@@ -227,7 +284,6 @@ class Writer:
         for stage in range(self.last_stage + 1):
             self._stage(stage)
             self._row_maps(stage)
-        self._emit(*frees)
 
     def _row_offset(self, key: object) -> str:
         dims = enumerate(self.nest.row_dims)
@@ -238,9 +294,9 @@ class Writer:
         for i in self.nest.body:
             if self.nest.stage(i) != stage or self.nest.role(i) != "row":
                 continue
-            if i.kind == "reduce":
+            if isinstance(i.attrs, Reduce):
                 self._finish_reduction(i)
-            elif i.kind == "random":
+            elif isinstance(i.attrs, Random):
                 self._random(i.outputs[0], "x", self._name("y", i.outputs[0]))
             else:
                 self._steps(i, lambda x: self._name("x", x), "x")
@@ -254,10 +310,10 @@ class Writer:
     def _stage(self, stage: int) -> None:
         nest = self.nest
         body = [i for i in nest.body if nest.stage(i) == stage]
-        body = [i for i in body if i.kind == "reduce" or nest.role(i) != "row"]
+        body = [i for i in body if isinstance(i.attrs, Reduce) or nest.role(i) != "row"]
         if not body:
             return
-        sums = [i for i in body if i.kind == "reduce" and nest.role(i) == "row"]
+        sums = [i for i in body if isinstance(i.attrs, Reduce) and nest.role(i) == "row"]
         n = nest.column_dims[-1][0]
         floats = any(self._type(i.inputs[0]) == "float" and i.attrs["op"] == "sum" for i in sums)
         alone = nest.rows == 1 and nest.threads_pay
@@ -268,9 +324,7 @@ class Writer:
             self._start_reduction(i, self._accumulator(i))
         self._column_loops(body, stage)
 
-    def _long_row(
-        self, body: Sequence[Instruction], sums: Sequence[Instruction], alone: bool
-    ) -> None:
+    def _long_row(self, body: Sequence[Instruction], sums: Sequence[Instruction], alone: bool) -> None:
         """One stage of a long row in pieces, whose sums are added in float64."""
         n = self.nest.columns
         piece = LONG_ROW * -(-n // (LONG_ROW * LONG_ROW_PIECES))
@@ -309,10 +363,10 @@ class Writer:
         for i in body:
             for x in i.inputs:
                 self._load(x, stage, loaded)
-            if i.kind == "reduce":
+            if isinstance(i.attrs, Reduce):
                 self._accumulate(i, loaded[i.inputs[0]])
                 continue
-            if i.kind == "random":
+            if isinstance(i.attrs, Random):
                 self._random_point(i.outputs[0])
             else:
                 self._steps(i, lambda x: loaded[x], "v")
@@ -324,7 +378,7 @@ class Writer:
     def _reduction_clauses(self, body: Sequence[Instruction]) -> str:
         out = ""
         for i in body:
-            if i.kind == "reduce" and self.nest.role(i) == "row":
+            if isinstance(i.attrs, Reduce) and self.nest.role(i) == "row":
                 out += f" reduction({self._operator(i)}: {self._name('a', i.outputs[0])})"
         return out
 
@@ -370,12 +424,13 @@ class Writer:
         else:
             source = load(value.dtype, place)
             if x in self.buffered:
-                source = self._buffer(x)
+                place, dtype = self._buffer(x)
+                source = load(dtype, place)
         loaded[x] = self._name("v", x)
         self._emit(f"const {self._type(x)} {loaded[x]} = {source};")
 
     def _steps(self, i: Instruction, name: Callable[[int], str], prefix: str) -> None:
-        """The tape of a map; its results become ``{prefix}{number}``."""
+        """The steps of a map; its results become ``{prefix}{number}``."""
         expr = i.attrs["expr"]
         names = {f"i{k}": name(x) for k, x in enumerate(i.inputs)}
         dtypes = {f"i{k}": self.nest.values[x].dtype for k, x in enumerate(i.inputs)}
@@ -409,13 +464,18 @@ class Writer:
                 place = f"q{self.order[v]}[{self._column_offset(v)}]"
                 self._emit(f"{place} = {store(value.dtype, name)};")
             elif v in self.buffered:
-                self._emit(f"{self._buffer(v)} = {name};")
+                place, dtype = self._buffer(v)
+                self._emit(f"{place} = {store(dtype, name)};")
 
-    def _buffer(self, v: int) -> str:
-        """Where a buffered value of the present column is kept."""
+    def _buffer(self, v: int) -> tuple[str, str]:
+        """Where a buffered value of the present column is kept, and as which data type.
+
+        A row of its own has numbers as C computes with them, a lent one those of the result.
+        """
+        dtype = self.nest.values[v].dtype
         if v in self.lent:
-            return f"q{self.order[self.lent[v]]}[{self._column_offset(self.lent[v])}]"
-        return f"{self._name('b', v)}[{self._flat()}]"
+            return f"q{self.order[self.lent[v]]}[{self._column_offset(self.lent[v])}]", dtype
+        return f"{self._name('b', v)}[{self._flat()}]", COMPUTED_AS.get(dtype, dtype)
 
     # ---- reductions ------------------------------------------------------------------------------
 
@@ -434,6 +494,8 @@ class Writer:
 
     def _accumulate(self, i: Instruction, x: str) -> None:
         v, op, t = i.outputs[0], i.attrs["op"], self._type(i.inputs[0])
+        if "band" in i.attrs:
+            x = f"({self._inside(i.attrs['band'])} ? {x} : {neutral(op, self._dtype(i.inputs[0]))})"
         if self.nest.role(i) == "column":
             name = self._name("part" if self.two_level else "sum", v)
             self._emit(f"{name}[{self._flat()}{self.first_column}] += {x};")
@@ -442,6 +504,13 @@ class Writer:
         if key is not None:
             x = f"{key}({'-' if op == 'min' else ''}{x})"
         self._emit(self._combined(i, x, self._accumulator(i)))
+
+    def _inside(self, band: Band) -> str:
+        """Whether the pair of indices of the present point is in a band."""
+        row, column = (self._column_offset(("index", n)) for n in (band.rows, band.columns))
+        far = f"(far{self.nest.bands.index(band)} + (int32_t)({row}) - (int32_t)({column}))"
+        bounds = ((">=", band.least), ("<=", band.most))
+        return " & ".join(f"({far} {sign} {n})" for sign, n in bounds if n is not None) or "1"
 
     def _combined(self, i: Instruction, x: str, t: str) -> str:
         """Statement that takes one more number (or key) into a reduction along a row."""
@@ -467,8 +536,7 @@ class Writer:
         for i in self.sums:
             total, part = self._name("sum", i.outputs[0]), self._name("part", i.outputs[0])
             self._emit(
-                "#pragma omp simd",
-                f"for (long c = 0; c < {count}; ++c) {{ {total}[c] += {part}[c]; {part}[c] = 0; }}",
+                "#pragma omp simd", f"for (long c = 0; c < {count}; ++c) {{ {total}[c] += {part}[c]; {part}[c] = 0; }}"
             )
         self._emit("}")
 
@@ -482,35 +550,12 @@ class Writer:
             f"  total += {sums}[k * {self.nest.columns}L + c];",
             f"p{self.order[v]}[c] = {store(self.nest.values[v].dtype, 'total')};",
             "}",
-            f"free({sums});",
         )
 
 
-def function_body(
-    i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape,
-    coordinates: Mapping[str, int], ranges: Mapping[str, tuple[int, int]] | None = None,
-    counting: Collection[int] = (),
-) -> str:  # fmt: skip
-    """C statements of one instruction of kind map, reduce, random, segment, scatter_add or
-    top_k.
+_BYTE = np.dtype(np.uint8)
 
-    Within a loop, ``ranges`` narrows the block.  Values in ``counting`` hold consecutive integers
-    (`iota`): of them only the first is read.
 
-    Raises:
-        Unsupported: Nothing native is generated for it.
-    """
-    if i.kind == "scatter_add":
-        return scatter_add_body(i, types, mesh, coordinates)
-    if i.kind == "top_k":
-        return top_k_body(i, types, mesh, coordinates)
-    body = i.attrs["body"] if i.kind == "segment" else (i,)
-    if i.kind == "segment":
-        types = {**types, **i.attrs["inner"]}
-    for one in body:
-        if one.kind == "random" and one.attrs["distribution"] != "uniform":
-            raise Unsupported("a distribution other than uniform")
-    if not i.inputs and body[0].kind == "map":
-        raise Unsupported("no inputs")
-    nest = LoopNest(body, i.inputs, i.outputs, types, mesh, coordinates, ranges)
-    return Writer(nest, counting).text()
+def _size(t: str) -> int:
+    """Bytes of a number of C type ``t``, rounded up to those of an int."""
+    return 8 if t in ("double", "int64_t") else 4

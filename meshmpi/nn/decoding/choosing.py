@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.graph import Tensor
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.indexing import top_k as largest
+from meshmpi.graph.ops.positions import range as index_range
+from meshmpi.graph.ops.reductions import reduce_max, reduce_sum
+from meshmpi.graph.ops.scan import cumsum
+from meshmpi.graph.ops.structure import DimLike, dim_name
 from meshmpi.nn.functions import reduce_logsumexp, widened
 from meshmpi.nn.ordering import argmax
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.indexing import top_k as largest
-from meshmpi.ops.reductions import reduce_max, reduce_sum
-from meshmpi.ops.scan import cumsum
-from meshmpi.ops.sources import range as index_range
-from meshmpi.ops.structure import DimLike, dim_name
 
 NEVER = -1e9
 """A logit that no other falls below; representable in every type."""
 HALVINGS = 30
-"""Of the interval in which the nucleus ends: to 1e-7 in the logit."""
+"""Halvings of the interval that contains the border of the nucleus: to 1e-7 in the logit."""
 SPREAD = 80.0
 """Tokens whose logit is so far below the largest have probability 0 in float32."""
 _BELOW_ONE = 1.0 - 2.0**-20
@@ -32,9 +32,7 @@ def known_only(logits: Tensor, dim: DimLike, known: int) -> Tensor:
     whole = logits.shape.dim(dim_name(dim))
     if known >= whole.size:
         return logits
-    return ew.where(
-        ew.less(index_range(whole), known), logits, NEVER, output_shape=logits.shape
-    )  # fmt: skip
+    return ew.where(ew.less(index_range(whole), known), logits, NEVER, output_shape=logits.shape)
 
 
 def most_probable(logits: Tensor, dim: DimLike) -> Tensor:
@@ -46,9 +44,8 @@ def most_probable(logits: Tensor, dim: DimLike) -> Tensor:
 
 
 def draw(
-    logits: Tensor, dim: DimLike, uniform: Tensor, temperature: Tensor, top_p: Tensor | None = None,
-    top_k: int = 0,
-) -> Tensor:  # fmt: skip
+    logits: Tensor, dim: DimLike, uniform: Tensor, temperature: Tensor, top_p: Tensor | None = None, top_k: int = 0
+) -> Tensor:
     """Indices along ``dim`` drawn with probability softmax(logits / temperature), cut off.
 
     Args:
@@ -58,7 +55,7 @@ def draw(
         temperature: Scalar above 0.
         top_p: Scalar; of the most probable alternatives only those count that are needed to reach
             this probability.  None: all.
-        top_k: Only so many of the most probable count, before ``top_p``; 0: all.
+        top_k: Only the ``top_k`` most probable are kept, before ``top_p`` is applied; 0: all.
 
     Returns:
         int32 of the shape of the logits without ``dim``.
@@ -77,9 +74,7 @@ def draw(
         weights = _weights(values, few.name, temperature)
         if top_p is not None:
             before = cumsum(weights, few, exclusive=True)
-            limit = ew.multiply(
-                reduce_sum(weights, reduced_dim=few), ew.cast(top_p, weights.dtype)
-            )  # fmt: skip
+            limit = ew.multiply(reduce_sum(weights, reduced_dim=few), ew.cast(top_p, weights.dtype))
             inside = ew.less(before, limit, output_shape=weights.shape)
             weights = ew.where(inside, weights, 0.0)
         place = _passed(weights, few.name, uniform)
@@ -103,9 +98,7 @@ def _distance(logits: Tensor, dim: str, temperature: Tensor) -> Tensor:
     return ew.divide(below, ew.cast(temperature, logits.dtype), output_shape=logits.shape)
 
 
-def _nucleus(
-    logits: Tensor, weights: Tensor, dim: str, temperature: Tensor, top_p: Tensor
-) -> Tensor:
+def _nucleus(logits: Tensor, weights: Tensor, dim: str, temperature: Tensor, top_p: Tensor) -> Tensor:
     """The weights with 0 where the more probable alternatives reach ``top_p`` already."""
     distance = _distance(logits, dim, temperature)
     limit = ew.multiply(reduce_sum(weights, reduced_dim=dim), ew.cast(top_p, weights.dtype))

@@ -1,11 +1,20 @@
 """Optimizers: ``mm.optimize.Adam(1e-3).minimize(loss)``."""
 
+from meshmpi.graph.arguments import check_all as _check_all
 from meshmpi.nn.optimize.adafactor import Adafactor
 from meshmpi.nn.optimize.base import Optimizer
 from meshmpi.nn.optimize.first_order import LAMB, SGD, Adam, AdamW, Momentum
 from meshmpi.nn.optimize.microbatches import microbatches, serialize_training_step
 
 __all__ = [
-    "LAMB", "SGD", "Adafactor", "Adam", "AdamW", "Momentum", "Optimizer", "microbatches",
+    "LAMB",
+    "SGD",
+    "Adafactor",
+    "Adam",
+    "AdamW",
+    "Momentum",
+    "Optimizer",
+    "microbatches",
     "serialize_training_step",
-]  # fmt: skip
+]
+_check_all(globals(), __all__, "optimize.")

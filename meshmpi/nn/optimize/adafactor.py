@@ -7,18 +7,10 @@ from collections.abc import Sequence
 
 from meshmpi.dims import LayoutLike, Shape
 from meshmpi.graph import Graph, Tensor, Variable
-from meshmpi.nn.optimize.base import (
-    Item,
-    LearningRate,
-    Optimizer,
-    Result,
-    Slots,
-    StepValues,
-    number,
-)
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.reductions import reduce_mean
-from meshmpi.ops.sources import assign, read_stored
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.reductions import reduce_mean
+from meshmpi.graph.ops.sources import assign, read_stored
+from meshmpi.nn.optimize.base import Item, LearningRate, Optimizer, Result, Slots, StepValues, number
 
 Moments = dict[str, Tensor]
 """Slot name -> value: "v" alone, or "row" and "col"."""
@@ -58,13 +50,22 @@ class Adafactor(Optimizer):
     """
 
     def __init__(
-        self, learning_rate: LearningRate | None = None, *, decay_exponent: float = 0.8,
+        self,
+        learning_rate: LearningRate | None = None,
+        *,
+        decay_exponent: float = 0.8,
         beta2: float | None = None,
-        beta1: float = 0.0, clipping_threshold: float | None = 1.0,
-        multiply_by_parameter_scale: bool = True, factored: bool = True,
-        min_dim_size_to_factor: int = 128, epsilon1: float = 1e-30, epsilon2: float = 1e-3,
-        clip_norm: float | None = None, storage: LayoutLike = None, name: str = "adafactor",
-    ):  # fmt: skip
+        beta1: float = 0.0,
+        clipping_threshold: float | None = 1.0,
+        multiply_by_parameter_scale: bool = True,
+        factored: bool = True,
+        min_dim_size_to_factor: int = 128,
+        epsilon1: float = 1e-30,
+        epsilon2: float = 1e-3,
+        clip_norm: float | None = None,
+        storage: LayoutLike = None,
+        name: str = "adafactor",
+    ):
         rate = default_learning_rate if learning_rate is None else learning_rate
         super().__init__(rate, clip_norm=clip_norm, storage=storage, name=name)
         self.decay_exponent, self.beta1, self.beta2 = decay_exponent, beta1, beta2
@@ -107,10 +108,7 @@ class Adafactor(Optimizer):
             u = self._scaled(u, size_u, size_w, number(i.rate, i.w))
             updates = [assign(i.slots[n], value) for n, value in moment.items()]
             if self.beta1:
-                u = ew.add(
-                    ew.multiply(self.beta1, read_stored(i.slots["m"])),
-                    ew.multiply(1.0 - self.beta1, u),
-                )
+                u = ew.add(ew.multiply(self.beta1, read_stored(i.slots["m"])), ew.multiply(1.0 - self.beta1, u))
                 updates.append(assign(i.slots["m"], u))
             results.append((ew.subtract(i.w, u), updates))
         return results
@@ -128,10 +126,7 @@ class Adafactor(Optimizer):
         dims = self.factored_dims(item.variable.shape)
         if dims is None:
             return {"v": squares}
-        return {
-            "row": reduce_mean(squares, reduced_dim=dims[0]),
-            "col": reduce_mean(squares, reduced_dim=dims[1]),
-        }
+        return {"row": reduce_mean(squares, reduced_dim=dims[0]), "col": reduce_mean(squares, reduced_dim=dims[1])}
 
     def _mean_of_rows(self, item: Item, moments: Moments) -> Tensor | None:
         """Mean of the row means over the dim that only they have."""
@@ -153,8 +148,7 @@ def _decayed(item: Item, means: Moments, decay: Tensor) -> Moments:
     decay = ew.cast(decay, item.w.dtype)
     kept = ew.subtract(1.0, decay)
     return {
-        n: ew.add(ew.multiply(decay, read_stored(item.slots[n])), ew.multiply(kept, new))
-        for n, new in means.items()
+        n: ew.add(ew.multiply(decay, read_stored(item.slots[n])), ew.multiply(kept, new)) for n, new in means.items()
     }
 
 

@@ -11,18 +11,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from meshmpi.autodiff import gradients
 from meshmpi.dims import Layout, LayoutLike, Shape
 from meshmpi.errors import ConfigError, ShapeError, VariableError
 from meshmpi.graph import Graph, Tensor, Update, Variable
+from meshmpi.graph.autodiff import gradients
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.placement import as_stored
+from meshmpi.graph.ops.sources import assign, read_stored
+from meshmpi.graph.ops.structure import transpose
 from meshmpi.nn.functions import clip_by_global_norm, widened
 from meshmpi.nn.initializers import zeros_initializer
 from meshmpi.nn.optimize.finite import all_finite, only_if
 from meshmpi.nn.schedules import Schedule
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.placement import as_stored
-from meshmpi.ops.sources import assign, read_stored
-from meshmpi.ops.structure import transpose
 
 Rate = float | Schedule | Tensor
 """A number, a schedule (int32 step -> float32), or a tensor without dims."""
@@ -110,9 +110,8 @@ class Optimizer:
     """Share of a weight taken off per unit of learning rate, where an optimizer has that."""
 
     def __init__(
-        self, learning_rate: LearningRate, *, clip_norm: float | None = None,
-        storage: LayoutLike = None, name: str,
-    ):  # fmt: skip
+        self, learning_rate: LearningRate, *, clip_norm: float | None = None, storage: LayoutLike = None, name: str
+    ):
         self.learning_rate = learning_rate
         self.clip_norm = clip_norm
         self.storage = Layout(storage)
@@ -122,9 +121,8 @@ class Optimizer:
         return f"<{type(self).__name__} '{self.name}'>"
 
     def minimize(
-        self, loss: Tensor, variables: Sequence[VariableLike] | None = None,
-        watch: Sequence[Tensor] | None = None,
-    ) -> list[Update]:  # fmt: skip
+        self, loss: Tensor, variables: Sequence[VariableLike] | None = None, watch: Sequence[Tensor] | None = None
+    ) -> list[Update]:
         """Updates of ``variables`` (default: all trainable ones) that lower ``loss``.
 
         Variables that the loss does not depend on are left alone.
@@ -140,24 +138,25 @@ class Optimizer:
         if loss.shape:
             raise ShapeError(
                 f"minimize: the loss is {loss.dtype}{loss.shape}.",
-                "Reduce it to a number with mm.reduce_mean().", str(loss.source),
-            )  # fmt: skip
+                "Reduce it to a number with mm.reduce_mean().",
+                str(loss.source),
+            )
         graph = loss.graph
         wanted = graph.trainable_variables if variables is None else variables
         targets = [as_variable(v) for v in wanted]
         with graph:
-            pairs = list(zip(variable_gradients(loss, targets), targets, strict=True))
+            pairs = list(zip(gradients(loss, targets), targets, strict=True))
         if all(g is None for g, _ in pairs):
             raise ShapeError(
                 f"minimize: the loss depends on none of {[v.name for v in targets]}.",
-                "Give the variables it depends on, or make them trainable.", str(loss.source),
-            )  # fmt: skip
+                "Give the variables it depends on, or make them trainable.",
+                str(loss.source),
+            )
         return self.apply_gradients(pairs, watch)
 
     def apply_gradients(
-        self, pairs: Sequence[tuple[Tensor | None, VariableLike]],
-        watch: Sequence[Tensor] | None = None,
-    ) -> list[Update]:  # fmt: skip
+        self, pairs: Sequence[tuple[Tensor | None, VariableLike]], watch: Sequence[Tensor] | None = None
+    ) -> list[Update]:
         """Updates by given gradients.
 
         Args:
@@ -186,10 +185,7 @@ class Optimizer:
             slots = [self.make_slots(graph, v) for _, v in found]
             homes = [self._home(v, s) for (_, v), s in zip(found, slots, strict=True)]
             grads = self._placed_gradients(found, homes)
-            values = [
-                as_stored(widened(read_stored(v)), h)
-                for (_, v), h in zip(found, homes, strict=True)
-            ]
+            values = [as_stored(widened(read_stored(v)), h) for (_, v), h in zip(found, homes, strict=True)]
             variables = [v for _, v in found]
             rates = self._rates(variables, step.done)
             items = list(map(Item, variables, values, grads, slots, rates))
@@ -219,9 +215,9 @@ class Optimizer:
         """A slot ``<optimizer>/<variable>/<name>``, kept as ``variable`` is but for own rules.
 
         Args:
-            graph: Of the variable.
+            graph: Graph of the variable.
             variable: The variable it belongs to.
-            name: Of the slot.
+            name: Name of the slot.
             shape: The variable's, or some of its dims.
         """
         dtype = "float32" if variable.dtype == "bfloat16" else variable.dtype
@@ -252,16 +248,15 @@ class Optimizer:
         whole = [s for s in slots.values() if s.shape == variable.shape]
         return whole[0] if whole else self._kept(variable)
 
-    def _placed_gradients(
-        self, found: Sequence[tuple[Tensor, Variable]], homes: Sequence[Variable]
-    ) -> list[Tensor]:
+    def _placed_gradients(self, found: Sequence[tuple[Tensor, Variable]], homes: Sequence[Variable]) -> list[Tensor]:
         grads = []
         for (g, v), home in zip(found, homes, strict=True):
             if sorted(g.shape) != sorted(v.shape):
                 raise ShapeError(
                     f"the gradient {g.shape} does not have the dimensions of '{v.name}' {v.shape}.",
-                    "Reduce it to the variable's dimensions.", str(g.source),
-                )  # fmt: skip
+                    "Reduce it to the variable's dimensions.",
+                    str(g.source),
+                )
             # Placed before anything else uses it, so that a pending sum is scattered, not repeated.
             placed = as_stored(transpose(g, v.shape), home)
             grads.append(ew.cast(placed, "float32" if v.dtype == "bfloat16" else v.dtype))
@@ -306,8 +301,9 @@ class Optimizer:
         if value.shape:
             raise ShapeError(
                 f"the {what} of '{self.name}' is {value.dtype}{value.shape}.",
-                "Give a number, a schedule or a tensor without dimensions.", str(value.source),
-            )  # fmt: skip
+                "Give a number, a schedule or a tensor without dimensions.",
+                str(value.source),
+            )
         return ew.cast(value, "float64")
 
 
@@ -322,22 +318,9 @@ def _pattern_of(variable: Variable, patterns: Mapping[str, Rate], optimizer: str
         if re.search(pattern, variable.name):
             return pattern
     raise ConfigError(
-        f"no learning rate of '{optimizer}' is for variable '{variable.name}': its expressions are"
-        f" {list(patterns)}.",
+        f"no learning rate of '{optimizer}' is for variable '{variable.name}': its expressions are {list(patterns)}.",
         'Add one for it, or "" at the end for all that are left.',
     )
-
-
-def variable_gradients(loss: Tensor, variables: Sequence[Variable]) -> list[Tensor | None]:
-    """Gradient by each variable, over all the types it is read in, in its own wide type."""
-    reads = [[t for key, t in v._reads.items() if key != "stored"] for v in variables]
-    found = iter(gradients(loss, [t for ts in reads for t in ts]))
-    out: list[Tensor | None] = []
-    for ts in reads:
-        gs = [g for g in (next(found) for _ in ts) if g is not None]
-        gs = gs if len({g.dtype for g in gs}) <= 1 else [widened(g) for g in gs]
-        out.append(ew.add_n(gs) if gs else None)
-    return out
 
 
 def as_variable(v: VariableLike) -> Variable:
@@ -345,7 +328,8 @@ def as_variable(v: VariableLike) -> Variable:
     found = v if isinstance(v, Variable) else v.variable
     if found is None:
         raise ShapeError(
-            f"{v!r} is not the value of a variable.", "Give what mm.get_variable() returned.",
+            f"{v!r} is not the value of a variable.",
+            "Give what mm.get_variable() returned.",
             str(v.source),  # type: ignore[union-attr]
-        )  # fmt: skip
+        )
     return found

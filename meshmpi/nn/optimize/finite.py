@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshmpi.graph import Tensor, Update, Variable
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.sources import assign, read_stored
+from meshmpi.ir.scalar import FLOATS
 from meshmpi.nn.functions import global_norm
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.sources import assign, read_stored
-from meshmpi.scalar import FLOATS
 
 
 def all_finite(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
@@ -36,14 +36,12 @@ def all_finite(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     return finite
 
 
-def only_if(
-    condition: Tensor, updates: Sequence[Update], values: Mapping[Variable, Tensor]
-) -> list[Update]:
+def only_if(condition: Tensor, updates: Sequence[Update], values: Mapping[Variable, Tensor]) -> list[Update]:
     """The updates where ``condition`` holds; else each variable keeps its value to the last bit.
 
     Args:
         condition: A bool without dims.
-        updates: Of different variables.
+        updates: Updates of different variables.
         values: Variable -> its old value where its update is computed, of a type that holds all
             its numbers; of the others the stored value is read.
     """

@@ -7,28 +7,16 @@ from collections.abc import Sequence
 
 from meshmpi.dims import LayoutLike
 from meshmpi.graph import Tensor
-from meshmpi.nn.optimize.base import (
-    Choice,
-    Item,
-    LearningRate,
-    Optimizer,
-    Rate,
-    Result,
-    StepValues,
-    chosen,
-    number,
-)
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.reductions import reduce_sum
-from meshmpi.ops.sources import assign, read_stored
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.reductions import reduce_sum
+from meshmpi.graph.ops.sources import assign, read_stored
+from meshmpi.nn.optimize.base import Choice, Item, LearningRate, Optimizer, Rate, Result, StepValues, chosen, number
 
 
 class SGD(Optimizer):
     """w <- w - rate * g.  Args: see `Optimizer`."""
 
-    def __init__(
-        self, learning_rate: LearningRate, *, clip_norm: float | None = None, name: str = "sgd"
-    ):
+    def __init__(self, learning_rate: LearningRate, *, clip_norm: float | None = None, name: str = "sgd"):
         super().__init__(learning_rate, clip_norm=clip_norm, name=name)
 
     def update(self, item: Item, step: StepValues) -> Result:
@@ -46,9 +34,15 @@ class Momentum(Optimizer):
     slot_names = ("v",)
 
     def __init__(
-        self, learning_rate: LearningRate, momentum: float = 0.9, *, nesterov: bool = False,
-        clip_norm: float | None = None, storage: LayoutLike = None, name: str = "momentum",
-    ):  # fmt: skip
+        self,
+        learning_rate: LearningRate,
+        momentum: float = 0.9,
+        *,
+        nesterov: bool = False,
+        clip_norm: float | None = None,
+        storage: LayoutLike = None,
+        name: str = "momentum",
+    ):
         super().__init__(learning_rate, clip_norm=clip_norm, storage=storage, name=name)
         self.momentum, self.nesterov = momentum, nesterov
 
@@ -73,9 +67,10 @@ class AdamW(Optimizer):
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root.
         weight_decay: Share of w taken off per unit of learning rate; a number or a schedule.
-        decays: What decays: a test of a variable, or regular expressions of the names that do not,
-            as in ``["bias", "norm"]``; default: variables with at least two dims (matrices and
-            embeddings, not biases and norm scales).
+        decays: Which variables decay: a test of a variable, or regular expressions of the names
+            that do not, as in ``["bias", "norm"]``.  Default: those made with ``decays=True``, as
+            `mm.get_variable` does; the layers of meshmpi make their biases and norm scales with
+            False.  The number of dims plays no part: an attention bias [heads, d_kv] has two.
         clip_norm: See `Optimizer`.
         storage: See `Optimizer`.
         name: See `Optimizer`.
@@ -86,14 +81,22 @@ class AdamW(Optimizer):
     slot_names = ("m", "v")
 
     def __init__(
-        self, learning_rate: LearningRate, beta1: float = 0.9, beta2: float = 0.999,
-        epsilon: float = 1e-8, weight_decay: Rate = 0.01, *, decays: Choice | None = None,
-        clip_norm: float | None = None, storage: LayoutLike = None, name: str = "adamw",
-    ):  # fmt: skip
+        self,
+        learning_rate: LearningRate,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: Rate = 0.01,
+        *,
+        decays: Choice | None = None,
+        clip_norm: float | None = None,
+        storage: LayoutLike = None,
+        name: str = "adamw",
+    ):
         super().__init__(learning_rate, clip_norm=clip_norm, storage=storage, name=name)
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.weight_decay = weight_decay
-        self.decays = (lambda v: len(v.shape) >= 2) if decays is None else decays
+        self.decays: Choice = (lambda v: v.decays) if decays is None else decays
 
     def update(self, item: Item, step: StepValues) -> Result:
         w, (m, v) = item.w, self.moments(item)
@@ -123,14 +126,17 @@ class Adam(AdamW):
     """`AdamW` without weight decay.  Args: see `AdamW`."""
 
     def __init__(
-        self, learning_rate: LearningRate, beta1: float = 0.9, beta2: float = 0.999,
-        epsilon: float = 1e-8, *, clip_norm: float | None = None, storage: LayoutLike = None,
+        self,
+        learning_rate: LearningRate,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        *,
+        clip_norm: float | None = None,
+        storage: LayoutLike = None,
         name: str = "adam",
-    ):  # fmt: skip
-        super().__init__(
-            learning_rate, beta1, beta2, epsilon, 0.0, clip_norm=clip_norm, storage=storage,
-            name=name,
-        )  # fmt: skip
+    ):
+        super().__init__(learning_rate, beta1, beta2, epsilon, 0.0, clip_norm=clip_norm, storage=storage, name=name)
 
 
 class LAMB(AdamW):
@@ -156,15 +162,30 @@ class LAMB(AdamW):
     """
 
     def __init__(
-        self, learning_rate: LearningRate, beta1: float = 0.9, beta2: float = 0.999,
-        epsilon: float = 1e-6, weight_decay: Rate = 0.01, *, decays: Choice | None = None,
-        adapts: Choice = (), clip_norm: float | None = None, storage: LayoutLike = None,
+        self,
+        learning_rate: LearningRate,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: Rate = 0.01,
+        *,
+        decays: Choice | None = None,
+        adapts: Choice = (),
+        clip_norm: float | None = None,
+        storage: LayoutLike = None,
         name: str = "lamb",
-    ):  # fmt: skip
+    ):
         super().__init__(
-            learning_rate, beta1, beta2, epsilon, weight_decay, decays=decays, clip_norm=clip_norm,
-            storage=storage, name=name,
-        )  # fmt: skip
+            learning_rate,
+            beta1,
+            beta2,
+            epsilon,
+            weight_decay,
+            decays=decays,
+            clip_norm=clip_norm,
+            storage=storage,
+            name=name,
+        )
         self.adapts = adapts
 
     def update_all(self, items: Sequence[Item], step: StepValues) -> list[Result]:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, Variable
-from meshmpi.nn.optimize.base import VariableLike, as_variable, variable_gradients
-from meshmpi.ops import elementwise as ew
-from meshmpi.ops.placement import barrier
-from meshmpi.ops.structure import DimLike, dim_name, reshape, stack, transpose, unstack
-from meshmpi.scalar import FLOATS
+from meshmpi.graph import Tensor, Variable, shared_turns
+from meshmpi.graph.arguments import asked, shown
+from meshmpi.graph.autodiff import gradients
+from meshmpi.graph.ops import elementwise as ew
+from meshmpi.graph.ops.placement import barrier
+from meshmpi.graph.ops.structure import DimLike, dim_name, reshape, stack, transpose, unstack
+from meshmpi.ir.scalar import FLOATS
+from meshmpi.nn.optimize.base import VariableLike, as_variable
 
 Tensors = Mapping[str, Tensor]
 Outputs = dict[str, Tensor]
@@ -51,8 +53,9 @@ def microbatches(x: Tensor, batch_dim: DimLike, num_splits: int) -> list[Tensor]
     if num_splits < 1 or n % num_splits:
         raise ShapeError(
             f"microbatches: dimension '{name}' ({n}) cannot be cut into {num_splits} equal parts.",
-            "Give a divisor of its size.", str(x.source),
-        )  # fmt: skip
+            "Give a divisor of its size.",
+            str(x.source),
+        )
     if num_splits == 1:
         return [x]
     rows, parts = Dimension(name, n // num_splits), _parts_dim(name, num_splits)
@@ -64,15 +67,18 @@ def _parts_dim(name: str, parts: int) -> Dimension:
 
 
 def serialize_training_step(
-    features: Tensors, model_fn: Callable[[Outputs], Tensors], batch_dim: DimLike, num_splits: int,
+    features: Tensors,
+    model_fn: Callable[[Outputs], Tensors],
+    batch_dim: DimLike,
+    num_splits: int,
     variables: Sequence[VariableLike] | None = None,
-) -> tuple[Outputs, Pairs]:  # fmt: skip
+) -> tuple[Outputs, Pairs]:
     """Loss and gradients of a batch, computed part by part (see `microbatches`).
 
     Args:
         features: Name -> tensor; those without ``batch_dim`` go whole to every part.
         model_fn: Called for each part with its features; returns name -> tensor, with the loss
-            under "loss".  Variables are found again by their names, so that all parts share them.
+            under "loss".  All parts share the variables that the first one makes.
         batch_dim: The dim (or its name) that is cut.
         num_splits: Number of parts; must divide the size of the dim.
         variables: What to differentiate by; default all trainable variables of the graph.
@@ -110,18 +116,18 @@ def serialize_training_step(
     collected: dict[str, list[Tensor]] = {}
     totals: dict[str, Tensor | None] = {}
     targets: list[Variable] = []
-    for j in range(num_splits):
-        outputs = model_fn({key: parts[j] for key, parts in cut.items()})
+    for j, shared in enumerate(shared_turns(num_splits)):
+        part = {key: parts[j] for key, parts in cut.items()}
+        with shared:
+            outputs = asked(model_fn, "optimize.serialize_training_step", part)
         loss = _loss(outputs)
         share = loss if num_splits == 1 else ew.multiply(loss, 1.0 / num_splits)
         for key, y in outputs.items():
             collected.setdefault(key, []).append(y)
         graph = share.graph
-        targets = (
-            graph.trainable_variables if variables is None else [as_variable(v) for v in variables]
-        )
+        targets = graph.trainable_variables if variables is None else [as_variable(v) for v in variables]
         # Before the next part is built: what this part keeps for its gradients is then free.
-        for v, g in zip(targets, variable_gradients(share, targets), strict=True):
+        for v, g in zip(targets, gradients(share, targets), strict=True):
             fence = f"{v.name} part {j}" if j < num_splits - 1 else ""
             totals[v.name] = _sum(totals.get(v.name), g, fence)
     joined = {key: _joined(ys, name) for key, ys in collected.items()}
@@ -129,9 +135,9 @@ def serialize_training_step(
 
 
 def _loss(outputs: Tensors) -> Tensor:
-    loss = outputs.get("loss")
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
     if loss is None or loss.shape:
-        found = sorted(outputs) if loss is None else f"a loss {loss.dtype}{loss.shape}"
+        found = shown(outputs) if loss is None else f"a loss {loss.dtype}{loss.shape}"
         raise ShapeError(
             f"serialize_training_step: model_fn returned {found}.",
             'Return a mapping with a number (no dimensions) under "loss".',

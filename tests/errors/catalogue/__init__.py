@@ -1,5 +1,6 @@
 """The catalogue of mistakes: programs that fail, what is said then, and what cures them."""
 
+from tests.errors.catalogue.arguments import ARGUMENTS
 from tests.errors.catalogue.layouts import LAYOUTS
 from tests.errors.catalogue.names import NAMES
 from tests.errors.catalogue.outside import OUTSIDE
@@ -9,6 +10,7 @@ from tests.errors.catalogue.shapes import SHAPES
 CATALOGUE = {
     "Names": NAMES,
     "Shapes and data types": SHAPES,
+    "Arguments of another kind": ARGUMENTS,
     "Layouts and meshes": LAYOUTS,
     "Running a step": RUNNING,
     "Settings, data, checkpoints": OUTSIDE,

@@ -21,7 +21,7 @@ step = mm.compile(graph, mesh, "d_model:cols;d_ff:cols", fetches=[y])
         "tensor [d_model=4, d_ff=12]",
         "split twice over mesh axis 'cols'",
         "(size 2): by dimensions 'd_model' and 'd_ff'",
-        "Send one of them to another axis, as in 'd_model:cols;d_ff:rows'",
+        "Legal here: layout 'd_model:cols;d_ff:rows'",
         (('"d_model:cols;d_ff:cols"', '"d_model:cols;d_ff:rows"'),),
     ),
     Mistake(
@@ -115,7 +115,7 @@ step = mm.compile(graph, mesh, "d_ff:cols", fetches=[w])
         "tensor [d_model=4, d_ff=12]",
         "split twice over mesh axis 'cols'",
         "by dimensions 'd_model' and 'd_ff'",
-        "as in 'd_model:cols;d_ff:rows'",
+        "Legal here: layout 'd_ff:rows'",
         (('"d_ff:cols"', '"d_ff:rows"'),),
     ),
     Mistake(
@@ -204,7 +204,7 @@ step = mm.compile(graph, "rows:2;cols:2", "batch:rows", fetches=[y])  # here
 """,
         "MeshError",
         "'rows:2;cols:2'",
-        "no mesh to run on",
+        "not a mesh",
         "'rows:2;cols:2'",
         "mm.SimulatedMesh(",
         (('graph, "rows:2;cols:2"', 'graph, mm.SimulatedMesh("rows:2;cols:2")'),),

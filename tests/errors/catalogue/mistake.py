@@ -92,9 +92,7 @@ def _inside(folder: Path) -> Iterator[None]:
 
 def run(text: str, folder: Path) -> dict[str, Any]:
     """Runs a program of the catalogue in an empty folder; returns its names."""
-    names: dict[str, Any] = {
-        "__name__": "model", "np": np, "mm": mm, "mesh": mm.SimulatedMesh("rows:2;cols:2"),
-    }  # fmt: skip
+    names: dict[str, Any] = {"__name__": "model", "np": np, "mm": mm, "mesh": mm.SimulatedMesh("rows:2;cols:2")}
     code = compile(text, FILE, "exec")
     with _inside(folder), mm.Graph() as graph, contextlib.redirect_stdout(io.StringIO()):
         names["graph"] = graph

@@ -73,8 +73,8 @@ y = mm.rename(x, {"memory": "length"})  # here
     Mistake(
         "A name with a character that layouts use",
         """
-d = mm.Dimension("d+model", 4)
-x = mm.placeholder("x", [d])  # here
+d = mm.Dimension("d+model", 4)  # here
+x = mm.placeholder("x", [d])
 """,
         "ShapeError",
         "'d+model'",
@@ -123,6 +123,37 @@ v = mm.get_variable("w", "d_model:4", "bfloat16")
         "bfloat16[d_model=4]",
         "with mm.scope(",
         (("v = mm", 'with mm.scope("v"):\n    v = mm'),),
+    ),
+    Mistake(
+        "Two layers of one name",
+        """
+x = mm.placeholder("x", "batch:8;d_model:4")
+hidden = mm.Dimension("d_ff", 6)
+a = mm.dense(x, hidden, name="tower")  # here
+b = mm.dense(x, hidden, name="tower")
+""",
+        "VariableError",
+        "variable 'tower/kernel'",
+        "exists already",
+        "silently share",
+        "with mm.scope(reuse=True)",
+        (("b = mm", "with mm.scope(reuse=True):\n    b = mm"),),
+    ),
+    Mistake(
+        "A layer that is to be shared and does not exist",
+        """
+x = mm.placeholder("x", "batch:8;d_model:4")
+hidden = mm.Dimension("d_ff", 6)
+a = mm.dense(x, hidden, name="tower")
+with mm.scope(reuse=True):
+    b = mm.dense(x, hidden, name="towr")  # here
+""",
+        "VariableError",
+        "no variable 'towr/kernel'",
+        "to share",
+        "reuse=True",
+        "Did you mean 'tower/kernel'?",
+        (('"towr"', '"tower"'),),
     ),
     Mistake(
         "A variable that does not exist is read",

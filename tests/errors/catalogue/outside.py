@@ -5,8 +5,8 @@ from tests.errors.catalogue.mistake import Mistake
 _CONFIG = """
 from pathlib import Path
 
-from meshmpi.train.config import load
-from meshmpi.train.settings import Settings
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.settings import Settings
 
 """
 _SAVED = """
@@ -42,7 +42,7 @@ settings = load(Settings, "run.toml")  # here
         "'train.steps'",
         "run.toml:2",
         "'many'",
-        "Give an int",
+        "It must be a valid integer",
         (("'many'", "100"),),
         "100",
     ),
@@ -106,7 +106,7 @@ settings = load(Settings, None, ["train.steps"])  # here
     Mistake(
         "A corpus that does not exist",
         """
-from meshmpi.train.corpora import open_corpus
+from meshmpi.transformer.training.corpora import open_corpus
 
 corpus = open_corpus("tinyshakespear")  # here
 """,
@@ -122,7 +122,7 @@ corpus = open_corpus("tinyshakespear")  # here
         """
 from pathlib import Path
 
-from meshmpi.train.corpora import open_corpus
+from meshmpi.transformer.training.corpora import open_corpus
 
 Path("text.txt").write_text("")
 corpus = open_corpus("text.txt")  # here
@@ -138,7 +138,7 @@ corpus = open_corpus("text.txt")  # here
     Mistake(
         "A vocabulary that does not exist",
         """
-from meshmpi.train.vocabulary import build_vocabulary
+from meshmpi.transformer.text.vocabulary import build_vocabulary
 
 vocabulary = build_vocabulary("byte", [b"abc"], [b"abc"])  # here
 """,
@@ -152,7 +152,7 @@ vocabulary = build_vocabulary("byte", [b"abc"], [b"abc"])  # here
     Mistake(
         "A character that the vocabulary does not have",
         """
-from meshmpi.train.vocabulary import build_vocabulary
+from meshmpi.transformer.text.vocabulary import build_vocabulary
 
 vocabulary = build_vocabulary("characters", [b"abc"], [b"abc"])
 ids = vocabulary.encode("abz")  # here
@@ -218,7 +218,7 @@ checkpoint.load("runs", step.variables)  # here
     Mistake(
         "A temperature below zero",
         """
-from meshmpi.train.decoding import Sampling
+from meshmpi.transformer.decoding.decoding import Sampling
 
 how = Sampling(temperature=-1.0)  # here
 """,
@@ -232,7 +232,7 @@ how = Sampling(temperature=-1.0)  # here
     Mistake(
         "Memory heads that do not divide the heads",
         """
-from meshmpi.nn.transformer import TransformerConfig
+from meshmpi.transformer.models import TransformerConfig
 
 sizes = {"vocab": 10, "length": 8, "d_model": 32, "d_ff": 64, "d_kv": 8, "layers": 2}
 config = TransformerConfig(**sizes, heads=4, memory_heads=3)  # here
@@ -247,7 +247,7 @@ config = TransformerConfig(**sizes, heads=4, memory_heads=3)  # here
     Mistake(
         "A pretrained model of an unknown kind",
         """
-from meshmpi.pretrained import architecture
+from meshmpi.transformer.pretrained import architecture
 
 found = architecture({"model_type": "gpt3", "n_layer": 2})  # here
 """,
@@ -261,7 +261,7 @@ found = architecture({"model_type": "gpt3", "n_layer": 2})  # here
     Mistake(
         "Less than one process",
         """
-from meshmpi.runtime.launch import launch
+from meshmpi.launch.launch import launch
 
 done = launch(0, ["-c", "print(1)"], timeout_seconds=20, capture_output=True)  # here
 """,

@@ -126,26 +126,12 @@ step({_X})["z"]  # here
 x = mm.placeholder("x", "batch:8")
 step = mm.compile(graph, mesh, fetches=["x"])  # here
 """,
-        "ShapeError",
-        "fetch 'x'",
+        "ArgumentError",
+        "compile: fetches[0]",
         "not a tensor",
         "'x'",
-        "tensors of the graph",
+        "the tensor itself",
         (('fetches=["x"]', "fetches=[x]"),),
-        "x",
-    ),
-    Mistake(
-        "One tensor in place of a list of fetches",
-        """
-x = mm.placeholder("x", "batch:8")
-step = mm.compile(graph, mesh, fetches=x)  # here
-""",
-        "ShapeError",
-        "<Tensor x float32[batch=8]>",
-        "fetches is one tensor",
-        "[batch=8]",
-        "fetches=[tensor]",
-        (("fetches=x", "fetches=[x]"),),
         "x",
     ),
     Mistake(
@@ -199,16 +185,15 @@ step = mm.compile(graph, mesh, fetches=[w], updates=[w + 1.0])  # here
 """,
         "ShapeError",
         "<Tensor add float32[d_model=4]>",
-        "update",
-        "add",
+        "updates[0]",
+        "Update",
         "mm.assign(",
         (("[w + 1.0]", "[mm.assign(w, w + 1.0)]"),),
     ),
     Mistake(
         "First values of another shape",
         """
-w = mm.get_variable("w", "d_model:4", initializer=np.zeros(5))
-step = mm.compile(graph, mesh, fetches=[w])  # here
+w = mm.get_variable("w", "d_model:4", initializer=np.zeros(5))  # here
 """,
         "VariableError",
         "variable 'w'",
@@ -216,6 +201,18 @@ step = mm.compile(graph, mesh, fetches=[w])  # here
         "(5,)",
         "array of shape (4,)",
         (("np.zeros(5)", "np.zeros(4)"),),
+    ),
+    Mistake(
+        "Fractions as first values of whole numbers",
+        """
+n = mm.get_variable("n", "d_model:2", "int32", np.array([1.7, 2.0]))  # here
+""",
+        "VariableError",
+        "variable 'n'",
+        "int32",
+        "float64",
+        "astype('int32')",
+        (("np.array([1.7, 2.0])", "np.array([1.7, 2.0]).round().astype('int32')"),),
     ),
     Mistake(
         "A value of another shape into a variable",
@@ -243,12 +240,7 @@ second = mm.compile(graph, mesh, "d_model:cols", fetches=[w], variables=first.va
         "d_model=4/rows",
         "d_model=4/cols",
         "same layout",
-        (
-            (
-                'second = mm.compile(graph, mesh, "d_model:cols"',
-                'second = mm.compile(graph, mesh, "d_model:rows"',
-            ),
-        ),
+        (('second = mm.compile(graph, mesh, "d_model:cols"', 'second = mm.compile(graph, mesh, "d_model:rows"'),),
         "d_model",
     ),
     Mistake(
@@ -305,10 +297,15 @@ grads = mm.gradients(loss, [3.0])  # here
 """,
         "ShapeError",
         "gradients",
-        "3.0",
-        "not a tensor",
+        "xs[0] is 3.0",
+        "not a Variable or a tensor",
         "mm.get_variable()",
-        (("[3.0]", '[mm.get_variable("w", "d_model:4")]'),),
+        (
+            (
+                "grads = mm.gradients(loss, [3.0])",
+                'v = mm.get_variable("v", "d_model:4")\ngrads = mm.gradients(loss + mm.reduce_sum(v), [v])',
+            ),
+        ),
     ),
     Mistake(
         "A seed of another shape",
@@ -342,7 +339,7 @@ step = mm.plan(graph, "rows:2;cols:2", "batch:rows", fetches=[y], memory_limit="
         "d_ff",
     ),
     Mistake(
-        "A memory limit that is no number of bytes",
+        "A memory limit that is not a number of bytes",
         """
 w = mm.get_variable("w", "d_model:4")
 step = mm.plan(graph, "rows:2", fetches=[w], memory_limit="1 gigabyte")  # here

@@ -382,12 +382,7 @@ print(float(total))  # here
         "float()",
         "float32[]",
         "mm.compile(",
-        (
-            (
-                "print(float(total))",
-                "step = mm.compile(graph, mesh, fetches=[total])\nprint(step(x=np.ones(8))[total])",
-            ),
-        ),
+        (("print(float(total))", "step = mm.compile(graph, mesh, fetches=[total])\nprint(step(x=np.ones(8))[total])"),),
     ),
     Mistake(
         "Writing into a tensor",

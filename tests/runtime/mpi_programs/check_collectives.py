@@ -9,19 +9,11 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from meshmpi import collective_bytes
+from meshmpi.ir import collective_bytes
 from meshmpi.runtime import collectives
 from meshmpi.runtime.mesh import Mesh
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
-from tests.runtime.mpi_programs.collective_cases import (
-    MESHES,
-    Case,
-    call,
-    cases,
-    inputs,
-    outputs,
-    workspace_bytes,
-)
+from tests.runtime.mpi_programs.collective_cases import MESHES, Case, call, cases, inputs, outputs, workspace_bytes
 
 PIECE_BYTES = (collective_bytes.PIECE_BYTES, 64)
 ALGORITHMS = ("all_reduce", "reduce_scatter", "all_to_all")

@@ -72,12 +72,12 @@ def check_bound(mesh: Mesh) -> None:
     mine = mesh.shape.block_index(axes, mesh.coordinates)
     x, y = np.zeros(3, ml_dtypes.bfloat16), np.zeros(4)
     before = mesh.counters
-    calls = [mesh.bound_all_reduce(x, axes), mesh.bound_all_reduce(y, axes, "max")]
+    calls = [mesh.bind("all_reduce", x, axes), mesh.bind("all_reduce", y, axes, "max")]
     whole, scattered = np.zeros((2, n)), np.zeros((2, 1))
     own, turned = np.zeros((2, 1)), np.zeros((n, 1))
-    gather = mesh.bound_all_gather(own, whole, 1, [1] * n, axes)
-    scatter = mesh.bound_reduce_scatter(whole, scattered, 1, [1] * n, axes)
-    turn = mesh.bound_all_to_all(own.T, turned, 1, 0, [1] * n, [1] * n, axes) if n == 2 else None
+    gather = mesh.bind("all_gather", own, whole, 1, [1] * n, axes)
+    scatter = mesh.bind("reduce_scatter", whole, scattered, 1, [1] * n, axes)
+    turn = mesh.bind("all_to_all", own.T, turned, 1, 0, [1] * n, [1] * n, axes) if n == 2 else None
     assert mesh.counters == before, "nothing has run"
     for k in range(3):
         x[...], y[...], own[...] = k, mesh.rank + k, [[mine], [k]]

@@ -12,10 +12,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from meshmpi import collective_bytes as cost
 from meshmpi.dims import Axes, MeshShape, block_range
+from meshmpi.ir import collective_bytes as cost
+from meshmpi.ir.halos import HaloExchange, HaloRegion
 from meshmpi.runtime.blocks import replaced
-from meshmpi.windows import Exchange, Window
 
 MESHES = {
     1: ("rows:1", "rows:1;cols:1", ""),
@@ -39,16 +39,25 @@ class Move:
     more: int = 0
     stride: int = 1
     wrap: bool = False
-    window: Window | None = None
+    window: HaloRegion | None = None
 
 
 MOVES = (
-    Move((-2,)), Move((1,)), Move((3,), wrap=True), Move((-40,), wrap=True), Move((0,)),
-    Move((0,), more=-1, stride=2), Move((-3,), more=5), Move((2,), more=-2), Move((50,)),
-    Move((0,), window=Window(5, 1, -1, 1)), Move((0,), window=Window(6, 1, -9, 8), wrap=True),
-    Move((0,), window=Window(3, 2, -1, 2)), Move((0,), window=Window(9, 1, -2, 1, 2)),
-    Move((0,), window=Window(4, -2, 0, 6)),
-)  # fmt: skip
+    Move((-2,)),
+    Move((1,)),
+    Move((3,), wrap=True),
+    Move((-40,), wrap=True),
+    Move((0,)),
+    Move((0,), more=-1, stride=2),
+    Move((-3,), more=5),
+    Move((2,), more=-2),
+    Move((50,)),
+    Move((0,), window=HaloRegion(5, 1, -1, 1)),
+    Move((0,), window=HaloRegion(6, 1, -9, 8), wrap=True),
+    Move((0,), window=HaloRegion(3, 2, -1, 2)),
+    Move((0,), window=HaloRegion(9, 1, -2, 1, 2)),
+    Move((0,), window=HaloRegion(4, -2, 0, 6)),
+)
 """Neighbours and farther, rings longer than the dimension, slices, padding, halos wider than a
 block, windows with strides of both signs and with gaps."""
 
@@ -79,14 +88,11 @@ class Case:
         return self.mesh.block_index(self.axes, self.mesh.coordinates(rank))
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> HaloExchange:
         move, n = self.move, self.shape[self.axis]
         assert move is not None
         size = max(n + move.more, 0)
-        return Exchange(
-            self.n, (n,) * len(move.offsets), move.offsets, size, move.stride, move.wrap,
-            move.window,
-        )  # fmt: skip
+        return HaloExchange(self.n, (n,) * len(move.offsets), move.offsets, size, move.stride, move.wrap, move.window)
 
     def block(self, whole: np.ndarray, axis: int, rank: int) -> np.ndarray:
         start, stop = block_range(self.shape[axis], self.n, self.index(rank))
@@ -159,14 +165,17 @@ def workspace_bytes(case: Case, x: np.ndarray, rank: int) -> int:
     if case.kind == "all_gather":
         return cost.all_gather_workspace_bytes(x.shape, x.dtype, case.axis, case.sizes(case.axis))
     if case.kind == "reduce_scatter":
-        return cost.reduce_scatter_workspace_bytes(
-            x.shape, x.dtype, case.axis, case.sizes(case.axis)
-        )
+        return cost.reduce_scatter_workspace_bytes(x.shape, x.dtype, case.axis, case.sizes(case.axis))
     if case.kind == "all_to_all":
         return cost.all_to_all_workspace_bytes(
-            x.shape, x.dtype, case.axis, case.concat_axis,
-            case.sizes(case.axis), case.sizes(case.concat_axis), case.index(rank),
-        )  # fmt: skip
+            x.shape,
+            x.dtype,
+            case.axis,
+            case.concat_axis,
+            case.sizes(case.axis),
+            case.sizes(case.concat_axis),
+            case.index(rank),
+        )
     start, end = case.exchange.target(case.index(rank))
     shape = replaced(case.shape, case.axis, end - start)
     return cost.shift_workspace_bytes(shape, x.dtype, case.axis, case.exchange)

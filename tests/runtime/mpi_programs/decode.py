@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import meshmpi as mm
-from meshmpi.nn.transformer import TransformerConfig
-from meshmpi.train.decoding import Generator, Sampling
+from meshmpi.transformer.decoding.decoding import Generator, Sampling
+from meshmpi.transformer.models import TransformerConfig
 
-CONFIG = TransformerConfig(
-    vocab=13, length=12, d_model=8, d_ff=10, heads=4, d_kv=4, layers=1, padding_id=0
-)
+CONFIG = TransformerConfig(vocab=13, length=12, d_model=8, d_ff=10, heads=4, d_kv=4, layers=1, padding_id=0)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 1, 2], [3, 3]]
 MESHES = {
-    1: ("a:1", ""), 2: ("a:2", "heads:a;vocab:a;d_ff:a"),
+    1: ("a:1", ""),
+    2: ("a:2", "heads:a;vocab:a;d_ff:a"),
     4: ("rows:2;cols:2", "batch:rows;memory_length:cols;vocab:cols;d_ff:cols"),
-}  # fmt: skip
+}
 """Ranks -> mesh and layout."""
 
 
@@ -26,9 +25,7 @@ def texts(mesh: Any, layout: str) -> dict[str, Any]:
     """All that is compared; equal on every rank, mesh and layout."""
     out: dict[str, Any] = {}
     for model in ("lm", "encoder_decoder"):
-        made = Generator(
-            CONFIG, mesh, layout, model=model, batch=2, source_length=8, vocabulary_size=11
-        )
+        made = Generator(CONFIG, mesh, layout, model=model, batch=2, source_length=8, vocabulary_size=11)
         out[model] = [
             made.generate(PROMPTS, 6, sampling=sampling, stop=[7], seed=5)
             for sampling in (Sampling(0), Sampling(1.0), Sampling(0.8, 5, 0.9))

@@ -86,9 +86,7 @@ def main() -> int:
     mesh = Mesh({"rows": int(os.environ["RANKS"])})
     print(f"rank {mesh.rank} starts")
     mesh.all_reduce(x, ("rows",))
-    chosen = {"last": mesh.size - 1, "all": mesh.rank}.get(
-        which, int(which) if which.isdigit() else -1
-    )
+    chosen = {"last": mesh.size - 1, "all": mesh.rank}.get(which, int(which) if which.isdigit() else -1)
     if kind == "in-collective" and mesh.rank == chosen:
         mesh.all_gather(x, np.ones(3), 0, [2] * mesh.size, ("rows",))
     elif kind == "mpi-error" and mesh.rank == chosen:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from meshmpi.train.config import load
-from meshmpi.train.guard import TrainingError
-from meshmpi.train.loop import Trainer
-from meshmpi.train.settings import Settings
-from meshmpi.train.setup import make_mesh
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.guard import TrainingError
+from meshmpi.transformer.training.loop import Trainer
+from meshmpi.transformer.training.settings import Settings
+from meshmpi.transformer.training.setup import make_mesh
 
 VARIABLE = "decoder/final_norm/scale"  # never split: every rank has a replica
 

@@ -49,9 +49,8 @@ def compiled(mesh: mm.Mesh, layout: str, storage: str | None, optimizer: Optimiz
         loss = mm.reduce_mean(mm.reduce_logsumexp(logits, reduced_dim=vocab))
         updates = optimizer.minimize(loss, watch=[loss])
     return mm.compile(
-        graph, mesh, layout, fetches=[loss, optimizer.finite], updates=updates, storage=storage,
-        kernels=kernels,
-    )  # fmt: skip
+        graph, mesh, layout, fetches=[loss, optimizer.finite], updates=updates, storage=storage, kernels=kernels
+    )
 
 
 def flips(step: mm.CompiledStep, rng: np.random.Generator) -> int:
@@ -82,10 +81,7 @@ def flips(step: mm.CompiledStep, rng: np.random.Generator) -> int:
 def main() -> None:
     ranks, rng, tried = world_size(), np.random.default_rng(5), 0
     for k, (mesh, layout, storage, slots) in enumerate(layouts(ranks)):
-        optimizer = (
-            AdamW(0.01, storage=slots) if k % 2
-            else Adafactor(0.01, min_dim_size_to_factor=2, storage=slots)
-        )  # fmt: skip
+        optimizer = AdamW(0.01, storage=slots) if k % 2 else Adafactor(0.01, min_dim_size_to_factor=2, storage=slots)
         made = mm.Mesh(mesh)
         step = compiled(made, layout, storage, optimizer, "native" if k % 6 == 0 else "numpy")
         for n in range(STEPS):

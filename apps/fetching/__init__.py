@@ -1,0 +1,1 @@
+"""Archives fetched by the clients of package registries: checked, read, and never run."""

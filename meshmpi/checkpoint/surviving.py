@@ -1,0 +1,186 @@
+"""Variables that are still in the memory of ranks when others are lost: are they all there, and how
+do they get to the ranks of another mesh?
+
+Knows variables by name and block only.  Ranks are numbers of a communicator that is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshmpi.checkpoint.buddies import messages
+from meshmpi.checkpoint.loading import placed
+from meshmpi.checkpoint.manifest import Ranges, blocks_of
+from meshmpi.dims import Axes, MeshShape
+from meshmpi.ir.program import LocalType
+from meshmpi.runtime.variables import VariableStore
+
+Wanted = Mapping[str, Ranges]
+"""Variable -> (start, stop) along each dim of the block that a rank needs."""
+
+
+class Holding(NamedTuple):
+    """What one rank holds of one mesh's variables.
+
+    Attributes:
+        attempt: Which mesh: the n-th that the job made.
+        mesh: Its shape.
+        rank: In that mesh.
+        step: Training steps that the variables have seen.
+        ready: Whether this rank can end one more step alone.
+        splits: The sets of mesh axes over which variables are split.
+    """
+
+    attempt: int
+    mesh: MeshShape
+    rank: int
+    step: int
+    ready: bool
+    splits: tuple[Axes, ...]
+
+
+class Source(NamedTuple):
+    """Where all variables of one step are.
+
+    Attributes:
+        attempt: The mesh that they belong to.
+        mesh: Its shape.
+        step: The step.
+        holders: Rank of that mesh -> rank of the survivors.
+    """
+
+    attempt: int
+    mesh: MeshShape
+    step: int
+    holders: Mapping[int, int]
+
+
+def splits_of(store: VariableStore) -> tuple[Axes, ...]:
+    """The sets of mesh axes over which the variables of a store are split."""
+    return tuple(sorted({_axes(v.type, store.mesh.shape) for v in store.types.values()}))
+
+
+def _axes(t: LocalType, mesh: MeshShape) -> Axes:
+    return tuple(a for a in mesh.names if a in t.used_axes)
+
+
+def newest(held: Sequence[Sequence[Holding]]) -> Source | None:
+    """The newest step of which the survivors together hold every block of every variable.
+
+    Args:
+        held: What each survivor holds.
+
+    Returns:
+        None where a block of each step is lost.
+    """
+    everything = [(holding, rank) for rank, part in enumerate(held) for holding in part]
+    choices = {(h.attempt, h.step + ready) for h, _ in everything for ready in range(h.ready + 1)}
+    for attempt, step in sorted(choices, reverse=True):
+        here = [
+            (h, rank)
+            for h, rank in everything
+            if h.attempt == attempt and (h.step == step or (h.ready and h.step + 1 == step))
+        ]
+        mesh, splits = here[0][0].mesh, here[0][0].splits
+        holders = {h.rank: rank for h, rank in here}
+        if all(_covered(mesh, axes, holders) for axes in splits):
+            return Source(attempt, mesh, step, holders)
+    return None
+
+
+def _covered(mesh: MeshShape, axes: Axes, ranks: Mapping[int, int]) -> bool:
+    """Whether ranks hold all blocks of what is split over ``axes``."""
+    return len({_block(mesh, axes, rank) for rank in ranks}) == mesh.count(axes)
+
+
+def _block(mesh: MeshShape, axes: Axes, rank: int) -> tuple[int, ...]:
+    """Which block of what is split over ``axes`` a rank holds."""
+    coordinates = mesh.coordinates(rank)
+    return tuple(coordinates[a] for a in axes)
+
+
+def wanted_by(store: VariableStore) -> Wanted:
+    """What the rank of this process needs of every variable."""
+    (rank,), shape = store.ranks, store.mesh.shape
+    return {n: v.type.block(shape, shape.coordinates(rank)) for n, v in store.types.items()}
+
+
+def types_of(store: VariableStore) -> dict[str, LocalType]:
+    """How the variables of a store are held, equal on all its ranks."""
+    return {n: v.type for n, v in store.types.items()}
+
+
+def hand_over(
+    comm: Any,
+    source: Source,
+    types: Mapping[str, LocalType],
+    old: VariableStore | None,
+    new: VariableStore | None,
+    wants: Sequence[Wanted | None],
+) -> None:
+    """Fills new stores from those of the survivors.  Collective in ``comm``.
+
+    One variable after the other, so that few copies are under way at once.
+
+    Args:
+        comm: Communicator of the survivors.
+        source: Where the variables are.
+        types: Of the variables there, see `types_of`.
+        old: This rank's part of them, if it has one.
+        new: What this rank needs filled, if it takes part in the new mesh.
+        wants: What each rank of ``comm`` needs.
+    """
+    for name, t in types.items():
+        arriving: list[tuple[np.ndarray, np.ndarray]] = []
+        requests: list[Any] = []
+        kept: list[np.ndarray] = []  # until they are sent
+        for receiver, wanted in enumerate(wants):
+            for piece in _pieces(source, t, wanted[name], receiver) if wanted else ():
+                if piece.sender == comm.rank:
+                    part = _block_of(old, name)[(..., *piece.source)]
+                if receiver == comm.rank:
+                    target = _block_of(new, name)[(..., *piece.target)]
+                if receiver == piece.sender == comm.rank:
+                    target[...] = part
+                elif receiver == comm.rank:
+                    arriving.append((target, np.empty(target.shape, target.dtype)))
+                    parts = messages(arriving[-1][1])
+                    requests += [comm.Irecv(m, piece.sender) for m in parts]
+                elif piece.sender == comm.rank:
+                    kept.append(np.array(part, order="C"))
+                    requests += [comm.Isend(m, receiver) for m in messages(kept[-1])]
+        for request in requests:
+            request.Wait()
+        for target, data in arriving:
+            target[...] = data
+
+
+def _block_of(store: VariableStore | None, name: str) -> np.ndarray:
+    assert store is not None
+    return store.blocks[name][store.ranks[0]]
+
+
+class _Piece(NamedTuple):
+    """A part of a surviving block, and where it belongs."""
+
+    sender: int
+    source: tuple[slice, ...]
+    target: tuple[slice, ...]
+
+
+def _pieces(source: Source, t: LocalType, wanted: Ranges, receiver: int) -> Iterator[_Piece]:
+    """What makes up a wanted block, of each piece a copy of the receiver's own where it has one."""
+    axes = _axes(t, source.mesh)
+    senders: dict[tuple[int, ...], int] = {}
+    for rank, survivor in sorted(source.holders.items()):
+        block = _block(source.mesh, axes, rank)
+        if survivor == receiver or block not in senders:
+            senders[block] = survivor
+    for coordinates, ranges in blocks_of(t, source.mesh, wanted):
+        inside, target = placed(wanted, ranges)
+        if all(start < stop for start, stop in inside):
+            sender = senders[tuple(coordinates[a] for a in axes)]
+            yield _Piece(sender, tuple(slice(*r) for r in inside), target)

@@ -1,0 +1,176 @@
+"""`meshmpi train` and `sample`: a run, and what its model writes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshmpi.commands.command import Command, settings_of
+from meshmpi.commands.starting import on_ranks
+from meshmpi.errors import ConfigError
+from meshmpi.runtime.mesh import size_error
+from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.world import rank_by_environment, world_size
+from meshmpi.transformer.training.settings import MeshSettings, Settings
+from meshmpi.transformer.training.setup import chosen_layout, make_mesh, mesh_shape
+from meshmpi.transformer.training.signals import STOPPED
+
+
+def _add_train(train: argparse.ArgumentParser) -> None:
+    train.add_argument("--out", type=Path, metavar="DIR", help="folder of the run; default: runs/<config>")
+    train.add_argument(
+        "--recover", action="store_true", help="go on with a smaller mesh when ranks are lost: mesh.recover"
+    )
+    train.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="K",
+        help="with --ranks: start the job again, up to K times, when a rank or host is lost",
+    )
+    train.add_argument("--hosts", default="", metavar="LIST", help="with --ranks: hosts and their ranks, as n1:2,n2:2")
+    train.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="CHECKPOINT",
+        help="go on from the newest checkpoint of the run, or from this one",
+    )
+    train.add_argument(
+        "--trace",
+        nargs="?",
+        const=5,
+        type=int,
+        metavar="STEPS",
+        help="record 5 steps, or this number, for Perfetto: trace.steps",
+    )
+    train.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="MODEL",
+        help="begin with a trained model: a Hugging Face checkpoint or a run; its sizes and its"
+        " tokenizer replace those of the settings",
+    )
+    train.add_argument(
+        "--progress", action="store_true", help="draw a moving line, even if stderr is not a terminal: train.progress"
+    )
+    train.add_argument("--dry-run", action="store_true", help="print the plan: cost, memory, times; train nothing")
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    more = ["mesh.recover=true"] if options.recover else []
+    more += [] if options.trace is None else [f"trace.steps={options.trace}"]
+    more += ["train.progress=on"] if options.progress else []
+    return settings_of(options, options.config, *more)
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    return options.out or Path("runs", options.config.stem)
+
+
+def _start(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Starts a training on several ranks, and again when its job dies, if restarts are allowed."""
+    from meshmpi.transformer.training.supervisor import Supervisor, parse_hosts
+
+    settings = _settings(options)  # a mistake shall be found before ranks are started
+    recover, run = settings.mesh.recover, _folder(options)
+    shape = mesh_shape(settings.mesh, options.ranks)
+    spare = options.ranks > shape.size and recover  # they replace lost ranks
+    if shape.size != options.ranks and not spare:
+        raise size_error(shape, options.ranks)
+    hosts = parse_hosts(options.hosts, options.ranks) if options.hosts else []
+    if options.dry_run:  # a plan needs no ranks
+        return _train(options)
+    if not options.restarts and not recover:
+        return on_ranks(options.ranks, given, options.module, hosts=options.hosts, run=run, listens=True)
+
+    def start(ranks: int, more: Sequence[str], hosts: str) -> int:
+        return on_ranks(ranks, [*given, *more], options.module, hosts=hosts, recover=recover, run=run, listens=True)
+
+    return Supervisor(settings, run, options.ranks, hosts, options.resume, start).run(options.restarts)
+
+
+def _train(options: argparse.Namespace) -> int:
+    settings, initialize = _settings(options), None
+    if options.init_from is not None:
+        from meshmpi.transformer.pretrained.finetune import fine_tuning
+
+        settings, initialize = fine_tuning(settings, options.init_from)
+    if options.dry_run:
+        from meshmpi.transformer.training.report import plan_report
+
+        if rank_by_environment() == 0:
+            print(plan_report(settings, machine=settings.mesh.machine, ranks=options.ranks or world_size()))
+        return 0
+    from meshmpi.transformer.training.run import train
+
+    result = train(settings, _folder(options), resume=options.resume, initialize=initialize)
+    return STOPPED if result.stopped_by else 0
+
+
+def _add_sample(sample: argparse.ArgumentParser) -> None:
+    sample.add_argument("run", type=Path, help="folder of a run, or a checkpoint")
+    sample.add_argument("--prompt", help="text to continue (default: the run's setting)")
+    sample.add_argument("--tokens", type=int, help="length of the continuation")
+    sample.add_argument("--temperature", type=float, help="0 takes the most probable token")
+    sample.add_argument("--seed", type=int, help="seed of the random numbers")
+    sample.add_argument("--top-k", type=int, default=0, help="draw from the k most probable tokens")
+    sample.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="draw from the most probable tokens that together reach this probability",
+    )
+    sample.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated")
+    sample.add_argument("--stream", action="store_true", help="print the text as it is drawn")
+    sample.add_argument("--beams", type=int, default=0, help="search the most probable texts with this number of beams")
+    sample.add_argument("--alpha", type=float, default=0.6, help="exponent of the length penalty of beams; 0: none")
+
+
+def _sample(options: argparse.Namespace) -> int:
+    from meshmpi import checkpoint
+    from meshmpi.transformer.decoding.decoding import Sampling
+    from meshmpi.transformer.decoding.sampling import Sampler
+    from meshmpi.transformer.training.saved import open_run
+
+    saved = open_run(options.run)
+    if saved.settings.task != "lm":
+        raise ConfigError(
+            f"{options.run} is a run of task '{saved.settings.task}', which continues no text.",
+            "For a translation: python -m apps.transformer translate translate RUN < FILE.",
+        )
+    wanted = {k: getattr(saved.settings.sample, k) for k in ("prompt", "tokens", "temperature", "seed")}
+    wanted |= {k: getattr(options, k) for k in wanted if getattr(options, k) is not None}
+    if options.beams and options.stop:
+        raise ConfigError("--beams and --stop: a search with beams ends at no text.", "Leave one of them out.")
+    asked = MeshSettings(shape=options.mesh or "", layout=options.layout or "")
+    mesh, vocabulary = make_mesh(asked), saved.vocabulary
+    sampling = Sampling(wanted["temperature"], options.top_k, options.top_p)
+    layout = chosen_layout(asked, mesh.shape)
+    sampler = Sampler(saved.config, vocabulary, mesh, layout, None, None, sampling, wanted["seed"])
+    checkpoint.load(saved.manifest, sampler.variables, extra=True)
+    prompt, count = wanted["prompt"], wanted["tokens"]
+    if options.beams:
+        for found in sampler.best(prompt, count, options.beams, options.alpha):
+            _say(mesh, f"{found.score:.4f} {prompt}{vocabulary.decode(found.tokens)}\n")
+        return 0
+    pieces = sampler.pieces(prompt, count, options.stop)
+    for text in itertools.chain([prompt], pieces) if options.stream else [prompt, *pieces]:
+        _say(mesh, text)
+    _say(mesh, "\n")
+    return 0
+
+
+def _say(mesh: AnyMesh, text: str) -> None:
+    """Prints at once, on rank 0."""
+    if mesh.rank == 0:
+        print(text, end="", flush=True)
+
+
+COMMANDS = (
+    Command("train", _train, "train a Transformer", _add_train, configured=True, start=_start),
+    Command("sample", _sample, "continue a text with a trained model", _add_sample),
+)

@@ -1,0 +1,1 @@
+"""Graph, layout and mesh shape to a program; programs to better programs."""

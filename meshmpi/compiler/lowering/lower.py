@@ -1,0 +1,365 @@
+"""graph + layout + mesh shape -> Program.
+
+Simple on purpose: every sum is finished where it arises, every value is taken to its placement as
+soon as it is made.  The result is the oracle of all passes.  No arrays, no MPI, no rank: the
+program is the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from meshmpi.compiler.lowering.cures import Placing, Rules, with_cure
+from meshmpi.compiler.lowering.placement import Placement, Splits
+from meshmpi.compiler.lowering.redistribute import moves
+from meshmpi.dims import Axes, Dimension, Layout, MeshShape, Shape
+from meshmpi.errors import LayoutError, VariableError
+from meshmpi.graph import Graph, Tensor, Update, Variable
+from meshmpi.graph.fetches import needed_operations
+from meshmpi.ir.bands import Band
+from meshmpi.ir.halos import HaloRegion
+from meshmpi.ir.kinds import AllReduce, Contract, Map, Read, Redistribution, Reduce, Shift, Transpose, View, Write
+from meshmpi.ir.kinds.shaping import AlongDim, aligned_groups, view_splits
+from meshmpi.ir.program import Instruction, Kind, LocalType, Program, Source, VariableType
+from meshmpi.ir.scalar import Expr, Step, call
+from meshmpi.ir.verify import verify
+
+
+def lower(
+    graph: Graph,
+    mesh: MeshShape,
+    layout: Layout,
+    fetches: Mapping[str, Tensor],
+    updates: Sequence[Update],
+    storage: Layout | None = None,
+    seed: int = 0,
+) -> Program:
+    """The unoptimised, verified SPMD program of one step.
+
+    Args:
+        graph: The graph.
+        mesh: Names and sizes of the mesh axes.
+        layout: The computation layout.
+        fetches: Name -> tensor to return.
+        updates: Variables to update at the end of the step.
+        storage: Storage rules for variables without rules of their own.
+        seed: Of all random numbers.
+
+    Raises:
+        LayoutError: The layout is illegal for this graph and mesh.
+    """
+    operations = needed_operations(graph, [*fetches.values(), *(u.value for u in updates)])
+    placement = Placement(graph, mesh, layout, storage or Layout(), operations)
+    lowering = Lowering(mesh, placement)
+    for operation in operations:
+        lowering.source = operation.source
+        operation.lower(lowering)
+    results = {name: lowering.old_value(t) if updates else lowering.value(t) for name, t in fetches.items()}
+    lowering.write(updates)
+    program = Program(
+        mesh, lowering.types, tuple(lowering.instructions), lowering.variables, lowering.feeds, results, seed
+    )
+    verify(program)
+    return program
+
+
+def cured(
+    error: LayoutError,
+    graph: Graph,
+    mesh: MeshShape,
+    layout: Layout,
+    fetches: Mapping[str, Tensor],
+    updates: Sequence[Update],
+    storage: Layout,
+) -> LayoutError:
+    """The error that `lower` raised, with a layout that is legal instead, if one is near."""
+    operations = needed_operations(graph, [*fetches.values(), *(u.value for u in updates)])
+    return with_cure(error, Placing(graph, mesh, operations, updates), Rules(layout, storage))
+
+
+class Lowering:
+    """What an operation sees while it is lowered.
+
+    Values are numbers; `type_of(tensor)` is the type a tensor must end up with, `types[value]` the
+    one a value has.
+    """
+
+    def __init__(self, mesh: MeshShape, placement: Placement):
+        self.mesh = mesh
+        self.placement = placement
+        self.types: dict[int, LocalType] = {}
+        self.instructions: list[Instruction] = []
+        self.variables: dict[str, VariableType] = {}
+        self.feeds: dict[str, LocalType] = {}
+        self.values: dict[Tensor, int] = {}
+        self.source = Source("", "", 0)
+        self._reads: dict[str, int] = {}
+        # The blocks of variables and feeds themselves, perhaps under other names; never iterated.
+        self._stored: set[int] = set()
+
+    # ---- types -----------------------------------------------------------------------------
+
+    def type_of(self, t: Tensor) -> LocalType:
+        """The finished type of a tensor in its placement."""
+        return LocalType(t.shape, t.dtype, self.placement.splits[t])
+
+    @staticmethod
+    def splits_of(t: LocalType) -> dict[str, Axes]:
+        """Dimension name -> its axes."""
+        return dict(zip(t.shape.names, t.splits, strict=True))
+
+    def pending(self, t: LocalType, axes: Sequence[str], op: str = "sum") -> LocalType:
+        """``t`` with a reduction still pending over ``axes``."""
+        partial = self.mesh.in_mesh_order(axes)
+        return LocalType(t.shape, t.dtype, t.splits, partial, op if partial else "sum")
+
+    def like_input(self, value: int, t: Tensor) -> LocalType:
+        """Shape and type of ``t``, split as ``value`` is in the dims that both have."""
+        x = self.types[value]
+        return LocalType(t.shape, t.dtype, tuple(x.split(n) for n in t.shape.names))
+
+    # ---- emitting --------------------------------------------------------------------------
+
+    def emit_many(self, attrs: Kind, inputs: Sequence[int], types: Sequence[LocalType]) -> list[int]:
+        """Appends an instruction; returns the numbers of its results."""
+        outputs = tuple(range(len(self.types), len(self.types) + len(types)))
+        self.types.update(zip(outputs, types, strict=True))
+        self.instructions.append(Instruction(attrs, tuple(inputs), outputs, self.source))
+        if attrs.traits.given or (attrs.traits.same_memory and inputs[0] in self._stored):
+            self._stored.update(outputs)
+        return list(outputs)
+
+    def emit(self, attrs: Kind, inputs: Sequence[int], type: LocalType) -> int:
+        """Appends an instruction with one result; returns its number."""
+        return self.emit_many(attrs, inputs, [type])[0]
+
+    def local(self, attrs: Kind, values: Sequence[int], output: Tensor) -> int:
+        """Emits a local instruction whose result is split as its first input is."""
+        return self.emit(attrs, values, self.like_input(values[0], output))
+
+    def resized(self, attrs: AlongDim, value: int, size: int) -> int:
+        """Emits a local instruction that changes the size of its dim and nothing else."""
+        x = self.types[value]
+        shape = Shape([Dimension(d.name, size) if d.name == attrs.dim else d for d in x.shape])
+        return self.emit(attrs, [value], LocalType(shape, x.dtype, x.splits))
+
+    def is_split(self, value: int, dim: str) -> bool:
+        """Whether ranks hold blocks of ``dim``."""
+        return bool(self.types[value].split(dim))
+
+    def _move(self, value: int, move: Redistribution) -> int:
+        return self.emit(move, [value], move.result(self.mesh, self.types[value]))
+
+    # ---- values ----------------------------------------------------------------------------
+
+    def value(self, t: Tensor) -> int:
+        """The finished value of a tensor, in its placement."""
+        return self.values[t]
+
+    def finish(self, value: int) -> int:
+        """``value`` without a pending reduction: at most one all_reduce."""
+        t = self.types[value]
+        if not t.partial:
+            return value
+        return self._move(value, AllReduce(t.partial, t.pending))
+
+    def redistribute(self, value: int, splits: Splits) -> int:
+        """``value``, which must be finished, with other splits: by the moves of `moves`."""
+        for move in moves(self.mesh, self.types[value], splits):
+            value = self._move(value, move)
+        return value
+
+    def fit(self, t: Tensor, splits: Mapping[str, Axes]) -> int:
+        """The value of ``t`` with the dims named in ``splits`` split so."""
+        value = self.value(t)
+        now = self.splits_of(self.types[value])
+        return self.redistribute(value, tuple(splits.get(n, s) for n, s in now.items()))
+
+    def computed(self, t: Tensor) -> int:
+        """The value of ``t`` in the computation layout, whatever it is constrained to."""
+        return self.redistribute(self.value(t), self.placement.base(t.shape))
+
+    def whole(self, t: Tensor, dim: str) -> int:
+        """The value of ``t`` in the computation layout, but with ``dim`` whole."""
+        base = zip(t.shape.names, self.placement.base(t.shape), strict=True)
+        return self.redistribute(self.value(t), tuple(() if n == dim else s for n, s in base))
+
+    def shift(
+        self,
+        values: Sequence[int],
+        output: Tensor,
+        dim: str,
+        offsets: Sequence[int],
+        stride: int = 1,
+        wrap: bool = False,
+        value: float = 0,
+    ) -> int:
+        """y[o] = x_j[stride * o + offset_j] along ``dim``, split alike in all values, else value.
+
+        Emits a neighbour exchange; see `HaloExchange` for what each rank sends.
+        """
+        t = self.like_input(values[0], output)
+        return self.emit(Shift(dim, t.split(dim), stride, tuple(offsets), wrap, value), values, t)
+
+    def window(self, value: int, dim: str, window: HaloRegion, wrap: bool = False) -> int:
+        """``value`` with its split ``dim`` held in windows instead of blocks: a halo exchange."""
+        x = self.types[value]
+        windows = list(x.windows or (None,) * len(x.shape))
+        windows[x.shape.position(dim)] = window
+        t = LocalType(x.shape, x.dtype, x.splits, windows=tuple(windows))
+        return self.emit(Shift(dim, x.split(dim), 1, (0,), wrap, 0), [value], t)
+
+    def define(self, t: Tensor, value: int) -> None:
+        """Makes ``value`` (finished and redistributed to its placement) the value of ``t``."""
+        self.values[t] = self.redistribute(self.finish(value), self.placement.splits[t])
+
+    # ---- local building blocks -----------------------------------------------------------------
+
+    def reduce(self, value: int, op: str, output_shape: Shape, band: Band | None = None) -> int:
+        """Reduces over the dims that ``output_shape`` lacks, and finishes over their axes."""
+        x = self.types[value]
+        gone = [a for n in x.shape.names if output_shape.find(n) < 0 for a in x.split(n)]
+        kept = LocalType(output_shape, x.dtype, tuple(x.split(n) for n in output_shape.names))
+        return self.finish(self.emit(Reduce(op, band), [value], self.pending(kept, gone, op)))
+
+    def transpose(self, value: int, shape: Shape) -> int:
+        x = self.types[value]
+        if x.shape == shape:
+            return value
+        t = LocalType(shape, x.dtype, tuple(x.split(n) for n in shape.names))
+        return self.emit(Transpose(), [value], t)
+
+    def cast(self, value: int, dtype: str) -> int:
+        x = self.types[value]
+        if x.dtype == dtype:
+            return value
+        expr = Expr((Step("cast", ("i0",), dtype),), ("t0",))
+        return self.emit(Map(expr), [value], LocalType(x.shape, dtype, x.splits))
+
+    def reshape(self, value: int, output: Tensor) -> int:
+        """The same elements under the dims of ``output``; what cannot be viewed is joined first."""
+        x = self.types[value]
+        before, after = self.splits_of(x), dict[str, Axes]()
+        for ins, outs in aligned_groups(x.shape, output.shape):
+            splits = [before[d.name] for d in ins]
+            result = self._view_group(ins, splits, outs)
+            before.update((d.name, s) for d, s in zip(ins, splits, strict=True))
+            after.update((d.name, s) for d, s in zip(outs, result, strict=True))
+        value = self.redistribute(value, tuple(before[n] for n in x.shape.names))
+        t = LocalType(output.shape, x.dtype, tuple(after[n] for n in output.shape.names))
+        return self.emit(View(), [value], t)
+
+    def _view_group(self, ins: Sequence[Dimension], splits: list[Axes], outs: Sequence[Dimension]) -> list[Axes]:
+        """Shortens ``splits`` in place, last axes first, until the group can be viewed locally."""
+        lead = next((k for k, d in enumerate(ins) if d.size > 1), 0)
+        for k in range(len(ins)):
+            if k != lead:
+                splits[k] = ()
+        while (result := view_splits(self.mesh, ins, splits, outs)) is None:
+            splits[lead] = splits[lead][:-1]
+        return result
+
+    def contract(self, values: Sequence[int], output_shape: Shape, band: Band | None = None) -> int:
+        """Sum of products of all values over the dims that ``output_shape`` lacks.
+
+        With a ``band``, of two values that share or keep all their dims.
+        """
+        values = list(values)
+        for i, j in self._contraction_order(values, output_shape):
+            a, b = values[min(i, j)], values[max(i, j)]
+            del values[max(i, j)], values[min(i, j)]
+            shape = self._pair_shape(a, b, values, output_shape) if values else output_shape
+            values.append(self._contract_pair(a, b, shape, band))
+        return values[0]
+
+    def _contraction_order(self, values: Sequence[int], output_shape: Shape) -> list[tuple[int, int]]:
+        if len(values) == 2:
+            return [(0, 1)]
+        from meshmpi.compiler.lowering.paths import contraction_path
+
+        shapes = [dict(zip(self.types[v].shape.names, self.types[v].max_sizes(self.mesh), strict=True)) for v in values]
+        return contraction_path(shapes, output_shape.names)
+
+    def _pair_shape(self, a: int, b: int, others: Sequence[int], output_shape: Shape) -> Shape:
+        """Dims of a and b that the output or another operand still needs."""
+        needed = {n for v in others for n in self.types[v].shape.names} | {*output_shape.names}
+        dims = dict.fromkeys([*self.types[a].shape, *self.types[b].shape])
+        return Shape([d for d in dims if d.name in needed])
+
+    def _contract_pair(self, a: int, b: int, shape: Shape, band: Band | None) -> int:
+        a, b = self._sum_alone(a, b, shape), self._sum_alone(b, a, shape)
+        a, b = self._without_clash(a, b)
+        x, y = self.types[a], self.types[b]
+        splits = {**self.splits_of(x), **self.splits_of(y)}
+        gone = [ax for n, s in splits.items() if shape.find(n) < 0 for ax in s]
+        t = LocalType(shape, x.dtype, tuple(splits[n] for n in shape.names))
+        return self.finish(self.emit(Contract(band), [a, b], self.pending(t, gone)))
+
+    def _sum_alone(self, value: int, other: int, shape: Shape) -> int:
+        """Sums ``value`` over dims that neither the other operand nor the result has."""
+        x, y = self.types[value].shape, self.types[other].shape
+        kept = Shape([d for d in x if y.find(d.name) >= 0 or shape.find(d.name) >= 0])
+        return value if kept == x else self.reduce(value, "sum", kept)
+
+    def _without_clash(self, a: int, b: int) -> tuple[int, int]:
+        """Splits b as a is in the dims of both, and joins its other dims that would take a's axes.
+
+        Only an intermediate result of three or more operands can differ or clash.
+        """
+        x, y = self.types[a], self.types[b]
+        used = x.used_axes
+        splits = tuple(
+            x.split(n) if x.shape.find(n) >= 0 else () if any(ax in used for ax in s) else s
+            for n, s in self.splits_of(y).items()
+        )
+        return a, self.redistribute(b, splits)
+
+    # ---- feeds, variables ------------------------------------------------------------------
+
+    def add_feed(self, name: str, t: LocalType) -> None:
+        self.feeds[name] = t
+
+    def _declare(self, variable: Variable) -> LocalType:
+        t = LocalType(variable.shape, variable.dtype, self.placement.stored(variable))
+        if variable.name not in self.variables:
+            self.variables[variable.name] = VariableType(variable.name, t, variable.initializer, variable.trainable)
+        return t
+
+    def read(self, variable: Variable) -> int:
+        """The stored value of a variable; read once."""
+        t = self._declare(variable)
+        if variable.name not in self._reads:
+            self._reads[variable.name] = self.emit(Read(variable.name), [], t)
+        return self._reads[variable.name]
+
+    def _apart(self, value: int) -> int:
+        """A copy of ``value`` where it is the memory of a variable: two may swap values."""
+        t = self.types[value]
+        if value not in self._stored:
+            return value
+        return self.emit(Map(call("identity", 1, t.dtype)), [value], t)
+
+    def old_value(self, t: Tensor) -> int:
+        """The value of ``t`` to return from a step that writes variables."""
+        self.source = t.source
+        return self._apart(self.value(t))
+
+    def write(self, updates: Sequence[Update]) -> None:
+        """Stores the values of all updates; the writes stand behind everything else."""
+        ready: list[tuple[Update, int]] = []
+        for update in updates:
+            self.source = update.value.source
+            twice = [e.value.name for e, _ in ready if e.variable is update.variable]
+            if twice:
+                raise VariableError(
+                    f"variable '{update.variable.name}' is updated twice in one step: to"
+                    f" '{twice[0]}' and to '{update.value.name}'.",
+                    "Give one mm.assign() of it, of a value that combines both.",
+                    str(self.source),
+                )
+            t = self._declare(update.variable)
+            value = self.redistribute(self.transpose(self.value(update.value), t.shape), t.splits)
+            ready.append((update, self._apart(value)))
+        for update, value in ready:
+            self.source = update.value.source
+            self.emit_many(Write(update.variable.name), [value], [])

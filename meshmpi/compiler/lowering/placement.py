@@ -1,0 +1,167 @@
+"""Where each tensor of a graph lives: computation layout, storage layouts, constraints.
+
+The rule: a tensor is split as the computation layout says of its dims.  A constrained tensor (or
+the stored value of a variable) is split as its constraint says, and what is computed from it
+elementwise or by a reduction follows it, as far as no mesh axis is then used twice.  Names and
+integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from meshmpi.dims import Axes, Layout, MeshShape, Shape
+from meshmpi.errors import LayoutError
+from meshmpi.graph import Graph, Operation, Tensor, Variable
+from meshmpi.graph.ops.placement import AsStored, Constrain
+from meshmpi.graph.ops.sources import ReadStored
+
+Splits = tuple[Axes, ...]
+
+
+class Placement:
+    """Splits of every tensor and variable of a graph on a mesh.
+
+    Args:
+        graph: The graph.
+        mesh: Names and sizes of the mesh axes.
+        layout: The computation layout.
+        storage: Storage rules for every variable without rules of its own.
+        operations: The operations to place, in graph order.
+
+    Raises:
+        LayoutError: An unknown axis or dimension, or a tensor split twice over one axis.
+    """
+
+    def __init__(self, graph: Graph, mesh: MeshShape, layout: Layout, storage: Layout, operations: Sequence[Operation]):
+        names = graph.dim_names
+        layout.check(mesh, names)
+        storage.check(mesh, names)
+        self.mesh, self.layout, self.storage = mesh, _with_aligned_dims(layout, graph), storage
+        self.splits: dict[Tensor, Splits] = {}
+        self._own: dict[Tensor, dict[str, Axes]] = {}
+        self._stored: dict[Variable, Splits] = {}
+        for operation in operations:
+            self._place(operation)
+
+    def base(self, shape: Shape) -> Splits:
+        """Splits by the computation layout alone."""
+        return tuple(self.layout.axes(d.name) for d in shape)
+
+    def stored(self, variable: Variable) -> Splits:
+        """How a variable is kept between steps."""
+        if variable not in self._stored:
+            where = str(variable.source)
+            splits = self._with_rules(variable.shape, self._storage_rules(variable), where)
+            self._check(variable.shape, splits, where)
+            self._stored[variable] = splits
+        return self._stored[variable]
+
+    def _storage_rules(self, variable: Variable) -> dict[str, tuple[Axes, bool]]:
+        """Dimension -> (axes, whether the rule may be skipped) for the dims of a variable."""
+        if variable.like is not None:
+            like = variable.like
+            same = zip(like.shape.names, self.stored(like), strict=True)
+            rules = {n: (s, False) for n, s in same if variable.shape.find(n) >= 0}
+            own = variable.storage or Layout()
+        else:
+            rules, own = {}, self.storage if variable.storage is None else variable.storage
+            own.check(self.mesh)
+        for r in own:
+            if variable.shape.find(r.dim) >= 0:
+                rules[r.dim] = (r.axes, r.optional)
+        return rules
+
+    def _with_rules(self, shape: Shape, rules: Mapping[str, tuple[Axes, bool]], where: str) -> Splits:
+        splits = dict(zip(shape.names, self.base(shape), strict=True))
+        for dim, (axes, optional) in rules.items():
+            trial = {**splits, dim: axes}
+            if optional and _repeated(trial.values()) is not None:
+                continue
+            splits = trial
+        return tuple(splits.values())
+
+    def _place(self, operation: Operation) -> None:
+        for t in operation.outputs:
+            wanted = self._wanted(operation, t.index)
+            explicit = isinstance(operation, (Constrain, AsStored, ReadStored))
+            splits = dict(zip(t.shape.names, self.base(t.shape), strict=True))
+            for dim, axes in wanted.items():
+                if dim in splits:
+                    trial = {**splits, dim: axes}
+                    if explicit or _repeated(trial.values()) is None:
+                        splits = trial
+            self.splits[t] = tuple(splits.values())
+            variable = t.variable
+            name = t.source.name if variable is None else f"variable '{variable.name}'"
+            self._check(t.shape, self.splits[t], str(t.source._replace(name=name)))
+            self._own[t] = {d: a for d, a in splits.items() if a != self.layout.axes(d)}
+
+    def _wanted(self, operation: Operation, index: int) -> dict[str, Axes]:
+        """Dims of an output whose splits differ from the computation layout's, and how."""
+        if not operation.follows:
+            return {}
+        wanted: dict[str, Axes] = {}
+        for x in operation.followed(index):
+            wanted = {**self._own[x], **wanted}
+        if isinstance(operation, (ReadStored, AsStored)):
+            reads = isinstance(operation, ReadStored)
+            v = operation.variable if reads else operation.follows_variable
+            wanted = dict(zip(v.shape.names, self.stored(v), strict=True))
+        if isinstance(operation, Constrain):
+            operation.layout.check(self.mesh)
+            wanted.update({r.dim: r.axes for r in operation.layout})
+        return wanted
+
+    def _check(self, shape: Shape, splits: Splits, where: str) -> None:
+        axis = _repeated(splits)
+        if axis is None:
+            return
+        dims = [d.name for d, s in zip(shape, splits, strict=True) for a in s if a == axis]
+        error = LayoutError(
+            f"tensor {shape} would be split twice over mesh axis '{axis}' (size"
+            f" {self.mesh.axis_size(axis)}): by dimensions '{dims[0]}' and '{dims[1]}'.",
+            "Send one of them to another axis or to none, or rename it with mm.rename() so that it"
+            " is whole in this tensor.",
+            where,
+        )
+        error.conflict = (tuple(dims), axis)
+        raise error
+
+
+def _with_aligned_dims(layout: Layout, graph: Graph) -> Layout:
+    """``layout`` with rules for aligned dims (see `Graph.align`) that it does not mention.
+
+    An aligned dim takes as many of the first axes of its partner as no tensor uses for another dim.
+    Its blocks then nest in those of the partner, and no layout becomes illegal.
+    """
+    known = {r.dim: r.axes for r in layout}
+    for dim, partner in graph.aligned.items():
+        if dim not in known:
+            beside = dict.fromkeys(
+                n
+                for o in graph.operations
+                for t in o.outputs
+                if t.shape.find(dim) >= 0
+                for n in t.shape.names
+                if n != dim
+            )
+            used = [a for other in beside for a in known.get(other, ())]
+            whole = known.get(partner, ())
+            free = next((n for n, a in enumerate(whole) if a in used), len(whole))
+            known[dim] = whole[:free]
+    if len(known) == len(layout.rules):
+        return layout
+    marked = {r.dim: r.dim + "?" * r.optional for r in layout}
+    return Layout([(marked.get(dim, f"{dim}?"), axes) for dim, axes in known.items()])
+
+
+def _repeated(splits: Iterable[Axes]) -> str | None:
+    """The first mesh axis that occurs twice."""
+    seen: list[str] = []
+    for axes in splits:
+        for a in axes:
+            if a in seen:
+                return a
+            seen.append(a)
+    return None

@@ -1,0 +1,50 @@
+"""Dead code and repeated code: `dce` and `cse`."""
+
+from __future__ import annotations
+
+from meshmpi.compiler.passes.rewrite import substituted, with_substitution
+from meshmpi.ir.program import Instruction, Program
+
+
+def dce(program: Program) -> Program:
+    """Drops instructions whose results nothing needs; feeds stay, the step's signature."""
+    needed = set(program.fetches.values())
+    kept: list[Instruction] = []
+    for i in reversed(program.instructions):
+        if i.kind in ("write", "feed") or any(v in needed for v in i.outputs):
+            kept.append(i)
+            needed.update(i.inputs)
+    return program.with_instructions(kept[::-1])
+
+
+def cse(program: Program) -> Program:
+    """Computes equal instructions once.
+
+    Random instructions are equal only when their keys are, and then they make equal numbers.
+    """
+    first: dict[tuple[object, ...], Instruction | None] = {}  # None: compared with others already
+    seen: dict[tuple[object, ...], tuple[int, ...]] = {}
+    instead: dict[int, int] = {}
+    kept: list[Instruction] = []
+    for i in program.instructions:
+        i = substituted(i, instead)
+        place = (i.kind, i.inputs)
+        if place in first and i.kind != "write":
+            other, first[place] = first[place], None
+            if other is not None:
+                seen[_meaning(program, other)] = other.outputs
+            meaning = _meaning(program, i)
+            if meaning in seen:
+                instead.update(zip(i.outputs, seen[meaning], strict=True))
+                continue
+            seen[meaning] = i.outputs
+        else:
+            first[place] = i
+        kept.append(i)
+    return with_substitution(program, kept, instead)
+
+
+def _meaning(program: Program, i: Instruction) -> tuple[object, ...]:
+    """Equal for instructions that compute the same."""
+    attrs = str(sorted(i.attrs.items(), key=lambda kv: kv[0]))
+    return i.kind, i.inputs, attrs, tuple(str(program.types[v]) for v in i.outputs)

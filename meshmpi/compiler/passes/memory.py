@@ -1,0 +1,258 @@
+"""Where every value lives: one arena per rank, known before the first step.
+
+A value gets bytes of the arena from the instruction that makes it to the last that uses it.  Views,
+updates in place and the stored blocks of variables share memory with another value.  Types and
+integers only; the executors take the plan as it is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from meshmpi.ir.kinds import Write
+from meshmpi.ir.program import Alias, Instruction, LocalType, Memory, Program
+from meshmpi.ir.scalar import ITEM_BYTES
+
+ALIGNMENT = 64
+"""Bytes: one cache line, and the widest vector of today's CPUs."""
+
+Workspace = Callable[[Instruction, Program, Mapping[str, int]], int]
+
+
+class Aliases(dict[int, Memory]):
+    """Value -> the value, variable or feed whose memory it uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._roots: dict[int, Memory] = {}  # ends of chains as they were; they only grow
+
+    def root(self, v: Memory) -> Memory:
+        """The end of the chain that begins at v."""
+        passed: list[int] = []
+        while isinstance(v, int) and v in self:
+            passed.append(v)
+            v = self._roots[v] if v in self._roots else self[v]
+        self._roots.update(dict.fromkeys(passed, v))
+        return v
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of one rank.
+
+    Attributes:
+        offsets: Value -> first byte in the arena, for values that own bytes there.
+        shares: Which values use the memory of others.
+        arena_bytes, workspace_bytes, variable_bytes, feed_bytes: Sizes.
+        live_bytes: Arena bytes in use during each instruction, for pictures.
+    """
+
+    offsets: Mapping[int, int]
+    shares: Aliases
+    arena_bytes: int
+    workspace_bytes: int
+    variable_bytes: int
+    feed_bytes: int
+    live_bytes: tuple[int, ...] = field(default=(), repr=False)
+
+    def root(self, v: Memory) -> Memory:
+        """The value, variable or feed whose memory value v uses in the end."""
+        return self.shares.root(v)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.arena_bytes + self.workspace_bytes + self.variable_bytes + self.feed_bytes
+
+
+def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Workspace) -> MemoryPlan:
+    """Plans the memory of the rank at ``coordinates``.
+
+    Args:
+        program: A verified program.
+        coordinates: Mesh axis -> coordinate.
+        workspace: (instruction, program, coordinates) -> scratch bytes of its kernel.
+    """
+    sharing = Sharing(program)
+    sizes = {v: aligned_bytes(t, program, coordinates) for v, t in program.types.items()}
+    arena = _Arena()
+    offsets: dict[int, int] = {}
+    live: list[int] = []
+    for n, i in enumerate(program.instructions):
+        for v in i.outputs:
+            if sharing.root(v) == v:
+                offsets[v] = arena.allocate(sizes[v])
+        live.append(arena.used)
+        for v in sharing.ending[n]:
+            if v in offsets:
+                arena.free(offsets[v], sizes[v])
+    scratch = (workspace(i, program, coordinates) for i in program.instructions)
+    return MemoryPlan(
+        offsets,
+        sharing.shares,
+        arena.high,
+        round_up(max(scratch, default=0)),
+        sum(aligned_bytes(v.type, program, coordinates) for v in program.variables.values()),
+        sum(aligned_bytes(t, program, coordinates) for t in program.feeds.values()),
+        tuple(live),
+    )
+
+
+def round_up(n: int) -> int:
+    """Bytes rounded up to whole cache lines."""
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+def aligned_bytes(t: LocalType, program: Program, coordinates: Mapping[str, int]) -> int:
+    """Bytes of the block held at ``coordinates``, rounded up to whole cache lines."""
+    return round_up(math.prod(t.local_sizes(program.mesh, coordinates)) * ITEM_BYTES[t.dtype])
+
+
+class Sharing:
+    """Which values share memory, and after which instruction each owner is no longer needed."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.shares = Aliases()
+        self.last: dict[Memory, int] = {}
+        end = len(program.instructions)
+        last_use = dict.fromkeys(program.types, -1)
+        for n, i in enumerate(program.instructions):
+            for v in i.inputs:
+                last_use[v] = n
+        self._written: dict[int, list[str]] = {}
+        self._kept = set(program.fetches.values())
+        for i in program.instructions:
+            if isinstance(i.attrs, Write):
+                self._written.setdefault(i.inputs[0], []).append(i.attrs.variable)
+                self._kept.update(i.inputs)
+            elif i.traits.same_memory:
+                self._kept.update(i.inputs)
+        for v in program.fetches.values():
+            last_use[v] = end
+        self._last_use = last_use
+        self._share_sources_and_views()
+        self._share_in_place()
+        self.ending: list[list[int]] = [[] for _ in range(end)]
+        for v in program.types:
+            root = self.root(v)
+            if root == v and self.last[v] < end:
+                made = self._made_at[v]
+                self.ending[max(self.last[v], made)].append(v)
+
+    def root(self, v: Memory) -> Memory:
+        return self.shares.root(v)
+
+    def _share_sources_and_views(self) -> None:
+        self._made_at: dict[int, int] = {}
+        for n, i in enumerate(self.program.instructions):
+            for v in i.outputs:
+                self._made_at[v] = n
+            place = i.attrs.alias(self.program, i)
+            if place is not None and self._may_share(i):
+                self.shares[i.outputs[0]] = place
+        for v in self.program.types:
+            self._extend(v)
+
+    def _may_share(self, i: Instruction) -> bool:
+        """Whether the result may be memory of another; a part only where instructions alone see it.
+
+        A part that is fetched or written must not be memory of a variable that may change before.
+        """
+        return i.traits.free or i.traits.same_memory or i.outputs[0] not in self._kept
+
+    def _extend(self, v: int) -> None:
+        root = self.root(v)
+        self.last[root] = max(self.last.get(root, -1), self._last_use[v])
+
+    def _share_in_place(self) -> None:
+        """Lets results take over the memory of inputs, or of variables, that end there."""
+        for n, i in enumerate(self.program.instructions):
+            if not i.traits.in_place:
+                continue
+            taken: list[Memory] = []
+            for k, y in enumerate(i.outputs):
+                candidates = i.inputs if i.traits.in_place == "any" else i.inputs[k : k + 1]
+                place: Memory | None = None if i.communicates else self._variable_to_overwrite(i, y, n)
+                for x in candidates:
+                    if place is None and self.root(x) not in taken and self._ends_here(x, y, i, n):
+                        place = x
+                if place is None or place in taken:
+                    continue
+                own = self.last.get(y, -1)  # of the result and all its views
+                self.shares[y] = place
+                root = self.root(y)
+                taken.append(root)
+                self.last[root] = max(self.last.get(root, -1), own)
+
+    def _ends_here(self, x: int, y: int, i: Instruction, n: int) -> bool:
+        """Whether instruction n is the last to need the arena memory of x, and y fits there."""
+        a, b = self.program.types[x], self.program.types[y]
+        root = self.root(x)
+        same_place = (a.local_dims, a.dtype) == (b.local_dims, b.dtype)
+        alone = sum(self.root(other) == root for other in i.inputs) == 1
+        return isinstance(root, int) and same_place and alone and self.last[root] == n
+
+    def _variable_to_overwrite(self, i: Instruction, y: int, n: int) -> Alias | None:
+        """The variable that only takes result y, when nothing reads its old value later."""
+        names = self._written.get(y, [])
+        if len(names) != 1 or y in self.program.fetches.values():
+            return None
+        place = Alias("variable", names[0])
+        stored = self.program.variables[names[0]].type
+        for k, x in enumerate(i.inputs):
+            moves = i.traits.in_place == "same" and k > 0  # its elements go to other places
+            if self.root(x) == place and (moves or self.program.types[x] != stored):
+                return None
+        return place if self.last.get(place, -1) <= n else None
+
+
+class _Arena:
+    """A first-address best-fit allocator over integers; remembers the highest address used."""
+
+    def __init__(self) -> None:
+        self.high = 0
+        self.used = 0
+        self._starts: list[int] = []  # free gaps below `high`, ascending, never adjacent
+        self._sizes: list[int] = []
+
+    def allocate(self, size: int) -> int:
+        self.used += size
+        best = -1
+        for k, gap in enumerate(self._sizes):
+            if gap >= size and (best < 0 or gap < self._sizes[best]):
+                best = k
+        if best >= 0:
+            start = self._starts[best]
+            if self._sizes[best] == size:
+                del self._starts[best], self._sizes[best]
+            else:
+                self._starts[best] += size
+                self._sizes[best] -= size
+            return start
+        return self._grow(size)
+
+    def _grow(self, size: int) -> int:
+        if self._starts and self._starts[-1] + self._sizes[-1] == self.high:
+            start = self._starts.pop()
+            self._sizes.pop()
+        else:
+            start = self.high
+        self.high = start + size
+        return start
+
+    def free(self, start: int, size: int) -> None:
+        self.used -= size
+        if not size:
+            return
+        k = bisect.bisect(self._starts, start)
+        self._starts.insert(k, start)
+        self._sizes.insert(k, size)
+        if k + 1 < len(self._starts) and start + size == self._starts[k + 1]:
+            self._sizes[k] += self._sizes.pop(k + 1)
+            self._starts.pop(k + 1)
+        if k and self._starts[k - 1] + self._sizes[k - 1] == start:
+            self._sizes[k - 1] += self._sizes.pop(k)
+            self._starts.pop(k)

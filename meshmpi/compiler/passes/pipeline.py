@@ -1,0 +1,60 @@
+"""The order of the passes; every one is followed by verify()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshmpi.compiler.passes.clean import cse, dce
+from meshmpi.compiler.passes.combine import combine
+from meshmpi.compiler.passes.fold import fold
+from meshmpi.compiler.passes.fuse import fuse
+from meshmpi.compiler.passes.lean import recompute_cheap
+from meshmpi.compiler.passes.loops import form_loops
+from meshmpi.compiler.passes.overlap import SMALLEST_BYTES, overlap
+from meshmpi.compiler.passes.reductions import place_reductions
+from meshmpi.compiler.passes.scatter import form_reduce_scatter, shard_early
+from meshmpi.compiler.passes.segments import form_segments
+from meshmpi.ir.program import Program
+from meshmpi.ir.verify import Proven, verify
+
+Pass = Callable[[Program], Program]
+
+PASSES: tuple[Pass, ...] = (
+    dce,
+    fold,
+    cse,
+    place_reductions,
+    shard_early,
+    cse,
+    form_reduce_scatter,
+    cse,
+    dce,
+    fuse,
+    combine,
+    form_loops,
+    form_segments,
+    recompute_cheap,
+    combine,
+)
+
+
+def overlapping(passes: tuple[Pass, ...] = PASSES) -> tuple[Pass, ...]:
+    """The passes for a network on which reductions travel while instructions compute.
+
+    Only messages too short to be worth starting early are kept back to be combined.
+    """
+    return (*(_combine_short if p is combine else p for p in passes), overlap)
+
+
+def _combine_short(program: Program) -> Program:
+    return combine(program, SMALLEST_BYTES)
+
+
+def optimize(program: Program, passes: tuple[Pass, ...] = PASSES) -> Program:
+    """Runs the passes; the result computes the same as ``program`` up to rounding."""
+    proven = Proven()
+    for one in passes:
+        before, program = program, one(program)
+        if program is not before:
+            verify(program, proven)
+    return program

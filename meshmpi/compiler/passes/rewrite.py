@@ -1,0 +1,53 @@
+"""What every pass needs: who uses a value, and replacing values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+from meshmpi.ir.program import Instruction, Program
+
+
+def users(program: Program) -> dict[int, list[Instruction]]:
+    """Value -> the instructions that use it, in order (once per use)."""
+    out: dict[int, list[Instruction]] = {v: [] for v in program.types}
+    for i in program.instructions:
+        for v in i.inputs:
+            out[v].append(i)
+    return out
+
+
+def producers(program: Program) -> dict[int, Instruction]:
+    """Value -> the instruction that makes it."""
+    return {v: i for i in program.instructions for v in i.outputs}
+
+
+def fetched(program: Program) -> set[int]:
+    """Values that are fetched; for membership tests only."""
+    return set(program.fetches.values())
+
+
+def substituted(i: Instruction, instead: Mapping[int, int]) -> Instruction:
+    """The instruction with inputs replaced."""
+    if not any(v in instead for v in i.inputs):
+        return i
+    return i.replaced(inputs=tuple(instead.get(v, v) for v in i.inputs))
+
+
+def with_substitution(program: Program, instructions: Iterable[Instruction], instead: Mapping[int, int]) -> Program:
+    """A program of ``instructions`` whose uses and fetches follow ``instead`` (chains resolved)."""
+
+    def final(v: int) -> int:
+        while v in instead:
+            v = instead[v]
+        return v
+
+    resolved = {v: final(v) for v in instead}
+    fetches = {name: final(v) for name, v in program.fetches.items()}
+    return program.with_instructions([substituted(i, resolved) for i in instructions], fetches=fetches)
+
+
+def fresh(program: Program) -> int:
+    """A value number that the program does not use yet; larger ones are free too."""
+    inner = (v for i in program.instructions for v in i.inner_types())
+    return max(itertools.chain(program.types, inner), default=-1) + 1

@@ -1,0 +1,163 @@
+"""Files that somebody else may have made: read whole, or refused, by one rule.
+
+A file is a plain file, not a folder, named pipe, socket or device: opening one never blocks.  Its
+length is known, and compared with what the reader takes at most, before memory is asked for.
+Documents are refused by a `ValueError` whatever is wrong with them: nesting that exhausts the
+stack, a name that comes twice, shapes that the file is too short for.
+
+Functions here raise `OSError` (its ``strerror`` says what is wrong) and `ValueError`; a caller adds
+which file it wanted, why, and what to do.  Knows nothing of what files hold.  Packages are imported
+where they are needed: `meshmpi doctor` reads files by this where there are none.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import math
+import os
+import stat
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST_DOCUMENT_BYTES = 1 << 28
+"""Longest document that is read, unless its reader says otherwise.  Those known are below 40 MB."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a link",
+}
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether something is a plain file name, which cannot lead to another folder."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and not any(c in "/\\" or not c.isprintable() for c in name)
+    )
+
+
+def opened(path: str | os.PathLike[str], links: bool = True, folder: int | None = None) -> int:
+    """Opens a plain file for reading; returns its descriptor.
+
+    Args:
+        path: Of the file.
+        links: Whether ``path`` itself may be a symbolic link.
+        folder: Descriptor of the folder that a relative ``path`` starts from.
+
+    Raises:
+        OSError: It cannot be opened, or is not a plain file.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        fd = os.open(path, flags if links else flags | os.O_NOFOLLOW, dir_fd=folder)
+    except ValueError as error:  # a name that no file can have
+        raise OSError(errno.EINVAL, f"no file can be called so ({error})", str(path)) from None
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a device that is not there
+            raise _not_plain(stat.S_IFSOCK, path) from None
+        if error.errno == errno.ELOOP and not links:
+            raise _not_plain(stat.S_IFLNK, path) from None
+        raise
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(fd)
+        raise _not_plain(kind, path)
+    return fd
+
+
+def _not_plain(kind: int, path: str | os.PathLike[str]) -> OSError:
+    return OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}, not a file", str(path))
+
+
+def contents(path: str | os.PathLike[str], most: int | None = MOST_DOCUMENT_BYTES, links: bool = True) -> bytes:
+    """All bytes of a plain file.
+
+    Args:
+        path: Of the file.
+        most: Longest length that is taken; None: any.
+        links: As `opened`.
+
+    Raises:
+        OSError: It cannot be read, is not a plain file, or is longer.
+    """
+    with open(opened(path, links), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            problem = f"it has {size:,} bytes, the most that is read is {most:,}"
+            raise OSError(errno.EFBIG, problem, str(path))
+        return file.read(size)
+
+
+def text(path: str | os.PathLike[str], most: int | None = MOST_DOCUMENT_BYTES) -> str:
+    """As `contents`, decoded; ValueError where it is not UTF-8."""
+    return contents(path, most).decode("utf-8")
+
+
+def parse_json(document: str | bytes) -> Any:
+    """What a JSON text says; ValueError where it is none, nests too deep or has a name twice."""
+    try:
+        return json.loads(document, object_pairs_hook=_unique)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"it has {twice!r} twice")
+    return found
+
+
+def json_table(path: str | os.PathLike[str], most: int = MOST_DOCUMENT_BYTES) -> dict[str, Any]:
+    """The table that a JSON file holds; OSError and ValueError as the functions above."""
+    found = parse_json(contents(path, most))
+    if not isinstance(found, dict):
+        raise ValueError(f"it is no table but {type(found).__name__}")
+    return found
+
+
+def parse_toml(document: str) -> dict[str, Any]:
+    """What a TOML text says; ValueError where it is none or nests too deep."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    try:
+        return tomllib.loads(document)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+
+
+def parse_npy(data: bytes) -> np.ndarray:
+    """The array that the bytes of a .npy file hold.
+
+    Raises:
+        ValueError: It is none, holds Python objects, or is longer or shorter than its header says.
+    """
+    import numpy as np
+
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        readers = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}
+        if version not in readers:
+            raise ValueError(f"it is of version {version}")
+        shape, fortran, dtype = getattr(np.lib.format, readers[version])(file)
+    except (SyntaxError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        raise ValueError(f"its header cannot be read: {error}") from None
+    start, expected = file.tell(), math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or min(shape, default=0) < 0 or expected != len(data) - start:
+        raise ValueError(f"its header says {dtype}{list(shape)}, {len(data) - start} bytes follow")
+    found = np.frombuffer(data, dtype, offset=start)
+    return found.reshape(shape, order="F" if fortran else "C")

@@ -1,0 +1,299 @@
+"""Folders and files of this user alone, so that nobody else can have put anything into them.
+
+A folder is private when this user owns it and nobody else may write to it.  It is held open by its
+descriptor, and everything in it is reached from there: whoever renames or replaces a folder above
+cannot lead a reader elsewhere.  No link is followed.
+
+Root is a user like others: it takes nothing from a folder of somebody else.  A folder that the
+user's group may write to is refused too, even where the group has one member: who is in a group
+cannot be known.  So is one whose owner shows as another user, as on a file server that maps users.
+
+Knows nothing of what files hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from meshmpi.files import plain
+
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+MOST_BYTES = 1 << 28
+"""Longest file that is read whole.  Larger ones are never ours."""
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def why_not_private(status: os.stat_result) -> str:
+    """What keeps a folder or file from being this user's alone; empty where it is."""
+    if status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}, not to user {os.geteuid()}"
+    if status.st_mode & WRITABLE_BY_OTHERS:
+        return f"others may write to it (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def _refuse(path: str | Path, why: str) -> NoReturn:
+    raise PermissionError(errno.EPERM, why, str(path))
+
+
+class Folder:
+    """A private folder, held open.
+
+    Args:
+        path: Its path, to show and for programs that need a name.
+        descriptor: The open folder; closed with this object.
+
+    Attributes:
+        path: As given.
+    """
+
+    def __init__(self, path: Path, descriptor: int):
+        self.path, self._fd = path, descriptor
+        try:
+            why = why_not_private(os.fstat(descriptor))
+            if why:
+                _refuse(path, why)
+        except OSError:
+            self.close()
+            raise
+
+    @classmethod
+    def at(cls, path: Path) -> Folder:
+        """Opens a folder, which is made where it is missing, with those above it.
+
+        Raises:
+            OSError: It is not private, is a link, or cannot be made.
+        """
+        path = Path(os.path.abspath(path))
+        missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
+        for folder in reversed(missing):
+            _make(folder)
+        return cls(path, _opened(path, None))
+
+    @classmethod
+    def new(cls, place: Path, prefix: str) -> Folder:
+        """Makes a folder that nobody can guess the name of.
+
+        Args:
+            place: Where, as /tmp; nobody else may be able to rename what this user has made there.
+            prefix: How its name begins.
+
+        Raises:
+            OSError: The place is not safe, or nothing can be made there.
+        """
+        status = os.stat(place)
+        sticky = status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (0, os.geteuid()):
+            _refuse(place, f"it belongs to user {status.st_uid}")
+        if status.st_mode & WRITABLE_BY_OTHERS and not sticky:
+            _refuse(place, "others may rename what is in it")
+        path = place / f"{prefix}{secrets.token_hex(8)}"
+        os.mkdir(path, 0o700)
+        return cls(path, _opened(path, None))
+
+    def child(self, name: str) -> Folder:
+        """Opens a folder in this one, made where it is missing.
+
+        Raises:
+            OSError: It is not private, is a link, or cannot be made.
+        """
+        path = self.path / name
+        try:
+            if not self.has(name):  # asked first: a read-only file system refuses before it looks
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=self._fd)
+            return Folder(path, _opened(name, self._fd))
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(path)) from None
+
+    @contextlib.contextmanager
+    def temporary(self, prefix: str) -> Iterator[Folder]:
+        """A folder in this one that goes with the context."""
+        with self.child(f"{prefix}{secrets.token_hex(8)}") as made:
+            try:
+                yield made
+            finally:
+                self.remove(made.path.name)
+
+    def reached(self) -> str:
+        """A name of the folder that leads there whatever becomes of its path, in this process."""
+        by_descriptor = f"/proc/self/fd/{self._fd}"
+        return by_descriptor if os.path.isdir(by_descriptor) else str(self.path)
+
+    def takes_files(self) -> bool:
+        """Whether files can be made in it, as far as permissions and mounts say."""
+        return os.access(self.reached(), os.W_OK | os.X_OK)
+
+    def runs_programs(self) -> bool:
+        """Whether its file system lets programs run and libraries be loaded."""
+        return not os.fstatvfs(self._fd).f_flag & os.ST_NOEXEC
+
+    def names(self) -> list[str]:
+        """What is in it, sorted."""
+        return sorted(os.listdir(self._fd))
+
+    def has(self, name: str) -> bool:
+        """Whether there is anything under a name."""
+        try:
+            os.lstat(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def create(self, name: str) -> int:
+        """A new file, open for reading and writing, of mode 0600.
+
+        Raises:
+            OSError: There is something under this name, or no room.
+        """
+        return os.open(name, _NEW, 0o600, dir_fd=self._fd)
+
+    def read(self, name: str, most: int = MOST_BYTES) -> bytes | None:
+        """The content of a file; None where there is none, or it is not this user's alone.
+
+        Args:
+            name: Of the file.
+            most: Longer ones are not read.
+        """
+        return read_plain(name, most, self._fd)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Puts a whole file under a name at once, in place of what is there.
+
+        Raises:
+            OSError: There is no room.
+        """
+        beside = f".{name}.{secrets.token_hex(8)}"
+        try:
+            with open(self.create(beside), "wb") as file:
+                file.write(data)
+            self.rename(beside, name)
+        except BaseException:
+            self.remove(beside)
+            raise
+
+    def rename(self, old: str, new: str) -> None:
+        """Puts ``old`` in place of whatever is under the name ``new``."""
+        try:
+            os.replace(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            self.remove(new)
+            os.replace(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def remove(self, name: str) -> None:
+        """Removes a file or folder of this one, links themselves and nothing behind them."""
+        try:
+            os.unlink(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return
+        except (IsADirectoryError, PermissionError):  # EPERM: what POSIX has for a folder
+            shutil.rmtree(f"{self.reached()}/{name}", ignore_errors=True)
+
+    @contextlib.contextmanager
+    def locked(self, name: str) -> Iterator[bool]:
+        """Holds a lock until the context ends, or the process.
+
+        Yields:
+            Whether it is held.  On a file system without locks others do not wait: then work is
+            done several times.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(name, flags, 0o600, dir_fd=self._fd)
+        try:
+            held = False
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                held = True
+            yield held
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Lets go of the folder."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def new_file(path: Path) -> int:
+    """A new file of mode 0600, open for reading and writing, in a private folder.
+
+    Raises:
+        OSError: There is something under this name, or no room.
+    """
+    return os.open(path, _NEW, 0o600)
+
+
+def open_plain(path: str | Path, folder: int | None = None) -> int | None:
+    """A plain file of this user alone, open for reading; None for anything else, links included.
+
+    Args:
+        path: Of the file.
+        folder: Descriptor of the folder that ``path`` starts from.
+    """
+    try:
+        fd = plain.opened(path, links=False, folder=folder)
+    except OSError:
+        return None
+    if not why_not_private(os.fstat(fd)):
+        return fd
+    os.close(fd)
+    return None
+
+
+def read_plain(path: str | Path, most: int = MOST_BYTES, folder: int | None = None) -> bytes | None:
+    """The content of a plain file of this user alone; None for anything else, links included.
+
+    Args:
+        path: Of the file.
+        most: Longer ones are not read.
+        folder: Descriptor of the folder that ``path`` starts from.
+    """
+    fd = open_plain(path, folder)
+    if fd is None:
+        return None
+    with open(fd, "rb") as file:
+        try:
+            return file.read(most) if os.fstat(fd).st_size <= most else None
+        except OSError:  # a damaged disk
+            return None
+
+
+def _make(folder: Path) -> None:
+    parent = os.stat(folder.parent)
+    if os.geteuid() == 0 and parent.st_uid != 0:
+        # What root made there, as under sudo, its owner could not use.
+        _refuse(folder.parent, f"it belongs to user {parent.st_uid}, not to user 0")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+
+
+def _opened(name: str | Path, folder: int | None) -> int:
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder)
+    except OSError as error:
+        refused = error.errno in (errno.ELOOP, errno.ENOTDIR)
+        if refused and stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
+            _refuse(name, "it is a link")
+        raise

@@ -1,0 +1,238 @@
+"""From an annotation to the rule of an argument: kinds, and lists, dicts and choices of them."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from meshmpi.errors import MeshmpiError
+from meshmpi.graph import Tensor
+from meshmpi.graph.arguments.rules import (
+    ANYTHING,
+    DIM_NAME,
+    DIMENSION,
+    DTYPE,
+    DTYPES_OF_VARIABLE,
+    FUNCTION,
+    INITIALIZER,
+    INTEGER,
+    LAYOUT,
+    MADE_BY,
+    MESH_SHAPE,
+    NO,
+    NONE,
+    NUMBER,
+    SHAPE,
+    STORE,
+    TENSOR,
+    TEXT,
+    TRUTH,
+    VARIABLE,
+    Call,
+    Rule,
+    fixed,
+)
+
+
+def _first_of(takes: Sequence[Callable[[Any, Call], Any]]) -> Callable[[Any, Call], Any]:
+    """What the first takes that takes the value; of their errors the first is raised."""
+
+    def take(value: Any, call: Call) -> Any:
+        error: MeshmpiError | None = None
+        for one in takes:
+            try:
+                taken = one(value, call)
+            except MeshmpiError as e:
+                error = error or e
+                continue
+            if taken is not NO:
+                return taken
+        if error is not None:
+            raise error
+        return NO
+
+    return take
+
+
+def _any_of(*rules: Rule) -> Rule:
+    """Whatever one of the rules takes, the first first; they advise in that order."""
+    mostly = [r for r in rules if r is not NONE]
+
+    take = _first_of([r.take for r in rules])
+
+    def advice(value: Any, call: Call) -> str:
+        return mostly[0].advice(value, call)
+
+    item = next((r.item for r in mostly if r.item is not None), None)
+    said = " or ".join(dict.fromkeys(r.said for r in mostly))
+    return Rule(said, take, advice, item)
+
+
+def _list_of(rule: Rule) -> Rule:
+    """Several; one alone counts as a list of one."""
+
+    def items_of(value: Any, call: Call) -> Any:
+        if isinstance(value, (str, Mapping, Tensor)) or not isinstance(value, Iterable):
+            return NO
+        if getattr(value, "ndim", 1) == 0:  # an array that cannot be iterated over
+            return NO
+        given = list(cast("Iterable[Any]", value))
+        items = [rule.take(v, call) for v in given]
+        if any(v is NO for v in items):
+            return NO
+        same = isinstance(value, list) and all(map(operator.is_, given, items))
+        return value if same else items  # the caller's own list may be there to be filled
+
+    def alone(value: Any, call: Call) -> Any:
+        one = rule.take(value, call)
+        return NO if one is NO else [one]
+
+    take = _first_of([items_of, alone])
+
+    return Rule(f"a list of {_plural(rule.said)}", take, rule.advice, rule)
+
+
+def _plural(said: str) -> str:
+    return " or ".join(part.removeprefix("a ").removeprefix("an ") + "s" for part in said.split(" or "))
+
+
+def _pair_of(rules: Sequence[Rule]) -> Rule:
+    def take(value: Any, call: Call) -> Any:
+        if not isinstance(value, (list, tuple)) or len(cast("Sequence[Any]", value)) != len(rules):
+            return NO
+        items = tuple(r.take(v, call) for r, v in zip(rules, value, strict=True))
+        return NO if any(v is NO for v in items) else items
+
+    said = f"({', '.join(r.said for r in rules)})"
+    return Rule(said, take, fixed(f"Give {len(rules)} values: {said}."))
+
+
+def _mapping_of(key: Rule, rule: Rule) -> Rule:
+    def take(value: Any, call: Call) -> Any:
+        if not isinstance(value, Mapping):
+            return NO
+        pairs = cast("Mapping[Any, Any]", value).items()
+        items = [(key.take(k, call), rule.take(v, call)) for k, v in pairs]
+        if any(k is NO or v is NO for k, v in items):
+            return NO
+        same = all(a is b and c is d for (a, c), (b, d) in zip(pairs, items, strict=True))
+        return value if same else dict(items)
+
+    said = f"a dict from {_plural(key.said)} to {_plural(rule.said)}"
+    return Rule(said, take, fixed(f"Give a dict of {_plural(rule.said)} by name."), rule)
+
+
+def _instance_of(name: str, namespace: Mapping[str, Any]) -> Rule:
+    """What is an object of a class, found by its name where the function stands."""
+    kind = namespace.get(name)
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return ANYTHING
+
+    def take(value: Any, call: Call) -> Any:
+        return value if isinstance(value, cast("type", kind)) else NO
+
+    article = "an" if name[0] in "AEIO" else "a"
+    advice = MADE_BY.get(name, f"Give mm.{name}(...).")
+    return Rule(f"{article} {name}", take, fixed(advice))
+
+
+_SIZES = _any_of(INTEGER, _list_of(INTEGER))
+_RATE = _any_of(NUMBER, TENSOR, FUNCTION)
+_ACTIVATION = _any_of(TEXT, FUNCTION, NONE)
+_MESHES = _list_of(MESH_SHAPE)._replace(said="the shape of a mesh or a list of them")
+_KINDS: dict[str, Rule] = {
+    "Any": ANYTHING,
+    "object": ANYTHING,
+    "None": NONE,
+    "Tensor": TENSOR,
+    "TensorLike": _any_of(TENSOR, NUMBER),
+    "TensorOrNumber": _any_of(TENSOR, NUMBER),
+    "int": INTEGER,
+    "float": NUMBER,
+    "bool": TRUTH,
+    "str": TEXT,
+    "Number": NUMBER,
+    "Dimension": DIMENSION,
+    "DimLike": DIM_NAME,
+    "Dims": _list_of(DIMENSION),
+    "DimsLike": _list_of(DIM_NAME),
+    "Shape": SHAPE,
+    "ShapeLike": SHAPE,
+    "DType": DTYPE,
+    "VariableDType": DTYPES_OF_VARIABLE,
+    "DTypeLike": _any_of(DTYPES_OF_VARIABLE, NONE),
+    "Layout": LAYOUT,
+    "LayoutLike": LAYOUT,
+    "MeshShape": MESH_SHAPE,
+    "MeshShapeLike": MESH_SHAPE,
+    "InitializerLike": INITIALIZER,
+    "Callable": FUNCTION,
+    "Body": FUNCTION,
+    "Schedule": FUNCTION,
+    "Sizes": _SIZES,
+    "Activation": _ACTIVATION,
+    "Activations": _any_of(_ACTIVATION, _list_of(_ACTIVATION)),
+    "Rate": _RATE,
+    "LearningRate": _any_of(_RATE, _mapping_of(TEXT, _RATE)),
+    "Choice": _any_of(FUNCTION, _list_of(TEXT)),
+    "Padding": _any_of(TEXT, _list_of(_pair_of([INTEGER, INTEGER]))),
+    "Tensors": _mapping_of(TEXT, TENSOR),
+    "VariableLike": VARIABLE,
+    "VariableStore": STORE,
+    "Place": _any_of(TEXT, TENSOR),
+    "Meshes": _MESHES,
+}
+"""Name in an annotation -> what it takes.  Other names are those of classes."""
+_BY_PARAMETER = (
+    ("initializer", INITIALIZER),
+    ("dtype", _any_of(DTYPES_OF_VARIABLE, NONE)),
+    ("reduced_dim", _any_of(_list_of(DIM_NAME), NONE)),
+    ("reduced_dims", _any_of(_list_of(DIM_NAME), NONE)),
+)
+"""End of a parameter's name -> what it takes, where the annotation says no more than Any."""
+
+
+def rule_of(annotation: str, parameter: str, namespace: Mapping[str, Any]) -> Rule:
+    """The rule that an annotation stands for.
+
+    Args:
+        annotation: As it is written.
+        parameter: Its name.
+        namespace: Namespace of the module that contains it.
+    """
+    if annotation in ("Any", "str"):
+        for name, rule in _BY_PARAMETER:
+            if parameter == name or (rule is INITIALIZER and parameter.endswith(name)):
+                return rule
+    return _rule(ast.parse(annotation, mode="eval").body, namespace)
+
+
+def _rule(node: ast.expr, namespace: Mapping[str, Any]) -> Rule:
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, str):  # a name in quotes
+            return _rule(ast.parse(node.value, mode="eval").body, namespace)
+        return NONE
+    if isinstance(node, ast.BinOp):
+        return _any_of(_rule(node.left, namespace), _rule(node.right, namespace))
+    if isinstance(node, ast.Name):
+        return _KINDS.get(node.id) or _instance_of(node.id, namespace)
+    if isinstance(node, ast.Subscript):
+        return _generic(ast.unparse(node.value), node.slice, namespace)
+    return ANYTHING
+
+
+def _generic(name: str, inside: ast.expr, namespace: Mapping[str, Any]) -> Rule:
+    """``Sequence[X]``, ``tuple[X, Y]``, ``Mapping[str, X]``, ``Callable[...]``, ``X | Y``."""
+    parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
+    if name == "Callable":
+        return FUNCTION
+    rules = [_rule(part, namespace) for part in parts]
+    if name in ("Sequence", "Iterable", "list"):
+        return _list_of(rules[0])
+    if name in ("Mapping", "dict"):
+        return _mapping_of(rules[0], rules[1])
+    if name == "tuple":
+        return _pair_of(rules)
+    return _any_of(*rules) if name in ("Union", "Optional") else ANYTHING

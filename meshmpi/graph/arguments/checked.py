@@ -1,0 +1,179 @@
+"""`checked`: a function whose arguments are read by their annotations before it runs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from meshmpi.errors import ArgumentError, suggest
+from meshmpi.graph import call_of
+from meshmpi.graph.arguments.annotations import rule_of
+from meshmpi.graph.arguments.rules import ANYTHING, NO, Call, Rule, shown
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Signature:
+    """The parameters of a function, and the rules of their arguments.
+
+    Args:
+        function: The function; ``self`` and ``cls`` have no annotation, and no rule.
+        name: As users call it.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str):
+        inner = inspect.unwrap(function)
+        code, self.name = inner.__code__, name
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        self.positional = names[: code.co_argcount]
+        with_default = len(inner.__defaults__ or ())
+        optional = [*self.positional[len(self.positional) - with_default :], *(inner.__kwdefaults__ or ())]
+        self.required = [n for n in names if n not in optional]
+        self.public = [n for n in names if n not in ("self", "cls", "_cls")]
+        self.rules = {n: self._rule(inner.__annotations__, n, inner.__globals__) for n in names}
+        self.takes_more = bool(code.co_flags & inspect.CO_VARARGS)
+        self.takes_names = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+
+    @staticmethod
+    def _rule(written: Mapping[str, Any], name: str, namespace: Mapping[str, Any]) -> Rule:
+        annotation = written.get(name)
+        annotation = getattr(annotation, "__forward_arg__", annotation)  # of a NamedTuple
+        return rule_of(annotation, name, namespace) if isinstance(annotation, str) else ANYTHING
+
+    def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments as the function gets them.
+
+        Raises:
+            ArgumentError: One is missing, unknown or of another kind.
+        """
+        call = Call(self.name, (*args, *kwargs.values()))
+        wrong = self._misnamed(args, kwargs)
+        if wrong is not None:
+            problem, remedy = wrong
+            raise ArgumentError(
+                f"{self.name}: {problem}", f"{remedy}Call it as {self}.", call_of(self.name, *call.tensors)
+            )
+        given = [self._taken(n, a, call) for n, a in zip(self.positional, args, strict=False)]
+        given += args[len(self.positional) :]
+        named = {n: self._taken(n, a, call) for n, a in kwargs.items()}
+        return given, named
+
+    def _taken(self, parameter: str, value: Any, call: Call) -> Any:
+        rule = self.rules.get(parameter, ANYTHING)
+        taken = rule.take(value, call)
+        if taken is not NO:
+            return taken
+        if rule.item is not None and isinstance(value, (list, tuple, Mapping)):
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            pairs = cast("Iterable[tuple[Any, Any]]", items)
+            for at, one in pairs:
+                if rule.item.take(one, call) is NO:
+                    parameter, value, rule = f"{parameter}[{at!r}]", one, rule.item
+                    break
+        raise ArgumentError(
+            f"{self.name}: {parameter} is {shown(value)}, which is not {rule.said}.",
+            rule.advice(value, call),
+            call_of(self.name, *call.tensors),
+        )
+
+    def _misnamed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
+        """What is wrong with the number and the names of the arguments, and the cure."""
+        given = self.positional[: len(args)]
+        if len(args) > len(given) and not self.takes_more:
+            first = shown(args[len(given)])
+            return f"there are {len(args) - len(given)} arguments too many, from {first} on.", ""
+        for n in kwargs:
+            if n not in self.rules and not self.takes_names:
+                return f"there is no argument '{n}'.", f"{suggest(n, self.public)} "
+            if n in given:
+                return f"the argument {n} is given twice.", ""
+        for n in self.required:
+            if n not in given and n not in kwargs:
+                return f"the argument {n} is missing ({self.rules[n].said}).", ""
+        return None
+
+    def __str__(self) -> str:
+        needed = [n for n in self.public if n in self.required]
+        parts = [n if n in self.positional else f"{n}=..." for n in needed]
+        more = [] if len(needed) == len(self.public) else ["..."]
+        return f"mm.{self.name}({', '.join([*parts, *more])})"
+
+
+def checked(function: F, name: str = "") -> F:
+    """The function, whose arguments are read by their annotations first.
+
+    Args:
+        function: A function, or a method with ``self``.
+        name: As users call it; default: its own.
+    """
+    signature: list[_Signature] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not signature:  # late: `import meshmpi` reads no annotations
+            signature.append(_Signature(function, name or function.__name__))
+        fitting, named = signature[0].fit(args, kwargs)
+        return function(*fitting, **named)
+
+    call.__dict__["__checked__"] = True
+    return cast("F", call)
+
+
+def asked(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
+    """What a user's function returns; where it takes another number of arguments, an error.
+
+    Args:
+        function: The user's function.
+        what: The function of ours that calls it.
+        arguments: That it is called with.
+
+    Raises:
+        ArgumentError: It takes more or fewer arguments.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C have none
+        return function(*arguments)
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        n = len(arguments)
+        raise ArgumentError(
+            f"{what}: the function {name}{signature} is called with {n} argument{'s' * (n != 1)}: {error}.",
+            f"Give a function that takes {n} {'tensor' if n == 1 else 'tensors'}.",
+            call_of(what),
+        ) from None
+    return function(*arguments)
+
+
+def check_all(namespace: dict[str, Any], names: Iterable[str], prefix: str = "") -> None:
+    """Puts `checked` functions and classes in place of the public ones of a module.
+
+    Args:
+        namespace: Its globals.
+        names: What is public.
+        prefix: Prefix of their names as users write them, such as "optimize.".
+    """
+    for name in names:
+        value = namespace[name]
+        if isinstance(value, type):
+            if not getattr(value, "_is_protocol", False):
+                _check_class(value, prefix + name)
+        elif inspect.isfunction(value):
+            namespace[name] = checked(value, prefix + name)
+
+
+def _check_class(kind: type, name: str) -> None:
+    """The constructor and the public methods of a class, where it defines them itself."""
+    for method, value in list(vars(kind).items()):
+        made_static = isinstance(value, staticmethod)  # __new__
+        function = value.__func__ if made_static else value
+        makes = method in ("__init__", "__new__")
+        if not inspect.isfunction(function) or hasattr(function, "__checked__"):
+            continue
+        if makes or not method.startswith("_"):
+            new = checked(function, name if makes else f"{name}.{method}")
+            setattr(kind, method, staticmethod(new) if made_static else new)

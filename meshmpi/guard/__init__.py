@@ -1,0 +1,1 @@
+"""What watches a job: flight recorder, watchdog, deadlocks, recovery."""

@@ -1,0 +1,181 @@
+"""Failing together: an error on one rank ends the job on all, with one traceback and no hang.
+
+Plain Python under mpirun hangs when one rank raises: the rank waits in MPI_Finalize for the
+others, they wait for it in a collective.  Here an uncaught exception, in any thread, calls
+MPI_Abort; a rank that leaves with a status other than 0 gives the others a few seconds to leave
+too, then aborts.
+
+What this changes in the interpreter, and when (docs/hangs.md): `sys.excepthook`,
+`threading.excepthook` and an atexit function, once a mesh of several ranks is made or the launcher's
+own start runs the program.  The hooks are given back when the last mesh is freed.
+
+Not known here: meshes, programs.  mpi4py is used only when it is initialised, never imported first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from meshmpi.guard import ending, exit_status, lifeline, meeting, outcome, recovery, watchdog
+
+if TYPE_CHECKING:
+    from meshmpi.runtime.mpi import MPI
+
+LEAVE_SECONDS = 5.0
+"""How long a rank that failed by its exit status waits for the others to leave as well.
+Assumption: ranks that all give up at the same step differ by less."""
+_leaving: list[MPI.Comm] = []
+_keyvals: list[int] = []
+_previous: tuple[Any, Any] | None = None
+_ours: tuple[Any, Any] | None = None
+_meshes, _keeps = 0, False
+
+
+def install(comm: MPI.Intracomm) -> None:
+    """Makes errors of any rank of ``comm`` end the job.  Collective; once for a communicator.
+
+    Args:
+        comm: An intracommunicator; with one rank nothing is done.
+    """
+    from meshmpi.runtime.mpi import MPI
+
+    if comm.size == 1:
+        return
+    install_hooks()
+    if not _keyvals:
+        _keyvals.append(MPI.Comm.Create_keyval())
+        recovery.at_shrinking(_leaving.clear)  # the lost ranks of earlier communicators leave no more
+    if comm.Get_attr(_keyvals[0]) is None:  # on all its ranks or on none: install is collective
+        comm.Set_attr(_keyvals[0], True)
+        _leaving.append(recovery.made(comm, comm.Dup))
+
+
+def install_hooks() -> None:
+    """The part of `install` that needs no MPI: it may be called first thing in a program.
+
+    Exceptions then end the job as soon as MPI is initialised by whoever; a single process behaves
+    as ever.  Further calls do nothing.
+    """
+    global _previous, _ours
+    if ending.speak():
+        atexit.register(_leave)
+        lifeline.watch()
+    if _previous is None:
+        _previous = sys.excepthook, threading.excepthook
+        _ours = _main_hook(sys.excepthook), _thread_hook(threading.excepthook)
+        sys.excepthook, threading.excepthook = _ours
+
+
+def keep_hooks() -> None:
+    """As `install_hooks`, for the whole life of the process: meshmpi itself runs the program."""
+    global _keeps
+    _keeps = True
+    install_hooks()
+
+
+def mesh_begins() -> None:
+    """A mesh of several ranks is about to be made."""
+    global _meshes
+    _meshes += 1
+    install_hooks()
+
+
+def mesh_ends() -> None:
+    """A mesh was freed; after the last one the exception hooks are those of before, unless others came."""
+    global _meshes, _previous, _ours
+    _meshes -= 1
+    if _meshes or _keeps or _previous is None or _ours is None:
+        return
+    if (sys.excepthook, threading.excepthook) == _ours:
+        sys.excepthook, threading.excepthook = _previous
+        _previous = _ours = None
+
+
+def _main_hook(previous: Callable[..., Any]) -> Callable[..., None]:
+    def show(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        status = 130 if issubclass(kind, KeyboardInterrupt) else 1
+        ending.fail_job(error, tb, "", status)
+        if ending.speaks():
+            exit_status.ended(status)
+        previous(kind, error, tb)
+
+    return show
+
+
+def _thread_hook(previous: Callable[..., Any]) -> Callable[..., None]:
+    def show(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
+            thread = f" in thread {args.thread.name}" if args.thread else ""
+            ending.fail_job(args.exc_value, args.exc_traceback, thread, 1)
+        previous(args)
+
+    return show
+
+
+UNKNOWN_END = (
+    "meshmpi: ranks were lost, and by which status this one ends is not known, as it was not started by meshmpi: it"
+    f" ends by {exit_status.LOST}. Start the script by python -m meshmpi.launch, then its own status is given."
+)
+
+
+def _leave() -> None:
+    """Runs at exit: all ranks leave together, or a failing one ends the job."""
+    mpi, status = ending.running_mpi(), exit_status.pending()
+    watchdog.leave(status)
+    if mpi is not None and _leaving:
+        _all_here(mpi, status)
+        watchdog.last_look(_leaving)  # files of ranks are there until all have looked
+        _all_here(mpi, status)
+    watchdog.left()
+    if mpi is not None and recovery.lost_some():
+        if status is None:
+            sys.stderr.write(f"{UNKNOWN_END}\n")
+            status = exit_status.LOST
+        ending.flush()
+        outcome.tell(status)
+        os._exit(status)  # MPI_Finalize of Open MPI 5.0.11 may wait for lost ranks for ever
+
+
+def leave_unmet() -> None:
+    """Runs at exit, after `_leave`: has ranks that wait for the first mesh know that this one left.
+
+    Also where `install` was never called, because this rank came to no mesh.
+    """
+    install_hooks()
+    mpi, status = ending.running_mpi(), exit_status.pending()
+    if mpi is None or recovery.watching():  # what outlives its ranks has a way of its own
+        return
+    meeting.leave(status, LEAVE_SECONDS, lambda: _gave_up(status))
+
+
+def _gave_up(status: int | None) -> None:
+    text = f"left the program by exit status {status} while other ranks still run: the job is ended.\n"
+    ending.end_job(text, status or 1, at_once=True)
+
+
+def _all_here(mpi: ModuleType, status: int | None) -> None:
+    """Waits until all ranks are here; ends the job if they do not come to one that failed."""
+    requests = [comm.Ibarrier() for comm in _leaving]
+    limit = time.monotonic() + LEAVE_SECONDS if status else None
+    nap = 1e-4
+    while not _all_left(mpi, requests):
+        if limit is not None and time.monotonic() > limit:
+            _gave_up(status)
+        time.sleep(nap)  # healthy ranks may wait long for a slow one; do not burn its core
+        nap = min(2 * nap, 0.02)
+
+
+def _all_left(mpi: ModuleType, requests: list[MPI.Request]) -> bool:
+    try:
+        return mpi.Request.Testall(requests)
+    except mpi.Exception as error:
+        if not recovery.is_loss(error):
+            raise
+        return True  # in a job that outlives its ranks, who is lost has left

@@ -1,0 +1,25 @@
+"""With which status this rank is about to end, as far as somebody knows it.
+
+Python does not say: `sys.excepthook` is not called for SystemExit, and atexit functions get no status.
+Whoever runs the program knows (`meshmpi.launch.start`, the command ``meshmpi``), and an exception
+hook knows of an uncaught exception.  Under plain ``mpirun python script.py`` the status of a
+``sys.exit`` is not known: `pending` is then None, and the rank counts as one that has left in order.
+"""
+
+from __future__ import annotations
+
+LOST = 69
+"""Exit status of a job that has lost a rank: not an error of the program, worth another start.
+EX_UNAVAILABLE of sysexits.h."""
+_known: int | None = None
+
+
+def ended(status: int) -> None:
+    """Notes the status, where whoever runs the program has seen its end."""
+    global _known
+    _known = status
+
+
+def pending() -> int | None:
+    """The exit status; None where nobody has seen how the program ends."""
+    return _known

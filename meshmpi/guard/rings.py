@@ -1,0 +1,234 @@
+"""Reads what other ranks write of themselves (`flight`), while they run or after their death.
+
+Knows no MPI.  A file may change while it is read: what was caught in the middle of a record is left
+out, and who draws conclusions looks twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshmpi.files.private import open_plain, read_plain
+from meshmpi.guard import flight
+from meshmpi.runtime.calls import CallKind
+
+_WORDS = struct.Struct("<14q")
+_FLOATS = struct.Struct("<14d")
+_SLOT = struct.Struct("<qq")
+_RING_BYTES = flight.HEADER_BYTES + flight.RECORDS * flight.RECORD_BYTES
+_MOST_TABLE_BYTES = 1 << 24  # taken in at a look; assumption: 1 KB for each of `MOST_ENTRIES`
+
+
+class Call(NamedTuple):
+    """One collective that a rank called.
+
+    Attributes:
+        group: Key of the communicator.
+        number: The call's number among those of the communicator, from 1.
+        kind: What it is.
+        nbytes: Bytes that the rank sends.
+        line: ``file:line`` of the user's code, or empty.
+        digest: A digest of the communicator's calls up to this one.
+        seconds: Since it began, while it is not ended; else how long it took.
+        waits: Whether it has not ended.
+    """
+
+    group: str
+    number: int
+    kind: CallKind
+    nbytes: int
+    line: str
+    digest: int
+    seconds: float
+    waits: bool
+
+    def __str__(self) -> str:
+        k = self.kind
+        if k.kind == flight.OTHER:
+            return f"a collective after more than {flight.MOST_ENTRIES:,} different ones"
+        size = f"{k.elements:,} elements, {self.nbytes:,} B sent" if k.dtype else ""
+        details = ", ".join(x for x in (k.op, k.dtype, size) if x)
+        over = f" over {k.axes}" if k.axes else ""
+        at = f" at {self.line}" if self.line else ""
+        return f"{k.kind}({details}){over}{at}"
+
+
+@dataclass
+class Seen:
+    """What was seen of a rank.
+
+    Attributes:
+        rank: In MPI.COMM_WORLD.
+        host: Its name.
+        pid: Number of the process.
+        life: running, stopped, gone, or left: the program is over there.
+        status: Exit status where it has left; None where it is not known.
+        phase: What it does outside of collectives, or empty.
+        step: The step that belongs to it, or None.
+        phase_seconds: Since the phase began.
+        count: Collectives called.
+        calls: The last of them, oldest first.
+        reached: Key of a communicator -> (calls begun, their digest).
+        members: Key of a communicator -> its ranks.
+        why: How it is known to be gone, or empty.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    life: str
+    status: int | None = None
+    phase: str = ""
+    step: int | None = None
+    phase_seconds: float = 0.0
+    count: int = 0
+    calls: list[Call] = field(default_factory=list)
+    reached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    why: str = ""
+
+    @property
+    def waiting(self) -> Call | None:
+        """The collective that has not ended, or None."""
+        return next((c for c in reversed(self.calls) if c.waits), None)
+
+    @property
+    def last(self) -> Call | None:
+        """The last collective called."""
+        return self.calls[-1] if self.calls else None
+
+
+def to_json(seen: Seen, most: int = flight.RECORDS) -> dict[str, Any]:
+    """What `from_json` takes; of the calls the last ``most``."""
+    return {**vars(seen), "calls": [list(c) for c in seen.calls[-most:]]}
+
+
+def from_json(told: dict[str, Any]) -> Seen:
+    """What `to_json` was given, after a way through JSON.
+
+    Raises:
+        TypeError, ValueError, LookupError, AttributeError: It is something else.
+    """
+    calls = [Call(c[0], c[1], CallKind(*c[2]), *c[3:]) for c in told["calls"]]
+    reached = {k: (int(v[0]), int(v[1])) for k, v in told["reached"].items()}
+    members = {k: tuple(int(r) for r in v) for k, v in told["members"].items()}
+    seen = Seen(**{**told, "calls": calls, "reached": reached, "members": members})
+    number, texts = (int, float), (seen.host, seen.life, seen.phase, seen.why)
+    for call in calls:
+        texts = (*texts, call.group, call.line, *call.kind[:4], *call.kind[5:])
+        numbers = (call.number, call.kind.elements, call.nbytes, call.digest, call.seconds)
+        if not all(isinstance(n, number) for n in numbers):
+            raise TypeError(f"a call has {numbers}")
+    numbers = (seen.rank, seen.pid, seen.count, seen.phase_seconds, seen.step or 0)
+    if not all(isinstance(n, number) for n in (*numbers, seen.status or 0)):
+        raise TypeError(f"a rank has {numbers}")
+    if not all(isinstance(t, str) for t in texts):
+        raise TypeError(f"names are {texts}")
+    return seen
+
+
+class Reader:
+    """Looks at the files of one rank again and again.
+
+    Args:
+        path: The file of its ring.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._read = 0
+        self._rest = b""
+        self._kinds: dict[int, tuple[CallKind, int, str]] = {}
+        self._groups: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self._phases: dict[int, str] = {}
+
+    def heartbeat(self) -> float:
+        """When the rank's watchdog last ran, by this host's monotonic clock; 0 for never."""
+        fd = open_plain(self.path)
+        if fd is None:
+            return 0.0
+        with open(fd, "rb") as file:
+            data = file.read(_FLOATS.size)
+        return _FLOATS.unpack(data)[flight.HEARTBEAT] if len(data) == _FLOATS.size else 0.0
+
+    def look(self, host: str, life: str, most: int = flight.RECORDS) -> Seen | None:
+        """What the rank does now; None where the files are not there, or not yet whole.
+
+        Args:
+            host: To note.
+            life: What the process does: running, stopped or gone.
+            most: Calls to bring, at the most.
+        """
+        data = read_plain(self.path, _RING_BYTES)
+        if data is None or len(data) != _RING_BYTES or not self._read_table():
+            return None
+        words, floats = _WORDS.unpack_from(data), _FLOATS.unpack_from(data)
+        if words[flight.MAGIC_AT] != flight.MAGIC or words[flight.VERSION_AT] != flight.VERSION:
+            return None
+        if words[flight.STATE] == flight.LEAVING:
+            life = "left"
+        status, step = words[flight.STATUS], words[flight.STEP]
+        phase, now = words[flight.PHASE], time.perf_counter()
+        seen = Seen(
+            words[flight.RANK],
+            host,
+            words[flight.PID],
+            life,
+            None if status == flight.UNKNOWN_STATUS else status,
+            self._phases.get(phase, ""),
+            step if phase and step >= 0 else None,
+            now - floats[flight.SINCE] if phase else 0.0,
+            words[flight.COUNT],
+        )
+        self._note_calls(seen, data, now, most)
+        return seen
+
+    def _note_calls(self, seen: Seen, data: bytes, now: float, most: int) -> None:
+        seen.members = dict(self._groups.values())
+        for number, (group, _) in self._groups.items():
+            if number < flight.SLOTS:
+                slot = 8 * (flight.SLOTS_AT + 2 * number)
+                seen.reached[group] = _SLOT.unpack_from(data, slot)
+        first = max(1, seen.count - min(most, flight.RECORDS) + 1)
+        for n in range(first, seen.count + 1):
+            at = flight.HEADER_BYTES + n % flight.RECORDS * flight.RECORD_BYTES
+            found, channel, call, entry, digest, began, ended = flight.RECORD.unpack_from(data, at)
+            if found != n or channel not in self._groups or entry not in self._kinds:
+                continue  # overwritten since, or the table was not yet written
+            (group, _), (kind, nbytes, line) = self._groups[channel], self._kinds[entry]
+            seconds = (ended or now) - began
+            seen.calls.append(Call(group, call, kind, nbytes, line, digest, seconds, not ended))
+            if seen.reached.get(group, (0, 0))[0] < call:
+                seen.reached[group] = (call, digest)
+
+    def _read_table(self) -> bool:
+        """Takes in what was appended to the table since the last time; whether it is there."""
+        fd = open_plain(self.path.with_suffix(".txt"))
+        if fd is None:
+            return False
+        with open(fd, "rb") as file:
+            file.seek(self._read)
+            new = file.read(_MOST_TABLE_BYTES)
+        self._read += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError, IndexError):  # damaged: its calls are left out
+                self._take_in(line.decode(errors="replace"))
+        return True
+
+    def _take_in(self, line: str) -> None:
+        what, number, *fields = line.split("\t")
+        if what == "P":
+            self._phases[int(number)] = fields[0]
+        elif what == "C":
+            members = tuple(int(r) for r in fields[1].split(","))
+            self._groups[int(number)] = (fields[0], members)
+        elif what == "E":
+            _, kind, op, dtype, axes, elements, shape, about, nbytes, where = fields
+            made = CallKind(kind, op, dtype, axes, int(elements), shape, about)
+            self._kinds[int(number)] = (made, int(nbytes), where)

@@ -1,0 +1,58 @@
+"""Stacks of all threads of this process in a file, and those of many ranks as one text.
+
+Knows no MPI.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshmpi.files.private import new_file
+from meshmpi.guard.deadlock import named
+
+MOST_STACKS = 4
+"""Different stacks that a report shows; the ranks of the others are named."""
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ ?(\[[^\]]*\] )?\(most recent call.*$", re.M)
+_OWN = ("meshmpi/guard/watchdog.py", "meshmpi/guard/stacks.py")
+
+
+def dump(path: Path) -> None:
+    """Writes the stacks of all threads; the file appears when it is whole."""
+    unfinished = path.with_suffix(f".{secrets.token_hex(4)}.part")  # two threads may do it at once
+    with open(new_file(unfinished), "w", encoding="utf-8") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+    os.replace(unfinished, path)
+
+
+def shown(dumps: Mapping[int, str]) -> str:
+    """The stacks of many ranks, equal ones once.
+
+    Args:
+        dumps: Rank -> text of `dump`.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, text in sorted(dumps.items()):
+        groups.setdefault(_threads(text), []).append(rank)
+    told = [f"---- stacks of {named(ranks)} ----\n{text}" for text, ranks in list(groups.items())[:MOST_STACKS]]
+    rest = [r for ranks in list(groups.values())[MOST_STACKS:] for r in ranks]
+    if rest:
+        told.append(f"---- {named(rest)} have other stacks ----\n")
+    return "".join(told)
+
+
+def _threads(text: str) -> str:
+    """The threads without the watchdog's own, which says nothing, and without addresses."""
+    starts = [m.start() for m in _THREAD.finditer(text)]
+    parts = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+    kept = [p for p in parts if not any(own in p for own in _OWN)]
+    count = len(kept)
+    out = []
+    for number, part in enumerate(reversed(kept), start=1):  # the main thread is the last
+        head = "" if count == 1 else f"thread {number} of {count}\n"
+        out.append(head + part.partition("\n")[2].rstrip() + "\n")
+    return "".join(out)

@@ -1,0 +1,1 @@
+"""The program: types of values, instructions, their rules and costs."""

@@ -1,0 +1,83 @@
+"""Which pairs of two indices take part in a product or sum: a band of their distances.
+
+What is declared here travels from the graph to the kernels as it is: pairs outside a band are not
+part of a sum *by definition*, whatever their values, so that blocks of such pairs may be skipped by
+comparing ranges of indices.  Names and integers only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Range = tuple[int, int]
+"""Global (start, stop)."""
+
+
+class Band(NamedTuple):
+    """Pairs (row, column) with ``least <= row - column <= most``.
+
+    Attributes:
+        rows: Name of the dim of the first index, as query positions.
+        columns: Name of the dim of the second, as memory positions.
+        least: Smallest distance; None: any.
+        most: Largest distance; None: any.
+
+    Example:
+        >>> mm.Band.causal("length", "memory_length").holds(3, 3)
+        True
+        >>> mm.Band.local("length", "memory_length", window=2).holds(3, 1)
+        False
+    """
+
+    rows: str
+    columns: str
+    least: int | None = None
+    most: int | None = None
+
+    @classmethod
+    def causal(cls, rows: str, columns: str) -> Band:
+        """A row sees its own column and those before it."""
+        return cls(rows, columns, least=0)
+
+    @classmethod
+    def local(cls, rows: str, columns: str, window: int, causal: bool = True) -> Band:
+        """A row sees columns less than ``window`` positions away; none behind it if ``causal``."""
+        return cls(rows, columns, 0 if causal else 1 - window, window - 1)
+
+    def holds(self, row: int, column: int) -> bool:
+        """Whether a pair is in the band."""
+        far = row - column
+        return (self.least is None or far >= self.least) and (self.most is None or far <= self.most)
+
+    def seen(self, rows: Range, columns: Range) -> Range:
+        """The part of ``columns`` that at least one of ``rows`` is paired with; may be empty."""
+        first, end = columns
+        if rows[0] >= rows[1]:
+            return first, first
+        low = first if self.most is None else max(first, rows[0] - self.most)
+        high = end if self.least is None else min(end, rows[1] - self.least)
+        low = min(low, end)
+        return low, max(low, high)
+
+    def seen_by_all(self, rows: Range, columns: Range) -> Range:
+        """The part of ``columns`` that every one of ``rows`` is paired with; may be empty."""
+        first, end = columns
+        low = first if self.most is None else max(first, rows[1] - 1 - self.most)
+        high = end if self.least is None else min(end, rows[0] - self.least + 1)
+        low = min(low, end)
+        return low, max(low, high)
+
+    def covers(self, rows: Range, columns: Range) -> bool:
+        """Whether every pair of two ranges is in the band."""
+        return self.seen_by_all(rows, columns) == columns or rows[0] >= rows[1]
+
+    def turned(self) -> Band:
+        """The same pairs with the two dims in the other roles."""
+        least = None if self.most is None else -self.most
+        most = None if self.least is None else -self.least
+        return Band(self.columns, self.rows, least, most)
+
+    def __str__(self) -> str:
+        low = "" if self.least is None else f"{self.least}<="
+        high = "" if self.most is None else f"<={self.most}"
+        return f"{low}{self.rows}-{self.columns}{high}"

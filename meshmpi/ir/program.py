@@ -1,0 +1,473 @@
+"""The SPMD intermediate representation: one flat list of instructions, the same on every rank.
+
+Every value has a `LocalType`: its global named shape, how each dimension is split over mesh axes,
+and over which axes a sum is still pending.  Local instructions mean what they say *on the block a
+rank holds*; dimensions are matched by name.  The set of kinds is closed: `meshmpi.ir.kinds` is its
+table.  This module knows no kind by name, no arrays, no kernels, no MPI and no rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+from meshmpi.dims import Axes, MeshShape
+from meshmpi.ir.collective_bytes import bytes_sent, wire_bytes
+from meshmpi.ir.scalar import ITEM_BYTES
+from meshmpi.ir.types import NOWHERE, LocalType, Source
+
+Extents = Mapping[str, int]
+"""Dimension name -> number of elements of the block."""
+
+
+class Violation(Exception):
+    """A broken type rule; `verify` adds program, instruction and source."""
+
+
+class Work(NamedTuple):
+    """Arithmetic of a kind that is not a product, for predicting its time.
+
+    Each element of the first input, or of the first output, costs the machine's ``operations``
+    together, times ``weight``; None: times the width of the data type.
+    """
+
+    operations: tuple[str, ...]
+    per: Literal["input", "output"]
+    weight: float | None = None
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What holds for all instructions of a kind; passes, planner and runtime ask for nothing else.
+
+    Attributes:
+        meets_ranks: May have to wait for another rank: a collective, or the end of one.
+        free: Takes no time: it names memory that holds the value already.
+        given: Its value exists before the step begins.
+        kept: Stays in a program even where nothing uses its results.
+        repeatable: May run twice, and gives the same again.
+        pointwise: An element of a result depends on the same place of the inputs only.
+        fusible: May stand in the body of a fused kernel.
+        tileable: May stand in the body of a tiled region.
+        scalar: Makes the scalars that follow a fused kernel, as a loss, which may run behind it.
+        native: Has generated C (some of its instructions may still run on NumPy).
+        in_place: Whose memory a result may take over: of "any" input with an equal block, or of
+            the input of the "same" number.
+        hides_network: Is work behind which a reduction in the background can hide.
+        product: Multiplies by BLAS, whose rounding ranks must agree on.
+        same_memory: Its result lies in the memory of its input.
+        carries_gradient: A gradient that goes in comes out as a gradient, not as a product.
+        takes_halos: Its inputs may be held in windows.
+        makes_halos: Its result may be held in windows.
+        by_place: FLOP, or what is sent, depend on where a block lies, not on its extents alone.
+    """
+
+    meets_ranks: bool = False
+    free: bool = False
+    given: bool = False
+    kept: bool = False
+    repeatable: bool = False
+    pointwise: bool = False
+    fusible: bool = False
+    tileable: bool = False
+    scalar: bool = False
+    native: bool = False
+    in_place: Literal["", "any", "same"] = ""
+    hides_network: bool = False
+    product: bool = False
+    same_memory: bool = False
+    carries_gradient: bool = False
+    takes_halos: bool = False
+    makes_halos: bool = False
+    by_place: bool = False
+
+
+class Alias(NamedTuple):
+    """Memory that does not belong to the arena: the stored block of a variable, or a feed."""
+
+    of: Literal["variable", "feed"]
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.name}"
+
+
+Memory = int | Alias
+"""Whose memory a value uses: that of another value, or an `Alias`."""
+
+
+class Kind:
+    """One row of the table of kinds: the attributes of an instruction, and all that is known of it.
+
+    A row is a frozen dataclass ``class Slice(Kind, kind="slice", traits=Traits(...))``; its fields
+    are the attributes, printed in their order.  A field with a default is printed only where it
+    differs.  The methods take the instruction that they are asked about, and its program.
+    """
+
+    kind: ClassVar[str] = ""
+    traits: ClassVar[Traits] = Traits()
+
+    def __init_subclass__(cls, kind: str = "", traits: Traits | None = None) -> None:
+        if kind:
+            cls.kind, cls.traits = kind, traits or cls.traits
+            KINDS[kind] = cls
+
+    # ---- meaning -----------------------------------------------------------------------------
+
+    def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
+        """The type rule: raises `Violation` unless ``i`` may take the types ``xs``."""
+        raise NotImplementedError(f"kind '{self.kind}' has no type rule")
+
+    def linear_in(self, marks: Sequence[bool], axes: Axes) -> bool:
+        """Whether the results are linear in the inputs marked, jointly, over ranks along ``axes``.
+
+        If so, a sum pending over ``axes`` in those inputs may be taken after the instruction.
+        """
+        return False
+
+    # ---- costs -------------------------------------------------------------------------------
+
+    def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
+        """Floating-point operations on blocks of the given extents."""
+        return 0
+
+    def flops_at(self, program: Program, i: Instruction, at: Mapping[str, int]) -> dict[str, int] | None:
+        """Kind -> FLOP on the rank at ``at``; None where `flops` says it, whichever rank that is."""
+        return None
+
+    @property
+    def flops_depend_on(self) -> tuple[object, ...]:
+        """What decides on the FLOP, besides extents and, where a place counts, the rank."""
+        return ()
+
+    @property
+    def compared_dims(self) -> tuple[str, ...]:
+        """Dims whose indices are compared, so that FLOP depend on where their blocks lie."""
+        return ()
+
+    @property
+    def work(self) -> Work | None:
+        """Its arithmetic; None where it only moves elements, and for products."""
+        return None
+
+    def touched(self, i: Instruction, sizes: Mapping[int, int], in_place: bool) -> dict[int, int]:
+        """Value -> bytes of it that are read or written.
+
+        Args:
+            i: The instruction.
+            sizes: Bytes of its values.
+            in_place: Whether its first result has the memory of its first input.
+        """
+        return dict(sizes)
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def alias(self, program: Program, i: Instruction) -> Memory | None:
+        """Whose memory the first result can use from the start; None: it needs its own."""
+        return i.inputs[0] if self.traits.same_memory else None
+
+    def workspace(self, program: Program, i: Instruction, at: Mapping[str, int]) -> int | None:
+        """Scratch bytes on the rank at the coordinates ``at``; None: as many as its kernel asks for."""
+        return 0 if self.traits.free or self.traits.same_memory else None
+
+    # ---- as a mapping of the attributes that were given ----------------------------------------
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Names and values of the attributes, but for those that have their default."""
+        found = ((f.name, getattr(self, f.name), f.default) for f in fields(cast(Any, self)))
+        return [(name, value) for name, value, usual in found if usual is MISSING or value != usual]
+
+    def keys(self) -> list[str]:
+        return [name for name, _ in self.items()]
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.keys()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+
+KINDS: dict[str, type[Kind]] = {}
+"""The table: name -> row.  Complete once `meshmpi.ir.kinds` is imported."""
+
+
+class Collective(Kind):
+    """The kinds that communicate, over the mesh axes ``axes``."""
+
+    axes: Axes
+
+    def elements_handed(self, program: Program, i: Instruction, at: Mapping[str, int]) -> int:
+        """Elements that the rank at ``at`` hands to the collective."""
+        return sum(math.prod(program.types[v].local_sizes(program.mesh, at)) for v in i.inputs)
+
+    def bytes_sent(self, program: Program, i: Instruction, elements: int) -> int:
+        """Bytes that a rank sends which hands ``elements`` to the collective."""
+        item = wire_bytes(self.kind, program.types[i.inputs[0]].dtype)
+        return bytes_sent(self.kind, elements, item, program.mesh.count(self.axes))
+
+
+class Region(Kind):
+    """The kinds that have instructions in their ``body``; ``inner``: types of what only it uses."""
+
+    body: tuple[Instruction, ...]
+    inner: Mapping[int, LocalType]
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction; ``inputs`` and ``outputs`` are numbers of values of its program."""
+
+    attrs: Kind
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    source: Source = NOWHERE
+
+    @property
+    def kind(self) -> str:
+        """Name of its kind."""
+        return self.attrs.kind
+
+    @property
+    def traits(self) -> Traits:
+        """Of its kind."""
+        return self.attrs.traits
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it is a collective."""
+        return isinstance(self.attrs, Collective)
+
+    def replaced(self, **changes: Any) -> Instruction:
+        """The same instruction with other fields, or with other values of its attributes."""
+        own = {f: changes.pop(f) for f in ("attrs", "inputs", "outputs", "source") if f in changes}
+        attrs = own.pop("attrs", self.attrs)
+        if isinstance(attrs, dict):
+            attrs = type(self.attrs)(**attrs)
+        return replace(self, attrs=replace(cast(Any, attrs), **changes) if changes else attrs, **own)
+
+    @property
+    def in_background(self) -> bool:
+        """Whether it starts a collective that a later `wait` ends."""
+        return self.communicates and bool(self.attrs.get("start"))
+
+    @property
+    def body(self) -> tuple[Instruction, ...]:
+        """The instructions inside; most kinds have none."""
+        return self.attrs.body if isinstance(self.attrs, Region) else ()
+
+    def within(self) -> Iterator[Instruction]:
+        """The instructions of its body, those of their bodies after each."""
+        for i in self.body:
+            yield i
+            yield from i.within()
+
+    def leaves(self) -> list[Instruction]:
+        """What computes: itself, or all instructions in its body that have none of their own."""
+        if not isinstance(self.attrs, Region):
+            return [self]
+        return [i for i in self.within() if not isinstance(i.attrs, Region)]
+
+    def inner_types(self) -> dict[int, LocalType]:
+        """Types of all values that are made and used within its body only."""
+        if "body" not in self.attrs:
+            return {}
+        out: dict[int, LocalType] = {}
+        if not isinstance(self.attrs, Region):
+            return out
+        for i in (self, *self.within()):
+            if isinstance(i.attrs, Region):
+                out.update(i.attrs.inner)
+        return out
+
+
+@dataclass(frozen=True)
+class VariableType:
+    """A variable of a program: how it is stored, and how its first value is made.
+
+    ``initializer`` is opaque here: an ``mm.*_initializer`` or an array of the global shape.
+    """
+
+    name: str
+    type: LocalType
+    initializer: Any
+    trainable: bool = True
+
+
+@dataclass(frozen=True)
+class Program:
+    """A straight-line SPMD program in static single assignment form.
+
+    Attributes:
+        mesh: Names and sizes of the mesh axes it was lowered for.
+        types: Value number -> LocalType.
+        instructions: In execution order.
+        variables: Name -> VariableType, for every variable read or written.
+        feeds: Placeholder name -> LocalType.
+        fetches: Fetch name -> value number, in the order asked for.
+        seed: Of all random instructions.
+    """
+
+    mesh: MeshShape
+    types: Mapping[int, LocalType]
+    instructions: tuple[Instruction, ...]
+    variables: Mapping[str, VariableType]
+    feeds: Mapping[str, LocalType]
+    fetches: Mapping[str, int]
+    seed: int = 0
+
+    def __repr__(self) -> str:
+        return f"<Program of {len(self.instructions)} instructions on mesh {self.mesh}; print it>"
+
+    def with_instructions(
+        self,
+        instructions: Iterable[Instruction],
+        types: Mapping[int, LocalType] | None = None,
+        fetches: Mapping[str, int] | None = None,
+    ) -> Program:
+        """A program with other instructions, keeping only the types of values that they make.
+
+        Itself where nothing is different.
+        """
+        instructions = tuple(instructions)
+        all_types = self.types if types is None else types
+        kept = {v: all_types[v] for i in instructions for v in i.outputs}
+        same = len(instructions) == len(self.instructions) and all(map(operator.is_, instructions, self.instructions))
+        if same and fetches in (None, self.fetches) and kept == self.types:
+            return self
+        return Program(
+            self.mesh,
+            kept,
+            instructions,
+            self.variables,
+            self.feeds,
+            self.fetches if fetches is None else fetches,
+            self.seed,
+        )
+
+    def text(self, sources: bool = False) -> str:
+        """The program as text; values are numbered in order of appearance."""
+        number: dict[int, int] = {}
+        lines = [f"program on mesh {self.mesh}, seed {self.seed}"]
+        for v in self.variables.values():
+            lines.append(f"variable {v.name}: {v.type}")
+        for instruction in self.instructions:
+            for i in (*instruction.within(), instruction):
+                for v in i.outputs:
+                    number.setdefault(v, len(number))
+            lines.append(self._line(instruction, number, sources))
+        for name, v in self.fetches.items():
+            lines.append(f"fetch {name} = %{number[v]}")
+        return "\n".join(lines)
+
+    def _line(
+        self, i: Instruction, number: Mapping[int, int], sources: bool, inside: Mapping[int, LocalType] | None = None
+    ) -> str:
+        args = [f"%{number[v]}" for v in i.inputs]
+        args += [f"{k}={_attr_text(v)}" for k, v in i.attrs.items() if k not in ("body", "inner")]
+        types = dict(inside or {})
+        if isinstance(i.attrs, Region):
+            types.update(i.attrs.inner)
+        out = ", ".join(f"%{number[v]}: {types.get(v) or self.types[v]}" for v in i.outputs)
+        line = (f"{out} = " if out else "") + f"{i.kind}({', '.join(args)})"
+        if sources and i.source.name:
+            line += f"  # {i.source.name} {i.source.file.rsplit('/', 1)[-1]}:{i.source.line}"
+        for inner in i.body:
+            line += "\n  " + self._line(inner, number, sources, types).replace("\n", "\n  ")
+        return line
+
+    def __str__(self) -> str:
+        return self.text(sources=True)
+
+    def digest(self) -> str:
+        """SHA-256 of the text (without source lines): equal on two ranks iff they run the same."""
+        import hashlib  # late: it loads a library of ciphers, which `import meshmpi` can do without
+
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+    def counts(self) -> dict[str, int]:
+        """Kind -> number of instructions; those in the body of a segment or loop count too."""
+        out: dict[str, int] = {}
+        for instruction in self.instructions:
+            for i in (instruction, *instruction.within()):
+                out[i.kind] = out.get(i.kind, 0) + 1
+        return out
+
+    def bytes_sent(self, i: Instruction, coordinates: Mapping[str, int]) -> int:
+        """Bytes that the rank at ``coordinates`` sends in collective ``i``."""
+        return cast(Collective, i.attrs).bytes_sent(self, i, self.elements_handed(i, coordinates))
+
+    def elements_handed(self, i: Instruction, coordinates: Mapping[str, int]) -> int:
+        """Elements that the rank at ``coordinates`` hands to collective ``i``.
+
+        Of a `shift` those that it sends to others.
+        """
+        return cast(Collective, i.attrs).elements_handed(self, i, coordinates)
+
+    def most_bytes_sent(self, i: Instruction, busy: Mapping[str, int]) -> int:
+        """`bytes_sent` by the largest block; by ``busy``, the `busiest` rank, where places differ."""
+        return self.bytes_sent(i, busy if i.traits.by_place else dict.fromkeys(self.mesh.names, 0))
+
+    def most_elements_handed(self, i: Instruction, busy: Mapping[str, int]) -> int:
+        """`elements_handed` by the largest block; by ``busy``, the `busiest` rank, where places differ."""
+        return self.elements_handed(i, busy if i.traits.by_place else dict.fromkeys(self.mesh.names, 0))
+
+    def busiest(self) -> dict[str, int]:
+        """Coordinates of a rank that sends most in the `shift`s of the program.
+
+        Of long axes only the first, second, middle and last places are looked at: at the walls,
+        beside them and inside.
+        """
+        sending = [(i, i.attrs) for i in self.instructions if i.traits.by_place]
+        shifts = [(i, a) for i, a in sending if isinstance(a, Collective)]
+        used = [axis for _, a in shifts for axis in a.axes]
+        places = [
+            (0,) if a not in used else range(n) if n <= 4 else (0, 1, n // 2, n - 1)
+            for a, n in zip(self.mesh.names, self.mesh.sizes, strict=True)
+        ]
+        found = (dict(zip(self.mesh.names, at, strict=True)) for at in itertools.product(*places))
+
+        def sent(at: Mapping[str, int]) -> int:
+            return sum(self.elements_handed(i, at) * ITEM_BYTES[self.types[i.inputs[0]].dtype] for i, _ in shifts)
+
+        return max(found, key=sent)
+
+    def values(self) -> dict[str, AxesTable]:
+        """Kind of collective -> mesh axes -> elements that one rank hands to it (largest block).
+
+        Of a `shift` only what the `busiest` rank sends to others counts.
+        """
+        out: dict[str, AxesTable] = {}
+        busy = self.busiest()
+        for i in self.instructions:
+            if isinstance(i.attrs, Collective):
+                table = out.setdefault(i.kind, AxesTable())
+                key = "+".join(i.attrs.axes)
+                table[key] = table.get(key, 0) + self.most_elements_handed(i, busy)
+        return out
+
+
+class AxesTable(dict[str, int]):
+    """A table by mesh axes; the key of several axes is ``"rows+cols"``, or the tuple of names."""
+
+    def __missing__(self, key: object) -> int:
+        if isinstance(key, tuple):
+            return self["+".join(cast("tuple[str, ...]", key))]
+        raise KeyError(key)
+
+
+def _attr_text(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    parts = cast("tuple[object, ...]", value)
+    if not hasattr(parts, "_fields"):
+        if any(isinstance(p, int) for p in parts):
+            return "[" + ", ".join(map(str, parts)) + "]"
+        return "+".join(map(str, parts))
+    return str(parts)

@@ -1,0 +1,280 @@
+"""Sums and products over a band: pairs of indices outside it take no part, whatever they hold.
+
+A matrix product takes part of an operand for 0 where its pairs are outside.  That is what the sum
+means as long as the other operand is finite; 0 * NaN and 0 * inf are not 0, so where it is not, the
+sum is formed row by row over the pairs that there are.  Which of both is decided by a look at the
+numbers that might leak, step by step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshmpi.ir.bands import Band, Range
+from meshmpi.kernels.binding import (
+    BFLOAT16,
+    Bound,
+    Call,
+    Operand,
+    Plan,
+    Runtime,
+    Scratch,
+    accumulator_dtype,
+    named_view,
+    nothing,
+    quiet,
+    run_all,
+)
+
+Ranges = dict[str, Range]
+
+
+def ranges_of(*operands: Operand) -> Ranges:
+    """Dim -> the range of the blocks of ``operands``."""
+    return {n: r for x in operands for n, r in zip(x.names, x.block, strict=True)}
+
+
+def band_of(call: Call) -> Band | None:
+    """The band of an instruction, unless all pairs of its blocks are in it.
+
+    Within a loop blocks of one size share what is planned, wherever they begin.
+    """
+    band: Band | None = call.attrs.get("band")
+    if band is None or call.ranges:
+        return band
+    here = ranges_of(*call.inputs, *call.outputs)
+    return None if band.covers(here[band.rows], here[band.columns]) else band
+
+
+def without_band(call: Call) -> Call:
+    """The same instruction over all pairs."""
+    return call._replace(instruction=call.instruction.replaced(band=None))
+
+
+def _has_both(x: Operand, band: Band) -> bool:
+    return band.rows in x.names and band.columns in x.names
+
+
+def fill_outside(array: np.ndarray, x: Operand, band: Band, value: float) -> Bound:
+    """Writes ``value`` wherever the pair of indices is outside the band.
+
+    Args:
+        array: The block of ``x``, with its dims.
+        x: Has both dims of the band.
+        band: The pairs that keep what they hold.
+        value: A value of the data type, or one that is cast to it.
+    """
+    here = ranges_of(x)
+    rows, columns = here[band.rows], here[band.columns]
+    first, end = columns
+    some, every = band.seen(rows, columns), band.seen_by_all(rows, columns)
+    if every[0] >= every[1]:
+        every = (some[1], some[1])
+    number = np.asarray(value).astype(array.dtype)
+    parts: list[tuple[np.ndarray, np.ndarray | bool]] = []
+    for low, high in ((first, some[0]), (some[1], end)):
+        if low < high:
+            parts.append((_columns(array, x, band, low - first, high - first), True))
+    for low, high in ((some[0], every[0]), (every[1], some[1])):
+        if low < high:
+            outside = _outside(band, rows, (low, high), x)
+            parts.append((_columns(array, x, band, low - first, high - first), outside))
+
+    def run() -> None:
+        for part, where in parts:
+            np.copyto(part, number, where=where)
+
+    return run if parts else nothing
+
+
+def _columns(array: np.ndarray, x: Operand, band: Band, low: int, high: int) -> np.ndarray:
+    at = x.names.index(band.columns)
+    return array[(slice(None),) * at + (slice(low, high),)]
+
+
+def _outside(band: Band, rows: Range, columns: Range, x: Operand) -> np.ndarray:
+    """bool over the dims of ``x`` (1 for all but those of the band), True for pairs outside."""
+    far = np.arange(*rows)[:, None] - np.arange(*columns)
+    outside = np.zeros(far.shape, bool)
+    if band.least is not None:
+        outside |= far < band.least
+    if band.most is not None:
+        outside |= far > band.most
+    i, j = x.names.index(band.rows), x.names.index(band.columns)
+    sizes = [1] * len(x.names)
+    sizes[i], sizes[j] = far.shape
+    return (outside if i < j else outside.T).reshape(sizes)
+
+
+class BandReducePlan(Plan):
+    """A reduction of a copy whose elements outside the band are the neutral one.
+
+    Args:
+        call: A reduce with a band that leaves something out.
+        plan_of: Plans the same without a band.
+        neutral: What adds nothing to the reduction.
+    """
+
+    def __init__(self, call: Call, plan_of: Callable[[Call], Plan], neutral: float):
+        self.band, self.neutral = call.attrs["band"], neutral
+        self.x = call.inputs[0]
+        scratch = Scratch()
+        self.copy = scratch.reserve(self.x.sizes, self.x.dtype)
+        self.own_bytes = scratch.bytes
+        self.inner = plan_of(without_band(call))
+        self.workspace_bytes = self.own_bytes + self.inner.workspace_bytes
+
+    def bind(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
+        copy = self.copy.array(workspace)
+        return run_all(
+            [
+                lambda: np.copyto(copy, inputs[0]),
+                fill_outside(copy, self.x, self.band, self.neutral),
+                self.inner.bind([copy], outputs, workspace[self.own_bytes :], runtime),
+            ]
+        )
+
+
+class BandContractPlan(Plan):
+    """A product of two operands over the pairs of a band.
+
+    Args:
+        call: A contract with a band that leaves something out.
+        plan_of: Plans the same without a band.
+    """
+
+    def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
+        self.call, self.band = call, call.attrs["band"]
+        self.inner = plan_of(without_band(call))
+        scratch = Scratch()
+        self.masked = masked_operand(call, self.band)
+        if self.masked is not None:
+            x = call.inputs[self.masked]
+            self.copy = scratch.reserve(x.sizes, x.dtype)
+        self.own_bytes = scratch.bytes
+        self.workspace_bytes = self.own_bytes + self.inner.workspace_bytes
+
+    def bind(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
+    ) -> Bound:
+        rest, ins = workspace[self.own_bytes :], list(inputs)
+        y = self.call.outputs[0]
+        if self.masked is None:  # the result has both dims: every product stands alone
+            view = named_view(outputs[0], y, y.names)
+            product = self.inner.bind(ins, outputs, rest, runtime)
+            return run_all([product, fill_outside(view, y, self.band, 0.0)])
+        x, copy = self.call.inputs[self.masked], self.copy.array(workspace)
+        source = named_view(ins[self.masked], x, x.names)
+        ins[self.masked] = copy
+        before = [lambda: np.copyto(copy, source), fill_outside(copy, x, self.band, 0.0)]
+        product = self.inner.bind(ins, outputs, rest, runtime)
+        return run_all([*before, guarded(self.call, self.band, inputs, outputs[0], product)])
+
+
+def masked_operand(call: Call, band: Band) -> int | None:
+    """Which operand is taken for 0 outside the band; None where only the result has both dims."""
+    return next((k for k, x in enumerate(call.inputs) if _has_both(x, band)), None)
+
+
+def guarded(
+    call: Call, band: Band, inputs: Sequence[np.ndarray], output: np.ndarray, product: Bound, adding: bool = False
+) -> Bound:
+    """``product`` where the operand that is not masked is finite, else the sum pair by pair.
+
+    Args:
+        call: The contract; its operands may be parts of larger arrays.
+        band: Which pairs there are.
+        inputs, output: Arrays that begin with the first element of each operand.
+        product: Computes the sum from a masked operand that is 0 outside the band.
+        adding: Whether the result is added to what ``output`` holds.
+    """
+    masked = masked_operand(call, band)
+    other = 1 if masked == 0 else 0
+    views = [named_view(a, x, x.names) for a, x in zip((*inputs, output), (*call.inputs, *call.outputs), strict=True)]
+    at_risk = _at_risk(views[other], call.inputs[other], band, ranges_of(*call.inputs))
+    is_finite = _finite_check(at_risk)
+
+    def exactly() -> None:
+        if not adding:
+            views[2].fill(0)
+        for part, terms in _rows(call, band, views):
+            part += terms().astype(part.dtype)
+
+    exactly = quiet(exactly)
+
+    def run() -> None:
+        if is_finite():
+            product()
+        else:
+            exactly()
+
+    return run
+
+
+def _at_risk(array: np.ndarray, x: Operand, band: Band, here: Ranges) -> np.ndarray:
+    """The elements of an operand that some pair outside the band would multiply."""
+    for one in (band, band.turned()):
+        if one.columns in x.names:
+            rows, columns = here[one.rows], here[one.columns]
+            low, high = one.seen_by_all(rows, columns)
+            if low >= high or (low > columns[0] and high < columns[1]):
+                continue
+            if low == columns[0]:
+                low, high = high, columns[1]
+            else:
+                low, high = columns[0], low
+            array = _columns(array, x, one, low - columns[0], high - columns[0])
+    return array
+
+
+def _finite_check(x: np.ndarray) -> Callable[[], bool]:
+    """Whether all numbers are finite; a sum that overflows counts as not, which is only slower."""
+    if x.dtype == BFLOAT16:  # as whole numbers, infinities and NaNs are the largest of either sign
+        positive, negative = x.view(np.int16), x.view(np.uint16)
+        return lambda: bool(positive.max() < 0x7F80 and negative.max() < 0xFF80) if x.size else True
+    add = np.add.reduce
+    total = quiet_call(lambda: add(x, axis=None))
+    return lambda: math.isfinite(total())
+
+
+def quiet_call(f: Callable[[], Any]) -> Callable[[], Any]:
+    """``f`` without floating-point warnings."""
+    found: list[Any] = [None]
+
+    def keep() -> None:
+        found[0] = f()
+
+    run = quiet(keep)
+
+    def result() -> Any:
+        run()
+        return found[0]
+
+    return result
+
+
+def _rows(call: Call, band: Band, views: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, Callable[[], np.ndarray]]]:
+    """For each row the part of the result that it adds to, and the sum over its own columns."""
+    operands = (*call.inputs, call.outputs[0])
+    here = ranges_of(*operands)
+    rows, columns = here[band.rows], here[band.columns]
+    names = list(here)
+    wide = accumulator_dtype(operands[2].dtype)
+    for r in range(*rows):
+        low, high = band.seen((r, r + 1), columns)
+        if low >= high:
+            continue
+        cut = {band.rows: (r - rows[0], r - rows[0] + 1), band.columns: (low - columns[0], high - columns[0])}
+        parts = [
+            v[tuple(slice(*cut[n]) if n in cut else slice(None) for n in x.names)]
+            for v, x in zip(views, operands, strict=True)
+        ]
+        axes = [[names.index(n) for n in x.names] for x in operands]
+        a, b = (p.astype(wide) for p in parts[:2])
+        yield parts[2], lambda a=a, b=b, axes=axes: np.einsum(a, axes[0], b, axes[1], axes[2])

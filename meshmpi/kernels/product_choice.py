@@ -1,0 +1,184 @@
+"""Which library multiplies matrices of a type: the one that is fastest here, as measured.
+
+Neither the processor's maker nor its flags say which routine is fastest, so all that can run take
+turns on a few small products, some milliseconds each.  The figures are kept in the cache, by
+processor, versions and threads, so that the ranks of a host, and its next jobs, find the same.
+What a program's ranks use follows from the figures of all of them (`blas.agree`).  This module
+knows no MPI.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+
+from meshmpi.dims import MeshShape, Shape
+from meshmpi.errors import DataError
+from meshmpi.files import cache
+from meshmpi.ir.kinds import Contract
+from meshmpi.ir.program import Instruction, LocalType, Program
+from meshmpi.kernels import blas, numpy_kernels
+from meshmpi.kernels.bfloat16 import SOURCE, SUFFIX
+from meshmpi.kernels.binding import ALIGNMENT_BYTES, Runtime, numpy_dtype
+from meshmpi.kernels.native.compiler import processor
+
+PRODUCTS = (("m:256;k:512", "k:512;n:512", "m:256;n:512"), ("b:16;m:128;k:64", "b:16;k:64;n:128", "b:16;m:128;n:128"))
+"""Operands and result of the products that are timed: one of a layer, and one of an attention."""
+CALM_ROUNDS, MOST_ROUNDS = 5, 50
+"""All take turns until this many rounds in a row bring no new best, or until the most rounds are done."""
+NEWS = 0.97
+"""A time below this share of the best so far is a new best."""
+Seconds = dict[str, float]
+
+
+def measured(bfloat16: bool = False) -> Seconds:
+    """The libraries that this process can use, with the seconds that the same products took.
+
+    Args:
+        bfloat16: Whether products of bfloat16 count besides those of float32.
+
+    Returns:
+        Name of `blas.available` -> seconds; "numpy", for want of any other only, counts as
+        infinite.  Where there is no choice nothing is measured.
+    """
+    names = blas.available(bfloat16)
+    real = [n for n in names if n != "numpy"]
+    if len(real) < 2:
+        return {n: math.inf if real and n == "numpy" else 0.0 for n in names}
+    found = figures(bfloat16)
+    return {n: math.inf if n == "numpy" else sum(found[kind] for kind in _kinds(n, bfloat16)) for n in names}
+
+
+def chosen(bfloat16: bool = False) -> blas.Blas:
+    """The library that a program on this host alone would use.
+
+    Raises:
+        ConfigError: `blas.VARIABLE` names none that is installed.
+    """
+    return blas.find(blas.agree([measured(bfloat16)]))
+
+
+def figures(bfloat16: bool = False) -> Seconds:
+    """Seconds of the products, in float32 by library and in bfloat16 by way, from the cache or now.
+
+    Keys are as "float32 openblas", "bfloat16 openblas" (converted to float32), "bfloat16 +bf16"
+    (by our own routine).
+    """
+    names = {n: blas.find(n) for n in blas.available(bfloat16) if n != "numpy"}
+    versions = tuple((n, b.version, b.threads) for n, b in names.items())
+    return dict(_figures(versions, bfloat16))
+
+
+def kinds(bfloat16: bool) -> dict[str, str]:
+    """What is timed, as "float32 openblas" -> a library that has it."""
+    names = [n for n in blas.available(bfloat16) if n != "numpy"]
+    return {kind: n for n in reversed(names) for kind in _kinds(n, bfloat16)}
+
+
+@functools.cache
+def _figures(versions: tuple[tuple[str, str, int], ...], bfloat16: bool) -> Mapping[str, float]:
+    wanted = kinds(bfloat16)
+    name = _file(versions, wanted)
+    try:
+        with cache.opened("products") as folder:
+            found = _known(cache.recall(folder, name), wanted)
+            if found is None:
+                with folder.locked(name + ".lock"):  # one rank measures while the others wait
+                    found = _known(cache.recall(folder, name), wanted)
+                    if found is None:
+                        found = time_products(wanted)
+                        cache.remember(folder, name, found)
+            return found
+    except (DataError, OSError):  # nowhere to keep it: each process measures
+        return time_products(wanted)
+
+
+def _kinds(name: str, bfloat16: bool) -> tuple[str, ...]:
+    """What of a library is timed: libraries that share a routine share its figure."""
+    base, _, way = name.partition("+")
+    if not bfloat16:
+        return (f"float32 {base}",)
+    own = {"": base, "convert": f"{base} converted", "mkl": "mkl"}.get(way, "+" + way)
+    return f"float32 {base}", f"bfloat16 {own}"
+
+
+def _file(versions: tuple[tuple[str, str, int], ...], kinds: Collection[str]) -> str:
+    """The name in the cache, by everything that the figures depend on."""
+    about = [processor(), np.__version__, repr((PRODUCTS, versions)), *kinds]
+    if any(kind.endswith(SUFFIX) for kind in kinds):
+        about.append(SOURCE.read_text())
+    return f"products-{hashlib.sha256('|'.join(about).encode()).hexdigest()[:24]}.json"
+
+
+def _known(found: object, kinds: Collection[str]) -> Seconds | None:
+    """What the cache holds, if it is what was asked for."""
+    if not isinstance(found, dict) or set(found) != set(kinds):
+        return None
+    return found if all(isinstance(s, float) and s > 0 for s in found.values()) else None
+
+
+def time_products(kinds: Mapping[str, str]) -> Seconds:
+    """Seconds of all `PRODUCTS`, the least of rounds in which all take turns.
+
+    On a busy machine many rounds are needed until each has had an undisturbed turn.
+
+    Args:
+        kinds: "float32 openblas", say -> name of the library.
+    """
+    runs = {kind: _products(kind.split()[0], name) for kind, name in kinds.items()}
+    least = dict.fromkeys(runs, math.inf)
+    for run in runs.values():  # pages are touched, threads are started
+        run()
+    calm = 0
+    for _ in range(MOST_ROUNDS):
+        before = dict(least)
+        for kind, run in runs.items():
+            least[kind] = min(least[kind], _seconds(kind, run))
+        calm = 0 if any(least[kind] < NEWS * s for kind, s in before.items()) else calm + 1
+        if calm == CALM_ROUNDS:
+            break
+    return least
+
+
+def _seconds(kind: str, run: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _products(dtype: str, library: str) -> Callable[[], None]:
+    """All products, bound as a program binds them."""
+    runs = []
+    for shapes in PRODUCTS:
+        types = {v: _type(text, dtype) for v, text in enumerate(shapes)}
+        i = Instruction(Contract(), (0, 1), (2,))
+        program = Program(MeshShape(""), types, (i,), {}, {}, {})
+        arrays = {v: np.ones(t.shape.sizes, numpy_dtype(dtype)) for v, t in types.items()}
+        room = np.zeros(numpy_kernels.workspace_bytes(i, program, {}) + ALIGNMENT_BYTES, np.uint8)
+        room = room[-room.ctypes.data % ALIGNMENT_BYTES :]
+        runs.append(numpy_kernels.bind(i, program, {}, arrays, room, Runtime(blas=library)))
+
+    def run() -> None:
+        for one in runs:
+            one()
+
+    return run
+
+
+def _type(text: str, dtype: str) -> LocalType:
+    shape = Shape(text)
+    return LocalType(shape, dtype, ((),) * len(shape))
+
+
+def described(bfloat16: bool = True) -> str:
+    """The figures in milliseconds, the fastest first; says where there was no choice."""
+    names = [n for n in blas.available(bfloat16) if n != "numpy"]
+    if len(names) < 2:
+        return f"nothing to measure: {names[0] if names else 'numpy'} is the only one"
+    found = sorted(figures(bfloat16).items(), key=lambda item: (item[0].split()[0], item[1]))
+    return ", ".join(f"{kind} {1e3 * s:.2f} ms" for kind, s in found)

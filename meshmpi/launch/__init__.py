@@ -1,0 +1,1 @@
+"""Starting ranks, and what becomes of them."""

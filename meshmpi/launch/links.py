@@ -1,0 +1,71 @@
+"""Whether a launcher still gets answers from the hosts it has started ranks on.
+
+Open MPI's mpirun, told to end a job, waits for all hosts to confirm it: for a quarter of an hour
+when one of them has lost its power.  The kernel knows earlier: it counts how often it has sent the
+same bytes again.  Reads /proc, so it is for Linux; elsewhere nothing is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+MOST_REPEATS = 4
+"""Bytes that were sent again this often, each time after twice the pause, have gone unanswered for 6 s
+(from 0.2 s on).  With one in five packets lost each way, that is chance in 1 message of 200, and a
+launcher sends hardly any while ranks compute."""
+LOOK_SECONDS = 1.0
+_ESTABLISHED = "01"
+
+
+def unanswered(pid: int) -> tuple[str, int]:
+    """The connection of a process whose bytes were sent again most often.
+
+    Args:
+        pid: The process.
+
+    Returns:
+        Address of the other end, and how often; ("", 0) where nothing is known.
+    """
+    inodes, worst = set[str](), ("", 0)
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(entry.path).removeprefix("socket:[").removesuffix("]"))
+        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+            _, _, other, state, _, _, repeats, _, _, inode, *_ = line.split()
+            if state == _ESTABLISHED and inode in inodes and int(repeats, 16) > worst[1]:
+                worst = (_address(other), int(repeats, 16))
+    return worst
+
+
+def _address(text: str) -> str:
+    """``0100007F:1F90``, as the kernel writes it, as a name or 127.0.0.1."""
+    number = socket.inet_ntoa(int(text.partition(":")[0], 16).to_bytes(4, sys.byteorder))
+    with contextlib.suppress(OSError):
+        return f"{socket.gethostbyaddr(number)[0]} ({number})"
+    return number
+
+
+def watch(process: subprocess.Popen[str]) -> None:
+    """Ends a launcher hard once a host does not answer it; in a thread of its own."""
+    threading.Thread(target=_watch, args=(process,), daemon=True).start()
+
+
+def _watch(process: subprocess.Popen[str]) -> None:
+    while process.returncode is None:
+        time.sleep(LOOK_SECONDS)
+        other, repeats = unanswered(process.pid)
+        if repeats >= MOST_REPEATS and process.returncode is None:
+            sys.stderr.write(f"meshmpi: the launcher gets no answer from host {other}: the job is ended\n")
+            # Daemons on the other hosts end their ranks when the launcher is gone.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return

@@ -1,0 +1,164 @@
+"""What an MPI launcher says of MPI_Abort, left out where a rank has told why before.
+
+An error of a rank is reported by `meshmpi.guard.abort` as ``[rank 1 of 4] Traceback ...``; then
+the rank calls MPI_Abort, and the launcher adds up to 14 lines which tell nothing more and push the
+report off the screen.  Only these lines, word for word, and only about a rank that has reported,
+are left out.  Whatever else is written passes unchanged: a launcher's words about a process that
+was killed, or that left without a report, are the first cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+
+_DRAIN_SECONDS = 5.0
+"""How long the last lines of a job that has ended are waited for: a process that outlives the job
+may hold its stderr open."""
+_RULE = rb"-{74}\n"
+_ABORTED = rb"MPI_ABORT was invoked on rank (\d+) in communicator MPI_COMM_WORLD\n"
+_NOTE = (
+    rb"\n",
+    rb"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes\.\n",
+    rb"You may or may not see output from other processes, depending on\n",
+    rb"exactly when Open MPI kills them\.\n",
+    _RULE,
+)
+_NOTICES: Sequence[Sequence[bytes]] = (
+    # Open MPI 5
+    (_RULE, _ABORTED, rb"  Proc: \[\[\d+,\d+\],\d+\]\n", rb"  Errorcode: -?\d+\n", *_NOTE),
+    (
+        _RULE,
+        rb"\w+ has exited due to process rank (\d+) with PID \d+ on node \S+ calling\n",
+        rb'"abort"\. This may have caused other processes in the application to be\n',
+        rb"terminated by signals sent by \w+ \(as reported here\)\.\n",
+        _RULE,
+    ),
+    # Open MPI 4
+    (_RULE, _ABORTED, rb"with errorcode -?\d+\.\n", *_NOTE),
+    # MPICH, Intel MPI
+    (
+        rb"Abort\(-?\d+\) on node (\d+) \(rank \d+ in comm 0\): application called"
+        rb" MPI_Abort\(MPI_COMM_WORLD, -?\d+\) - process \d+\n",
+    ),
+)
+"""For each notice the patterns of its lines; one of them names the rank."""
+_BEGINNINGS = (b"-" * 74 + b"\n", b"Abort(")
+
+
+class Notices:
+    """A filter for what a launcher and its ranks write to stderr.
+
+    Args:
+        ranks: Number of ranks of the job.
+    """
+
+    def __init__(self, ranks: int):
+        self._report = re.compile(rb"(?:.*\r)?\[rank (\d+) of %d\b" % ranks)
+        self._reported: list[bytes] = []
+        self._held: list[bytes] = []
+        self._line = b""  # the beginning of a line, not shown yet
+        self._shown = b""  # the beginning of a line, shown already
+        self._dropped = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What of ``data``, and of lines held back before, is to be shown now."""
+        shown = bytearray()
+        for piece in re.findall(rb"[^\n]*\n|[^\n]+", self._line + data):
+            self._line = b""
+            if piece.endswith(b"\n"):
+                shown += self._rest(piece) if self._shown else self._whole(piece)
+            elif self._held or (not self._shown and self._may_begin(piece)):
+                self._line = piece
+            else:
+                self._shown += piece
+                shown += piece
+        return bytes(shown)
+
+    def end(self) -> bytes:
+        """What is still held back, at the end of the stream."""
+        rest = b"".join(self._held) + self._line
+        self._held, self._line = [], b""
+        # Open MPI 5 ends its notices with a zero byte.
+        return b"" if rest == b"\0" and self._dropped else rest
+
+    def _may_begin(self, piece: bytes) -> bool:
+        """Whether more of the line may make it the beginning of a notice, or the zero byte."""
+        if not self._reported:
+            return False
+        return piece == b"\0" or any(b.startswith(piece) or piece.startswith(b) for b in _BEGINNINGS)
+
+    def _rest(self, piece: bytes) -> bytes:
+        self._see(self._shown + piece)
+        self._shown = b""
+        return piece
+
+    def _see(self, line: bytes) -> None:
+        found = self._report.match(line)
+        if found is not None:
+            self._reported.append(found[1])
+
+    def _whole(self, line: bytes) -> bytes:
+        """What is to be shown after a whole line came in."""
+        self._see(line)
+        if not self._reported:
+            return line
+        self._held.append(line)
+        shown = b""
+        while self._held:
+            fitting = [n for n in _NOTICES if self._fits(n)]
+            ranks = [_rank_in(self._held, n) for n in fitting if len(n) == len(self._held)]
+            if any(r in self._reported for r in ranks):
+                self._held, self._dropped = [], True
+            elif fitting and not ranks:
+                break  # the next line will tell
+            else:
+                shown += self._held.pop(0)
+        return shown
+
+    def _fits(self, notice: Sequence[bytes]) -> bool:
+        return len(self._held) <= len(notice) and all(
+            re.fullmatch(p, line) for p, line in zip(notice, self._held, strict=False)
+        )
+
+
+def _rank_in(lines: Sequence[bytes], notice: Sequence[bytes]) -> bytes | None:
+    """The rank that a notice is about."""
+    for pattern, line in zip(notice, lines, strict=True):
+        found = re.fullmatch(pattern, line)
+        if found is not None and found.re.groups:
+            return found[1]
+    return None
+
+
+@contextlib.contextmanager
+def filtered(ranks: int) -> Iterator[int]:
+    """A descriptor for the stderr of a job; what is written there comes out at our own stderr.
+
+    Args:
+        ranks: Number of ranks of the job.
+    """
+    reading, writing = os.pipe()
+    thread = threading.Thread(target=_pass_on, args=(reading, Notices(ranks)), daemon=True)
+    thread.start()
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+        thread.join(_DRAIN_SECONDS)
+
+
+def _pass_on(reading: int, notices: Notices) -> None:
+    with open(reading, "rb", buffering=0) as source:
+        while data := source.read(1 << 16):
+            _show(notices.feed(data))
+    _show(notices.end())
+
+
+def _show(data: bytes) -> None:
+    with contextlib.suppress(OSError):  # closed, or nobody reads it any more: the job goes on
+        while data:
+            data = data[os.write(2, data) :]

@@ -1,1 +1,0 @@
-"""What this machine does, measured: the description that predictions of time start from."""

@@ -1,0 +1,358 @@
+"""The best layout for a graph, a number of ranks and a limit of memory, by predicted time.
+
+Plain data parallelism is priced first, so that there is always a layout to compare with.  Then
+candidates are priced in the order of a quick guess, by lowering the graph and predicting the time
+of the program; those whose bound is above the best time found, or whose variables alone do not fit,
+are never priced.  Around the best ones single dims are changed, and stored variables are split.
+Prices come from a function, so this module sees no graph.  Times are
+processor time: a busy machine finds what an idle one does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from meshmpi.amounts import amount
+from meshmpi.dims import MeshShape
+from meshmpi.errors import ConfigError
+from meshmpi.planner.candidates import Candidate, LowerBound, Names, Work, candidates, data_parallel, mesh_shapes
+from meshmpi.planner.machine import Machine
+
+EXHAUSTIVE = 64
+"""So many candidates are all priced.  Status: assumption."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A candidate with its price.
+
+    Attributes:
+        mesh, layout, storage: Texts, as `mm.compile` takes them.
+        slots: Text, as optimizers take their ``storage``.
+        seconds: Predicted for a step.
+        memory: Predicted peak, bytes per rank; a screen may estimate it.
+        bytes_sent: Per rank and step.
+    """
+
+    mesh: str
+    layout: str
+    storage: str
+    slots: str
+    seconds: float
+    memory: int
+    bytes_sent: int
+
+    def __str__(self) -> str:
+        return (
+            f"mesh {self.mesh}, layout '{self.layout}'{_stored(self)}: {1e3 * self.seconds:.4g} ms,"
+            f" {amount(self.memory, 'B')}, {amount(self.bytes_sent, 'B')} sent"
+        )
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate that cannot be used, and why.
+
+    Attributes:
+        mesh, layout, storage, slots: Texts.
+        reason: For people.
+        memory: Bytes per rank, where that was the reason, else 0.
+    """
+
+    mesh: str
+    layout: str
+    storage: str
+    slots: str
+    reason: str
+    memory: int = 0
+
+    def __str__(self) -> str:
+        return f"rejected mesh {self.mesh}, layout '{self.layout}'{_stored(self)}: {self.reason}"
+
+
+def _stored(found: Priced | Rejected) -> str:
+    text = f", storage '{found.storage}'" if found.storage else ""
+    return text + (f", optimizer storage '{found.slots}'" if found.slots else "")
+
+
+Price = Callable[[Candidate], "Priced | Rejected"]
+
+
+class Screen(NamedTuple):
+    """A cheaper graph that orders layouts alike, such as a model with fewer layers.
+
+    Attributes:
+        work: Its digest.
+        price: Of its layouts; memory is an estimate for the graph itself.
+    """
+
+    work: Work
+    price: Price
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        ranking: Priced layouts that fit, fastest first.
+        rejected: Those that do not, in the order tried.
+        tried: Candidates priced, rejected, or passed over as slower than the best.
+        considered: Candidates that there are.
+        complete: Whether all were tried, and none that may fit was left without a full price.
+        seconds: Processor time of the search.
+    """
+
+    ranking: tuple[Priced, ...]
+    rejected: tuple[Rejected, ...]
+    tried: int
+    considered: int
+    complete: bool
+    seconds: float
+
+    @property
+    def best(self) -> Priced | None:
+        """The fastest layout that fits."""
+        return self.ranking[0] if self.ranking else None
+
+    def report(self, most: int = 5) -> str:
+        """The best layouts and the reasons against others, as text."""
+        how = "all that may be best" if self.complete else "the most promising, until time was up"
+        lines = [f"{self.tried} of {self.considered} layouts looked at ({how}) in {self.seconds:.1f} s"]
+        lines += [f"  {k + 1}. {p}" for k, p in enumerate(self.ranking[:most])]
+        if not self.ranking:
+            more = "" if self.complete else "; more time would try more"
+            lines.append(f"  no layout fits{more}")
+        lines += [f"  {r}" for r in self.rejected[:most]]
+        if len(self.rejected) > most:
+            lines.append(f"  {len(self.rejected) - most} more were rejected")
+        return "\n".join(lines)
+
+
+def search(
+    work: Work,
+    ranks: int,
+    machine: Machine,
+    price: Price,
+    *,
+    seconds: float = 30.0,
+    most_axes: int = 2,
+    axis_names: Sequence[str] = ("rows", "cols", "planes"),
+    meshes: Sequence[MeshShape] = (),
+    screen: Screen | None = None,
+    slots: bool = False,
+    memory_limit: int = 0,
+) -> SearchResult:
+    """Searches meshes, computation layouts and storage layouts.
+
+    Args:
+        work: Digest of the graph.
+        ranks: Of the job.
+        machine: That the guesses are for.
+        price: Lowers the graph in a layout and predicts, or says why it is not to be used.
+        seconds: Processor time for the search; what is priced by then is ranked.  Listing
+            candidates takes half of it at most.
+        most_axes: Of meshes that are tried.
+        axis_names: Of their axes.
+        meshes: To try these only.
+        screen: Looked at first; what it finds best is then priced in full.
+        slots: Whether prices heed where optimizer slots are kept, so that this is searched too.
+        memory_limit: Bytes per rank, which `price` keeps too; 0: none.
+
+    Raises:
+        ConfigError: No time, or no axis.
+    """
+    if seconds <= 0 or not 1 <= most_axes <= len(axis_names):
+        raise ConfigError(
+            f"a search of {seconds:g} seconds on meshes of up to {most_axes} axes.",
+            f"Give more than 0 seconds and 1 to {len(axis_names)} axes.",
+        )
+    first = screen or Screen(work, price)
+    search_time = seconds * (0.8 if screen else 1.0)
+    started = LayoutSearch(first, machine, search_time, slots, LowerBound(work, machine), memory_limit)
+    shapes = list(meshes) or mesh_shapes(ranks, most_axes, axis_names)
+    started.try_one(data_parallel(first.work, shapes[0], machine))
+    found, left = list[Candidate](), list(shapes)
+    while left and (not found or time.process_time() < started.began + search_time / 2):
+        found += candidates(first.work, left.pop(0), machine)
+    found.sort(key=lambda c: c.guess)
+    started.deadline = max(started.deadline, time.process_time() + search_time / 2)
+    tried = started.price_all(found)
+    started.refine()
+    ranking, complete = started.ranking(), tried == len(found) and not left
+    if screen is not None:
+        every = len(ranking)
+        ranking, priced = _in_full(ranking, price, started, seconds)
+        complete = complete and (bool(ranking) or priced == every)
+    return SearchResult(
+        tuple(p for _, p in ranking),
+        tuple(started.rejected),
+        tried,
+        len(found),
+        complete,
+        time.process_time() - started.began,
+    )
+
+
+def _in_full(
+    ranking: Sequence[tuple[Candidate, Priced]], price: Price, started: LayoutSearch, seconds: float
+) -> tuple[list[tuple[Candidate, Priced]], int]:
+    """What fits of those that time is left to price, one at least; and how many that were."""
+    out: list[tuple[Candidate, Priced]] = []
+    longest, priced = 0.0, 0
+    for candidate, _ in ranking:
+        began = time.process_time()
+        if priced and began + longest - started.began > seconds:
+            break
+        found, priced = price(candidate), priced + 1
+        longest = max(longest, time.process_time() - began)
+        if isinstance(found, Rejected):
+            started.rejected.append(found)
+        else:
+            out.append((candidate, found))
+    return sorted(out, key=lambda p: (p[1].seconds, p[1].layout)), priced
+
+
+def _axes(mesh: MeshShape) -> list[str]:
+    """Those that split anything."""
+    return [a for a, n in mesh.axes if n > 1]
+
+
+class LayoutSearch:
+    """A search under way."""
+
+    def __init__(self, by: Screen, machine: Machine, seconds: float, slots: bool, whole: LowerBound, limit: int):
+        self.work, self.price, self.slots = by.work, by.price, slots
+        self.guesser, self.whole, self.limit = LowerBound(by.work, machine), whole, limit
+        self.began = time.process_time()
+        self.deadline = self.began + seconds
+        self.priced: list[tuple[Candidate, Priced]] = []
+        self.rejected: list[Rejected] = []
+        self._smallest: tuple[int, Candidate] | None = None  # of those that need too much memory
+        self._seen: set[tuple[str, str, str, str]] = set()
+
+    @property
+    def best(self) -> float:
+        """Seconds of the fastest that fits, as far as the price knows."""
+        return min((p.seconds for _, p in self.priced if self._fits(p)), default=float("inf"))
+
+    @property
+    def late(self) -> bool:
+        return time.process_time() > self.deadline
+
+    def _fits(self, found: Priced) -> bool:
+        return not self.limit or found.memory <= self.limit
+
+    def ranking(self) -> list[tuple[Candidate, Priced]]:
+        """What was priced: what fits, fastest first, then what may not, smallest first."""
+        return sorted(
+            self.priced,
+            key=lambda p: (0, p[1].seconds, p[1].layout) if self._fits(p[1]) else (1, p[1].memory, p[1].layout),
+        )
+
+    def price_all(self, found: Sequence[Candidate]) -> int:
+        """Prices candidates that may win; returns how many were looked at before time was up.
+
+        Where they are many, a quarter of the time is left for changes around the best.
+        """
+        share = 1.0 if len(found) <= EXHAUSTIVE else 0.75
+        now = time.process_time()
+        stop = now + share * (self.deadline - now)
+        tried = 0
+        for c in found:
+            if c.bound >= self.best:
+                tried += 1
+            elif time.process_time() < stop or self._too_large(c):
+                self.try_one(c)
+                tried += 1
+        return tried
+
+    def try_one(self, c: Candidate) -> None:
+        """Prices a candidate that was not seen before."""
+        key = (str(c.mesh), c.text, c.storage_text, c.slots_text)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        found = self._too_large(c) or self.price(c)
+        if isinstance(found, Rejected):
+            self.rejected.append(found)
+            too_much = found.memory
+        else:
+            self.priced.append((c, found))
+            too_much = 0 if self._fits(found) else found.memory
+        if too_much and (self._smallest is None or too_much < self._smallest[0]):
+            self._smallest = (too_much, c)
+
+    def _too_large(self, c: Candidate) -> Rejected | None:
+        """Why a candidate needs no price, if its variables alone do not fit."""
+        least = self.whole.least_bytes(c) if self.limit else 0
+        if least <= self.limit:
+            return None
+        return Rejected(
+            str(c.mesh),
+            c.text,
+            c.storage_text,
+            c.slots_text,
+            f"{amount(least, 'B')} per rank of variables alone, the limit is {amount(self.limit, 'B')}",
+            least,
+        )
+
+    def refine(self) -> None:
+        """Changes the best layouts a dim at a time, and splits stored variables."""
+        improved = True
+        while improved and not self.late:
+            before = self._state
+            start = self._start()
+            if start is None:
+                return
+            for c in (*self._stored(start), *self._neighbours(start)):
+                if self.late:
+                    return
+                if c.bound < self.best:
+                    self.try_one(c)
+            improved = self._state != before
+
+    @property
+    def _state(self) -> tuple[float, int]:
+        return self.best, self._smallest[0] if self._smallest else 0
+
+    def _start(self) -> Candidate | None:
+        """The best so far; where nothing fits, what needs least memory."""
+        fitting = [(c, p) for c, p in self.priced if self._fits(p)]
+        if fitting:
+            return min(fitting, key=lambda p: p[1].seconds)[0]
+        return self._smallest[1] if self._smallest else None
+
+    def _neighbours(self, c: Candidate) -> Iterator[Candidate]:
+        conflicts = self.work.conflicts()
+        for d in self.work.splittable():
+            for axis in ("", *_axes(c.mesh)):
+                layout = {e: axes for e, axes in c.layout.items() if e != d}
+                if axis:
+                    if any(axis in layout.get(e, ()) and frozenset((d, e)) in conflicts for e in layout):
+                        continue
+                    layout[d] = (axis,)
+                if layout != c.layout:
+                    yield self._made(c.mesh, layout, c.storage, c.slots)
+
+    def _stored(self, c: Candidate) -> Iterator[Candidate]:
+        """The same with variables, or their slots, stored in parts over a free axis."""
+        for axis in _axes(c.mesh):
+            for d in self.work.splittable():
+                if not any(d in dims for dims in self.work.variables) or d in c.layout:
+                    continue
+                together = [e for dims in self.work.variables if d in dims for e in dims]
+                if any(axis in c.layout.get(e, ()) for e in together):
+                    continue
+                yield self._made(c.mesh, c.layout, {**c.storage, d: (axis,)}, c.slots)
+                if self.slots and c.storage.get(d) != (axis,):
+                    yield self._made(c.mesh, c.layout, c.storage, {**c.slots, d: (axis,)})
+
+    def _made(
+        self, mesh: MeshShape, layout: Mapping[str, Names], storage: Mapping[str, Names], slots: Mapping[str, Names]
+    ) -> Candidate:
+        bound, guess = self.guesser.bound(mesh, layout), self.guesser.guess(mesh, layout)
+        return Candidate(mesh, layout, bound, guess, storage, slots)

@@ -1,0 +1,147 @@
+"""`search_layouts()`: the digest of a graph that a search needs, and the price of a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from meshmpi.amounts import amount, bytes_of
+from meshmpi.api import planned
+from meshmpi.dims import MeshShape
+from meshmpi.errors import MeshmpiError
+from meshmpi.graph import Graph, Operation, Tensor, Update
+from meshmpi.graph.arguments import checked
+from meshmpi.graph.fetches import needed_operations
+from meshmpi.graph.ops.contraction import Einsum
+from meshmpi.graph.ops.indexing import Gather, ScatterAdd
+from meshmpi.graph.ops.structure import Reshape
+from meshmpi.ir.scalar import ITEM_BYTES
+from meshmpi.planner.bounded_search import Price, Priced, Rejected, SearchResult, search
+from meshmpi.planner.candidates import Candidate, Names, Renaming, Sum, Work
+from meshmpi.planner.machine import Machine
+from meshmpi.planner.machine_file import load_machine
+from meshmpi.planner.timing import predict_time
+
+
+def digest(graph: Graph, fetches: Sequence[Tensor], updates: Sequence[Update]) -> Work:
+    """What a step does, by dims; see `planner.candidates.Work`."""
+    sizes: dict[str, int] = {}
+    tensors: dict[Names, int] = {}
+    sums: dict[Sum, int] = {}
+    renamings: dict[Renaming, int] = {}
+    for operation in needed_operations(graph, [*fetches, *(u.value for u in updates)]):
+        for t in operation.outputs:
+            for d in t.shape:
+                sizes[d.name] = max(sizes.get(d.name, 0), d.size)
+            tensors[t.shape.names] = tensors.get(t.shape.names, 0) + ITEM_BYTES[t.dtype]
+        if (s := _sum(operation)) is not None:
+            sums[s] = sums.get(s, 0) + 1
+        if isinstance(operation, Reshape):
+            x, y = operation.inputs[0], operation.outputs[0]
+            r = Renaming(x.shape.names, y.shape.names, ITEM_BYTES[x.dtype])
+            renamings[r] = renamings.get(r, 0) + 1
+    variables: dict[Names, int] = {}
+    for v in graph.variables.values():
+        names = v.shape.names
+        for d in v.shape:  # of variables that nothing uses, too
+            sizes[d.name] = max(sizes.get(d.name, 0), d.size)
+        variables[names] = variables.get(names, 0) + ITEM_BYTES[v.dtype]
+    return Work(sizes, tensors, variables, sums, renamings)
+
+
+def _sum(operation: Operation) -> Sum | None:
+    """The sum that an operation is, over dims that its result lacks."""
+    out = operation.outputs[0]
+    inputs = tuple(x.shape.names for x in operation.inputs)
+    if isinstance(operation, Einsum):
+        return Sum(inputs, out.shape.names, 2, ITEM_BYTES[out.dtype])
+    if isinstance(operation, (Gather, ScatterAdd)):
+        return Sum(inputs, out.shape.names, 0, ITEM_BYTES[out.dtype])
+    return None
+
+
+Step = tuple[Graph, Sequence[Tensor], Sequence[Update]]
+"""What is computed, fetched and updated."""
+
+
+def pricing(step: Step | Callable[[str], Step], machine: Machine, memory_limit: int = 0) -> Price:
+    """The function that prices layouts of a step, as `planner.search.search` takes it.
+
+    Args:
+        step: The step; or a function that makes it with another storage of the optimizer's slots,
+            for a search of that too.
+        machine: That runs it.
+        memory_limit: Bytes per rank; 0: none.
+    """
+    made: dict[str, Step] = {}
+
+    def step_with(slots: str) -> Step:
+        if not callable(step):
+            return step
+        if slots not in made:
+            made[slots] = step(slots)
+        return made[slots]
+
+    def price(c: Candidate) -> Priced | Rejected:
+        key = (str(c.mesh), c.text, c.storage_text, c.slots_text)
+        try:
+            graph, fetches, updates = step_with(c.slots_text)
+            found = planned(graph, c.mesh, c.text, fetches, updates, c.storage_text or None, cures=False)
+        except MeshmpiError as error:
+            return Rejected(*key, str(error).split("\n", 1)[0])
+        memory = found.cost.peak_memory
+        if memory_limit and memory > memory_limit:
+            return Rejected(*key, f"{amount(memory, 'B')} per rank, the limit is {amount(memory_limit, 'B')}", memory)
+        seconds = predict_time(found.program, machine).seconds
+        return Priced(*key, seconds, memory, found.cost.bytes_sent)
+
+    return price
+
+
+@checked
+def search_layouts(
+    graph: Graph,
+    ranks: int,
+    machine: Machine | str = "tpuv2",
+    *,
+    fetches: Sequence[Tensor] = (),
+    updates: Sequence[Update] = (),
+    memory_limit: int | str | None = None,
+    seconds: float = 30.0,
+    most_axes: int = 2,
+    mesh: str | MeshShape | None = None,
+) -> SearchResult:
+    """The fastest layout of a graph, by predicted time, over meshes, layouts and storage.
+
+    Args:
+        graph: What is computed.
+        ranks: Of the job; not needed with ``mesh``.
+        machine: A `Machine`, the file of one that `meshmpi calibrate` wrote, or "tpuv2".
+        fetches: As `mm.compile`.
+        updates: As `mm.compile`.
+        memory_limit: Bytes per rank, or as ``"1.5 GB"``; default: what the machine says, if it
+            says.
+        seconds: Processor time of the search.  Plain data parallelism is priced whatever it takes.
+        most_axes: Of the meshes that are tried.
+        mesh: To try this mesh only.
+
+    Returns:
+        A `SearchResult`: ``result.best.layout``, ``print(result.report())``.
+
+    Raises:
+        ConfigError: The machine is not known; no time, or no axis.
+
+    Example:
+        >>> with mm.Graph() as graph:
+        ...     x = mm.placeholder("x", "batch:4096;io:8")
+        ...     w = mm.get_variable("w", "io:8;hidden:8")
+        ...     loss = mm.reduce_mean(mm.einsum([x, w], "batch:4096;hidden:8"))
+        >>> mm.search_layouts(graph, 4, fetches=[loss]).best.layout
+        'batch:rows'
+    """
+    known = load_machine(machine) if isinstance(machine, str) else machine
+    limit = known.memory_bytes if memory_limit is None else bytes_of(memory_limit)
+    chosen = updates or graph.updates
+    price = pricing((graph, fetches, chosen), known, limit)
+    meshes = [] if mesh is None else [MeshShape(mesh)]
+    work = digest(graph, fetches, chosen)
+    return search(work, ranks, known, price, seconds=seconds, most_axes=most_axes, meshes=meshes, memory_limit=limit)

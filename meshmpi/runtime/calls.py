@@ -1,0 +1,136 @@
+"""What a collective call is: its description, its tally, and the line of the user's code it belongs to.
+
+Knows no MPI, no mesh and nobody who records calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from meshmpi.dims import Axes
+
+T = TypeVar("T")
+
+
+class CallKind(NamedTuple):
+    """What a collective is: ranks whose calls differ in this do not belong together.
+
+    Attributes:
+        kind: all_reduce, ..., wait, broadcast, agree.
+        op: Reduction, root, or empty.
+        dtype: Data type of the elements.
+        axes: Mesh axes joined by +.
+        elements: A count that must be equal on all ranks of the group.
+        shape: Extents that must be equal on all ranks of the group, joined by x.
+        about: Digest of the program and number of the instruction, or empty.
+    """
+
+    kind: str
+    op: str = ""
+    dtype: str = ""
+    axes: str = ""
+    elements: int = 0
+    shape: str = ""
+    about: str = ""
+
+    @property
+    def signature(self) -> int:
+        """A checksum of 31 bits."""
+        return _signature(self)
+
+
+@functools.lru_cache(4096)
+def _signature(kind: CallKind) -> int:
+    return zlib.crc32("\t".join(map(str, kind)).encode()) & 0x7FFFFFFF
+
+
+@functools.lru_cache(4096)
+def kind_of(kind: str, op: str, dtype: object, axes: str, shared: tuple[int, ...]) -> CallKind:
+    """What a collective is; ``shared`` are extents that are equal on all ranks of the group."""
+    shape = "x".join(map(str, shared))
+    return CallKind(kind, op, str(dtype), axes, math.prod(shared), shape)
+
+
+class Channel(NamedTuple):
+    """A communicator as those who watch know it: axes, name in the job, ranks in MPI.COMM_WORLD."""
+
+    axes: Axes
+    key: str
+    members: tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """A collective that is being bound: what it is, the bytes this rank sends, the user's ``file:line``."""
+
+    kind: CallKind
+    bytes_sent: int
+    line: str
+
+
+class Tally:
+    """Calls of collectives that are alike, and seconds spent in them."""
+
+    __slots__ = ("calls", "seconds")
+
+    def __init__(self) -> None:
+        self.calls, self.seconds = 0, 0.0
+
+
+def counted(run: Callable[[], T], tally: Tally) -> Callable[[], T]:
+    """``run``, which counts itself: two numbers, as a short message takes a microsecond."""
+    clock = time.perf_counter
+
+    def counting() -> T:
+        began = clock()
+        try:
+            return run()
+        finally:
+            tally.seconds += clock() - began
+            tally.calls += 1
+
+    return counting
+
+
+_described: list[tuple[str, str]] = []
+
+
+@contextlib.contextmanager
+def described(line: str, about: str) -> Iterator[None]:
+    """Calls that are bound in here belong to ``line`` and to an instruction of a program.
+
+    Args:
+        line: ``file:line`` of the user's code.
+        about: Digest of the program and number of the instruction.
+    """
+    _described.append((line, about))
+    try:
+        yield
+    finally:
+        _described.pop()
+
+
+def description() -> tuple[str, str]:
+    """Line and program of the call that is being bound: by `described`, or else the caller's line."""
+    if _described:
+        return _described[-1]
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_RUNTIME):
+        frame = frame.f_back
+    inner = frame  # where meshmpi itself is the program, as in `meshmpi train`
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    found = inner if frame.f_code.co_filename.startswith(("<", _PACKAGE)) else frame
+    return f"{found.f_code.co_filename}:{found.f_lineno}", ""
+
+
+_RUNTIME = str(Path(__file__).resolve().parent) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep

@@ -1,0 +1,1 @@
+"""Making text: sampling and beam search."""

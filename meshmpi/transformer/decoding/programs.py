@@ -1,0 +1,244 @@
+"""The programs of a `Generator`: made when first needed, all on the same parameters and caches.
+
+Programs have no branches, so there is one for each number of tokens given at a time and each number
+of positions looked at, both from a short list.  Knows nothing of prompts and texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from meshmpi.api import compile as compile_step
+from meshmpi.dims import Dimension, Layout, LayoutLike, Shape
+from meshmpi.errors import ConfigError, VariableError, suggest
+from meshmpi.graph import Graph, Tensor, Update
+from meshmpi.graph.ops.placement import constrain
+from meshmpi.graph.ops.sources import placeholder
+from meshmpi.nn.decoding import beam_candidates, draw, most_probable
+from meshmpi.nn.decoding.choosing import known_only
+from meshmpi.runtime.compiled import CompiledStep
+from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.variables import OverlaidStore, VariableStore
+from meshmpi.transformer.models import TransformerConfig, encoder_decoder, lm
+from meshmpi.transformer.models.caches import MEMORY, OF_BEAMS, encoder_caches, reordered_caches, spread_caches
+from meshmpi.transformer.models.encoder_decoder import SOURCE_LENGTH
+from meshmpi.transformer.models.incremental import Chunk, Decoded, incremental_decoder, incremental_lm
+
+LEAST_SEEN = 64
+"""Positions that the smallest program looks at; each larger program looks at twice as many."""
+MOST_TOKENS = 256
+"""Most tokens that a program is given at a time.  Assumption: products of this many rows run at full speed."""
+MODELS = ("lm", "encoder_decoder")
+
+
+class Choosing(NamedTuple):
+    """How a program chooses tokens: a form of program, not its numbers.
+
+    ``kind`` is "none" (it only fills caches), "greedy" or "draw".
+    """
+
+    kind: str
+    top_k: int = 0
+    top_p: bool = False
+
+
+class DecodingPrograms:
+    """Args: as `Generator`.
+
+    Attributes:
+        parameters: The store of the parameters.
+        memory: Positions that caches hold.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        mesh: AnyMesh,
+        layout: LayoutLike,
+        model: str,
+        variables: VariableStore | None,
+        storage: LayoutLike,
+        batch: int,
+        memory: int,
+        source_length: int,
+        known: int,
+        kernels: str,
+        seed: int,
+    ) -> None:
+        if model not in MODELS:
+            raise ConfigError(f"there is no model '{model}' to decode with.", suggest(model, MODELS))
+        self.config, self.mesh, self.model = config, mesh, model
+        self.batch, self.memory, self.known = Dimension("batch", batch), memory, known
+        self.source = Dimension(SOURCE_LENGTH, source_length)
+        whole, self.splits_memory = Layout(layout), bool(Layout(layout).axes(MEMORY))
+        self._options = {"seed": seed, "kernels": kernels}
+        self._made: dict[tuple, CompiledStep] = {}
+        names = [*self._model_graph()[0].dim_names, "beam"]
+        for rules in (whole, Layout(storage)):
+            rules.check(mesh.shape, names)
+        self.layout, self.storage = _optional(whole), _optional(Layout(storage))
+        self.parameters = self._first_values() if variables is None else variables
+        self._store = OverlaidStore(self.parameters)
+        self._beams = 0
+
+    def _model_graph(self) -> tuple[Graph, Tensor]:
+        """The whole model on one token: it has all parameters and names all dims."""
+        one = Shape([self.batch, Dimension("length", 1)])
+        with Graph() as graph:
+            tokens = placeholder("tokens", one, "int32")
+            if self.model == "lm":
+                return graph, lm(self.config, tokens)
+            source = placeholder("source", [self.batch, self.source], "int32")
+            return graph, encoder_decoder(self.config, source, tokens)
+
+    def _first_values(self) -> VariableStore:
+        graph, logits = self._model_graph()
+        step = compile_step(graph, self.mesh, self.layout, fetches=[logits], storage=self.storage, **self._options)
+        return step.variables
+
+    # ---- sizes -----------------------------------------------------------------------------
+
+    def seen(self, needed: int) -> int:
+        """Positions that a program looks at when it needs at least ``needed``."""
+        if self.splits_memory:  # the first positions are not a block of every rank
+            return self.memory
+        size = LEAST_SEEN
+        while size < needed:
+            size *= 2
+        return min(size, self.memory)
+
+    def tokens_at_once(self, waiting: int) -> int:
+        """Tokens that a program is given when ``waiting`` are waiting: 1, 4, 16, 64 or 256."""
+        size = 1
+        while size < min(waiting, MOST_TOKENS):
+            size *= 4
+        return min(size, self.memory)
+
+    # ---- programs --------------------------------------------------------------------------
+
+    def chunk(self, length: int, seen: int, choosing: Choosing) -> CompiledStep:
+        """Feeds ``tokens`` [batch, length], ``start``, ``count``; fetches ``token`` [batch].
+
+        A draw takes ``uniform`` [batch] and the scalars ``temperature`` and ``top_p`` too.
+        """
+
+        def build() -> tuple[dict[str, Tensor], list[Update]]:
+            done = self._decode(Shape([self.batch, Dimension("length", length)]), seen)
+            if choosing.kind == "none":
+                return {}, done.updates
+            return {"token": _whole(self._choose(done.logits, choosing))}, done.updates
+
+        return self._program(("chunk", length, seen, choosing), build)
+
+    def beam_step(self, beams: int, candidates: int, seen: int) -> CompiledStep:
+        """Feeds ``tokens`` [batch, beam, 1], ``start``, ``count``; fetches the candidates.
+
+        ``log_probability`` and ``token`` are [batch, beam, candidates].
+        """
+        self._widen(beams)
+
+        def build() -> tuple[dict[str, Tensor], list[Update]]:
+            beam = Dimension("beam", beams)
+            done = self._decode(Shape([self.batch, beam, Dimension("length", 1)]), seen)
+            logits = known_only(done.logits, "vocab", self.known)
+            found = beam_candidates(logits, "vocab", candidates)
+            return dict(zip(("log_probability", "token"), map(_whole, found), strict=True)), (done.updates)
+
+        return self._program(("beam_step", beams, candidates, seen), build)
+
+    def reorder(self, beams: int, seen: int) -> CompiledStep:
+        """Feeds ``parents`` [batch, beam]: whose past each beam goes on from."""
+
+        def build() -> tuple[dict[str, Tensor], list[Update]]:
+            rows = Shape([self.batch, Dimension("beam", beams)])
+            parents = placeholder("parents", rows, "int32")
+            return {}, reordered_caches(self.config, rows, parents, self.memory, seen)
+
+        return self._program(("reorder", beams, seen), build)
+
+    def spread(self, beams: int) -> CompiledStep:
+        """Gives all beams of a row the past that `chunk` has kept."""
+        self._widen(beams)
+
+        def build() -> tuple[dict[str, Tensor], list[Update]]:
+            rows = Shape([self.batch, Dimension("beam", beams)])
+            return {}, spread_caches(self.config, rows, self.memory)
+
+        return self._program(("spread", beams), build)
+
+    def encode(self) -> CompiledStep:
+        """Feeds ``source`` [batch, source_length] and ``fresh``, bool [batch]."""
+
+        def build() -> tuple[dict[str, Tensor], list[Update]]:
+            source = placeholder("source", [self.batch, self.source], "int32")
+            fresh = placeholder("fresh", [self.batch], "bool")
+            return {}, encoder_caches(self.config, source, fresh)
+
+        return self._program(("encode",), build)
+
+    def _widen(self, beams: int) -> None:
+        """Forgets programs and caches of another number of beams: caches are large."""
+        if beams == self._beams:
+            return
+        self._beams = beams
+        self._made = {k: v for k, v in self._made.items() if k[0] in ("chunk", "encode")}
+        self._store.drop([n for n in self._store if n.endswith(OF_BEAMS)])
+
+    def _decode(self, shape: Shape, seen: int) -> Decoded:
+        tokens = placeholder("tokens", shape, "int32")
+        start, count = (placeholder(n, [self.batch], "int32") for n in ("start", "count"))
+        chunk = Chunk(tokens, start, count, self.memory, seen)
+        if self.model == "lm":
+            return incremental_lm(self.config, chunk)
+        return incremental_decoder(self.config, chunk, self.source.size)
+
+    def _choose(self, logits: Tensor, choosing: Choosing) -> Tensor:
+        logits = known_only(logits, "vocab", self.known)
+        if choosing.kind == "greedy":
+            return most_probable(logits, "vocab")
+        uniform = placeholder("uniform", [self.batch])
+        temperature = placeholder("temperature", ())
+        top_p = placeholder("top_p", ()) if choosing.top_p else None
+        return draw(logits, "vocab", uniform, temperature, top_p, choosing.top_k)
+
+    def _program(self, key: tuple, build: Callable[[], tuple[dict[str, Tensor], list[Update]]]) -> CompiledStep:
+        if key not in self._made:
+            with Graph() as graph:
+                fetches, updates = build()
+            self._check(graph)
+            self._made[key] = compile_step(
+                graph,
+                self.mesh,
+                self.layout,
+                fetches=fetches,
+                updates=updates,
+                storage=self.storage,
+                variables=self._store,
+                **self._options,
+            )
+        return self._made[key]
+
+    def _check(self, graph: Graph) -> None:
+        """Every parameter must be there: a missing one would be made anew, with random values."""
+        missing = [n for n, v in graph.variables.items() if v.trainable and n not in self.parameters.types]
+        if missing:
+            raise VariableError(
+                f"the variables lack '{missing[0]}'"
+                + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+                + f" of this {self.model}.",
+                "Give the variables of a step with the same model.",
+            )
+
+
+def _whole(x: Tensor) -> Tensor:
+    """x on all ranks."""
+    return constrain(x, ";".join(f"{n}:" for n in x.shape.names))
+
+
+def _optional(layout: Layout) -> Layout:
+    """The same rules, none of which must find a tensor: each program has some of the dims."""
+    return Layout([(f"{r.dim}?", r.axes) for r in layout])
+
+
+__all__ = ["Choosing", "DecodingPrograms"]

@@ -1,0 +1,114 @@
+"""The graph of any architecture's logits, so that scoring needs no code for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshmpi.dims import Dimension, Shape
+from meshmpi.errors import ShapeError
+from meshmpi.graph import Tensor
+from meshmpi.graph.ops.elementwise import not_equal
+from meshmpi.graph.ops.sources import placeholder
+from meshmpi.nn.experts import ExpertsOutput
+from meshmpi.transformer.models import encoder, encoder_decoder, lm, masked_lm
+from meshmpi.transformer.models.encoder_decoder import SOURCE_LENGTH
+from meshmpi.transformer.pretrained.architectures.entries import Architecture
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model is fed, all int32; names of the feeds are those of the attributes.
+
+    Attributes:
+        tokens: [batch, length]; for an encoder-decoder the target, moved right by one.
+        mask: [batch, length], 1 for tokens and 0 for padding.
+        source: [batch, source_length], for an encoder-decoder.
+        source_mask: [batch, source_length], the same of the source.
+        types: [batch, length], kinds of tokens, for a model that has them.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    source: Tensor | None = None
+    source_mask: Tensor | None = None
+    types: Tensor | None = None
+
+
+def model_inputs(architecture: Architecture, batch: int, length: int, source_length: int = 0) -> Inputs:
+    """Placeholders in the current graph for what the model takes.
+
+    Args:
+        architecture: The model.
+        batch: Rows.
+        length: Tokens of a row.
+        source_length: Tokens of a row of the source, for an encoder-decoder.
+
+    Raises:
+        ShapeError: An encoder-decoder without source_length, or another model with it.
+    """
+    both = architecture.kind == "encoder_decoder"
+    if both != (source_length > 0):
+        raise ShapeError(
+            f"a {architecture.name} model is of kind {architecture.kind}, and source_length is {source_length}.",
+            "Give a positive number to encoder-decoders, and to them only.",
+        )
+    rows = Dimension("batch", batch)
+    shape = Shape([rows, Dimension("length", length)])
+    made = {name: placeholder(name, shape, "int32") for name in ("tokens", "mask")}
+    if both:
+        wide = Shape([rows, Dimension(SOURCE_LENGTH, source_length)])
+        for name in ("source", "source_mask"):
+            made[name] = placeholder(name, wide, "int32")
+    elif architecture.config.token_types:
+        made["types"] = placeholder("types", shape, "int32")
+    return Inputs(**made)
+
+
+def model_logits(
+    architecture: Architecture, inputs: Inputs, training: bool = False, mixtures: list[ExpertsOutput] | None = None
+) -> Tensor:
+    """Logits [batch, length, vocab]: of the next token, or of that at the place by an encoder.
+
+    Args:
+        architecture: The model.
+        inputs: Result of `model_inputs`, or tensors like these.
+        training: Whether dropout acts.
+        mixtures: Takes what each mixture of experts returns.
+
+    Example:
+        >>> from meshmpi.transformer.pretrained.architectures import architecture, model_inputs, model_logits
+        >>> found = architecture({"model_type": "gpt2", "n_layer": 2})
+        >>> with mm.Graph():
+        ...     model_logits(found, model_inputs(found, batch=4, length=16)).shape
+        [batch=4, length=16, vocab=50257]
+    """
+    config, mask = architecture.config, not_equal(inputs.mask, 0)
+    if architecture.kind == "encoder_decoder":
+        if inputs.source is None or inputs.source_mask is None:
+            raise ShapeError(f"a {architecture.name} model needs a source and its mask.", "Use model_inputs().")
+        return encoder_decoder(
+            config,
+            inputs.source,
+            inputs.tokens,
+            training,
+            mixtures,
+            source_mask=not_equal(inputs.source_mask, 0),
+            mask=mask,
+        )
+    model = lm if architecture.kind == "lm" else masked_lm
+    return model(config, inputs.tokens, training, mixtures, mask=mask, types=inputs.types)
+
+
+def model_vectors(architecture: Architecture, inputs: Inputs, training: bool = False) -> Tensor:
+    """What an encoder returns for each token, [batch, length, d_model]: embeddings.
+
+    Raises:
+        ShapeError: The model is not an encoder.
+    """
+    if architecture.kind != "encoder":
+        raise ShapeError(
+            f"a {architecture.name} model is of kind {architecture.kind}.",
+            "Take vectors of an encoder, as bert or esm.",
+        )
+    mask = not_equal(inputs.mask, 0)
+    return encoder(architecture.config, inputs.tokens, training, mask=mask, types=inputs.types)

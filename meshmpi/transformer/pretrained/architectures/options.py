@@ -1,0 +1,240 @@
+"""Reading a config.json so that no option of it is silently ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from meshmpi.errors import ConfigError, suggest
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "relu2": "squared_relu",
+    "silu": "swish",
+    "swish": "swish",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+    "linear": "linear",
+    "gelu": "gelu_exact",
+    "gelu_python": "gelu_exact",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_python_tanh": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_accurate": "gelu",
+}
+"""Names of activations in config.json -> ours.  Their "gelu" is the exact one."""
+_HARMLESS = """
+_name_or_path _commit_hash _attn_implementation _attn_implementation_autoset architectures auto_map
+transformers_version dtype torch_dtype model_type id2label label2id num_labels problem_type finetuning_task
+classifier_dropout classifier_bias task_specific_params tokenizer_class gradient_checkpointing initializer_range
+initializer_factor torchscript use_bfloat16 n_ctx n_special predict_special_tokens embd_layer_norm_epsilon
+directionality pruned_heads use_cache output_attentions output_hidden_states output_past return_dict
+chunk_size_feed_forward reorder_and_upcast_attn pretraining_tp add_router_probs summary_type summary_use_proj
+summary_activation summary_proj_to_labels summary_first_dropout pooler_fc_size pooler_num_attention_heads
+pooler_num_fc_layers pooler_size_per_head pooler_type max_length min_length do_sample early_stopping num_beams
+num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
+exponential_decay_length_penalty suppress_tokens begin_suppress_tokens prefix cls_token_id sep_token_id unk_token_id
+"""
+HARMLESS = tuple(_HARMLESS.split())
+"""Keys that do not change what the model computes from token ids: who wrote the file and how the model was
+trained, how a call answers, poolers and summaries of other tasks, how text is generated."""
+MOST = 1 << 24
+"""Largest number in a config.  Known are contexts of 10 million tokens, and smaller ones."""
+MOST_REPEATED = 1 << 12
+"""Most layers or heads: each takes time and memory before a file of weights is looked at."""
+MOST_EXPERTS = 1 << 16
+"""Most experts of all layers together.  Known are 2,048 in each of 30."""
+_SPECIAL = {
+    "pad_token_id": "pad",
+    "mask_token_id": "mask",
+    "bos_token_id": "bos",
+    "eos_token_id": "eos",
+    "decoder_start_token_id": "decoder_start",
+}
+
+
+class Options:
+    """The values of a config.json, each of which must be used, harmless or at its default.
+
+    Args:
+        values: Content of config.json.
+        name: The ``model_type``, for messages.
+        ignore: Further keys that the caller declares harmless.
+        keys: Names of the arrays in the checkpoint, where they are known.
+    """
+
+    def __init__(self, values: Mapping[str, Any], name: str, ignore: Sequence[str] = (), keys: Collection[str] = ()):
+        self.values, self.name, self.keys = dict(values), name, keys
+        self.known = [*HARMLESS, *_SPECIAL, *ignore]
+
+    def get(self, key: str, default: Any, *aliases: str) -> Any:
+        """The value of ``key`` or of one of its other names; a null is the default."""
+        self.known += [key, *aliases]
+        for name in (key, *aliases):
+            if self.values.get(name) is not None:
+                return self.values[name]
+        return default
+
+    def number(self, key: str, default: float | None, *aliases: str) -> Any:
+        """As `get`, for a number; None as default: it must be there.
+
+        Raises:
+            ConfigError: It is missing, or not a number.
+        """
+        value = self.get(key, default, *aliases)
+        if value is None:
+            raise ConfigError(
+                f"the config of this {self.name} model has no '{key}'.",
+                "Give the config.json that was saved with the checkpoint.",
+            )
+        if type(value) not in (int, float) or not abs(value) <= 1e300:
+            raise ConfigError(f"'{key}' is {short(value)} in the config.", "Give a number.")
+        return value
+
+    def count(self, key: str, default: int | None, *aliases: str, least: int = 1, most: int = MOST) -> int:
+        """As `number`, for how many there are of something, or how wide it is.
+
+        Raises:
+            ConfigError: It is missing, or no whole number from ``least`` to ``most``.
+        """
+        value = self.number(key, default, *aliases)
+        if type(value) is not int or not least <= value <= most:
+            raise ConfigError(
+                f"'{key}' is {short(value)} in the config of this {self.name} model, not a whole"
+                f" number from {least:,} to {most:,}.",
+                "Give the config.json that was saved with the checkpoint.",
+            )
+        return value
+
+    def repeated(self, key: str, default: int, *aliases: str) -> int:
+        """As `count`, for layers and heads."""
+        return self.count(key, default, *aliases, most=MOST_REPEATED)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """The value of an option that is on or off.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        value = self.get(key, default)
+        if type(value) is not bool:
+            raise ConfigError(f"'{key}' is {short(value)} in the config.", "Give true or false.")
+        return value
+
+    def word(self, key: str, default: str) -> str:
+        """The value of an option that is a name.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise ConfigError(f"'{key}' is {short(value)} in the config.", "Give a name.")
+        return value
+
+    def table(self, *keys: str) -> dict[str, Any]:
+        """The first of several options that is there, each of which is a table.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        self.known += keys
+        value: Any = next((self.values[k] for k in keys if self.values.get(k)), {})
+        if not isinstance(value, dict):
+            raise ConfigError(f"{' or '.join(keys)} is {short(value)} in the config.", "Give a table.")
+        return dict(value)
+
+    def head(self, width: int, heads: int) -> int:
+        """Width of a head where heads share the model's.
+
+        Raises:
+            ConfigError: They cannot share it evenly.
+        """
+        if heads < 1 or width % heads:
+            raise ConfigError(
+                f"this {self.name} model has {heads} heads and a width of {width}.",
+                "Give a number of heads that divides the width.",
+            )
+        return width // heads
+
+    def only(self, key: str, *allowed: Any, default: Any = None) -> None:
+        """``key`` must have one of the values that are implemented.
+
+        Args:
+            key: The option.
+            allowed: Its values that are implemented.
+            default: The default of transformers; None: the first of ``allowed``.
+
+        Raises:
+            ConfigError: It has another.
+        """
+        value = self.get(key, allowed[0] if default is None else default)
+        if value not in allowed:
+            raise ConfigError(
+                f"this {self.name} model has {key}={short(value)}, which is not implemented.",
+                f"Use a model with {key} {' or '.join(repr(a) for a in allowed)}.",
+            )
+
+    def activation(self, key: str, default: str) -> str:
+        """Our name of the activation that ``key`` names.
+
+        Raises:
+            ConfigError: We have no such activation.
+        """
+        return self.activation_named(self.word(key, default), key)
+
+    def activation_named(self, value: str, key: str) -> str:
+        """Our name of an activation."""
+        if value not in ACTIVATIONS:
+            raise ConfigError(
+                f"this {self.name} model has {key}={value!r}, an activation that is not implemented.",
+                suggest(str(value), ACTIVATIONS),
+            )
+        return ACTIVATIONS[value]
+
+    def special(self, **defaults: int) -> dict[str, int]:
+        """Token ids by purpose; the first where several tokens end a text.
+
+        Raises:
+            ConfigError: One is not a token id.
+        """
+        found = dict(defaults)
+        for key, name in _SPECIAL.items():
+            value = self.values.get(key)
+            if isinstance(value, list):
+                value = value[0] if value else None
+            if value is not None:
+                if type(value) is not int or not -1 <= value <= MOST:
+                    raise ConfigError(f"'{key}' is {short(value)} in the config.", "Give the id of a token.")
+                found[name] = value
+        return found
+
+    def finish(self) -> None:
+        """Raises ConfigError if a key was neither used nor known to be harmless.
+
+        Nulls, false and empty values switch nothing on.
+        """
+        left = [k for k, v in self.values.items() if k not in self.known and _switches(v)]
+        if left:
+            left_over = ", ".join(f"{k}={short(self.values[k])}" for k in left)
+            raise ConfigError(
+                f"the config of this {self.name} model has {left_over}, which may change what it"
+                " computes and is not implemented.",
+                f"If not, pass ignore={left!r}.",
+            )
+
+
+def short(value: object) -> str:
+    """A value that somebody else may have made long, for a message."""
+    if type(value) is int and abs(value) > MOST:
+        return "a number beyond all sizes" if abs(value) > 1e300 else f"{value:.3g}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _switches(value: Any) -> bool:
+    empty: Iterable[Any] = (None, False, "", [], {})
+    return not any(value is e or (value == e and type(value) is type(e)) for e in empty)

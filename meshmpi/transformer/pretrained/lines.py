@@ -1,0 +1,165 @@
+"""Files with one text a line, as token ids; errors name the line that cannot be used.
+
+Knows tokenizers and limits; no models and no meshes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from meshmpi.errors import DataError
+from meshmpi.files import plain
+from meshmpi.transformer.text.base import Encoded, Vocabulary
+
+
+class Line(NamedTuple):
+    """A line in tokens.
+
+    Attributes:
+        number: From 1.
+        tokens: Token ids of the text, or of the target of a pair.
+        special: For each token whether it was put around the text.
+        source: Token ids of the source of a pair; else empty.
+        cut: Number of tokens left out because the model takes no more.
+    """
+
+    number: int
+    tokens: list[int]
+    special: list[bool]
+    source: list[int]
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Turns lines into tokens.
+
+    Attributes:
+        tokenizer: None: lines are token ids, separated by spaces.
+        vocab: Ids that the model has.
+        most: Tokens that the model takes, on each side of a pair.
+        pairs: Whether a line is source, tab, target.
+        truncate: Whether lines that are too long are cut, rather than refused.
+        allow_unknown: Whether text without tokens is taken as the unknown token.
+        start: Put first where it is not there; None: nothing.
+        special_ids: Ids that stand for no text, where there is no tokenizer.
+    """
+
+    tokenizer: Vocabulary | None
+    vocab: int
+    most: int
+    pairs: bool = False
+    truncate: bool = False
+    allow_unknown: bool = False
+    start: int | None = None
+    special_ids: tuple[int, ...] = ()
+
+    def read(self, path: Path) -> list[Line]:
+        """All lines of a file.
+
+        Raises:
+            DataError: The file cannot be read or is empty, or a line cannot be used.
+        """
+        try:
+            data = plain.contents(path, None)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}.", "Give the path of a readable file.") from error
+        rows = data.split(b"\n")
+        if not rows[-1]:
+            rows.pop()
+        if not rows:
+            raise DataError(f"{path} is empty.", "Give a file with one text a line.")
+        return [self.line(row, f"{path}:{k + 1}", k + 1) for k, row in enumerate(rows)]
+
+    def line(self, row: bytes, where: str, number: int = 1) -> Line:
+        """One line.
+
+        Args:
+            row: Its bytes, without the line end.
+            where: What messages call it.
+            number: Number of the line, from 1.
+        """
+        try:
+            text = row.decode().rstrip("\r")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{where} is not UTF-8: byte {row[error.start]:#04x} at {error.start + 1}.",
+                "Convert the file to UTF-8.",
+            ) from error
+        if not text.strip():
+            raise DataError(f"{where} is empty.", "Remove the line, or write a text there.")
+        parts = text.split("\t") if self.pairs else [text]
+        if len(parts) != (2 if self.pairs else 1) or not all(p.strip() for p in parts):
+            raise DataError(
+                f"{where} has {len(parts)} columns{'' if all(p.strip() for p in parts) else ', one of them empty'}.",
+                "Write a source, one tab, and a target.",
+            )
+        source, cut = [], 0
+        if self.pairs:
+            encoded, cut = self._fitted(self._encoded(parts[0], where), where, "source")
+            source = encoded.ids
+        encoded, more = self._fitted(self._encoded(parts[-1], where), where, "target")
+        return Line(number, encoded.ids, encoded.special, source, cut + more)
+
+    def _encoded(self, text: str, where: str) -> Encoded:
+        if self.tokenizer is None:
+            ids = self._numbers(text, where)
+            found = Encoded(ids, [t in self.special_ids for t in ids], [])
+        else:
+            try:
+                found = self.tokenizer.encoded(text)
+            except DataError as error:
+                raise DataError(f"{where}: {error.problem}", error.remedy) from error
+        if found.unknown and not self.allow_unknown:
+            parts = ", ".join(repr(u) for u in dict.fromkeys(found.unknown[:5]))
+            raise DataError(
+                f"{where} has {parts}, which the tokenizer {self._name} has no token for.",
+                "Remove it, or give --allow-unknown.",
+            )
+        beyond = next((t for t in found.ids if t >= self.vocab), None)
+        if beyond is not None:
+            raise DataError(
+                f"{where} has token {beyond}, but the model has {self.vocab}, from 0.",
+                "Give the tokenizer that belongs to the model.",
+            )
+        if not found.ids:
+            raise DataError(f"{where} has no tokens.", "Remove the line.")
+        if self.start is not None and found.ids[0] != self.start:
+            found = Encoded([self.start, *found.ids], [True, *found.special], found.unknown)
+        return found
+
+    @property
+    def _name(self) -> str:
+        return self.tokenizer.name if self.tokenizer else ""
+
+    def _numbers(self, text: str, where: str) -> list[int]:
+        words = text.split()
+        wrong = next((w for w in words if not (w.isascii() and w.isdigit())), None)
+        if wrong is not None:
+            raise DataError(
+                f"{where} has {wrong!r}, which is not a token id.",
+                "Write numbers from 0 separated by spaces, or leave out --token-ids.",
+            )
+        return [int(w) for w in words]
+
+    def _fitted(self, found: Encoded, where: str, side: str) -> tuple[Encoded, int]:
+        """At most as many tokens as the model takes, and how many were cut."""
+        over = len(found.ids) - self.most
+        if over <= 0:
+            return found, 0
+        if not self.truncate:
+            what = f"the {side} of {where}" if self.pairs else where
+            raise DataError(
+                f"{what} has {len(found.ids)} tokens, the model takes {self.most}.",
+                "Shorten it, or give --truncate to leave out what is too much.",
+            )
+        # Special tokens at the end stay there.
+        tail = 0
+        while tail < self.most and found.special[-1 - tail]:
+            tail += 1
+        keep = self.most - tail
+        ids = found.ids[:keep] + found.ids[len(found.ids) - tail :]
+        special = found.special[:keep] + found.special[len(found.ids) - tail :]
+        return Encoded(ids, special, found.unknown), over

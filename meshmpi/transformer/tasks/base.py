@@ -1,0 +1,159 @@
+"""What the training loop needs to know of a task.
+
+A task is used in two ways.  Without data (class methods): the graph of a step, for a plan.  With
+data (an instance): batches, held-out data, a closing sample.  Knows nothing of loops, files of a
+run or signals, and no mesh axis.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.transformer.models import TransformerConfig, parameter_count
+from meshmpi.transformer.text.base import Vocabulary
+from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut
+from meshmpi.transformer.training.model import TrainingGraph
+from meshmpi.transformer.training.settings import Settings, transformer_config
+
+
+class Batches(Protocol):
+    """Training batches by step number: what resumes needs the number only."""
+
+    def feeds(self, step: int, held: Held) -> dict[str, np.ndarray]:
+        """The blocks of one batch that this rank holds.
+
+        Args:
+            step: Number of the step, from 0.
+            held: For each feed (start, stop) along each of its dims; None: the whole.
+
+        Returns:
+            An array for every name of ``held``; the same numbers in every layout.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a trained model shows of itself at the end of a run.
+
+    Attributes:
+        text: For people; may be empty.
+        measures: Numbers by name, such as ``bleu``; written to the metrics.
+        heading: Stands above the text.
+    """
+
+    text: str = ""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    heading: str = ""
+
+
+class Task(ABC):
+    """A kind of training.  Making one is collective: its data are prepared.
+
+    To add a task: subclass this, add a line to `registry.TASKS` and its name to the choices of the
+    setting ``task``.
+
+    Args:
+        settings: Settings of the run.
+        mesh: A Mesh, or a SimulatedMesh.
+        say: Takes lines of progress.
+
+    Attributes:
+        name: The setting ``task`` that chooses it.
+        settings: Settings of the run.
+        mesh: The mesh.
+        vocabulary: What the tokens mean.
+        digest: Checksum of all training data: a run resumes with equal data only.
+        config: The Transformer.
+        tokens_per_step: Tokens that a step learns from, the mean where it varies.
+        between: Called between the programs of a sample on all ranks; what it raises ends it.
+    """
+
+    name: ClassVar[str]
+    vocabulary: Vocabulary
+    digest: str
+
+    def __init__(self, settings: Settings, mesh: AnyMesh, say: Callable[[str], None]) -> None:
+        self.settings, self.mesh = settings, mesh
+        self.between: Callable[[], None] = lambda: None
+        self.prepare(say)
+        self.config = self.transformer(settings, self.vocabulary.size)
+
+    # ---- without data --------------------------------------------------------------------
+
+    @classmethod
+    def transformer(cls, settings: Settings, vocabulary_size: int) -> TransformerConfig:
+        """The Transformer that the settings describe, for a vocabulary of that size."""
+        return transformer_config(settings.model, vocabulary_size)
+
+    @classmethod
+    @abstractmethod
+    def vocabulary_size(cls, settings: Settings) -> int:
+        """The size of the vocabulary; reads data only where its name does not tell it."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, settings: Settings, config: TransformerConfig) -> TrainingGraph:
+        """The graph of a training step and of the held-out loss."""
+
+    @classmethod
+    def source(cls, settings: Settings) -> str:
+        """Where the data are from, for messages."""
+        return settings.data.corpus
+
+    @classmethod
+    def parameter_count(cls, config: TransformerConfig) -> int:
+        """Trainable numbers of the model."""
+        return parameter_count(config)
+
+    # ---- with data -----------------------------------------------------------------------
+
+    @abstractmethod
+    def prepare(self, say: Callable[[str], None]) -> None:
+        """Reads the data; sets ``vocabulary`` and ``digest``.  Collective."""
+
+    @property
+    @abstractmethod
+    def tokens_per_step(self) -> float: ...
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The amount of training data, as ``"1,234 training tokens"``."""
+
+    @abstractmethod
+    def batches(self) -> Batches:
+        """The training batches."""
+
+    @abstractmethod
+    def held_out(self, batch: int, limit: int) -> HeldOut:
+        """Held-out data.
+
+        Args:
+            batch: Rows evaluated together.
+            limit: The most rows to take from the start; 0: all.
+        """
+
+    @abstractmethod
+    def evaluation(self, held_out: HeldOut, total: float, seconds: float) -> Evaluation:
+        """What a sum of held-out losses means.
+
+        Args:
+            held_out: The data that it is over.
+            total: Sum of the losses, nats.
+            seconds: Time taken.
+        """
+
+    def sample(self, variables: Any, layout: str) -> Sample:
+        """What the trained model shows of itself.  Collective.
+
+        Args:
+            variables: ``step.variables`` of the training step.
+            layout: The computation layout.
+        """
+        return Sample()

@@ -1,0 +1,238 @@
+"""Compares two or more runs: settings that differ, and results.
+
+Reads what a run writes as it goes, so that runs which still train, or were stopped, compare too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshmpi.errors import DataError
+from meshmpi.files import plain
+from meshmpi.transformer.training.metrics import curve, new_figure, read_metrics, save_figure, smooth
+
+FACTS = "facts.json"
+"""File with facts about a run that are not settings; written when the run begins."""
+_COMMON_STEPS = 5
+_WARMING = 2  # the first steps touch memory for the first time: their times are left out
+_NONE = "-"
+
+
+def write_facts(folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
+    """Writes what `Run.facts` reads; the file appears whole."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder / f".{FACTS}.new"
+    beside.write_text(f"{json.dumps(dict(facts), indent=2)}\n", encoding="utf-8")
+    os.replace(beside, folder / FACTS)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the folder of a run holds.
+
+    Attributes:
+        name: The shortest end of its path that tells it from the others.
+        settings: ``section.key`` -> value.
+        facts: What `write_facts` wrote; empty for runs without it.
+        records: Metrics of rank 0.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]]
+
+    @property
+    def steps(self) -> int:
+        """Done so far."""
+        return max((int(r["step"]) for r in self.records if "loss" in r), default=0)
+
+    def losses(self, key: str = "loss") -> dict[int, float]:
+        """Step -> loss; that of training as the mean of the steps around, as in the picture."""
+        steps, values = curve(self.records, key)
+        return dict(zip(steps, smooth(values) if key == "loss" else values, strict=True))
+
+    @property
+    def step_seconds(self) -> float:
+        """Median time of a step; NaN before the first."""
+        found = [float(r["seconds"]) for r in self.records if "loss" in r and "seconds" in r]
+        return statistics.median(found[_WARMING:] or found) if found else math.nan
+
+    @property
+    def communicating(self) -> float:
+        """Share of the time of rank 0 in collectives; NaN before the first step."""
+        found = [(r["comm_seconds"], r["seconds"]) for r in self.records if "comm_seconds" in r]
+        total = sum(seconds for _, seconds in found)
+        return sum(comm for comm, _ in found) / total if total else math.nan
+
+
+def read_run(folder: str | os.PathLike[str], name: str = "") -> Run:
+    """Reads the folder of a run.
+
+    Raises:
+        DataError: It is not the folder of a run, or a file of it is damaged.
+    """
+    folder = Path(folder)
+    settings = _json(folder / "settings.json", f"{folder} is not the folder of a run")
+    facts = _json(folder / FACTS, "") if (folder / FACTS).exists() else {}
+    try:
+        records = read_metrics(folder)
+    except DataError:
+        if any(folder.glob("metrics-rank-*.jsonl")):
+            raise
+        records = []  # the run has not made a step yet
+    return Run(name or str(folder), _flat(settings), facts, records)
+
+
+def _json(path: Path, problem: str) -> dict[str, Any]:
+    try:
+        return plain.json_table(path)
+    except OSError as error:
+        raise DataError(
+            f"{problem or path}: {path.name}: {error.strerror}.", "Give folders of runs, as runs/quickstart."
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}.", "Resume the run, which writes it.") from error
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value and before == "":
+            out.update(_flat(value, f"{key}."))
+        else:
+            out[f"{before}{key}"] = value
+    return out
+
+
+def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """Reads several runs, and gives them names that tell them apart."""
+    parts = [Path(os.path.abspath(f)).parts for f in folders]
+    longest = max(map(len, parts))
+    length = next((n for n in range(1, longest) if len({p[-n:] for p in parts}) == len(parts)), longest)
+    return [read_run(f, "/".join(p[-length:])) for f, p in zip(folders, parts, strict=True)]
+
+
+Row = tuple[str, list[str]]
+
+
+def comparison(runs: Sequence[Run]) -> str:
+    """The table: a column for each run."""
+    parts: list[tuple[str, list[Row]]] = [
+        ("settings that differ", _settings(runs)),
+        ("run", _facts(runs)),
+        ("training loss, nats per token", _at_common_steps(runs, "loss")),
+        ("held-out loss, nats per token", _at_common_steps(runs, "held_out_loss")),
+        ("speed and cost", _costs(runs)),
+    ]
+    rows = [("", [r.name for r in runs]), *(row for _, rows in parts for row in rows)]
+    first = max(len(label) for label, _ in rows) + 2
+    widths = [max(len(values[k]) for _, values in rows) for k in range(len(runs))]
+
+    def line(label: str, values: Sequence[str]) -> str:
+        cells = (v.rjust(w) for v, w in zip(values, widths, strict=True))
+        return f"{label:{first}}{'  '.join(cells)}".rstrip()
+
+    lines = [line(*rows[0])]
+    for title, table in parts:
+        if table:
+            lines += ["", title, *(line(f"  {label}", values) for label, values in table)]
+    return "\n".join(lines)
+
+
+def _settings(runs: Sequence[Run]) -> list[Row]:
+    keys = list(dict.fromkeys(k for r in runs for k in r.settings))
+    rows = [(k, [_shown(r.settings.get(k, _NONE)) for r in runs]) for k in keys]
+    return [(k, values) for k, values in rows if len(set(values)) > 1]
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) and value else repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _facts(runs: Sequence[Run]) -> list[Row]:
+    def steps(run: Run) -> str:
+        return f"{run.steps} of {run.settings.get('train.steps', '?')}"
+
+    rows = [("steps done", [steps(r) for r in runs])]
+    for label, key in (("parameters", "parameters"), ("mesh", "mesh"), ("layout", "layout")):
+        rows.append((label, [_fact(r, key) for r in runs]))
+    skipped = [sum(1 for r in run.records if r.get("skipped")) for run in runs]
+    return rows + ([("steps skipped", [str(n) for n in skipped])] if any(skipped) else [])
+
+
+def _fact(run: Run, key: str, show: Callable[[Any], str] | None = None) -> str:
+    value = run.facts.get(key)
+    if value is None:
+        return _NONE
+    return show(value) if show else f"{value:,}" if isinstance(value, int) else str(value) or _NONE
+
+
+def _at_common_steps(runs: Sequence[Run], key: str) -> list[Row]:
+    """Losses at a few steps that all runs have, and the last of each."""
+    found = [r.losses(key) for r in runs]
+    common = sorted(set(found[0]).intersection(*found[1:]))
+    count = min(_COMMON_STEPS, len(common))
+    places = [common[(k + 1) * len(common) // count - 1] for k in range(count)]
+    rows = [(f"step {s}", [f"{losses[s]:.4f}" for losses in found]) for s in places]
+    last = [f"{losses[max(losses)]:.4f}" if losses else _NONE for losses in found]
+    if all(losses and max(losses) == places[-1] for losses in found if places):
+        return rows if any(found) else []
+    return [*rows, ("last", last)] if any(found) else []
+
+
+def _costs(runs: Sequence[Run]) -> list[Row]:
+    def speed(run: Run) -> str:
+        tokens, seconds = run.facts.get("tokens_per_step"), run.step_seconds
+        return _NONE if tokens is None or math.isnan(seconds) else f"{tokens / seconds:,.0f}"
+
+    def number(x: float, form: str) -> str:
+        return _NONE if math.isnan(x) else format(x, form)
+
+    def megabytes(n: float) -> str:
+        return f"{n / 1e6:,.4g}"
+
+    return [
+        ("tokens/s (median step)", [speed(r) for r in runs]),
+        ("ms per step (median)", [number(1e3 * r.step_seconds, ".4g") for r in runs]),
+        ("communicating (rank 0)", [number(r.communicating, ".0%") for r in runs]),
+        ("MB of memory per rank", [_fact(r, "memory_bytes", megabytes) for r in runs]),
+        ("MB sent per rank and step", [_fact(r, "bytes_sent", megabytes) for r in runs]),
+        ("GFLOP per rank and step", [_fact(r, "flops", lambda n: f"{n / 1e9:,.4g}") for r in runs]),
+    ]
+
+
+def plot_comparison(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
+    """Draws the loss curves of all runs into one PNG file.
+
+    Raises:
+        DataError: The extra `plot` is not installed, or no run has made a step.
+    """
+    if not any(r.steps for r in runs):
+        raise DataError("no run has made a step: there is no curve to draw.", "Wait for one.")
+    figure, axes = new_figure()
+    for k, run in enumerate(runs):
+        color = f"C{k}"
+        training, held_out = run.losses(), run.losses("held_out_loss")
+        axes.plot(list(training), list(training.values()), color=color, label=run.name)
+        if held_out:
+            last = list(held_out.values())[-1]
+            axes.plot(
+                list(held_out),
+                list(held_out.values()),
+                color=color,
+                marker="o",
+                markersize=4,
+                linestyle="--",
+                label=f"{run.name}, held out (last {last:.3f})",
+            )
+    return save_figure(figure, axes, path, "")

@@ -1,0 +1,178 @@
+"""The held-out loss, exactly: every token is predicted once, whatever the batch size.
+
+The last window of a text may be shorter than the others and the last batch may have fewer; the
+places left over have weight 0.  Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from meshmpi.errors import DataError
+from meshmpi.runtime.arrays import local
+from meshmpi.transformer.text.base import Vocabulary, count_bytes
+
+Range = tuple[int, int]
+Held = Mapping[str, "tuple[Range, ...] | None"]
+"""Feed -> (start, stop) along each dim of the block that this rank holds; None: the whole."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A held-out loss.
+
+    Attributes:
+        loss: Mean, nats per token.
+        bits_per_byte: The same, per byte of the text that the tokens stand for; None where there
+            is no such text.
+        tokens: Tokens predicted.
+        share: Part of the held-out text that they are.
+        seconds: Time taken.
+        measures: Other numbers by name, such as ``perplexity``.
+    """
+
+    loss: float
+    bits_per_byte: float | None
+    tokens: int
+    share: float
+    seconds: float
+    measures: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        numbers = [f"{self.loss:.4f} nats/token"]
+        if self.bits_per_byte is not None:
+            numbers.append(f"{self.bits_per_byte:.4f} bits/byte")
+        numbers += [f"{name} {value:.4f}" for name, value in self.measures.items()]
+        return (
+            f"{', '.join(numbers)} ({self.tokens:,} tokens, {self.share:.0%} of the held-out text,"
+            f" {self.seconds:.1f} s)"
+        )
+
+
+class HeldOut(Protocol):
+    """Held-out data in batches; only tasks know what they are.
+
+    Attributes:
+        batches: Number of batches.
+    """
+
+    batches: int
+
+    def feeds(self, index: int, held: Held) -> dict[str, np.ndarray]:
+        """The blocks of batch ``index`` that this rank holds, one for each name of ``held``."""
+        ...
+
+
+class HeldOutText:
+    """Windows of ``length`` that follow each other without gap or overlap, in batches.
+
+    Args:
+        tokens: The held-out tokens.
+        batch: Windows evaluated together.
+        length: Tokens per window.
+        windows: The most windows to take from the start; 0: all.
+
+    Attributes:
+        batches: Number of batches.
+        predicted: Number of tokens predicted.
+    """
+
+    def __init__(self, tokens: np.ndarray, batch: int, length: int, windows: int = 0) -> None:
+        if len(tokens) < 2:
+            raise DataError(
+                f"the held-out text has {len(tokens)} tokens; none can be predicted.",
+                "Use a longer text, or hold out more of it.",
+            )
+        there_are = -(-(len(tokens) - 1) // length)
+        used = min(windows, there_are) if windows else there_are
+        self.tokens, self.batch, self.length = tokens, batch, length
+        self.batches = -(-used // batch)
+        self.predicted = min(used * length, len(tokens) - 1)
+
+    def block(
+        self, index: int, rows: Range | None = None, columns: Range | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The part of batch ``index`` that one rank holds; no other tokens are read.
+
+        Returns:
+            Tokens and targets, int32, and weights, float32; all [rows, columns].
+        """
+        (r0, r1), (c0, c1) = rows or (0, self.batch), columns or (0, self.length)
+        tokens = np.zeros((r1 - r0, c1 - c0), np.int32)
+        targets, weights = np.zeros_like(tokens), np.zeros(tokens.shape, np.float32)
+        for k in range(r1 - r0):
+            start = (index * self.batch + r0 + k) * self.length + c0
+            n = max(0, min(c1 - c0, self.predicted - start))
+            tokens[k, :n] = self.tokens[start : start + n]
+            targets[k, :n] = self.tokens[start + 1 : start + n + 1]
+            weights[k, :n] = 1.0
+        return tokens, targets, weights
+
+    def text_bytes(self, vocabulary: Vocabulary) -> int:
+        """Bytes of text that the predicted tokens stand for."""
+        return count_bytes(vocabulary, self.tokens[1 : self.predicted + 1])
+
+
+class BlockFeeder:
+    """Feeds each rank the blocks that it holds, so that it need read no others.
+
+    Args:
+        step: A compiled step.
+        names: Placeholders of its graph; those that its program does not need are left out.
+
+    Attributes:
+        held: Where these blocks lie.
+    """
+
+    def __init__(self, step: Any, names: Sequence[str]) -> None:
+        # A simulated mesh plays all ranks: it is fed the whole.
+        self.whole = step.mesh.simulated
+        needed = [n for n in names if n in step.program.feeds]
+        self.held: Held = {n: None if self.whole else step.feed_block(n) for n in needed}
+
+    def feeds(self, blocks: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """What to call the step with."""
+        return {n: blocks[n] if self.whole else local(blocks[n]) for n in self.held}
+
+
+class Evaluator:
+    """Computes held-out losses with one compiled step.
+
+    Args:
+        step: Fetches the sum of losses, see `model.TrainingGraph.held_out_loss`.
+        names: The placeholders of an evaluation.
+        held_out: The most rows -> the data.
+        meaning: (Data, sum of losses, seconds) -> what these say, as `Task.evaluation`.
+        between: Called before each batch; what it raises ends the evaluation.
+    """
+
+    def __init__(
+        self,
+        step: Any,
+        names: Sequence[str],
+        held_out: Callable[[int], HeldOut],
+        meaning: Callable[[HeldOut, float, float], Evaluation],
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._step, self._held_out, self._meaning = step, held_out, meaning
+        self._feeder, self._between = BlockFeeder(step, names), between
+
+    def evaluate(self, rows: int = 0) -> Evaluation:
+        """The held-out loss.  Collective.
+
+        Args:
+            rows: The most rows of a batch (windows of a text) to take from the start; 0: all.
+        """
+        data = self._held_out(rows)
+        began, total = time.perf_counter(), 0.0
+        for index in range(data.batches):
+            self._between()
+            blocks = data.feeds(index, self._feeder.held)
+            (loss,) = self._step(self._feeder.feeds(blocks)).values()
+            total += loss
+        return self._meaning(data, total, time.perf_counter() - began)

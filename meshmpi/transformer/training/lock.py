@@ -1,0 +1,312 @@
+"""One job at a time writes the folder of a run.
+
+A file in the folder names who does: job, host, process.  It is made by O_EXCL and taken over by a
+rename, which file systems of several hosts do alike (no flock).  Its holder touches it; what is not
+touched any more, or is of a process or a Slurm job that has ended, may be taken over.  Times are
+those of the file system, so clocks of hosts need not agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import secrets
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from meshmpi.errors import ConfigError
+from meshmpi.runtime import processes
+from meshmpi.runtime.agreement import from_first
+from meshmpi.runtime.mesh_protocol import AnyMesh
+
+LOCK = "lock.json"
+"""The file in the folder of a run."""
+RUN_VARIABLE = "MESHMPI_RUN"
+"""Names the process that starts the job, and again when it dies: all its jobs are one here."""
+BEAT_SECONDS = 10.0
+"""Between two touches."""
+STALE_SECONDS = 90.0
+"""What was not touched for so long, is nobody's: nine beats, as a file system may be busy."""
+SLURM_SECONDS = 10.0
+"""How long squeue may take to answer."""
+_FIELDS = {
+    "token": str,
+    "user": str,
+    "host": str,
+    "boot": str,
+    "pid": int,
+    "start": int,
+    "job": str,
+    "slurm": str,
+    "slurm_restart": int,
+    "since": str,
+}
+_WRITING_SECONDS = 2.0  # between the making of the file and its text, seen from another host
+_SLURM_OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL")
+_SLURM_OVER += ("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
+_OVER = "is over"
+
+
+class RunLock:
+    """Holds the folder of a run from its making to `release`.
+
+    Args:
+        folder: Folder of the run; made when missing.
+
+    Raises:
+        ConfigError: Another job writes it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder, LOCK)
+        self._me = myself()
+        self._new = not self.path.parent.exists()
+        self.take()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="meshmpi lock", daemon=True)
+        self._thread.start()
+
+    def take(self) -> None:
+        """Makes the file, in the place of one that is stale."""
+        try:
+            self._take()
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path.parent} cannot be written: {error.strerror}.", "Give another folder: --out."
+            ) from error
+
+    def _take(self) -> None:
+        while True:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._make()
+                return
+            except FileNotFoundError:  # another job has just removed the empty folder
+                continue
+            except FileExistsError:
+                holder = _holder(self.path)
+            if holder is None:  # released in between
+                continue
+            why = why_held(holder, self._me, age(self.path))
+            if why:
+                raise ConfigError(
+                    f"{self.path.parent} is being written by another job: {told(holder)}; {why}.",
+                    "Wait for its end, or give another folder: --out.",
+                )
+            self._remove(holder)
+
+    def _make(self) -> None:
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        try:
+            os.write(file, json.dumps(self._me).encode())
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def _remove(self, holder: dict[str, Any]) -> None:
+        """Removes the lock of ``holder``; one that another job has just put in its place stays."""
+        taken = self.path.with_name(f".{LOCK}.{secrets.token_hex(4)}")
+        try:
+            os.rename(self.path, taken)
+        except FileNotFoundError:
+            return
+        if _read(taken) != holder:
+            # Where a third job came first, the owner of this one finds out: see `check`.
+            with contextlib.suppress(FileExistsError):
+                os.link(taken, self.path)
+        taken.unlink()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            with contextlib.suppress(OSError):  # a file system that is away comes back, or does not
+                if self.mine():
+                    os.utime(self.path)
+
+    def mine(self) -> bool:
+        """Whether this job still holds the folder."""
+        with contextlib.suppress(FileNotFoundError):
+            return _read(self.path) == self._me
+        return False
+
+    def check(self) -> None:
+        """Called before something is written that others rely on.
+
+        Raises:
+            ConfigError: Another job has taken the folder over.
+        """
+        if not self.mine():
+            holder = _holder(self.path)
+            by = told(holder) if holder else "somebody who removed its lock"
+            raise ConfigError(
+                f"{self.path.parent} was taken over by another job while this one did not run or"
+                f" could not reach it: {by}.",
+                "Nothing more is written; resume from there when the other has ended.",
+            )
+
+    def release(self) -> None:
+        """Lets others have the folder; one that was made for nothing goes."""
+        self._ended.set()
+        with contextlib.suppress(OSError):
+            if self.mine():
+                self.path.unlink()
+                if self._new:
+                    self.path.parent.rmdir()  # fails where there is something in it
+
+
+_held: dict[Path, RunLock] = {}
+"""Locks that this process holds, by the path of the folder without links."""
+
+
+@contextlib.contextmanager
+def held(mesh: AnyMesh, folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Holds the folder of a run while it is open; rank 0 does so for all.  Collective.
+
+    Raises:
+        ConfigError: Another job writes it.
+    """
+    key = Path(folder).resolve()
+
+    def take() -> None:
+        _held[key] = RunLock(key)
+
+    from_first(mesh, take)
+    try:
+        yield
+    finally:
+        if key in _held:
+            _held.pop(key).release()
+
+
+def check_held(folder: str | os.PathLike[str]) -> None:
+    """`RunLock.check` of what this process holds; nothing where it holds nothing."""
+    key = Path(folder).resolve()
+    if key in _held:
+        _held[key].check()
+
+
+def renamed(folder: Path, new: Path) -> None:
+    """The folder has become ``new``; what this process held of its old name it holds again."""
+    key = folder.resolve()
+    if key in _held:
+        _held[key].take()
+        Path(new, LOCK).unlink(missing_ok=True)
+
+
+# ---- who holds it ----------------------------------------------------------------------------
+
+
+def myself() -> dict[str, Any]:
+    """What this process writes into its lock."""
+    pid = os.getpid()
+    return {
+        "token": secrets.token_hex(8),
+        "user": _user(),
+        "host": socket.gethostname(),
+        "boot": processes.boot(),
+        "pid": pid,
+        "start": processes.start_time(pid),
+        "job": os.environ.get(RUN_VARIABLE, "") or os.environ.get("PMIX_NAMESPACE", ""),
+        "slurm": os.environ.get("SLURM_JOB_ID", ""),
+        "slurm_restart": int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in containers
+        return str(os.getuid())
+
+
+def told(holder: dict[str, Any]) -> str:
+    """A holder in words."""
+    slurm = f"Slurm job {holder['slurm']}, " if holder.get("slurm") else ""
+    who = f"process {holder.get('pid', '?')} of {holder.get('user', '?')}"
+    return f"{slurm}{who} on host {holder.get('host', '?')} since {holder.get('since', '?')}"
+
+
+def why_held(holder: dict[str, Any], me: dict[str, Any], seconds: float) -> str:
+    """Why a lock is not stale, or empty.
+
+    Args:
+        holder: What is in the lock; empty where it cannot be read.
+        me: Who wants it.
+        seconds: Since it was touched.
+    """
+    same = ("job", "slurm", "slurm_restart")
+    if holder.get("job") and all(holder.get(k) == me[k] for k in same):
+        return ""  # ranks of one job take turns, as after a loss
+    if (holder.get("host"), holder.get("boot")) == (me["host"], me["boot"]):
+        gone = processes.state(holder["pid"], holder["start"]) == "gone"
+        return "" if gone else "it runs"
+    if seconds >= STALE_SECONDS:
+        return ""
+    slurm = holder.get("slurm", "")
+    if slurm and slurm == me["slurm"] and holder.get("slurm_restart", 0) < me["slurm_restart"]:
+        return ""  # this is the same job, which was requeued
+    if slurm and slurm_state(slurm) == _OVER:
+        return ""
+    return f"it was there {seconds:.0f} s ago, and is given up after {STALE_SECONDS:.0f} s"
+
+
+def slurm_state(job: str) -> str:
+    """The state of a Slurm job, `_OVER`, or empty where Slurm does not tell."""
+    try:
+        done = subprocess.run(
+            ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}"],
+            capture_output=True,
+            text=True,
+            timeout=SLURM_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if done.returncode:
+        return _OVER if "Invalid job id" in done.stderr else ""
+    state = done.stdout.strip()
+    return _OVER if not state or state in _SLURM_OVER else state
+
+
+def age(path: Path) -> float:
+    """Seconds since a file was touched, by the clock of its file system."""
+    beside = path.with_name(f".{path.name}.now-{secrets.token_hex(4)}")
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            beside.touch()
+            return beside.stat().st_mtime - path.stat().st_mtime
+        finally:
+            beside.unlink(missing_ok=True)
+    return 0.0
+
+
+def _holder(path: Path) -> dict[str, Any] | None:
+    """The content of a lock, empty if the file is not a lock of ours; None without a file."""
+    limit = time.monotonic() + _WRITING_SECONDS
+    while True:
+        try:
+            found = _read(path)
+        except FileNotFoundError:
+            return None
+        if found or time.monotonic() > limit:
+            return found
+        time.sleep(0.05)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict) or any(not isinstance(found.get(name), kind) for name, kind in _FIELDS.items()):
+        return {}
+    return found

@@ -1,0 +1,44 @@
+"""A whole training run: the function that users call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.transformer.tasks.base import Task
+from meshmpi.transformer.training.beginning import ready, run_trainer
+from meshmpi.transformer.training.loop import Result, Trainer
+from meshmpi.transformer.training.recovery import train_on_survivors
+from meshmpi.transformer.training.settings import Settings
+from meshmpi.transformer.training.setup import make_mesh
+from meshmpi.transformer.training.signals import StopSignals
+
+
+def train(
+    settings: Settings,
+    folder: str | os.PathLike[str],
+    *,
+    mesh: AnyMesh | None = None,
+    resume: bool | str | os.PathLike[str] = False,
+    say: Callable[[str], None] = print,
+    task: type[Task] | None = None,
+    initialize: Callable[[Trainer], None] | None = None,
+) -> Result:
+    """A whole training run.  Collective.
+
+    Args:
+        settings: All settings.
+        folder: For the files of the run; an earlier run there is renamed, unless it is resumed.
+        mesh: Default: a Mesh of all ranks of this job, as the settings say.
+        resume: Whether to go on from the newest checkpoint of the folder; or a checkpoint.
+        say: Takes lines of progress, on rank 0 only.
+        task: What the model learns; default: the setting ``task``.
+        initialize: Called before the first step unless the run is resumed, to give
+            ``trainer.step.variables`` other first values.
+    """
+    if settings.mesh.recover and mesh is None:
+        return train_on_survivors(settings, folder, resume, say, task, initialize)
+    with StopSignals():
+        on = make_mesh(settings.mesh) if mesh is None else mesh
+        return run_trainer(on, folder, say, lambda: ready(settings, on, folder, say, task, resume, initialize))

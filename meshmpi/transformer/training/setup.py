@@ -1,0 +1,106 @@
+"""Preparing a run: its mesh, layout, data and folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from meshmpi import checkpoint
+from meshmpi.dims import MeshShape
+from meshmpi.errors import DataError
+from meshmpi.runtime.agreement import from_first, gathered
+from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.transformer.training.corpora import NAMED
+from meshmpi.transformer.training.data import Dataset, prepare
+from meshmpi.transformer.training.lock import renamed
+from meshmpi.transformer.training.settings import DataSettings, MeshSettings, Settings
+
+DEFAULT_AXIS = "all"
+"""Name of the axis of the mesh that is used when none is given."""
+
+
+def mesh_shape(settings: MeshSettings, ranks: int) -> MeshShape:
+    """The mesh asked for; by default all ranks on one axis."""
+    return MeshShape(settings.shape or f"{DEFAULT_AXIS}:{ranks}")
+
+
+def chosen_layout(settings: MeshSettings, mesh: MeshShape) -> str:
+    """The layout asked for; data-parallel when neither mesh nor layout is given."""
+    if settings.shape or settings.layout:
+        return settings.layout
+    return f"batch:{'+'.join(mesh.names)}"
+
+
+def make_mesh(settings: MeshSettings) -> Any:
+    """The mesh of all ranks of this job, which is started with that."""
+    from meshmpi.runtime.mesh import Mesh
+    from meshmpi.runtime.world import world_size
+
+    return Mesh(mesh_shape(settings, world_size()))
+
+
+def prepare_data(settings: DataSettings, mesh: AnyMesh, say: Callable[[str], None]) -> Dataset:
+    """The tokens of the corpus, or of the fallback where a named one cannot be had.  Collective.
+
+    Raises:
+        DataError: Neither can be had, or the ranks see different texts.
+    """
+    corpus, note = from_first(mesh, lambda: available_data(settings)[1:])
+    if note:
+        say(note)
+    dataset = _prepare(settings, corpus)
+    digests = gathered(mesh, dataset.digest)
+    if len(dict.fromkeys(digests)) > 1:
+        other = next(r for r, d in enumerate(digests) if d != digests[0])
+        raise DataError(
+            f"rank 0 and rank {other} read different texts for corpus '{corpus}'.",
+            "Give every node the same file, or empty the cache of the node that differs.",
+        )
+    return dataset
+
+
+def available_data(settings: DataSettings) -> tuple[Dataset, str, str]:
+    """The data of the corpus or of the fallback, the name of that one, and a note why the fallback.
+
+    Raises:
+        DataError: Neither can be had.
+    """
+    try:
+        return _prepare(settings, settings.corpus), settings.corpus, ""
+    except DataError as error:
+        if not settings.fallback or settings.corpus not in NAMED:
+            raise  # a mistyped name or path must not train on something else
+        note = f"{error.problem} Using '{settings.fallback}' instead."
+        return _prepare(settings, settings.fallback), settings.fallback, note
+
+
+def _prepare(settings: DataSettings, corpus: str) -> Dataset:
+    return prepare(corpus, settings.vocabulary, held_out_fraction=settings.held_out_fraction)
+
+
+def set_aside(folder: str | os.PathLike[str]) -> Path | None:
+    """Renames the folder of an earlier run, so that a new one does not mix with it.
+
+    Returns:
+        Its new name, or None where there was no earlier run.
+    """
+    folder = Path(folder)
+    if not checkpoint.find(folder / "checkpoints") and not list(folder.glob("metrics-*.jsonl")):
+        return None
+    k = 1
+    while (new := folder.with_name(f"{folder.name}.{k}")).exists():
+        k += 1
+    folder.rename(new)
+    renamed(folder, new)
+    return new
+
+
+def write_settings(settings: Settings, folder: str | os.PathLike[str]) -> None:
+    """Writes all settings of a run into ``settings.json`` of its folder, for people to read."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    text = json.dumps(asdict(settings), indent=2)
+    Path(folder, "settings.json").write_text(f"{text}\n", encoding="utf-8")

@@ -1,0 +1,173 @@
+"""Starting a training again when its job has died: by a lost rank, a lost host, a crash.
+
+Runs in the process that launches, outside of the MPI job, and so works with every MPI.  A job that
+ends by itself, well or by an error of the user, is not started again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from meshmpi.errors import ConfigError
+from meshmpi.launch.launch import launch
+from meshmpi.transformer.training.recovery import Checkpoints, next_mesh
+from meshmpi.transformer.training.settings import Settings
+from meshmpi.transformer.training.setup import mesh_shape
+from meshmpi.transformer.training.signals import STOPPED
+
+BY_ITSELF = (0, 1, 2, STOPPED, 130)
+"""Exit statuses of jobs that are not started again: finished, errors, wrong arguments, stopped,
+Ctrl-C.  Of a job that has lost a rank it is another, whatever mpirun says: see
+`meshmpi.guard.outcome`."""
+MOST_FRUITLESS = 2
+"""After this many deaths in a row without a new checkpoint the job is given up: they are not chance."""
+ANSWER_SECONDS = 30.0
+"""A host on which a launcher starts nothing within this time is lost."""
+
+
+class Host(NamedTuple):
+    """A host and how many ranks it takes."""
+
+    name: str
+    ranks: int
+
+
+def parse_hosts(text: str, ranks: int) -> list[Host]:
+    """Hosts as ``n1:2,n2:2``; without numbers the ranks are dealt out evenly.
+
+    Raises:
+        ConfigError: A number is missing or wrong, or the numbers do not add up to ``ranks``.
+    """
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    hosts = []
+    for k, part in enumerate(names):
+        name, _, number = part.partition(":")
+        share = ranks // len(names) + (k < ranks % len(names))
+        if number and not (number.isdigit() and int(number)):
+            problem = f"--hosts: '{part}' has no number of ranks."
+            raise ConfigError(problem, "Write it as n1:2,n2:2.")
+        hosts.append(Host(name, int(number) if number else share))
+    if (total := sum(h.ranks for h in hosts)) != ranks:
+        raise ConfigError(f"--hosts {text} takes {total} ranks, --ranks is {ranks}.", "Make them equal.")
+    return hosts
+
+
+def joined(hosts: Sequence[Host]) -> str:
+    """The reverse of `parse_hosts`."""
+    return ",".join(f"{h.name}:{h.ranks}" for h in hosts)
+
+
+Start = Callable[[int, Sequence[str], str], int]
+"""Runs the job once: ranks, further arguments, hosts -> exit status."""
+
+
+class Supervisor:
+    """Runs a training until it ends by itself.
+
+    Args:
+        settings: Settings of the run.
+        folder: Folder of the run.
+        ranks: Ranks of the first start.
+        hosts: Hosts to start on; empty: this one, or those of the batch system.
+        resume: Value of --resume in the first start.
+        start: Runs the job once.
+        say: Takes lines.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        ranks: int,
+        hosts: Sequence[Host],
+        resume: bool | str,
+        start: Start,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ) -> None:
+        self._settings, self._folder, self._ranks = settings, folder, ranks
+        self._hosts, self._resume, self._start, self._say = list(hosts), resume, start, say
+        self._wanted = mesh_shape(settings.mesh, ranks)
+        self._made = Checkpoints(folder / "checkpoints")
+
+    def run(self, restarts: int) -> int:
+        """Returns the exit status of the last start.
+
+        Args:
+            restarts: How often the job may be started again.
+        """
+        more: list[str] = []
+        fruitless, newest = 0, None
+        for left in range(restarts, -1, -1):
+            status = self._start(self._ranks, more, joined(self._hosts))
+            if status in BY_ITSELF:
+                return status
+            made, newest = newest, self._made.newest()
+            fruitless = fruitless + 1 if newest == made else 0
+            what = f"the job died (exit status {status})"
+            if fruitless >= MOST_FRUITLESS:
+                self._say(f"{what}, {fruitless} times without a new checkpoint: given up")
+                return status or 1
+            if not left:
+                self._say(f"{what}; no restart is left (--restarts {restarts}): given up")
+                return status or 1
+            lost = self._drop_lost_hosts()
+            if self._hosts == [] and lost:
+                self._say(f"{what}; no host answers: given up")
+                return status or 1
+            more = self._arguments(newest)
+            self._tell(what, lost, newest, left - 1)
+        raise AssertionError("the loop returns")
+
+    def _drop_lost_hosts(self) -> list[Host]:
+        if not self._hosts:
+            return []
+        with ThreadPoolExecutor(len(self._hosts)) as pool:
+            answers = list(pool.map(lambda h: answering(h.name), self._hosts))
+        lost = [h for h, answers_ in zip(self._hosts, answers, strict=True) if not answers_]
+        self._hosts = [h for h in self._hosts if h not in lost]
+        ranks = sum(h.ranks for h in self._hosts)
+        if lost and ranks:
+            self._ranks = next_mesh(self._settings.mesh, self._wanted, ranks).size
+            self._hosts = _filled(self._hosts, self._ranks)
+        return lost
+
+    def _arguments(self, newest: Path | None) -> list[str]:
+        """What the next start needs besides the user's arguments; the last of equal ones counts."""
+        given: list[str] = []
+        if self._settings.mesh.shape:  # without one, the mesh is of all ranks there are
+            mesh = next_mesh(self._settings.mesh, self._wanted, self._ranks)
+            given = ["--mesh", ";".join(f"{axis}:{n}" for axis, n in mesh.axes)]
+        if newest is None:
+            return given
+        return [*given, "--resume"] + ([] if isinstance(self._resume, bool) else [str(newest)])
+
+    def _tell(self, what: str, lost: Sequence[Host], newest: Path | None, left: int) -> None:
+        gone = f"; gone: host {', '.join(h.name for h in lost)}" if lost else ""
+        where = f" on {joined(self._hosts)}" if self._hosts else ""
+        source = f"from {newest}" if newest is not None else "from where it began"
+        self._say(
+            f"{what}{gone}: starting {self._ranks} rank{'s' if self._ranks > 1 else ''}{where}"
+            f" again {source}; {left} restart{'' if left == 1 else 's'} left"
+        )
+
+
+def _filled(hosts: Sequence[Host], ranks: int) -> list[Host]:
+    """The hosts with this number of ranks in all; the last ones get fewer."""
+    found, left = [], ranks
+    for h in hosts:
+        if left:
+            found.append(Host(h.name, min(h.ranks, left)))
+            left -= found[-1].ranks
+    return found
+
+
+def answering(host: str) -> bool:
+    """Whether the launcher gets a process started on a host."""
+    done = launch(
+        1, ["--", "echo", "meshmpi-alive"], hosts=f"{host}:1", capture_output=True, timeout_seconds=ANSWER_SECONDS
+    )
+    return "meshmpi-alive" in done.stdout

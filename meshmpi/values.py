@@ -1,0 +1,88 @@
+"""Which values a data type can keep: the one rule for first values, feeds and what is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meshmpi.dims import Shape
+from meshmpi.errors import VariableError
+from meshmpi.ir.scalar import FLOATS, INTEGERS, fits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def unfit(array: np.ndarray, dtype: str) -> str:
+    """Why the values of an array cannot be kept as ``dtype``; empty where they can.
+
+    Floats become floats, rounded; integers become integers that have their range; bools stay bools.
+    Nothing else is converted, since a value would change silently: 1.7 would become 1, and NaN some
+    integer.
+
+    Args:
+        array: Of any NumPy type.
+        dtype: Of meshmpi.
+    """
+    import numpy as np  # not before there are arrays: the doctor tells of a NumPy that does not load
+
+    wanted = "float" if dtype in FLOATS else "integer" if dtype in INTEGERS else dtype
+    if _family(array.dtype) != wanted:
+        return f"data type {array.dtype}"
+    if wanted == "integer" and array.size and not np.can_cast(array.dtype, dtype, "safe"):
+        low, high = int(array.min()), int(array.max())
+        if not (fits(low, dtype) and fits(high, dtype)):
+            return f"values {low} to {high}"
+    return ""
+
+
+def _family(dtype: np.dtype) -> str:
+    if dtype.kind == "f" or dtype.name == "bfloat16":
+        return "float"
+    return {"i": "integer", "u": "integer", "b": "bool"}.get(dtype.kind, str(dtype))
+
+
+def conversion(dtype: str) -> str:
+    """The remedy for an array that is `unfit`."""
+    first = " (what has fractions or is out of range: round and clip it before)"
+    return f"Convert it with array.astype('{dtype}'){first if dtype in INTEGERS else ''}."
+
+
+def first_value(name: str, shape: Shape, dtype: str, initializer: Any, source: str = "") -> Any:
+    """What an initializer gives: a `Distribution` where it has one, else an array.
+
+    Args:
+        name: Of the variable.
+        shape: Of the variable, global.
+        dtype: In which it is stored.
+        initializer: An ``mm.*_initializer``, or what NumPy makes an array of.
+        source: The user's line, for the message.
+
+    Raises:
+        VariableError: It gives another shape, or values that the type cannot keep.
+    """
+    what = f"the initializer of variable '{name}'"
+    if hasattr(initializer, "resolve"):
+        d = initializer.resolve(shape)
+        if dtype in FLOATS or (d.kind == "constant" and _is_exact(d.shift, dtype)):
+            return d
+        value = f"the value {d.shift}" if d.kind == "constant" else f"numbers that are {d.kind}"
+        remedy = f"Give an array of {dtype}, or a constant that it can hold."
+        raise VariableError(f"{what} gives {value}, the variable has {dtype}.", remedy, source)
+    fitting = f"Give an array of shape {shape.sizes}, or one of mm's initializers."
+    import numpy as np
+
+    try:
+        array = np.asarray(initializer)
+    except ValueError as e:  # rows of different lengths
+        raise VariableError(f"{what} is no array: {e}", fitting, source) from None
+    if array.shape != shape.sizes:
+        problem = f"{what} has shape {array.shape}, the variable {shape}."
+        raise VariableError(problem, fitting, source)
+    if why := unfit(array, dtype):
+        raise VariableError(f"{what} has {why}, the variable has {dtype}.", conversion(dtype), source)
+    return array
+
+
+def _is_exact(value: float, dtype: str) -> bool:
+    """Whether an integer or bool type has a number, which initializers keep as a float."""
+    return value.is_integer() and fits(int(value), dtype)

@@ -1,0 +1,3 @@
+"""The version of the package; pyproject.toml names the same."""
+
+VERSION = "0.1.0"
