@@ -11,7 +11,6 @@ import os
 import platform
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,8 +55,6 @@ EFFORTS = {"full": FULL, "quick": QUICK, "tiny": TINY}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the parts asked for; returns 1 if one of them failed."""
     options = _parser().parse_args(arguments)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: workers are ended
     began = time.perf_counter()
 
     def say(line: str) -> None:
@@ -136,4 +133,5 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: workers are ended
     sys.exit(main())
