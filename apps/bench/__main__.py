@@ -55,6 +55,8 @@ EFFORTS = {"full": FULL, "quick": QUICK, "tiny": TINY}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the parts asked for; returns 1 if one of them failed."""
     options = _parser().parse_args(arguments)
+    if arguments is None:  # the command, not a call
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: workers are ended
     began = time.perf_counter()
 
     def say(line: str) -> None:
@@ -133,5 +135,4 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: workers are ended
     sys.exit(main())
