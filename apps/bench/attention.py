@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 import meshmpi as mm
-from meshmpi.compiler.passes.loops import form_loops
 from meshmpi.compiler.passes.pipeline import PASSES, optimize
+from meshmpi.compiler.passes.tiled_regions import form_tiled_regions
 from meshmpi.ir.program import Program
 from meshmpi.runtime.compiled import CompiledStep
 
@@ -58,7 +58,7 @@ def measure(length: int, causal: bool, repeats: int) -> tuple[Measured, Measured
     """(scores stored, scores a block at a time)."""
     graph, fetches = attention_layer(length, causal)
     lowered = mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program
-    stored = optimize(lowered, tuple(p for p in PASSES if p is not form_loops))
+    stored = optimize(lowered, tuple(p for p in PASSES if p is not form_tiled_regions))
     steps = [_step(p, fetches) for p in (stored, optimize(lowered))]
     shape = lowered.feeds["x"].shape.sizes
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)

@@ -28,7 +28,7 @@ class ObservedExecutor(Executor):
     """Runs a program and shows every value right after the instruction that made it.
 
     What is pending is finished in copies first, so that blocks are those of the whole value.
-    Values held in windows are not shown: no tensor of a graph is.
+    Values held with halos are not shown: no tensor of a graph is.
     """
 
     def __init__(self, program: Program, mesh: AnyMesh, store: VariableStore, kernels: Kernels, observe: Observer):
@@ -46,7 +46,7 @@ class ObservedExecutor(Executor):
             return  # still on its way: what waits for it shows it
         for v in i.outputs:
             t = self.program.types[v]
-            if t.windows:
+            if t.halos:
                 continue
             blocks = {s.rank: s.arrays[v] for s in self.states}
             sizes = None

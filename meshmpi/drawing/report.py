@@ -204,7 +204,7 @@ def _examples(program: Program) -> list[Drawn]:
             named += [
                 (i.source.name.split(" (")[0].split("/")[-1], program.types[v])
                 for v in i.outputs
-                if not program.types[v].windows
+                if not program.types[v].halos
             ]
     chosen: dict[tuple, tuple[str, LocalType]] = {}
     for name, t in named:

@@ -375,14 +375,14 @@ class Graph:
         )
         self.operations.append(operation)
 
-    def align(self, dim: str, partner: str) -> None:
-        """Splits ``dim`` like ``partner``, as far as possible, in layouts that do not mention ``dim``.
+    def align(self, dim: str, other: str) -> None:
+        """Splits ``dim`` like ``other``, as far as possible, in layouts that do not mention ``dim``.
 
         Args:
             dim: A name that the library chose and that users need not know.
-            partner: The user's name for the same elements elsewhere.
+            other: The user's name for the same elements elsewhere.
         """
-        self.aligned[dim] = partner
+        self.aligned[dim] = other
 
     def _new_source(self, name: str) -> Source:
         if self._source is not None:

@@ -1,7 +1,7 @@
-"""Sliding dims of a convolution: which indices of three dims meet.
+"""The dims of a convolution: which indices of three dims meet.
 
 Integers and names only: no tensors, arrays, layouts or ranks.  Ranges are (start, stop) of global
-indices, so that blocks and windows are treated alike.
+indices, so that blocks and halos are treated alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Range = tuple[int, int]
 
 
 class ConvDims(NamedTuple):
-    """One dim of x, of w and of y that slide over each other.
+    """One dim of x, of w and of y that are convolved.
 
     Indices i of ``x``, k of ``w`` and o of ``y`` meet where
     ``base * i == stride * o + dilation * k - before``.  An ordinary convolution has base 1; the
@@ -45,18 +45,18 @@ class ConvDims(NamedTuple):
         return self._replace(stride=-self.stride, dilation=-self.dilation, before=-self.before, base=-self.base)
 
     def of_filter(self) -> ConvDims:
-        """The slide of x and the gradient of y that makes the gradient of w."""
+        """The dims of x and the gradient of y that makes the gradient of w."""
         return ConvDims(self.x, self.y, self.w, self.dilation, self.stride, self.before, self.base)
 
     def of_input(self) -> ConvDims:
-        """The slide of the gradient of y and w that makes the gradient of x."""
+        """The dims of the gradient of y and w that makes the gradient of x."""
         return ConvDims(self.y, self.w, self.x, self.base, -self.dilation, -self.before, self.stride).normalized()
 
     def swapped(self) -> ConvDims:
         """The same with x and w in each other's place."""
         return ConvDims(self.w, self.x, self.y, -self.stride, self.base, -self.before, self.dilation).normalized()
 
-    def window(self, of: int, taps: int) -> HaloRegion:
+    def halo(self, of: int, taps: int) -> HaloRegion:
         """The elements of x that blocks of y (``of`` elements) need with ``taps`` elements of w."""
         reach = self.dilation * (taps - 1)
         low, high = min(0, reach) - self.before, max(0, reach) - self.before
@@ -121,25 +121,25 @@ class Phase(NamedTuple):
         return self.first + low, self.first + high + 1
 
 
-def phases(slide: ConvDims, xs: Range, ws: Range, ys: Range) -> list[Phase]:
+def phases(dims: ConvDims, xs: Range, ws: Range, ys: Range) -> list[Phase]:
     """All that meets inside the ranges, as few phases as there are remainders by the base.
 
     Indices of y that meet nothing are in no phase, and no index of y is in two.
     """
-    base = slide.base
-    y_step = base // math.gcd(base, slide.stride)
-    w_step = base // math.gcd(base, slide.dilation)
+    base = dims.base
+    y_step = base // math.gcd(base, dims.stride)
+    w_step = base // math.gcd(base, dims.dilation)
     out: list[Phase] = []
     for o in range(ys[0], min(ys[0] + y_step, ys[1])):
         for k in range(ws[0], min(ws[0] + w_step, ws[1])):
-            i, rest = divmod(slide.stride * o + slide.dilation * k - slide.before, base)
+            i, rest = divmod(dims.stride * o + dims.dilation * k - dims.before, base)
             if rest == 0:
                 whole = Phase(
                     Steps(o, y_step, -(-(ys[1] - o) // y_step)),
                     Steps(k, w_step, -(-(ws[1] - k) // w_step)),
                     i,
-                    slide.stride * y_step // base,
-                    slide.dilation * w_step // base,
+                    dims.stride * y_step // base,
+                    dims.dilation * w_step // base,
                 )
                 out += _trimmed(whole, xs)
     return out

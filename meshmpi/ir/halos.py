@@ -1,4 +1,4 @@
-"""Which elements of a split dimension another rank needs: windows, and who sends what.
+"""Which elements of a split dimension another rank needs: halos, and who sends what.
 
 Integers only: no tensors, arrays, ranks of a running job or MPI.  A block is a range of indices;
 blocks of one dimension are numbered as `dims.block_range` cuts them.
@@ -21,7 +21,7 @@ class HaloRegion(NamedTuple):
     for them is a fill value, or with a ring the element at the other end.
 
     The number of elements depends on the length of the block only, so that the first block, which
-    is the longest, has the largest window.
+    is the longest, has the largest halo.
     """
 
     of: int
@@ -31,7 +31,7 @@ class HaloRegion(NamedTuple):
     base: int = 1
 
     def range(self, start: int, stop: int) -> tuple[int, int]:
-        """First and end index of the window of block [start, stop); empty for an empty block."""
+        """First and end index of the halo of block [start, stop); empty for an empty block."""
         if start >= stop:
             return 0, 0
         first = self.stride * (start if self.stride >= 0 else stop - 1) + self.low
@@ -76,7 +76,7 @@ class HaloExchange(NamedTuple):
         size: Elements of y.
         stride: At least 1.
         wrap: Whether indices beyond the (only) x count on from its other end.
-        window: What each rank receives instead of its block of y; then stride 1, offset 0.
+        halo: What each rank receives instead of its block of y; then stride 1, offset 0.
 
     Elements of y that no x_j has are filled by the caller.
     """
@@ -87,19 +87,19 @@ class HaloExchange(NamedTuple):
     size: int
     stride: int = 1
     wrap: bool = False
-    window: HaloRegion | None = None
+    halo: HaloRegion | None = None
 
     def target(self, block: int) -> tuple[int, int]:
-        """Positions that block ``block`` receives: its block of y, or its window."""
-        if self.window is None:
+        """Positions that block ``block`` receives: its block of y, or its halo."""
+        if self.halo is None:
             return block_range(self.size, self.blocks, block)
-        return self.window.range(*block_range(self.window.of, self.blocks, block))
+        return self.halo.range(*block_range(self.halo.of, self.blocks, block))
 
     def needed(self, block: int) -> tuple[int, int]:
-        """The part of `target` that is sent; the rest of a window is never read."""
-        if self.window is None:
+        """The part of `target` that is sent; the rest of a halo is never read."""
+        if self.halo is None:
             return self.target(block)
-        return self.window.needed(*block_range(self.window.of, self.blocks, block))
+        return self.halo.needed(*block_range(self.halo.of, self.blocks, block))
 
     def rows_sent(self, source: int) -> int:
         """Elements along the dimension that block ``source`` sends to others."""

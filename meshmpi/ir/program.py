@@ -61,8 +61,8 @@ class Traits:
         product: Multiplies by BLAS, whose rounding ranks must agree on.
         same_memory: Its result lies in the memory of its input.
         carries_gradient: A gradient that goes in comes out as a gradient, not as a product.
-        takes_halos: Its inputs may be held in windows.
-        makes_halos: Its result may be held in windows.
+        takes_halos: Its inputs may be held with halos.
+        makes_halos: Its result may be held with halos.
         by_place: FLOP, or what is sent, depend on where a block lies, not on its extents alone.
     """
 
@@ -392,7 +392,7 @@ class Program:
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     def counts(self) -> dict[str, int]:
-        """Kind -> number of instructions; those in the body of a segment or loop count too."""
+        """Kind -> number of instructions; those in the body of a fused kernel or tiled region count too."""
         out: dict[str, int] = {}
         for instruction in self.instructions:
             for i in (instruction, *instruction.within()):

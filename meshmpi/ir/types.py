@@ -40,11 +40,11 @@ class LocalDim(NamedTuple):
 
     dim: Dimension
     axes: Axes = ()
-    window: HaloRegion | None = None
+    halo: HaloRegion | None = None
 
     def __str__(self) -> str:
         return (f"{self.dim}/{'+'.join(self.axes)}" if self.axes else str(self.dim)) + (
-            str(self.window) if self.window else ""
+            str(self.halo) if self.halo else ""
         )
 
 
@@ -58,7 +58,7 @@ class LocalType:
         splits: For each dimension the mesh axes it is split over, major first.
         partial: Axes over which a reduction is still pending, in mesh order.
         pending: Which reduction: sum, max, min or prod.
-        windows: Empty, or for each dimension a HaloRegion where a rank holds not its block but the
+        halos: Empty, or for each dimension a HaloRegion where a rank holds not its block but the
             elements that the blocks of another dimension need; these overlap.  Only `shift` makes
             such values, only `conv` and `shift` along another dimension take them.
     """
@@ -68,7 +68,7 @@ class LocalType:
     splits: tuple[Axes, ...]
     partial: Axes = ()
     pending: str = "sum"
-    windows: tuple[HaloRegion | None, ...] = ()
+    halos: tuple[HaloRegion | None, ...] = ()
 
     @property
     def local_dims(self) -> tuple[LocalDim, ...]:
@@ -77,13 +77,13 @@ class LocalType:
         Where they are equal, each rank holds equal blocks of two values: the same elements in the
         same order.  What is pending, and the data type, may differ.
         """
-        windows = self.windows or (None,) * len(self.shape)
-        return tuple(map(LocalDim, self.shape, self.splits, windows))
+        halos = self.halos or (None,) * len(self.shape)
+        return tuple(map(LocalDim, self.shape, self.splits, halos))
 
-    def window(self, dim: str) -> HaloRegion | None:
-        """The window in which a rank holds the dimension called ``dim``, if it does."""
+    def halo(self, dim: str) -> HaloRegion | None:
+        """The halo in which a rank holds the dimension called ``dim``, if it does."""
         i = self.shape.find(dim)
-        return self.windows[i] if self.windows and i >= 0 else None
+        return self.halos[i] if self.halos and i >= 0 else None
 
     def split(self, dim: str) -> Axes:
         """Axes of the dimension called ``dim``; empty when there is no such dimension."""
@@ -107,17 +107,17 @@ class LocalType:
     def block(self, mesh: MeshShape, coordinates: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
         """(start, stop) of each dimension of the block held at ``coordinates``.
 
-        A window may begin before 0 and end behind the last element.
+        A halo may begin before 0 and end behind the last element.
         """
         blocks = tuple(
             block_range(d.size, mesh.count(s), mesh.block_index(s, coordinates)) if s else (0, d.size)
             for d, s in zip(self.shape, self.splits, strict=True)
         )
-        if not self.windows:
+        if not self.halos:
             return blocks
         return tuple(
             b if w is None else w.range(*block_range(w.of, mesh.count(s), mesh.block_index(s, coordinates)))
-            for b, w, s in zip(blocks, self.windows, self.splits, strict=True)
+            for b, w, s in zip(blocks, self.halos, self.splits, strict=True)
         )
 
     def local_sizes(self, mesh: MeshShape, coordinates: Mapping[str, int]) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ class LocalType:
 
     def max_sizes(self, mesh: MeshShape) -> tuple[int, ...]:
         """Sizes of the largest block: that of the rank whose coordinates are all 0."""
-        if self.windows:
+        if self.halos:
             return self.local_sizes(mesh, dict.fromkeys(mesh.names, 0))
         return tuple(-(-d.size // mesh.count(s)) if s else d.size for d, s in zip(self.shape, self.splits, strict=True))
 

@@ -150,11 +150,11 @@ def _check_order(i: Instruction, defined: Container[int]) -> None:
 
 def _check_types(program: Program, i: Instruction, xs: Sequence[LocalType], ys: Sequence[LocalType]) -> None:
     """What holds for the types of every value, whatever makes it."""
-    if any(x.windows for x in xs):
-        require(i.traits.takes_halos, "uses a value that is held in windows")
+    if any(x.halos for x in xs):
+        require(i.traits.takes_halos, "uses a value that is held with halos")
     for t in ys:
-        if t.windows:
-            require(i.traits.makes_halos, "makes a value held in windows")
+        if t.halos:
+            require(i.traits.makes_halos, "makes a value held with halos")
         used = t.used_axes
         if not used and not t.partial and t.pending == "sum":
             continue

@@ -41,7 +41,7 @@ def ranges_of(*operands: Operand) -> Ranges:
 def band_of(call: Call) -> Band | None:
     """The band of an instruction, unless all pairs of its blocks are in it.
 
-    Within a loop blocks of one size share what is planned, wherever they begin.
+    Within a tiled region blocks of one size share what is planned, wherever they begin.
     """
     band: Band | None = call.attrs.get("band")
     if band is None or call.ranges:

@@ -49,7 +49,7 @@ class Runtime:
         step: Changes from step to step; kernels read it when they are called.
         blas: Name of the library of matrix products, the same on all ranks; empty for the first
             that is there.  Kernels read it when they are bound.
-        native: The generated kernels, from which a loop takes those of its body; or None.
+        native: The generated kernels, from which a tiled region takes those of its body; or None.
     """
 
     __slots__ = ("blas", "native", "step")
@@ -116,7 +116,7 @@ class Operand(NamedTuple):
 class Call(NamedTuple):
     """An instruction with the blocks of its operands on one rank.
 
-    ``ranges`` (dim -> start, stop) narrows the blocks of what is in its body; set within loops.
+    ``ranges`` (dim -> start, stop) narrows the blocks of what is in its body; set within tiled regions.
     """
 
     instruction: Instruction

@@ -25,13 +25,13 @@ class ConvPlan(Plan):
 
     def __init__(self, call: Call):
         a, b = call.inputs
-        slides = tuple(call.attrs["slides"])
-        turned = tuple(s.swapped() for s in slides)
+        dims = tuple(call.attrs["dims"])
+        turned = tuple(s.swapped() for s in dims)
         y = call.outputs[0]
-        straight = patch_elements(a, b, y, slides) <= patch_elements(b, a, y, turned)
+        straight = patch_elements(a, b, y, dims) <= patch_elements(b, a, y, turned)
         self.order = (0, 1) if straight else (1, 0)
         x, w = (call.inputs[k] for k in self.order)
-        self.layout = Layout(x, w, y, slides if straight else turned)
+        self.layout = Layout(x, w, y, dims if straight else turned)
         parts = list(self.layout.parts(every=False))
         self.fill = bool(y.elements) and not (parts and self.layout.covers_y())
         self._reserve(parts)

@@ -19,15 +19,15 @@ from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, local_c
 from meshmpi.kernels.contraction import ContractPlan
 from meshmpi.kernels.convolution import ConvPlan
 from meshmpi.kernels.expressions import MapPlan
+from meshmpi.kernels.fused import FusedPlan
 from meshmpi.kernels.indexing import GatherPlan, PutPlan, ScatterAddPlan
-from meshmpi.kernels.loops import LoopPlan
 from meshmpi.kernels.native.functions import scratch_bytes
 from meshmpi.kernels.random_numbers import RandomPlan
 from meshmpi.kernels.ranking import TopKPlan
 from meshmpi.kernels.reduction import ReducePlan, identity
 from meshmpi.kernels.scan import BlockSumPlan, CumsumPlan
-from meshmpi.kernels.segments import SegmentPlan
 from meshmpi.kernels.structure import PAIRS, CopyPlan, IotaPlan, StepPlan
+from meshmpi.kernels.tiled import TiledPlan
 
 
 def _reduce(call: Call) -> Plan:
@@ -56,8 +56,8 @@ PLANS: dict[str, Callable[[Call], Plan]] = {
     "cumsum": CumsumPlan,
     "iota": IotaPlan,
     "step": StepPlan,
-    "segment": lambda call: SegmentPlan(call, _planned),
-    "loop": lambda call: LoopPlan(call, _planned),
+    "fused": lambda call: FusedPlan(call, _planned),
+    "tiled": lambda call: TiledPlan(call, _planned),
     **{kind: partial(CopyPlan, pairs=pairs) for kind, pairs in PAIRS.items()},
 }
 """Kind -> how it is planned.  feed, read and write are the executor's own."""

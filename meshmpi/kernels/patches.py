@@ -36,12 +36,12 @@ Strides = dict[str, int]
 
 
 def y_dim(position: int) -> str:
-    """Index of y along a slide; no user's dim has such a name."""
+    """Index of y along a convolved dim; no user's dim has such a name."""
     return f"?y{position}"
 
 
 def w_dim(position: int) -> str:
-    """Index of w along a slide."""
+    """Index of w along a convolved dim."""
     return f"?w{position}"
 
 
@@ -105,11 +105,11 @@ class Part(NamedTuple):
     taps: tuple[str, ...] = ()
 
 
-def patch_elements(x: Operand, w: Operand, y: Operand, slides: Sequence[ConvDims]) -> int:
+def patch_elements(x: Operand, w: Operand, y: Operand, conv_dims: Sequence[ConvDims]) -> int:
     """Elements of the whole patch matrix of x."""
-    sliding = [s.x for s in slides]
-    n = math.prod(size for d, size in x.extents().items() if d not in sliding)
-    for s in slides:
+    convolved = [s.x for s in conv_dims]
+    n = math.prod(size for d, size in x.extents().items() if d not in convolved)
+    for s in conv_dims:
         n *= max(1, y.extents()[s.y] * w.extents()[s.w] // s.base)
     return n
 
@@ -117,23 +117,27 @@ def patch_elements(x: Operand, w: Operand, y: Operand, slides: Sequence[ConvDims
 class Layout:
     """Roles, sizes and strides of all dims of one convolution, and its parts."""
 
-    def __init__(self, x: Operand, w: Operand, y: Operand, slides: Sequence[ConvDims]):
-        self.x, self.w, self.y, self.slides = x, w, y, slides
+    def __init__(self, x: Operand, w: Operand, y: Operand, conv_dims: Sequence[ConvDims]):
+        self.x, self.w, self.y, self.conv_dims = x, w, y, conv_dims
         self.wide = accumulator_dtype(y.dtype)
         plain = [
             [d for d in operand.names if d not in names]
-            for operand, names in ((x, [s.x for s in slides]), (w, [s.w for s in slides]), (y, [s.y for s in slides]))
+            for operand, names in (
+                (x, [s.x for s in conv_dims]),
+                (w, [s.w for s in conv_dims]),
+                (y, [s.y for s in conv_dims]),
+            )
         ]
         of_x, of_w, of_y = plain
         self.sizes = {d: n for d, n in {**x.extents(), **w.extents()}.items() if d in of_x + of_w}
-        ys = tuple(y_dim(k) for k in range(len(slides)))
-        ws = tuple(w_dim(k) for k in range(len(slides)))
+        ys = tuple(y_dim(k) for k in range(len(conv_dims)))
+        ws = tuple(w_dim(k) for k in range(len(conv_dims)))
         self.batch = tuple(d for d in of_x if d in of_w and d in of_y)
         self.rows = (*(d for d in of_x if d not in of_w), *ys)
         self.columns = (*(d for d in of_x if d in of_w and d not in of_y), *ws)
         self.channels = tuple(d for d in of_w if d not in of_x)
         self.phases = [
-            phases(s, *(_inside(operand, dim) for operand, dim in ((x, s.x), (w, s.w), (y, s.y)))) for s in slides
+            phases(s, *(_inside(operand, dim) for operand, dim in ((x, s.x), (w, s.w), (y, s.y)))) for s in conv_dims
         ]
         grouped = math.prod(self.sizes[d] for d in self.batch) > 1
         self.few = grouped and math.prod(self.sizes[d] for d in self.channels) < FEW_CHANNELS
@@ -144,14 +148,14 @@ class Layout:
 
     def _taps(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
         """The shorter one of the two dims of each convolved dim."""
-        pairs = [(w_dim(k), y_dim(k)) for k in range(len(self.slides))]
+        pairs = [(w_dim(k), y_dim(k)) for k in range(len(self.conv_dims))]
         return tuple(min(pair, key=lambda d: sizes[d]) for pair in pairs)
 
     def covers_y(self) -> bool:
         """Whether every element of y is in a phase."""
         extents = self.y.extents()
         return all(
-            sum(p.y.count for p in found) == extents[s.y] for s, found in zip(self.slides, self.phases, strict=True)
+            sum(p.y.count for p in found) == extents[s.y] for s, found in zip(self.conv_dims, self.phases, strict=True)
         )
 
     def copies(self, which: str, part: Part) -> bool:
@@ -206,13 +210,13 @@ class Layout:
             done.add(own)
 
     def _slides(self, found: Sequence[Phase]) -> Iterator[tuple[int, tuple[ConvDims, Phase]]]:
-        return iter(enumerate(zip(self.slides, found, strict=True)))
+        return iter(enumerate(zip(self.conv_dims, found, strict=True)))
 
     @staticmethod
-    def _view(operand: Operand, sliding: Sequence[tuple[str, str, tuple]]) -> View:
-        """The elements of an operand that a phase uses; its sliding dims under their own names."""
+    def _view(operand: Operand, convolved: Sequence[tuple[str, str, tuple]]) -> View:
+        """The elements of an operand that a phase uses; its convolved dims under their own names."""
         strides, start = operand.strides(), 0
-        for dim, name, (first, step, _) in sliding:
+        for dim, name, (first, step, _) in convolved:
             at = strides.pop(dim)
             start += (first - operand.start(dim)) * at
             strides[name] = step * at
@@ -337,7 +341,7 @@ class Layout:
 
 
 def _inside(operand: Operand, dim: str) -> Range:
-    """The elements of a block that exist: a window may reach beyond the dim."""
+    """The elements of a block that exist: a halo may reach beyond the dim."""
     position = operand.type.shape.position(dim)
     start, stop = operand.block[position]
     return max(0, start), min(stop, operand.type.shape[position].size)

@@ -226,7 +226,7 @@ class LayoutSearch:
 
     def __init__(self, by: Screen, machine: Machine, seconds: float, slots: bool, whole: LowerBound, limit: int):
         self.work, self.price, self.slots = by.work, by.price, slots
-        self.guesser, self.whole, self.limit = LowerBound(by.work, machine), whole, limit
+        self.lower_bound, self.whole, self.limit = LowerBound(by.work, machine), whole, limit
         self.began = time.process_time()
         self.deadline = self.began + seconds
         self.priced: list[tuple[Candidate, Priced]] = []
@@ -354,5 +354,5 @@ class LayoutSearch:
     def _made(
         self, mesh: MeshShape, layout: Mapping[str, Names], storage: Mapping[str, Names], slots: Mapping[str, Names]
     ) -> Candidate:
-        bound, guess = self.guesser.bound(mesh, layout), self.guesser.guess(mesh, layout)
+        bound, guess = self.lower_bound.bound(mesh, layout), self.lower_bound.guess(mesh, layout)
         return Candidate(mesh, layout, bound, guess, storage, slots)

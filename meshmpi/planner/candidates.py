@@ -172,13 +172,13 @@ def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]
     axes is split over all of them.
     """
     conflicts = work.conflicts()
-    guesser = LowerBound(work, machine)
+    lower_bound = LowerBound(work, machine)
     by_axis: list[list[Names]] = []
     for axis, size in mesh.axes:
         dims = [d for d in work.splittable() if work.sizes[d] >= size > 1]
         sets = independent_sets(dims, conflicts)
         alone = MeshShape([(axis, size)])
-        sets.sort(key=lambda s: guesser.guess(alone, dict.fromkeys(s, (axis,))))
+        sets.sort(key=lambda s: lower_bound.guess(alone, dict.fromkeys(s, (axis,))))
         by_axis.append(sets[: KEPT.get(len(mesh.axes), 6)])
     out: list[Candidate] = []
     sizes = mesh.sizes
@@ -193,7 +193,7 @@ def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]
             continue
         if len(sizes) > 1 and layout and all(axes == mesh.names for axes in layout.values()):
             continue  # the same on the mesh of one axis
-        bound, guess = guesser.bound(mesh, layout), guesser.guess(mesh, layout)
+        bound, guess = lower_bound.bound(mesh, layout), lower_bound.guess(mesh, layout)
         out.append(Candidate(mesh, layout, bound, guess, {}))
     return sorted(out, key=lambda c: (c.guess, c.text))
 

@@ -19,7 +19,7 @@ from meshmpi.graph.arguments import checked
 from meshmpi.ir.collective_bytes import wire_bytes
 from meshmpi.ir.flops import busiest_rank, local_flops, program_flops
 from meshmpi.ir.kinds import Conv, Product, Tiled, Transpose, Wait, Write
-from meshmpi.ir.kinds.regions import extents_in, iteration_counts, loop_types
+from meshmpi.ir.kinds.regions import extents_in, iteration_counts, region_types
 from meshmpi.ir.program import Alias, Collective, Instruction, LocalType, Program, Source
 from meshmpi.ir.scalar import ITEM_BYTES
 from meshmpi.planner.machine import Machine
@@ -264,7 +264,7 @@ class _Timer:
 
     def _loop(self, i: Instruction) -> float:
         """Arithmetic of all iterations."""
-        types, arithmetic = loop_types(i, self.program), 0.0
+        types, arithmetic = region_types(i, self.program), 0.0
         for count, ranges in iteration_counts(i, self.program, self.at):
             sizes = {v: extents_in(t.shape, ranges) for v, t in types.items()}
             once = sum(self._arithmetic(one, types, sizes) for one in i.leaves())
@@ -312,9 +312,9 @@ class _Timer:
         y = _count(self.sizes[i.outputs[0]])
         if not y or not flops:
             return 0.0
-        slid = [s.w for s in conv.slides]
+        taps = [s.w for s in conv.dims]
         b, made = self.sizes[i.inputs[1]], program.types[i.outputs[0]].shape
-        n = math.prod(size for d, size in b.items() if d not in slid and made.find(d) >= 0)
+        n = math.prod(size for d, size in b.items() if d not in taps and made.find(d) >= 0)
         k = max(1, flops // (2 * y))
         self.multiplied.add(program.types[i.inputs[0]].dtype)
         rate = self.machine.product_rate(program.types[i.inputs[0]].dtype, y // max(n, 1), n, k)

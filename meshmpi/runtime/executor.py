@@ -19,7 +19,7 @@ from meshmpi.compiler.passes.memory import MemoryPlan, plan_memory, round_up
 from meshmpi.dims import Axes, block_sizes
 from meshmpi.errors import ConfigError
 from meshmpi.ir.kinds import AllGather, AllReduce, AllToAll, ReduceScatter, Shift, Tiled, Wait, Write
-from meshmpi.ir.kinds.regions import loop_types
+from meshmpi.ir.kinds.regions import region_types
 from meshmpi.ir.program import Alias, Instruction, Program
 from meshmpi.kernels import Runtime, bind, blas, product_choice, workspace_bytes
 from meshmpi.kernels.binding import run_all
@@ -411,10 +411,10 @@ def built_on_all(mesh: AnyMesh, programs: Sequence[Program], coordinates: Sequen
 
 
 def _points(program: Program) -> int:
-    """Elements that maps, reductions and segments of one step touch, on the largest blocks."""
+    """Elements that maps, reductions and fused kernels of one step touch, on the largest blocks."""
     points = 0
     for i in program.instructions:
-        types = loop_types(i, program) if isinstance(i.attrs, Tiled) else program.types
+        types = region_types(i, program) if isinstance(i.attrs, Tiled) else program.types
         for one in i.body if isinstance(i.attrs, Tiled) else (i,):
             if one.traits.native:
                 values = (*one.inputs, *one.outputs)

@@ -450,7 +450,7 @@ class Mesh:
 
         Args:
             xs: This rank's block of each input.
-            out: Takes this rank's block of the result, or its window.
+            out: Takes this rank's block of the result, or its halo.
             axis: Array axis along which elements move.
             exchange: Which elements go where.
             axes: Mesh axes over which they are split, major first: they number the blocks.

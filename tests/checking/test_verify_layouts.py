@@ -134,13 +134,13 @@ def test_values_in_different_blocks_in_one_loop_nest_are_found(monkeypatch):
     graph, fetches = whole_and_split()
     report = verify(graph, ["b:r"], "r:2", fetches)
     assert report.ok and report.native, report
-    MUTATIONS["segments_take_equal_global_shapes_for_equal_blocks"].put(monkeypatch)
+    MUTATIONS["fused_kernels_take_equal_global_shapes_for_equal_blocks"].put(monkeypatch)
     refused = verify(graph, ["b:r"], "r:2", fetches, kernels="numpy")
-    assert refused.wrong[0].stage == "form_segments" and "mixes blocks" in refused.wrong[0].error
-    MUTATIONS["the_verifier_lets_segments_mix_blocks"].put(monkeypatch)
+    assert refused.wrong[0].stage == "form_fused_kernels" and "mixes blocks" in refused.wrong[0].error
+    MUTATIONS["the_verifier_lets_fused_kernels_mix_blocks"].put(monkeypatch)
     assert verify(graph, ["b:r"], "r:2", fetches, kernels="numpy").ok
     (wrong,) = verify(graph, ["b:r"], "r:2", fetches).wrong
-    assert (wrong.stage, wrong.native, wrong.first.tensor) == ("form_segments", True, "tanh")
+    assert (wrong.stage, wrong.native, wrong.first.tensor) == ("form_fused_kernels", True, "tanh")
     assert "right by NumPy's kernels; by the generated ones" in str(wrong)
 
 

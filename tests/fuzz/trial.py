@@ -17,7 +17,7 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.compiler.passes import blocks, overlap
-from meshmpi.compiler.passes.loops import form_loops
+from meshmpi.compiler.passes.tiled_regions import form_tiled_regions
 from meshmpi.dims import Axes, MeshShape
 from meshmpi.errors import ConfigError, LayoutError
 from meshmpi.graph import Tensor
@@ -104,7 +104,7 @@ def tiles_of(size: int | None) -> Iterator[None]:
     """Lets tiles and messages be small, as tensors are here, so that large ones' passes act."""
     with pytest.MonkeyPatch.context() as patch:
         if size is not None:
-            patch.setattr(form_loops, "__defaults__", (size,))
+            patch.setattr(form_tiled_regions, "__defaults__", (size,))
             patch.setattr(blocks, "LEAST_ROWS", 2)
             patch.setattr(blocks, "LEAST_BAND_ROWS", 2)
             patch.setattr(overlap, "SMALLEST_BYTES", 1)

@@ -86,12 +86,12 @@ def test_phases_hold_every_meeting_once_and_no_result_twice():
         assert all(ys[0] <= o < ys[1] for o in results)
 
 
-def test_windows_hold_all_that_a_block_meets_and_are_tight():
+def test_halos_hold_all_that_a_block_meets_and_are_tight():
     for s, _, ws, ys in random_slides(600):
         taps = ws[1] - ws[0]
         if not taps or ys[0] < 0 or ys[0] == ys[1]:
             continue
-        low, high = s.window(99, taps).range(*ys)
+        low, high = s.halo(99, taps).range(*ys)
         met = [i for i, _, _ in meetings(s, (-90, 90), (0, taps), ys)]
         assert all(low <= i < high for i in met)
         if met and s.base == 1:
@@ -136,7 +136,7 @@ def reference(slides, types, blocks, arrays) -> np.ndarray:
 def run(slides, a: LocalType, b: LocalType, y: LocalType, seed: int = 0) -> None:
     """Runs on every rank, twice, in a workspace of exactly the size asked for, and compares."""
     rng, types = np.random.default_rng(seed), (a, b, y)
-    instruction, program = one_instruction("conv", [a, b], [y], slides=tuple(slides))
+    instruction, program = one_instruction("conv", [a, b], [y], dims=tuple(slides))
     arrays = [
         rng.integers(-3, 4, t.shape.sizes) if t.dtype == "int32" else rng.normal(size=t.shape.sizes) for t in (a, b)
     ]
@@ -164,7 +164,7 @@ def run(slides, a: LocalType, b: LocalType, y: LocalType, seed: int = 0) -> None
 
 
 def _spans(s: ConvDims, types, blocks):
-    """Ranges of a slide's dims, without what a window reaches beyond."""
+    """Ranges of a slide's dims, without what a halo reaches beyond."""
     out = []
     for role, (t, block) in enumerate(zip(types, blocks, strict=True)):
         n = t.shape.dim(s[role]).size
@@ -243,33 +243,33 @@ def test_blocks_in_all_dims(dtype):
 
 
 @pytest.mark.parametrize("size", [5, 12])
-def test_windows_of_both_dims(size):
-    """x is held in the windows of y's blocks; a block of y at the border reaches beyond x."""
+def test_halos_of_both_dims(size):
+    """x is held with the halos of y's blocks; a block of y at the border reaches beyond x."""
     a = local_type(f"h:{size};w:9;c:2", "float64", h="rows", w="cols")
     b, y = local_type("p:3;q:3;c:2;d:3", "float64"), local_type(f"h:{size};w:5;d:3", "float64", h="rows", w="cols")
-    windows = (SAME[0].window(size, 3), SAME[1].window(5, 3), None)
-    run(SAME, LocalType(a.shape, a.dtype, a.splits, windows=windows), b, y)
+    halos = (SAME[0].halo(size, 3), SAME[1].halo(5, 3), None)
+    run(SAME, LocalType(a.shape, a.dtype, a.splits, halos=halos), b, y)
 
 
-def test_window_of_the_input_in_the_gradient_of_the_filter():
+def test_halo_of_the_input_in_the_gradient_of_the_filter():
     slides = [SAME[1].of_filter()]
     a = local_type("w:9;c:2", "float64", w="cols")
-    windowed = LocalType(a.shape, a.dtype, a.splits, windows=(SAME[1].window(5, 3), None))
+    with_halo = LocalType(a.shape, a.dtype, a.splits, halos=(SAME[1].halo(5, 3), None))
     dy = local_type("w:5;d:3", "float64", w="cols")
-    run(slides, windowed, dy, local_type("q:3;c:2;d:3", "float64"))
+    run(slides, with_halo, dy, local_type("q:3;c:2;d:3", "float64"))
 
 
 def test_the_type_rule():
     """Which splits are legal, and what is pending after them."""
 
     def result(y: LocalType, a: LocalType, b: LocalType, slides=SAME):
-        _, program = one_instruction("conv", [a, b], [y], slides=tuple(slides))
+        _, program = one_instruction("conv", [a, b], [y], dims=tuple(slides))
         feeds = [
             i for v in (0, 1) for i in [program.instructions[0].replaced(inputs=(), outputs=(v,), attrs=Feed(str(v)))]
         ]
         from dataclasses import replace
 
-        types = {str(v): replace(program.types[v], windows=()) for v in (0, 1)}
+        types = {str(v): replace(program.types[v], halos=()) for v in (0, 1)}
         program = replace(program, feeds=types, instructions=(*feeds, *program.instructions))
         verify(program)
 

@@ -1,4 +1,4 @@
-"""Generated C against the NumPy kernels: functions, data types, reductions, segments, layouts.
+"""Generated C against the NumPy kernels: functions, data types, reductions, fused kernels, layouts.
 
 Tolerances: arithmetic, comparisons, choices and roundings to bfloat16 are exact; functions are
 within 4 units in the last place of float32 and float64 (each side has an error of 2), and 1 of
@@ -390,8 +390,8 @@ def test_one_value_twice(shape: str):
     types = {0: x, 1: x, 2: LocalType(Shape([]), "float32", ())}
     square = Expr((Step("multiply", ("i0", "i1"), "float32"),), ("t0",))
     body = (Instruction(Map(square), (0, 0), (1,)), Instruction(Reduce("sum"), (1,), (2,)))
-    segment = Instruction(Fused(Shape([]), body, {1: x}), (0, 0), (2,))
-    for i in (body[0], segment):
+    fused = Instruction(Fused(Shape([]), body, {1: x}), (0, 0), (2,))
+    for i in (body[0], fused):
         program = Program(ONE, types, (i,), {}, {}, {}, 7)
         task = Task(f"{i.kind} of x and x", program, i)
         kernels = build([task])

@@ -58,7 +58,7 @@ def _x(*dims: tuple[str, int]) -> mm.Tensor:
     return mm.placeholder("x", list(dims))
 
 
-@model({"x": normal(5, 70)}, "segment")
+@model({"x": normal(5, 70)}, "fused")
 def rows_of_bfloat16_wait_in_a_result():
     """What a later stage needs is kept where its result will be: as bfloat16, not as an integer."""
     x = mm.cast(_x(("rows", 5), ("columns", 70)), "bfloat16")
@@ -88,7 +88,7 @@ _EXTREME[2, 3, 1:4] = INF
 _EXTREME[3, 39] = 1e-40
 
 
-@model({"x": _EXTREME, "dy": normal(4, 40, 40)}, "segment")
+@model({"x": _EXTREME, "dy": normal(4, 40, 40)}, "fused")
 def causal_softmax():
     x = _x(("batch", 4), ("length", 40), ("memory", 40))
     length, memory = x.shape[1:]
@@ -96,23 +96,23 @@ def causal_softmax():
     return _with_gradient(mm.softmax(mm.where(seen, x * 0.125, -np.inf), "memory")), []
 
 
-@model({"x": _EXTREME.reshape(160, 40)}, "segment")
+@model({"x": _EXTREME.reshape(160, 40)}, "fused")
 def log_softmax():
     return [mm.log_softmax(_x(("rows", 160), ("columns", 40)), "columns")], []
 
 
-@model({"x": normal(3, 50, 70, scale=3) + 100, "dy": normal(3, 50, 70)}, "segment")
+@model({"x": normal(3, 50, 70, scale=3) + 100, "dy": normal(3, 50, 70)}, "fused")
 def layer_norm():
     return _with_gradient(mm.layer_norm(_x(("batch", 3), ("length", 50), ("d", 70)), "d")), []
 
 
-@model({"x": normal(300, 65), "dy": normal(300, 65)}, "segment")
+@model({"x": normal(300, 65), "dy": normal(300, 65)}, "fused")
 def rms_norm_and_residual():
     x = _x(("rows", 300), ("d", 65))
     return _with_gradient(x + mm.gelu(mm.rms_norm(x, "d"))), []
 
 
-@model({"x": normal(130, 5000, scale=4), "targets": RNG.integers(0, 5000, 130).astype(np.int32)}, "segment")
+@model({"x": normal(130, 5000, scale=4), "targets": RNG.integers(0, 5000, 130).astype(np.int32)}, "fused")
 def cross_entropy_of_long_rows():
     x = _x(("rows", 130), ("vocab", 5000))
     targets = mm.placeholder("targets", [("rows", 130)], "int32")
@@ -120,14 +120,14 @@ def cross_entropy_of_long_rows():
     return [loss, *mm.gradients(loss, [x])], []
 
 
-@model({"x": normal(700, 130), "dy": normal(700, 130)}, "segment")
+@model({"x": normal(700, 130), "dy": normal(700, 130)}, "fused")
 def bias_and_activation():
     x = _x(("rows", 700), ("d", 130))
     bias = mm.get_variable("bias", [x.shape[1]])
     return _with_gradient(mm.relu(x + bias)), []
 
 
-@model({"x": normal(6, 20, 24), "dy": normal(6, 20, 24)}, "segment", "random")
+@model({"x": normal(6, 20, 24), "dy": normal(6, 20, 24)}, "fused", "random")
 def dropout():
     x = _x(("batch", 6), ("length", 20), ("d", 24))
     return _with_gradient(mm.dropout(mm.relu(x), True, rate=0.3)), []
@@ -147,7 +147,7 @@ def adam_with_clipping():
     return [], mm.optimize.AdamW(1e-2, clip_norm=0.1).minimize(mm.reduce_sum(mm.square(x * w)))
 
 
-@model({"x": normal(30, 40), "t": normal(30, 50)}, "map", "segment")
+@model({"x": normal(30, 40), "t": normal(30, 50)}, "map", "fused")
 def adafactor():
     x, t = _x(("rows", 30), ("d", 40)), mm.placeholder("t", "rows:30;e:50")
     w = mm.get_variable("w", [x.shape[1], t.shape[1]])

@@ -13,9 +13,9 @@ from tests.mutations import (
     ends,
     generated,
     gradients,
+    halos,
     kernels,
     language,
-    loops,
     lowering,
     memory,
     models,
@@ -23,9 +23,9 @@ from tests.mutations import (
     privacy,
     runs,
     safety,
+    tiled,
     trust,
     values,
-    windows,
 )
 from tests.mutations.registry import MUTATIONS, Mutation
 
@@ -38,9 +38,9 @@ __all__ = [
     "ends",
     "generated",
     "gradients",
+    "halos",
     "kernels",
     "language",
-    "loops",
     "lowering",
     "memory",
     "models",
@@ -48,7 +48,7 @@ __all__ = [
     "privacy",
     "runs",
     "safety",
+    "tiled",
     "trust",
     "values",
-    "windows",
 ]

@@ -9,12 +9,12 @@ import numpy as np
 
 from meshmpi.kernels import (
     blas,
+    fused,
     indexing,
     numpy_kernels,
     product_choice,
     ranking,
     reduction,
-    segments,
     structure,
     ufunc_steps,
 )
@@ -223,16 +223,16 @@ def numbers_are_computed_in_float64(m: Patch) -> None:
 
 
 @mutation("softmax_by_hand")
-def a_segment_runs_its_body_once_too_early(m: Patch) -> None:
-    """Two instructions of a segment change places."""
-    right = segments.SegmentPlan.__init__
+def a_fused_kernel_runs_its_body_once_too_early(m: Patch) -> None:
+    """Two instructions of a fused kernel change places."""
+    right = fused.FusedPlan.__init__
 
     def wrong(self: Any, call: Any, plan_of: Any) -> None:
         body = call.attrs["body"]
         attrs = {**call.attrs, "body": (*body[1:], body[0])}
         right(self, call._replace(instruction=call.instruction.replaced(attrs=attrs)), plan_of)
 
-    m.setattr(segments.SegmentPlan, "__init__", wrong)
+    m.setattr(fused.FusedPlan, "__init__", wrong)
 
 
 @mutation("sum_of_two_products")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshmpi.compiler.passes import clean, combine, fold, fuse, lean, overlap, pipeline, scatter, segments
+from meshmpi.compiler.passes import clean, combine, fold, fuse, fused_kernels, overlap, pipeline, rematerialise, scatter
 from meshmpi.compiler.passes import reductions as reduction_pass
 from meshmpi.ir import verify as verifying
 from meshmpi.ir.kinds import computing, regions
@@ -189,8 +189,8 @@ def maps_over_rows_are_merged_as_if_over_all_points(m: Patch) -> None:
 
 
 @mutation("centered_over_rows in C")
-def a_segment_uses_a_sum_over_rows_before_it_is_complete(m: Patch) -> None:
-    right = segments._Open.accepts
+def a_fused_kernel_uses_a_sum_over_rows_before_it_is_complete(m: Patch) -> None:
+    right = fused_kernels._Open.accepts
 
     def wrong(self: Any, program: Any, i: Any) -> bool:
         over_rows, self.over_rows = self.over_rows, {}
@@ -199,23 +199,23 @@ def a_segment_uses_a_sum_over_rows_before_it_is_complete(m: Patch) -> None:
         finally:
             self.over_rows = over_rows
 
-    m.setattr(segments._Open, "accepts", wrong)
+    m.setattr(fused_kernels._Open, "accepts", wrong)
 
 
 @mutation("softmax_by_hand")
-def a_segment_keeps_what_others_need_to_itself(m: Patch) -> None:
-    right = segments._Former._segment
+def a_fused_kernel_keeps_what_others_need_to_itself(m: Patch) -> None:
+    right = fused_kernels._Former._fused
 
     def wrong(self: Any, s: Any) -> Any:
         self.used = {v: [u for u in us if u in s.body] for v, us in self.used.items()}
         return right(self, s)
 
-    m.setattr(segments._Former, "_segment", wrong)
+    m.setattr(fused_kernels._Former, "_fused", wrong)
 
 
 @mutation("dropout_by_hand")
 def random_numbers_wait_for_a_user_that_never_comes(m: Patch) -> None:
-    m.setattr(segments._Former, "_place_held", lambda self, i, target: None)
+    m.setattr(fused_kernels._Former, "_place_held", lambda self, i, target: None)
 
 
 @mutation("products_of_products")
@@ -318,18 +318,18 @@ def chained_reductions_forget_the_inner_axes(m: Patch) -> None:
 
 
 @mutation("tests/passes/test_local_blocks.py::test_passes_change_no_value('constrained_sum', 'numpy')")
-def segments_take_equal_global_shapes_for_equal_blocks(m: Patch) -> None:
+def fused_kernels_take_equal_global_shapes_for_equal_blocks(m: Patch) -> None:
     """The verifier refuses what comes of it, before any kernel reads beyond a block."""
-    m.setattr(segments, "_dims", lambda program, v: tuple(map(LocalDim, program.types[v].shape)))
+    m.setattr(fused_kernels, "_dims", lambda program, v: tuple(map(LocalDim, program.types[v].shape)))
 
 
-@mutation("tests/passes/test_verify.py::test_broken_programs_are_refused('a segment over blocks of two kinds')")
-def the_verifier_lets_segments_mix_blocks(m: Patch) -> None:
+@mutation("tests/passes/test_verify.py::test_broken_programs_are_refused('a fused kernel over blocks of two kinds')")
+def the_verifier_lets_fused_kernels_mix_blocks(m: Patch) -> None:
     m.setattr(regions, "held_differently", lambda types: None)
 
 
 @mutation("tests/fuzz/trial.py::check(7176, ranks=1)")
-def a_pass_takes_the_number_of_a_value_inside_a_segment(m: Patch) -> None:
+def a_pass_takes_the_number_of_a_value_inside_a_fused_kernel(m: Patch) -> None:
     m.setattr(overlap, "fresh", lambda program: max(program.types) + 1)
 
 
@@ -339,10 +339,10 @@ def maps_in_place_compare_what_is_pending(m: Patch) -> None:
     m.setattr(expressions, "_same_block", lambda a, b: a == b)
 
 
-@mutation("tests/passes/test_lean.py::test_what_a_reduction_makes_stays('sum', 'prod')")
+@mutation("tests/passes/test_rematerialise.py::test_what_a_reduction_makes_stays('sum', 'prod')")
 def what_no_reader_can_make_is_dropped(m: Patch) -> None:
     class Everything(tuple):
         def __contains__(self, kind: object) -> bool:
             return sys._getframe(1).f_code.co_name != "_slice" or super().__contains__(kind)
 
-    m.setattr(lean, "AGAIN", Everything(lean.AGAIN))
+    m.setattr(rematerialise, "AGAIN", Everything(rematerialise.AGAIN))

@@ -41,7 +41,7 @@ MANY_KINDS = (
 HERE = str(Path(__file__).parent)
 ROOT = Path(__file__).parent.parent.parent
 MESH = mm.MeshShape("rows:2;cols:3")
-ELSEWHERE = {"loop": "tests/passes/test_loops.py", "wait": "tests/passes/test_overlap.py"}
+ELSEWHERE = {"tiled": "tests/passes/test_tiled.py", "wait": "tests/passes/test_overlap.py"}
 """Kinds that passes make of programs larger than those of the table."""
 
 

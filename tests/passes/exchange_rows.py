@@ -13,9 +13,9 @@ from tests.passes.hand import Hand, t
 HALO = HaloRegion(4, 1, -1, 1)
 
 
-def _halo(type: LocalType, dim: str, window: HaloRegion = HALO) -> LocalType:
-    windows = tuple(window if n == dim else None for n in type.shape.names)
-    return replace(type, windows=windows)
+def _halo(type: LocalType, dim: str, halo: HaloRegion = HALO) -> LocalType:
+    halos = tuple(halo if n == dim else None for n in type.shape.names)
+    return replace(type, halos=halos)
 
 
 def _x(h: Hand, dims: str = "a/rows b") -> int:
@@ -27,7 +27,7 @@ def _shift(h: Hand, xs: list[int], type: LocalType, dim: str = "a", **attrs: Any
     return h.add("shift", xs, type, **full)
 
 
-def _windowed(h: Hand) -> int:
+def _with_halo(h: Hand) -> int:
     return _shift(h, [_x(h)], _halo(t("a/rows b"), "a"))
 
 
@@ -55,9 +55,9 @@ ROWS: dict[str, tuple[Callable[[Hand], object], str]] = {
         "unfinished",
     ),
     "a ring of two inputs": (lambda h: _shift(h, [_x(h), _x(h)], t("a/rows b"), wrap=True), "ring of several"),
-    "a window with an offset": (lambda h: _shift(h, [_x(h)], _halo(t("a/rows b"), "a"), offsets=(1,)), "into a window"),
-    "a window of a window": (lambda h: _shift(h, [_windowed(h)], _halo(t("a/rows b"), "a")), "no blocks of 'a'"),
-    "a window that disappears": (
+    "a halo with an offset": (lambda h: _shift(h, [_x(h)], _halo(t("a/rows b"), "a"), offsets=(1,)), "into a halo"),
+    "a halo of a halo": (lambda h: _shift(h, [_with_halo(h)], _halo(t("a/rows b"), "a")), "no blocks of 'a'"),
+    "a halo that disappears": (
         lambda h: _shift(
             h,
             [_shift(h, [_x(h, "a/rows b/cols")], _halo(t("a/rows b/cols"), "a"))],
@@ -65,13 +65,10 @@ ROWS: dict[str, tuple[Callable[[Hand], object], str]] = {
             "b",
             axes=("cols",),
         ),
-        "changes a window of 'a'",
+        "changes a halo of 'a'",
     ),
-    "a window that is used as a block": (lambda h: h.map("negative", [_windowed(h)], t("a/rows b")), "held in windows"),
-    "a window made by something else": (
-        lambda h: h.feed("x", _halo(t("a/rows"), "a")),
-        "makes a value held in windows",
-    ),
+    "a halo that is used as a block": (lambda h: h.map("negative", [_with_halo(h)], t("a/rows b")), "held with halos"),
+    "a halo made by something else": (lambda h: h.feed("x", _halo(t("a/rows"), "a")), "makes a value held with halos"),
     "a result used before its wait": (lambda h: h.map("negative", [_start(h)], t("a b")), "before its wait"),
     "a wait for nothing": (lambda h: h.add("wait", [_x(h)], t("a/rows b"), axes=("rows",)), "not started"),
     "two waits": (lambda h: [h.add("wait", [v], t("a b"), axes=("cols",)) for v in [_start(h)] * 2], "before its wait"),

@@ -1,4 +1,4 @@
-"""Broken programs of segments and convolutions: rows for test_verify."""
+"""Broken programs of fused kernels and convolutions: rows for test_verify."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from meshmpi.ir.program import Instruction, LocalType
 from meshmpi.ir.scalar import call
 from tests.passes.hand import Hand, t
 
-SLIDE, WINDOW = ConvDims("a", "k", "a"), HaloRegion(4, 1, 0, 1)
+SLIDE, HALO = ConvDims("a", "k", "a"), HaloRegion(4, 1, 0, 1)
 SQUARE = Map(call("square", 1, "float32"))
 
 
-def _segment(h: Hand, *body: Instruction, inner: dict[int, LocalType], y: LocalType) -> None:
+def _fused(h: Hand, *body: Instruction, inner: dict[int, LocalType], y: LocalType) -> None:
     x = h.feed("x", t("a b"))
     assert x == 0
-    h.add("segment", [x], y, body=body, inner=inner, rows=Shape("a:4"))
+    h.add("fused", [x], y, body=body, inner=inner, rows=Shape("a:4"))
 
 
 def _two_kinds(h: Hand, made: int) -> None:
@@ -41,47 +41,47 @@ def _conv(
     w: str = "k b c",
     y: str = "a/rows c",
     slide: ConvDims = SLIDE,
-    window: HaloRegion | None = WINDOW,
+    halo: HaloRegion | None = HALO,
     partial: str = "",
     dtype: str = "float32",
 ) -> None:
-    """x[a, b] * w[k, b, c] -> y[a, c]; by default a is held in the windows that taps 0, 1 need."""
+    """x[a, b] * w[k, b, c] -> y[a, c]; by default a is held with the halos that taps 0, 1 need."""
     held = h.feed("x", t(x))
-    if window is not None:
-        type = replace(t(x), windows=(window, *(None,) * (len(t(x).shape) - 1)))
+    if halo is not None:
+        type = replace(t(x), halos=(halo, *(None,) * (len(t(x).shape) - 1)))
         attrs: dict[str, Any] = {"dim": "a", "axes": ("rows",), "stride": 1, "offsets": (0,)}
         held = h.add("shift", [held], type, wrap=False, value=0, **attrs)
     filter = h.feed("w", t(w, dtype=dtype))
-    h.add("conv", [held, filter], t(y, partial), slides=(slide,))
+    h.add("conv", [held, filter], t(y, partial), dims=(slide,))
 
 
 ROWS: dict[str, tuple[Callable[[Hand], object], str]] = {
-    "a segment with a product in it": (
-        lambda h: _segment(h, Instruction(Contract(), (0, 0), (1,)), inner={}, y=t("a")),
+    "a fused kernel with a product in it": (
+        lambda h: _fused(h, Instruction(Contract(), (0, 0), (1,)), inner={}, y=t("a")),
         "has contract in its body",
     ),
-    "a segment that uses what it has not": (
-        lambda h: _segment(h, Instruction(SQUARE, (7,), (1,)), inner={}, y=t("a b")),
+    "a fused kernel that uses what it has not": (
+        lambda h: _fused(h, Instruction(SQUARE, (7,), (1,)), inner={}, y=t("a b")),
         "uses an undefined value",
     ),
-    "a segment that uses a sum over rows": (
-        lambda h: _segment(
+    "a fused kernel that uses a sum over rows": (
+        lambda h: _fused(
             h, Instruction(Reduce("sum"), (0,), (9,)), Instruction(SQUARE, (9,), (1,)), inner={9: t("b")}, y=t("b")
         ),
         "before the last row",
     ),
-    "a segment that returns what it has not": (
-        lambda h: _segment(h, Instruction(SQUARE, (0,), (9,)), inner={9: t("a b")}, y=t("a b")),
+    "a fused kernel that returns what it has not": (
+        lambda h: _fused(h, Instruction(SQUARE, (0,), (9,)), inner={9: t("a b")}, y=t("a b")),
         "returns an undefined value",
     ),
-    "a segment whose inner value is one of the program's": (
-        lambda h: _segment(
+    "a fused kernel whose inner value is one of the program's": (
+        lambda h: _fused(
             h, Instruction(SQUARE, (0,), (0,)), Instruction(SQUARE, (0,), (1,)), inner={0: t("a b")}, y=t("a b")
         ),
         "inside that the program has too",
     ),
-    "a segment over blocks of two kinds": (lambda h: _two_kinds(h, 2), "mixes blocks of b=8 and of b=8/rows"),
-    "a segment over blocks of two kinds, one of them inside": (
+    "a fused kernel over blocks of two kinds": (lambda h: _two_kinds(h, 2), "mixes blocks of b=8 and of b=8/rows"),
+    "a fused kernel over blocks of two kinds, one of them inside": (
         lambda h: _two_kinds(h, 1),
         "mixes blocks of b=8 and of b=8/rows",
     ),
@@ -90,11 +90,11 @@ ROWS: dict[str, tuple[Callable[[Hand], object], str]] = {
         lambda h: _conv(h, x="a/rows b/cols", w="k b/cols c"),
         "pending over",
     ),
-    "a convolution in the wrong windows": (
-        lambda h: _conv(h, window=HaloRegion(4, 1, -1, 0)),
-        "in a window that no block needs",
+    "a convolution with the wrong halos": (
+        lambda h: _conv(h, halo=HaloRegion(4, 1, -1, 0)),
+        "with a halo that no block needs",
     ),
-    "a convolution without its halo": (lambda h: _conv(h, window=None), "uses one axis for several dims"),
+    "a convolution without its halo": (lambda h: _conv(h, halo=None), "uses one axis for several dims"),
     "a convolution with a dim of one operand summed": (
         lambda h: _conv(h, w="k c", y="a/rows c"),
         "must reduce ['b'] first",

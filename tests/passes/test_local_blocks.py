@@ -14,7 +14,7 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.compiler.passes import blocks, pipeline
-from meshmpi.compiler.passes.loops import form_loops
+from meshmpi.compiler.passes.tiled_regions import form_tiled_regions
 from meshmpi.kernels.native import available
 from meshmpi.runtime.compiled import CompiledStep
 
@@ -109,8 +109,8 @@ GRAPHS: dict[str, tuple[Callable[[], Made], Sequence[str]]] = {
 
 def short_blocks(m: pytest.MonkeyPatch) -> None:
     """Loops over blocks of a few rows, also in small graphs."""
-    small = partial(form_loops, cache_bytes=400)
-    passes = tuple(small if f is form_loops else f for f in pipeline.PASSES)
+    small = partial(form_tiled_regions, cache_bytes=400)
+    passes = tuple(small if f is form_tiled_regions else f for f in pipeline.PASSES)
     m.setattr(blocks, "LEAST_ROWS", 4)
     m.setattr(pipeline, "PASSES", passes)
 
@@ -159,12 +159,12 @@ def test_passes_change_no_value(name: str, kernels: str):
                 assert error < 1e-12, f"{n} differs by {error:.2g} on {mesh} '{layout}'"
 
 
-def test_there_are_loops_to_test(monkeypatch):
+def test_there_are_tiled_regions_to_test(monkeypatch):
     short_blocks(monkeypatch)
     for build, mesh, layout in ((products_of_two_sizes, "r:2", ""), (scores_in_two_splits, "r:2", "b:r")):
         with mm.Graph() as graph:
             fetches, _ = build()
-        assert "loop" in mm.plan(graph, mesh, layout, fetches=fetches).program.counts()
+        assert "tiled" in mm.plan(graph, mesh, layout, fetches=fetches).program.counts()
 
 
 @pytest.mark.skipif(not available(), reason="no C compiler")

@@ -13,7 +13,7 @@ from meshmpi.errors import MeshError, ProgramError
 from meshmpi.ir.program import Program
 from meshmpi.ir.scalar import Expr, Step, call
 from meshmpi.ir.verify import Proven, verify
-from tests.passes import exchange_rows, local_rows, loop_rows, scan_rows
+from tests.passes import exchange_rows, local_rows, scan_rows, tiled_rows
 from tests.passes.hand import Hand, t
 
 Row = Callable[[Hand], object]
@@ -337,7 +337,7 @@ ROWS: dict[str, tuple[Row, str]] = {
 }
 ROWS.update(exchange_rows.ROWS)
 ROWS.update(scan_rows.ROWS)
-ROWS.update(loop_rows.ROWS)
+ROWS.update(tiled_rows.ROWS)
 ROWS.update(local_rows.ROWS)
 
 

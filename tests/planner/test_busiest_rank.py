@@ -64,7 +64,7 @@ def test_the_cost_is_that_of_the_busiest_rank_and_exact_on_every_one(name: str):
 
 def test_the_first_rank_of_a_causal_attention_has_least_to_do():
     plan, _ = CASES["causal rows:2"]()
-    assert any("band" in i.attrs for i in plan.program.instructions if i.kind == "loop")
+    assert any("band" in i.attrs for i in plan.program.instructions if i.kind == "tiled")
     assert plan.cost_of(1).flops == plan.cost.flops > 1.5 * plan.cost_of(0).flops
 
 
@@ -93,9 +93,9 @@ def test_many_ranks_are_not_looked_at_one_by_one(monkeypatch):
             x = mm.multihead_attention(x, None, None, d_kv, heads, causal=True, name=f"layer_{n}")
         found = mm.gradients([mm.reduce_sum(mm.square(x))], [first])
     plan = mm.plan(graph, "data:4;rows:4096", "batch:data;length:rows", fetches=found)
-    loops = [i for i in plan.program.instructions if i.kind == "loop"]
+    loops = [i for i in plan.program.instructions if i.kind == "tiled"]
     assert len(loops) >= 8
     monkeypatch.setattr(flops, "local_flops", counting)
     at = flops.busiest_rank(plan.program)
     assert at["data"] == 0 and at["rows"] > 4000
-    assert calls.count("loop") <= 5 * 4, calls.count("loop")
+    assert calls.count("tiled") <= 5 * 4, calls.count("tiled")

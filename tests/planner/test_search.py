@@ -232,9 +232,9 @@ def test_what_variables_alone_exceed_is_rejected_without_a_price():
     assert why["batch:rows"] == wanted
     assert ("batch:rows", "") not in {(c.text, c.storage_text) for c in priced}
     # What is told is a lower bound of what the plan needs.
-    guesser = LowerBound(work, known)
+    lower_bound = LowerBound(work, known)
     for c in candidates(work, mesh, known):
-        assert guesser.least_bytes(c) <= free(c).memory
+        assert lower_bound.least_bytes(c) <= free(c).memory
 
 
 def test_a_search_without_time_says_so():

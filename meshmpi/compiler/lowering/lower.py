@@ -201,12 +201,12 @@ class Lowering:
         t = self.like_input(values[0], output)
         return self.emit(Shift(dim, t.split(dim), stride, tuple(offsets), wrap, value), values, t)
 
-    def window(self, value: int, dim: str, window: HaloRegion, wrap: bool = False) -> int:
-        """``value`` with its split ``dim`` held in windows instead of blocks: a halo exchange."""
+    def halo(self, value: int, dim: str, halo: HaloRegion, wrap: bool = False) -> int:
+        """``value`` with its split ``dim`` held with halos instead of blocks: a halo exchange."""
         x = self.types[value]
-        windows = list(x.windows or (None,) * len(x.shape))
-        windows[x.shape.position(dim)] = window
-        t = LocalType(x.shape, x.dtype, x.splits, windows=tuple(windows))
+        halos = list(x.halos or (None,) * len(x.shape))
+        halos[x.shape.position(dim)] = halo
+        t = LocalType(x.shape, x.dtype, x.splits, halos=tuple(halos))
         return self.emit(Shift(dim, x.split(dim), 1, (0,), wrap, 0), [value], t)
 
     def define(self, t: Tensor, value: int) -> None:

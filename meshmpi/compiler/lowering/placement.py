@@ -132,11 +132,11 @@ class Placement:
 def _with_aligned_dims(layout: Layout, graph: Graph) -> Layout:
     """``layout`` with rules for aligned dims (see `Graph.align`) that it does not mention.
 
-    An aligned dim takes as many of the first axes of its partner as no tensor uses for another dim.
-    Its blocks then nest in those of the partner, and no layout becomes illegal.
+    An aligned dim takes as many of the first axes of the other as no tensor uses for another dim.
+    Its blocks then nest in those of the other, and no layout becomes illegal.
     """
     known = {r.dim: r.axes for r in layout}
-    for dim, partner in graph.aligned.items():
+    for dim, other in graph.aligned.items():
         if dim not in known:
             beside = dict.fromkeys(
                 n
@@ -146,8 +146,8 @@ def _with_aligned_dims(layout: Layout, graph: Graph) -> Layout:
                 for n in t.shape.names
                 if n != dim
             )
-            used = [a for other in beside for a in known.get(other, ())]
-            whole = known.get(partner, ())
+            used = [a for n in beside for a in known.get(n, ())]
+            whole = known.get(other, ())
             free = next((n for n, a in enumerate(whole) if a in used), len(whole))
             known[dim] = whole[:free]
     if len(known) == len(layout.rules):

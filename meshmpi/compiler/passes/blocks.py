@@ -1,4 +1,4 @@
-"""Which dims a loop walks along, and how many elements at a time.
+"""Which dims a tiled region walks along, and how many elements at a time.
 
 Blocks are as large as fit the cache.  Dims that are a batch to every product come first, and go
 down to one element; then dims of rows, which stay long enough for matrix products.  Where sums are
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from meshmpi.compiler.passes.groups import Group
 from meshmpi.compiler.passes.wide import WideValues
 from meshmpi.ir.bands import Band
-from meshmpi.ir.kinds.regions import LoopDim, leaves_out, walkable
+from meshmpi.ir.kinds.regions import TileDim, leaves_out, walkable
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.ir.scalar import ITEM_BYTES
 from meshmpi.ir.types import held_differently
@@ -30,12 +30,12 @@ LEAST_BAND_ROWS, MOST_BAND_ROWS = 64, 256
 
 
 class Blocks:
-    """The blocks of one loop.
+    """The blocks of one tiled region.
 
     Args:
         program: The whole program.
         types: Of all values of the body.
-        body, outputs: Of the loop.
+        body, outputs: Of the region.
         group, wide: What it was formed from.
         cache_bytes: For intermediate values.
 
@@ -73,7 +73,7 @@ class Blocks:
         cut = [d for d in dims if sizes[d] < self.extents[d]]
         if cut and self.band is not None:  # few rows on a rank, in one block, see few columns
             cut = [d for d in dims if d in cut or d == self.band.rows]
-        self.over = tuple(LoopDim(d, sizes[d]) for d in cut)
+        self.over = tuple(TileDim(d, sizes[d]) for d in cut)
 
     def _products(self) -> list[Instruction]:
         return [i for i in self.leaves if i.kind == "contract"]
@@ -133,7 +133,7 @@ class Blocks:
 
 
 def _band(members: Iterable[Instruction], types: Mapping[int, LocalType], dims: Sequence[str]) -> Band | None:
-    """The band whose pairs alone the members of a loop need, if there is one."""
+    """The band whose pairs alone the members of a tiled region need, if there is one."""
     members = list(members)
     for band in dict.fromkeys(i.attrs.get("band") for i in members):
         if band is None or band.rows not in dims or band.columns in dims:

@@ -1,4 +1,4 @@
-"""Which instructions become one loop: groups of what uses wide values.
+"""Which instructions become one tiled region: groups of what uses wide values.
 
 Members of one group are instructions that use wide values, and maps of their results over rows, so
 that none depends on another through an instruction outside.
@@ -16,14 +16,14 @@ from meshmpi.ir.types import LocalDim, held_differently
 
 @dataclass
 class Group:
-    """Members of one loop, by their position in the program.
+    """Members of one tiled region, by their position in the program.
 
     Attributes:
         members: Position -> instruction.
         made: Values that members make.
         recipes: Wide values that members need.
         roots: Those of them that contracts make.
-        used: All values that its loop reads or makes.
+        used: All values that its region reads or makes.
         dims: Dims of its wide values, sorted.
         shared: Dims of all results that other members use; None before there are any.
         needs: Bits of the groups whose results its members need, without those in between.
@@ -91,7 +91,7 @@ class Grouping:
         return narrow, wide
 
     def _may_join(self, g: Group, used: Iterable[int], leaves: Iterable[int]) -> bool:
-        """Whether the group can still run as one loop with these values.
+        """Whether the group can still run as one tiled region with these values.
 
         No leaf waits for it, directly or by a group; and all its values are in the same blocks.
         """

@@ -8,12 +8,12 @@ from meshmpi.compiler.passes.clean import cse, dce
 from meshmpi.compiler.passes.combine import combine
 from meshmpi.compiler.passes.fold import fold
 from meshmpi.compiler.passes.fuse import fuse
-from meshmpi.compiler.passes.lean import recompute_cheap
-from meshmpi.compiler.passes.loops import form_loops
+from meshmpi.compiler.passes.fused_kernels import form_fused_kernels
 from meshmpi.compiler.passes.overlap import SMALLEST_BYTES, overlap
 from meshmpi.compiler.passes.reductions import place_reductions
+from meshmpi.compiler.passes.rematerialise import rematerialise
 from meshmpi.compiler.passes.scatter import form_reduce_scatter, shard_early
-from meshmpi.compiler.passes.segments import form_segments
+from meshmpi.compiler.passes.tiled_regions import form_tiled_regions
 from meshmpi.ir.program import Program
 from meshmpi.ir.verify import Proven, verify
 
@@ -31,9 +31,9 @@ PASSES: tuple[Pass, ...] = (
     dce,
     fuse,
     combine,
-    form_loops,
-    form_segments,
-    recompute_cheap,
+    form_tiled_regions,
+    form_fused_kernels,
+    rematerialise,
     combine,
 )
 

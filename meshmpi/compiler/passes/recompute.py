@@ -23,7 +23,7 @@ from meshmpi.ir.program import Instruction, LocalType, Program
 
 REPEATABLE = (
     "map",
-    "segment",
+    "fused",
     "transpose",
     "view",
     "iota",
@@ -35,7 +35,7 @@ REPEATABLE = (
     "gather",
     "contract",
     "conv",
-    "loop",
+    "tiled",
     "step",
     "take_shard",
     "cumsum",
@@ -64,7 +64,7 @@ def fit_memory(program: Program, limit_bytes: int, total: Memory) -> Program:
     arena = prices.plan(program).arena_bytes
     now, best = needed, program
     while now > limit_bytes:
-        beside_arena = now - arena  # changes little, but a part of a segment may need more scratch
+        beside_arena = now - arena  # changes little, but a part of a fused kernel may need more scratch
         while arena + beside_arena > limit_bytes:
             smaller = _with_lower_peak(best, arena, prices)
             if smaller is None:
@@ -264,10 +264,10 @@ class _Peak:
 
 
 def needed_part(i: Instruction, wanted: Iterable[int], types: Mapping[int, LocalType]) -> Instruction:
-    """A segment that makes only what is wanted of its results; anything else as it is."""
+    """A fused kernel that makes only what is wanted of its results; anything else as it is."""
     wanted = set(wanted)
     outputs = tuple(v for v in i.outputs if v in wanted)
-    if i.kind not in ("segment", "map") or outputs == i.outputs:
+    if i.kind not in ("fused", "map") or outputs == i.outputs:
         return i
     if i.kind == "map":
         expr = i.attrs["expr"]

@@ -1,6 +1,6 @@
 """Wide values: large, cheap to compute again, and needed between matrix products only.
 
-Types and instructions only; `loops` forms the loops.
+Types and instructions only; `tiled regions` forms the tiled regions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MOST_SUMMED = 256
 """Numbers summed for each element of a wide value: 2 * 256 FLOP at most to compute it again.
 Status: assumption; storing and loading 4 bytes takes as long as some 50 FLOP, and memory counts."""
 MASK_FLOPS = 8
-"""Of a map that is computed in every loop instead of being stored.  Status: assumption."""
+"""Of a map that is computed in every tiled region instead of being stored.  Status: assumption."""
 
 
 class WideValues:
@@ -84,7 +84,7 @@ class WideValues:
         summed = self._extents(i.inputs[0])
         summed = {n: s for n, s in summed.items() if n not in types[y].shape.names}
         grows = self._elements(y) > sum(self._elements(v) for v in i.inputs)
-        plain = not any(types[v].windows for v in i.inputs)
+        plain = not any(types[v].halos for v in i.inputs)
         return grows and plain and math.prod(summed.values()) <= MOST_SUMMED
 
     def _extents(self, v: int) -> dict[str, int]:
@@ -113,7 +113,7 @@ class WideValues:
         return grows and cheap and finished and any(dims < set(key) for key in self.keys)
 
     def _store_what_others_need(self) -> None:
-        """Values used by what cannot be in a loop are stored, and so are those they need."""
+        """Values used by what cannot be in a tiled region are stored, and so are those they need."""
         stored = fetched(self.program)
         useful: set[int] = set()  # masks that wide values need
         for i in reversed(self.program.instructions):
@@ -135,7 +135,7 @@ class WideValues:
 
     def _can_be_member(self, i: Instruction) -> bool:
         types = self.program.types
-        plain = not any(types[v].windows or types[v].partial for v in i.inputs)
+        plain = not any(types[v].halos or types[v].partial for v in i.inputs)
         return i.kind in ("reduce", "contract") and plain
 
 

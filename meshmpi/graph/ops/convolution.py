@@ -22,12 +22,12 @@ class Conv(Operation):
     dims are those of an einsum: summed where y lacks them (input channels), kept where one operand
     has them (batch, output channels) or both (depthwise, groups).
 
-    Gradient: again such convolutions, of x and dy (slides with w and y exchanged) and of dy and w
-    (slides with x and y exchanged, whose base is the stride).
+    Gradient: again such convolutions, of x and dy (dims with w and y exchanged) and of dy and w
+    (dims with x and y exchanged, whose base is the stride).
 
-    Lowers: local `conv`.  Where two of the three dims of a slide are split alike, the blocks of one
+    Lowers: local `conv`.  Where two of the three dims of one ConvDims are split alike, the blocks of one
     get the elements of x (or w) that they meet from their neighbours by a `shift`; a third is
-    gathered.  Where w is split along a slide, or a summed dim is, an all_reduce of the result.
+    gathered.  Where w is split along one, or a summed dim is, an all_reduce of the result.
     Where axes are in use by other dims, what slides is gathered.
     """
 
@@ -97,29 +97,29 @@ def operands(conv: Conv, lowering: Any) -> tuple[list[int], Any]:
     ]
     used = [a for s in {**splits[0], **splits[1]}.values() for a in s]
     gone = [a for n, s in {**splits[0], **splits[1]}.items() if n not in splits[2] for a in s]
-    windows: list[tuple[int, str, HaloRegion]] = []
+    halos: list[tuple[int, str, HaloRegion]] = []
     for slide in slides:
         split = _Split(conv, slide, lowering, used)
         used += split.axes
         gone += split.axes if not split.of_y else ()
         splits[0][slide.x], splits[1][slide.w] = split.of_x, split.of_w
         splits[2][slide.y] = split.of_y
-        windows += split.windows
+        halos += split.halos
     values = [lowering.fit(t, s) for t, s in zip(conv.inputs, splits, strict=False)]
-    for operand, dim, window in windows:
-        values[operand] = lowering.window(values[operand], dim, window)
+    for operand, dim, halo in halos:
+        values[operand] = lowering.halo(values[operand], dim, halo)
     t = lowering.type_of(y)
     whole = type(t)(t.shape, t.dtype, tuple(splits[2][n] for n in t.shape.names))
     return values, lowering.pending(whole, gone)
 
 
 class _Split:
-    """How the three dims of a slide are split: two over the same axes, the third whole.
+    """How the three dims of one ConvDims are split: two over the same axes, the third whole.
 
     Attributes:
         axes: Over which the two are split; empty when nothing is.
         of_x, of_w, of_y: How each is split.
-        windows: (operand, dim, window) of the operand that is held in windows, if one is.
+        halos: (operand, dim, halo) of the operand that is held with halos, if one is.
     """
 
     def __init__(self, conv: Conv, s: ConvDims, lowering: Any, used: Sequence[str]):
@@ -130,20 +130,20 @@ class _Split:
             "w": _free(lowering.types[lowering.value(w)].split(s.w), used),
             "y": _free(lowering.type_of(y).split(s.y), used),
         }
-        whole, driver, windowed = _roles(wish, {"w": k, "y": m, "x": n})
-        self.axes: Axes = wish[driver] or wish[windowed]
-        held = {whole: (), driver: self.axes, windowed: ()}
-        self.windows: list[tuple[int, str, HaloRegion]] = []
-        if self.axes and wish[windowed] == self.axes:
-            held[windowed] = self.axes
-            turned = s if windowed == "x" else s.swapped()
-            window = (
-                turned.window(m, {"x": k, "w": n}[windowed])
+        whole, driver, with_halo = _roles(wish, {"w": k, "y": m, "x": n})
+        self.axes: Axes = wish[driver] or wish[with_halo]
+        held = {whole: (), driver: self.axes, with_halo: ()}
+        self.halos: list[tuple[int, str, HaloRegion]] = []
+        if self.axes and wish[with_halo] == self.axes:
+            held[with_halo] = self.axes
+            turned = s if with_halo == "x" else s.swapped()
+            halo = (
+                turned.halo(m, {"x": k, "w": n}[with_halo])
                 if driver == "y"
-                else turned.of_filter().window({"w": k, "x": n}[driver], m)
+                else turned.of_filter().halo({"w": k, "x": n}[driver], m)
             )
-            operand, dim = (0, s.x) if windowed == "x" else (1, s.w)
-            self.windows.append((operand, dim, window))
+            operand, dim = (0, s.x) if with_halo == "x" else (1, s.w)
+            self.halos.append((operand, dim, halo))
         self.of_x, self.of_w, self.of_y = held["x"], held["w"], held["y"]
 
 
@@ -153,15 +153,15 @@ def _free(axes: Axes, used: Sequence[str]) -> Axes:
 
 
 def _roles(wish: dict[str, Axes], sizes: dict[str, int]) -> tuple[str, str, str]:
-    """Which of x, w, y is whole, which gives the blocks, which is held in windows.
+    """Which of x, w, y is whole, which gives the blocks, which is held with halos.
 
     Two that are split alike stay so; else the smallest dim is whole.
     """
     alike = [r for r in sizes if (others := [wish[o] for o in sizes if o != r])[0] == others[1] != ()]
     whole = min(alike or sizes, key=lambda r: sizes[r])
     driver = "w" if whole == "y" else "y"
-    (windowed,) = (r for r in sizes if r not in (whole, driver))
-    return whole, driver, windowed
+    (with_halo,) = (r for r in sizes if r not in (whole, driver))
+    return whole, driver, with_halo
 
 
 def conv(x: Tensor, w: Tensor, slides: Sequence[ConvDims], output_shape: ShapeLike) -> Tensor:

@@ -11,7 +11,7 @@
 | random | -> y | ``distribution`` (uniform in [0, 1) or normal), ``key`` [2] |
 | reduce | x -> y | ``op`` sum, max, min, prod over the dims of x that y lacks(, ``band``) [5] |
 | contract | a, b -> y | sum of products over the dims that y lacks(, ``band``) [5] |
-| conv | a, b -> y | ``slides``: sum of products of what meets, see `convolutions.ConvDims` [6] |
+| conv | a, b -> y | ``dims``: sum of products of what meets, see `convolutions.ConvDims` [6] |
 | transpose | x -> y | the same dims in y's order |
 | view | x -> y | the same elements in the same order under other dims [8] |
 | slice | x -> y | ``dim, start, stop, stride`` along a whole dimension |
@@ -22,8 +22,8 @@
 | put | x, updates, index -> y | ``dim``: x but for the rows that index hits, where held [7] |
 | block_sum | x -> y | ``dim, blocks``: sum of the own block; y has one element per block there |
 | cumsum | x(, sums) -> y | ``dim, exclusive, reverse(, blocks)``: running sums; of all blocks |
-| segment | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |
-| loop | x... -> y... | ``body``, a block of the dims ``over`` at a time; see `loops` |
+| fused | x... -> y... | ``body``: instructions over the same ``rows`` as one loop nest [1] |
+| tiled | x... -> y... | ``body``, a block of the dims ``over`` at a time; see `regions` |
 | top_k | x(, index) -> values, index | ``dim, k(, smallest)``: largest first, ties in order [9] |
 | all_reduce | x... -> y... | ``axes, op``: finishes what is pending over axes, in one message [4] |
 | wait | x -> y | the result of an all_reduce that was only started [4] |
@@ -40,7 +40,7 @@
 [4] With ``start`` it runs while the next instructions do; only `wait` may use its result.
 [5] Terms whose pair of indices is outside the `Band` do not exist, whatever they would be: a sum or
     maximum leaves them out, and where y has both dims it is 0 there.
-[6] And over the other dims that y lacks, as contract does.  Along a sliding dim a or b may be held
+[6] And over the other dims that y lacks, as contract does.  Along a convolved dim a or b may be held
     in the `HaloRegion` that the blocks of y, or of the other operand, need.
 [7] Dims that index shares with table (or y) are batch dims, but for ``dim``.  ``checked``: an index
     outside raises `RangeError`; ``may_miss``: it is meant.
@@ -67,7 +67,7 @@ from meshmpi.ir.kinds.moving import (
     Wait,
     nests,
 )
-from meshmpi.ir.kinds.regions import Fused, LoopDim, Tiled
+from meshmpi.ir.kinds.regions import Fused, Tiled, TileDim
 from meshmpi.ir.kinds.shaping import Concat, Pad, Slice, Transpose, View, aligned_groups, view_splits
 from meshmpi.ir.kinds.sources import Feed, Iota, Random, Read, StepNumber, Write
 from meshmpi.ir.program import KINDS, Collective, Region

@@ -159,22 +159,22 @@ class Conv(
     kind="conv",
     traits=Traits(repeatable=True, hides_network=True, product=True, takes_halos=True, by_place=True),
 ):
-    """Sum of products of what meets along the ``slides``, and over the other dims the result lacks.
+    """Sum of products of what meets along the ``dims``, and over the other dims the result lacks.
 
-    Along a sliding dim an operand may be held in the window that the blocks of the result, or of
+    Along a convolved dim an operand may be held with the halo that the blocks of the result, or of
     the other operand, need.
     """
 
-    slides: tuple[ConvDims, ...]
+    dims: tuple[ConvDims, ...]
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """As of a contract; along sliding dims also windows, see `_slide_axes`."""
-        y, slides = result_type(program, i), self.slides
+        """As of a contract; along convolved dims also halos, see `_summed_axes`."""
+        y, dims = result_type(program, i), self.dims
         require(len(xs) == 2, "takes two operands")
         a, b = xs
         require(a.dtype == b.dtype == y.dtype, "multiplies or makes two data types")
-        sliding = ([s.x for s in slides], [s.w for s in slides], [s.y for s in slides])
-        of_a, of_b, of_y = (t.shape.without(names).names for t, names in zip((a, b, y), sliding, strict=True))
+        convolved = ([s.x for s in dims], [s.w for s in dims], [s.y for s in dims])
+        of_a, of_b, of_y = (t.shape.without(names).names for t, names in zip((a, b, y), convolved, strict=True))
         same_splits(a, b, [n for n in of_a if n in of_b])
         for n in of_y:
             same_splits(y, a if n in of_a else b, [n])
@@ -183,8 +183,8 @@ class Conv(
         splits = {**{n: a.split(n) for n in of_a}, **{n: b.split(n) for n in of_b}}
         used = [ax for s in splits.values() for ax in s]
         gone = [ax for n, s in splits.items() if n not in of_y for ax in s]
-        for s in slides:
-            summed = _slide_axes(s, a, b, y)
+        for s in dims:
+            summed = _summed_axes(s, a, b, y)
             used += [*summed, *y.split(s.y)]
             gone += summed
         require(len(set(used)) == len(used), "uses one axis for several dims")
@@ -197,7 +197,7 @@ class Conv(
     def flops_at(self, program: Program, i: Instruction, at: Mapping[str, int]) -> dict[str, int]:
         """2 x products of elements that meet inside the borders, exactly.
 
-        The extents of all other dims, times for each slide the triples of indices that meet.
+        The extents of all other dims, times for each of ``dims`` the triples of indices that meet.
         """
 
         def ranges(v: int) -> dict[str, Range]:
@@ -207,17 +207,17 @@ class Conv(
 
         a, b, y = (ranges(v) for v in (*i.inputs, *i.outputs))
         products = 2
-        for s in self.slides:
+        for s in self.dims:
             products *= s.meetings(a.pop(s.x), b.pop(s.w), y[s.y])
         return {"conv": products * math.prod(stop - start for start, stop in {**a, **b}.values())}
 
     @property
     def flops_depend_on(self) -> tuple[object, ...]:
-        return (self.slides,)
+        return (self.dims,)
 
     @property
     def compared_dims(self) -> tuple[str, ...]:
-        return tuple(n for s in self.slides for n in (s.x, s.w, s.y))
+        return tuple(n for s in self.dims for n in (s.x, s.w, s.y))
 
 
 def _check_expression(expr: Expr, n_inputs: int) -> None:
@@ -259,21 +259,21 @@ def _check_band(band: Band | None, types: Sequence[LocalType]) -> None:
     require(band.rows != band.columns and both, f"has a band {band} of no value's two dims")
 
 
-def _slide_axes(s: ConvDims, a: LocalType, b: LocalType, y: LocalType) -> list[str]:
-    """Axes over which each rank has other summands; windows hold what the own block meets."""
+def _summed_axes(s: ConvDims, a: LocalType, b: LocalType, y: LocalType) -> list[str]:
+    """Axes over which each rank has other summands; halos hold what the own block meets."""
     n, k, m = (t.shape.dim(d).size for t, d in ((a, s.x), (b, s.w), (y, s.y)))
     turned, out = s.swapped(), list[str]()
     sides = (
-        (a, s.x, b, s.w, s.window(m, k), s.of_filter().window(k, m)),
-        (b, s.w, a, s.x, turned.window(m, n), turned.of_filter().window(n, m)),
+        (a, s.x, b, s.w, s.halo(m, k), s.of_filter().halo(k, m)),
+        (b, s.w, a, s.x, turned.halo(m, n), turned.of_filter().halo(n, m)),
     )
     for x, dim, other, other_dim, for_y, for_other in sides:
-        window, axes = x.window(dim), x.split(dim)
-        if window is None:
+        halo, axes = x.halo(dim), x.split(dim)
+        if halo is None:
             out += axes
             continue
         drivers = [(y.split(s.y), for_y)]
-        if other.window(other_dim) is None:
+        if other.halo(other_dim) is None:
             drivers.append((other.split(other_dim), for_other))
-        require((axes, window) in drivers, f"holds {s} in a window that no block needs")
+        require((axes, halo) in drivers, f"holds {s} with a halo that no block needs")
     return out

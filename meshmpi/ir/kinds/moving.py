@@ -170,22 +170,22 @@ class Shift(
     value: float
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Blocks of one dim, split alike in all values, become blocks or windows."""
+        """Blocks of one dim, split alike in all values, become blocks or halos."""
         y, dim = result_type(program, i), self.dim
         require(len(xs) == len(self.offsets) > 0 and self.stride >= 1, "has not one offset per input")
         require(bool(self.axes) and y.split(dim) == self.axes, f"has '{dim}' split otherwise")
         for x in xs:
             require(x.shape.names == y.shape.names and x.dtype == y.dtype, "changes dims or type")
-            require(x.split(dim) == self.axes and x.window(dim) is None, f"has no blocks of '{dim}'")
+            require(x.split(dim) == self.axes and x.halo(dim) is None, f"has no blocks of '{dim}'")
             require(not x.partial and not y.partial, "moves an unfinished sum")
             for d in x.shape:
                 if d.name != dim:
                     same_splits(x, y, [d.name])
-                    require(x.window(d.name) == y.window(d.name), f"changes a window of '{d.name}'")
+                    require(x.halo(d.name) == y.halo(d.name), f"changes a halo of '{d.name}'")
         require(not self.wrap or len(xs) == 1, "makes a ring of several inputs")
-        if y.window(dim) is not None:
+        if y.halo(dim) is not None:
             plain = len(xs) == 1 and (self.stride, self.offsets) == (1, (0,))
-            require(plain and xs[0].shape == y.shape, "moves elements into a window")
+            require(plain and xs[0].shape == y.shape, "moves elements into a halo")
 
     def exchange(self, program: Program, i: Instruction) -> HaloExchange:
         """What moves between the blocks of ``dim``."""
@@ -197,7 +197,7 @@ class Shift(
             y.shape.dim(self.dim).size,
             self.stride,
             self.wrap,
-            y.window(self.dim),
+            y.halo(self.dim),
         )
 
     def elements_handed(self, program: Program, i: Instruction, at: Mapping[str, int]) -> int:

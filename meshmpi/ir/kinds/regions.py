@@ -28,8 +28,8 @@ Ranges = Mapping[str, tuple[int, int]]
 """Dimension name -> global (start, stop)."""
 
 
-class LoopDim(NamedTuple):
-    """A dim that a loop walks along, ``size`` elements at a time."""
+class TileDim(NamedTuple):
+    """A dim that a tiled region walks along, ``size`` elements at a time."""
 
     dim: str
     size: int
@@ -41,7 +41,7 @@ class LoopDim(NamedTuple):
 @dataclass(frozen=True)
 class Fused(
     Region,
-    kind="segment",
+    kind="fused",
     traits=Traits(repeatable=True, tileable=True, native=True, hides_network=True, carries_gradient=True),
 ):
     """Maps, reductions and random numbers over the same ``rows`` as one loop nest."""
@@ -70,16 +70,16 @@ class Fused(
 
 
 @dataclass(frozen=True)
-class Tiled(Region, kind="loop", traits=Traits(repeatable=True, hides_network=True, product=True, by_place=True)):
+class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=True, product=True, by_place=True)):
     """What its ``body`` computes, a block of the dims ``over`` at a time; in a ``band`` less."""
 
-    over: tuple[LoopDim, ...]
+    over: tuple[TileDim, ...]
     band: Band | None = None
     body: tuple[Instruction, ...] = ()
     inner: Mapping[int, LocalType] = field(default_factory=dict[int, LocalType])
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """The body follows its own rules, and `broken_loop_rules` finds nothing."""
+        """The body follows its own rules, and `broken_tile_rules` finds nothing."""
         types = _types_inside(program, i, self.inner)
         inside = replace(program, types=types)
         known = set(i.inputs)
@@ -89,12 +89,12 @@ class Tiled(Region, kind="loop", traits=Traits(repeatable=True, hides_network=Tr
             one.attrs.check(inside, one, [types[v] for v in one.inputs])
             known.update(one.outputs)
         require(all(v in known and v not in i.inputs for v in i.outputs), "returns what it has not")
-        for problem in broken_loop_rules(i, {**types, **i.inner_types()}):
+        for problem in broken_tile_rules(i, {**types, **i.inner_types()}):
             raise Violation(problem)
 
     def flops_at(self, program: Program, i: Instruction, at: Mapping[str, int]) -> dict[str, int]:
         """Of all iterations."""
-        types, table = loop_types(i, program), dict[str, int]()
+        types, table = region_types(i, program), dict[str, int]()
         for count, ranges in iteration_counts(i, program, at):
             for one in i.leaves():
                 ins, outs = ([extents_in(types[v].shape, ranges) for v in vs] for vs in (one.inputs, one.outputs))
@@ -122,16 +122,16 @@ def _types_inside(program: Program, i: Instruction, inner: Mapping[int, LocalTyp
     return {**{v: program.types[v] for v in (*i.inputs, *i.outputs)}, **inner}
 
 
-def loop_types(i: Instruction, program: Program) -> dict[int, LocalType]:
+def region_types(i: Instruction, program: Program) -> dict[int, LocalType]:
     """Types of everything that an instruction with a body reads, makes and keeps inside."""
     used = {v: program.types[v] for v in (*i.inputs, *i.outputs)}
     return {**used, **i.inner_types()}
 
 
 def own_ranges(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Every dim of the loop -> the range that the rank at ``coordinates`` holds of it."""
+    """Every dim of the region -> the range that the rank at ``coordinates`` holds of it."""
     out: dict[str, tuple[int, int]] = {}
-    for t in loop_types(i, program).values():
+    for t in region_types(i, program).values():
         out.update(zip(t.shape.names, t.block(program.mesh, coordinates), strict=True))
     return out
 
@@ -142,7 +142,7 @@ def iterations(
     """The ranges of all dims in each iteration, in order.
 
     With a ``band``, columns that no row of a block is paired with are left out.  Rows run backwards
-    there: in a causal loop the first block has the most columns.
+    there: in a causal region the first block has the most columns.
     """
     own = own_ranges(i, program, coordinates)
     band = tiling(i).band
@@ -219,19 +219,19 @@ def elements(t: LocalType, ranges: Ranges) -> int:
     return math.prod(extents_in(t.shape, ranges).values())
 
 
-def broken_loop_rules(i: Instruction, types: Mapping[int, LocalType]) -> Iterator[str]:
-    """What is wrong with the dims that a loop runs over.
+def broken_tile_rules(i: Instruction, types: Mapping[int, LocalType]) -> Iterator[str]:
+    """What is wrong with the dims that a tiled region runs over.
 
     Args:
-        i: The loop; its body follows the rules of its instructions.
+        i: The region; its body follows the rules of its instructions.
         types: Of everything in it.
     """
     leaves = i.leaves()
     used = [types[v] for one in leaves for v in (*one.inputs, *one.outputs)]
     if two := held_differently(used):
         yield f"mixes blocks of {two[0]} and of {two[1]}"
-    if any(t.windows for t in used):
-        yield "works on values held in windows"
+    if any(t.halos for t in used):
+        yield "works on values held with halos"
     dims = [dim for dim, _ in tiling(i).over]
     if not dims or len(set(dims)) < len(dims) or any(size < 1 for _, size in tiling(i).over):
         yield "runs over no dim, twice over one, or over empty blocks"
@@ -255,7 +255,7 @@ def leaves_out(i: Instruction, types: Mapping[int, LocalType], band: Band, leave
         i: An instruction.
         types: Of its values.
         band: Which pairs there are.
-        leaves: Whether its results are used outside of the loop.
+        leaves: Whether its results are used outside of the region.
     """
 
     def has(v: int, *dims: str) -> bool:

@@ -1,4 +1,4 @@
-"""Generated C kernels for maps, reductions, uniform random numbers, segments, scatter_add and
+"""Generated C kernels for maps, reductions, uniform random numbers, fused kernels, scatter_add and
 top_k.
 
 `NativeKernels` generates the source of all such instructions of its programs, builds it once and
@@ -107,7 +107,7 @@ class NativeKernels:
             arrays: Value number -> array of its block, C-contiguous.
             workspace: uint8, aligned to cache lines, `scratch_bytes` long at least.
             runtime: Read when the function is called.
-            ranges: For an instruction in the body of a loop, the block to compute.
+            ranges: For an instruction in the body of a tiled region, the block to compute.
 
         Raises:
             ProgramError: The workspace is too small.
@@ -214,7 +214,7 @@ def _counting(program: Program) -> list[int]:
 
 
 def _everything(program: Program, coordinates: Mapping[str, int]) -> Iterator[tuple[Instruction, Ranges | None]]:
-    """All instructions; those in the body of a loop once for each size of its blocks."""
+    """All instructions; those in the body of a tiled region once for each size of its blocks."""
     for i in program.instructions:
         if not isinstance(i.attrs, Tiled):
             yield i, None

@@ -20,10 +20,10 @@ def function_body(
     ranges: Mapping[str, tuple[int, int]] | None = None,
     counting: Collection[int] = (),
 ) -> Body:
-    """The C function of one instruction of kind map, reduce, random, segment, scatter_add or
+    """The C function of one instruction of kind map, reduce, random, fused, scatter_add or
     top_k.
 
-    Within a loop, ``ranges`` narrows the block.  Values in ``counting`` hold consecutive integers
+    Within a tiled region, ``ranges`` narrows the block.  Values in ``counting`` hold consecutive integers
     (`iota`): of them only the first is read.
 
     Raises:

@@ -59,7 +59,7 @@ class LoopNest:
             arguments.
         types: Types of all values.
         mesh, coordinates: Which block.
-        ranges: Dim -> (start, stop) where only a part of the block is computed, within a loop.
+        ranges: Dim -> (start, stop) where only a part of the block is computed, within a tiled region.
 
     Raises:
         Unsupported: There is no native form.

@@ -1,4 +1,4 @@
-"""C source of one map, reduction, random instruction or segment, for the blocks of one rank.
+"""C source of one map, reduction, random instruction or fused kernel, for the blocks of one rank.
 
 Values that a later stage needs stay in a row buffer, all others in registers.  Extents and strides
 are written into the source as numbers.  Sums over the rows are formed in chunks of rows whose

@@ -39,7 +39,7 @@ class Move:
     more: int = 0
     stride: int = 1
     wrap: bool = False
-    window: HaloRegion | None = None
+    halo: HaloRegion | None = None
 
 
 MOVES = (
@@ -52,14 +52,14 @@ MOVES = (
     Move((-3,), more=5),
     Move((2,), more=-2),
     Move((50,)),
-    Move((0,), window=HaloRegion(5, 1, -1, 1)),
-    Move((0,), window=HaloRegion(6, 1, -9, 8), wrap=True),
-    Move((0,), window=HaloRegion(3, 2, -1, 2)),
-    Move((0,), window=HaloRegion(9, 1, -2, 1, 2)),
-    Move((0,), window=HaloRegion(4, -2, 0, 6)),
+    Move((0,), halo=HaloRegion(5, 1, -1, 1)),
+    Move((0,), halo=HaloRegion(6, 1, -9, 8), wrap=True),
+    Move((0,), halo=HaloRegion(3, 2, -1, 2)),
+    Move((0,), halo=HaloRegion(9, 1, -2, 1, 2)),
+    Move((0,), halo=HaloRegion(4, -2, 0, 6)),
 )
 """Neighbours and farther, rings longer than the dimension, slices, padding, halos wider than a
-block, windows with strides of both signs and with gaps."""
+block, halos with strides of both signs and with gaps."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Case:
         move, n = self.move, self.shape[self.axis]
         assert move is not None
         size = max(n + move.more, 0)
-        return HaloExchange(self.n, (n,) * len(move.offsets), move.offsets, size, move.stride, move.wrap, move.window)
+        return HaloExchange(self.n, (n,) * len(move.offsets), move.offsets, size, move.stride, move.wrap, move.halo)
 
     def block(self, whole: np.ndarray, axis: int, rank: int) -> np.ndarray:
         start, stop = block_range(self.shape[axis], self.n, self.index(rank))

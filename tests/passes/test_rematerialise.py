@@ -1,4 +1,4 @@
-"""Cheap values are computed again in the segments that use them: less memory, less traffic."""
+"""Cheap values are computed again in the fused kernels that use them: less memory, less traffic."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi.compiler.passes.lean import recompute_cheap
 from meshmpi.compiler.passes.pipeline import PASSES, optimize
+from meshmpi.compiler.passes.rematerialise import rematerialise
 from meshmpi.errors import LayoutError
 from meshmpi.ir.program import Program
 from meshmpi.ir.verify import verify
@@ -77,12 +77,12 @@ def run(p: Program, fetches: dict, feeds: dict, kernels: str = "numpy") -> dict:
 
 
 def before(p: Program) -> Program:
-    return optimize(p, tuple(f for f in PASSES if f is not recompute_cheap))
+    return optimize(p, tuple(f for f in PASSES if f is not rematerialise))
 
 
 def moved_bytes(p: Program) -> int:
-    """Read and written by maps and segments."""
-    local = [i for i in p.instructions if i.kind in ("map", "segment", "reduce")]
+    """Read and written by maps and fused kernels."""
+    local = [i for i in p.instructions if i.kind in ("map", "fused", "reduce")]
     values = [v for i in local for v in (*i.inputs, *i.outputs)]
     return sum(p.types[v].max_bytes(p.mesh) for v in values)
 
@@ -97,7 +97,7 @@ def test_results_are_the_same_with_less_memory_and_traffic(name: str):
         except LayoutError:
             continue
         p = before(p)
-        q = recompute_cheap(p)
+        q = rematerialise(p)
         verify(q)
         want, got = run(p, fetches, feeds), run(q, fetches, feeds)
         for n in want:
@@ -159,7 +159,7 @@ def test_no_reduction_and_no_product_runs_twice():
     for name in MODELS:
         graph, fetches, _ = built(name)
         p = before(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
-        q = recompute_cheap(p)
+        q = rematerialise(p)
         for kind in ("reduce", "contract"):
             assert q.counts().get(kind) == p.counts().get(kind)
 
@@ -172,7 +172,7 @@ def test_slow_functions_do_not_run_again():
         loss = mm.reduce_sum(mm.square(mm.sin(mm.einsum([y, w], "n:14;e:5"))))
         fetches = {"loss": loss, "dx": mm.gradients([loss], [x])[0]}
     p = before(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
-    flops = [predict_cost(q).flops for q in (p, recompute_cheap(p))]
+    flops = [predict_cost(q).flops for q in (p, rematerialise(p))]
     assert flops[1] <= 1.1 * flops[0]
 
 
@@ -180,4 +180,4 @@ def test_running_the_pass_again_changes_nothing():
     for name in MODELS:
         graph, fetches, _ = built(name)
         p = mm.plan(graph, SHAPE, "n:rows", fetches=fetches).program
-        assert recompute_cheap(p).text() == p.text()
+        assert rematerialise(p).text() == p.text()

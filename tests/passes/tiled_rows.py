@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from meshmpi.ir.bands import Band
 from meshmpi.ir.kinds import Contract, Map, Transpose
-from meshmpi.ir.kinds.regions import LoopDim
+from meshmpi.ir.kinds.regions import TileDim
 from meshmpi.ir.program import Instruction, LocalType
 from meshmpi.ir.scalar import call
 from tests.passes.hand import Hand, t
@@ -20,21 +20,21 @@ def _loop(
     h: Hand,
     *body: Instruction,
     y: LocalType,
-    over: tuple = (LoopDim("a", 1),),
+    over: tuple = (TileDim("a", 1),),
     inner: LocalType | None = None,
     band: Band | None = None,
 ) -> None:
     x, w = h.feed("x", t("a/rows b")), h.feed("w", t("b c"))
     attrs = {"over": over, "band": band, "body": body, "inner": {S: inner or t("a/rows c")}}
-    h.add("loop", [x, w], y, **attrs)
+    h.add("tiled", [x, w], y, **attrs)
 
 
 def _two_kinds(h: Hand, dims: str) -> None:
     """A product, and a square of a feed over other blocks of its dims; each of them is right."""
     x, w, v = (h.feed(n, t(d)) for n, d in (("x", "a/rows b"), ("w", "b c"), ("v", dims)))
     body = (Instruction(Contract(), (x, w), (3,)), _map("square", v, S))
-    attrs = {"over": (LoopDim("a", 1),), "body": body, "inner": {S: t(dims)}}
-    h.add("loop", [x, w, v], t("a/rows c"), **attrs)
+    attrs = {"over": (TileDim("a", 1),), "body": body, "inner": {S: t(dims)}}
+    h.add("tiled", [x, w, v], t("a/rows c"), **attrs)
 
 
 def _product(out: int = S) -> Instruction:
@@ -57,7 +57,7 @@ ROWS: dict[str, tuple[Row, str]] = {
         "dimension 'a' is not the same",
     ),
     "a loop over a sum that it uses": (
-        lambda h: _loop(h, _product(), _map("square", S, Y), y=t("a/rows c"), over=(LoopDim("b", 2),)),
+        lambda h: _loop(h, _product(), _map("square", S, Y), y=t("a/rows c"), over=(TileDim("b", 2),)),
         "needs all of 'b'",
     ),
     "a loop that repeats a result": (lambda h: _loop(h, _map("square", W, Y), y=t("b c")), "needs all of 'a'"),
@@ -68,7 +68,7 @@ ROWS: dict[str, tuple[Row, str]] = {
     "a loop over two sizes of a dim": (lambda h: _two_kinds(h, "a/rows c=5"), "mixes blocks of c=6 and of c=5"),
     "a loop over no dim": (lambda h: _loop(h, _product(Y), y=t("a/rows c"), over=()), "runs over no dim"),
     "a loop over empty blocks": (
-        lambda h: _loop(h, _product(Y), y=t("a/rows c"), over=(LoopDim("a", 0),)),
+        lambda h: _loop(h, _product(Y), y=t("a/rows c"), over=(TileDim("a", 0),)),
         "empty blocks",
     ),
     "a loop with a band of a dim it does not walk": (

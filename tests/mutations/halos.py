@@ -10,7 +10,7 @@ import meshmpi as mm
 from meshmpi.graph.ops import convolution
 from meshmpi.graph.ops import structure as ops_structure
 from meshmpi.ir import convolutions as slides
-from meshmpi.ir import halos as windows
+from meshmpi.ir import halos
 from meshmpi.ir.halos import HaloExchange, Piece
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from tests.mutations.registry import Patch, mutation
@@ -24,26 +24,26 @@ def _pieces(m: Patch, wrong: Callable[[HaloExchange, int], list[Piece]]) -> None
     def by_target(e: HaloExchange) -> tuple[tuple[Piece, ...], ...]:
         return tuple(tuple(wrong(e, b)) for b in range(e.blocks))
 
-    m.setattr(windows, "_by_target", by_target)
-    m.setattr(windows, "_by_source", windows._by_source.__wrapped__)
+    m.setattr(halos, "_by_target", by_target)
+    m.setattr(halos, "_by_source", halos._by_source.__wrapped__)
 
 
 @mutation("shift")
 def halos_do_not_wrap_around(m: Patch) -> None:
-    right = windows._pieces_to
+    right = halos._pieces_to
     _pieces(m, lambda e, b: right(e._replace(wrap=False), b))
 
 
 @mutation("shift")
 def halos_go_the_other_way(m: Patch) -> None:
-    right = windows._pieces_to
+    right = halos._pieces_to
     _pieces(m, lambda e, b: right(e._replace(offsets=tuple(-o for o in e.offsets)), b))
 
 
 @mutation("shift")
 def halos_come_from_the_next_block_only(m: Patch) -> None:
     """Halos wider than a block are cut off."""
-    right = windows._pieces_to
+    right = halos._pieces_to
 
     def wrong(e: HaloExchange, block: int) -> list[Piece]:
         near = (-1, 0, 1, e.blocks - 1, 1 - e.blocks)
@@ -54,13 +54,13 @@ def halos_come_from_the_next_block_only(m: Patch) -> None:
 
 @mutation("slice_with_stride")
 def strides_are_forgotten_along_split_dims(m: Patch) -> None:
-    right = windows._pieces_to
+    right = halos._pieces_to
     _pieces(m, lambda e, b: right(e._replace(stride=1), b))
 
 
 @mutation("concat")
 def only_the_first_tensor_reaches_other_blocks(m: Patch) -> None:
-    right = windows._pieces_to
+    right = halos._pieces_to
 
     def wrong(e: HaloExchange, block: int) -> list[Piece]:
         return [p for p in right(e, block) if p.operand == 0 or p.source == p.target]
@@ -97,19 +97,19 @@ def the_gradient_of_shift_always_wraps(m: Patch) -> None:
 
 
 @mutation("conv_of_pictures")
-def windows_are_blocks(m: Patch) -> None:
+def halos_are_blocks(m: Patch) -> None:
     """A convolution of blocks without halos: each rank pads its own."""
-    m.setattr(lowering.Lowering, "window", lambda self, value, dim, window, wrap=False: value)
+    m.setattr(lowering.Lowering, "halo", lambda self, value, dim, halo, wrap=False: value)
 
 
 @mutation("conv_of_pictures")
-def windows_lack_the_last_tap(m: Patch) -> None:
-    right = slides.ConvDims.window
+def halos_lack_the_last_tap(m: Patch) -> None:
+    right = slides.ConvDims.halo
 
     def wrong(self: Any, of: int, taps: int) -> Any:
         return right(self, of, max(1, taps - 1))
 
-    m.setattr(slides.ConvDims, "window", wrong)
+    m.setattr(slides.ConvDims, "halo", wrong)
 
 
 @mutation("conv_of_pictures_strided")
@@ -156,7 +156,7 @@ def split_channels_are_not_summed(m: Patch) -> None:
 
 
 @mutation("max_pools")
-def windows_at_the_edge_hold_zeros(m: Patch) -> None:
+def halos_at_the_edge_hold_zeros(m: Patch) -> None:
     """The largest of negative numbers is then 0."""
     from meshmpi.nn import pooling
 

@@ -1,4 +1,4 @@
-"""Run under mpirun by test_loops: loops and recomputed values on real ranks.
+"""Run under mpirun by test_tiled: loops and recomputed values on real ranks.
 
 Results must be those of the simulated mesh, and the arena that of the plan, on every rank.
 """
@@ -12,9 +12,9 @@ from meshmpi.compiler.passes import blocks
 from meshmpi.compiler.passes.recompute import fit_memory
 from meshmpi.ir.program import Program
 from meshmpi.runtime.compiled import CompiledStep
-from tests.passes.test_loops import built, loops_in, with_loops
 from tests.passes.test_recompute import feeds as token_feeds
 from tests.passes.test_recompute import planned, share_of_arena, total
+from tests.passes.test_tiled import built, regions_in, with_tiling
 
 
 def check(p: Program, mesh: mm.Mesh, fetches: dict, feeds: dict, tolerance: float) -> None:
@@ -40,8 +40,8 @@ def main() -> None:
         graph, fetches, feeds = built(name)
         for layout in layouts:
             p = mm.plan(graph, mesh.shape, layout, fetches=fetches, optimize=False).program
-            p = with_loops(p, 1000)
-            assert loops_in(p)
+            p = with_tiling(p, 1000)
+            assert regions_in(p)
             check(p, mesh, fetches, feeds, 1e-12)
             count += 1
     p, loss = planned("rows:2", "heads:rows;d_ff:rows;vocab:rows", 0.2)

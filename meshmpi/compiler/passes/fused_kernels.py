@@ -1,6 +1,6 @@
 """Maps and reductions over the same rows become one segment: one loop nest over memory.
 
-A segment has a shape of rows and columns.  Its instructions are maps over all points or over rows,
+A fused kernel has a shape of rows and columns.  Its instructions are maps over all points or over rows,
 uniform random numbers (dropout), reductions along each row (softmax, normalisations) and sums over
 the rows (gradients of biases and scales).  Row by row its intermediate values stay in registers or
 in cache; only what others need is stored.  Which loops that becomes is the business of the kernels.
@@ -19,20 +19,20 @@ from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.types import LocalDim
 
 MAX_BODY = 32
-"""Most instructions of a segment.  Status: assumption; keeps generated functions readable."""
+"""Most instructions of a fused kernel.  Status: assumption; keeps generated functions readable."""
 MAX_OPERANDS = 32
-"""Most values of a segment, inner ones included.  Measured: with 20 a layer norm forward and
+"""Most values of a fused kernel, inner ones included.  Measured: with 20 a layer norm forward and
 backward is cut in two and takes twice as long."""
 MAX_OPEN = 8
-"""Segments under construction at once: more would keep their inputs alive for longer."""
+"""Fused kernels under construction at once: more would keep their inputs alive for longer."""
 
 SCALAR_KINDS = ("map", "reduce", "all_reduce")
-"""Kinds that can wait for the end of a segment when they make a scalar."""
+"""Kinds that can wait for the end of a fused kernel when they make a scalar."""
 Dims = tuple[LocalDim, ...]
 """What loops run over: equal global shapes are not enough, ranks must hold equal blocks."""
 
 
-def form_segments(program: Program) -> Program:
+def form_fused_kernels(program: Program) -> Program:
     """Groups maps and reductions that share rows; other instructions keep their order."""
     former = _Former(program)
     for i in program.instructions:
@@ -42,7 +42,7 @@ def form_segments(program: Program) -> Program:
 
 @dataclass
 class _Open:
-    """A segment under construction: all points have dims ``full``, of which ``rows`` lead."""
+    """A fused kernel under construction: all points have dims ``full``, of which ``rows`` lead."""
 
     full: Dims
     rows: Dims | None = None
@@ -76,7 +76,7 @@ class _Open:
         return len(dict.fromkeys(v for i in self.body for v in (*i.inputs, *i.outputs)))
 
     def joined(self, other: _Open) -> _Open | None:
-        """This segment and one that uses none of its results as one; None where they do not fit."""
+        """This fused kernel and one that uses none of its results as one; None where they do not fit."""
         rows = self.rows if other.rows is None else other.rows
         if self.full != other.full or self.rows not in (None, rows):
             return None
@@ -92,7 +92,7 @@ def _dims(program: Program, v: int) -> Dims:
 
 
 def _rows(x: Dims, y: Dims, op: str) -> Dims | None:
-    """The leading dims that are rows when x is reduced to y; None where it fits no segment."""
+    """The leading dims that are rows when x is reduced to y; None where it fits no fused kernel."""
     if y == x[: len(y)] and len(y) < len(x):
         return y
     lead = len(x) - len(y)
@@ -107,7 +107,7 @@ class _Former:
         self.used, self.kept = users(program), fetched(program)
         self.out: list[Instruction] = []
         self.open: list[_Open] = []
-        self.home: dict[int, _Open] = {}  # value -> the open segment that makes it
+        self.home: dict[int, _Open] = {}  # value -> the open fused kernel that makes it
         self.held: dict[int, Instruction] = {}  # random numbers that nothing has used yet
 
     def add(self, i: Instruction) -> None:
@@ -117,7 +117,7 @@ class _Former:
         if self._postponed(i):
             return
         target = self._target(i, self._sources(i))
-        # Closing a segment may open one for what waited behind it, so look again after each.
+        # Closing a fused kernel may open one for what waited behind it, so look again after each.
         while others := [s for s in self._sources(i) if s is not target]:
             self._close(others[0])
             target = self._target(i, self._sources(i))
@@ -130,11 +130,11 @@ class _Former:
             self._take(target, i)
 
     def _sources(self, i: Instruction) -> list[_Open]:
-        """The open segments whose results the instruction uses."""
+        """The open fused kernels whose results the instruction uses."""
         return [s for s in self.open if any(self.home.get(v) is s for v in i.inputs)]
 
     def _postponed(self, i: Instruction) -> bool:
-        """Whether i makes a scalar (a loss) of an open segment, and waits so as not to end it."""
+        """Whether i makes a scalar (a loss) of an open fused kernel, and waits so as not to end it."""
         sources = self._sources(i)
         if i.kind not in SCALAR_KINDS or len(sources) != 1 or sources[0].accepts(self.program, i):
             return False
@@ -152,7 +152,7 @@ class _Former:
             self.home[v] = target
 
     def _place_held(self, i: Instruction, target: _Open | None) -> None:
-        """Random numbers go into the segment of their first user, or before it."""
+        """Random numbers go into the fused kernel of their first user, or before it."""
         for v in dict.fromkeys(i.inputs):
             if v not in self.held:
                 continue
@@ -183,7 +183,7 @@ class _Former:
         return None
 
     def _join(self, sources: Sequence[_Open], i: Instruction) -> None:
-        """Makes one segment of those whose results the instruction brings together."""
+        """Makes one fused kernel of those whose results the instruction brings together."""
         if len(sources) < 2:
             return
         a, b = sources[:2]
@@ -214,11 +214,11 @@ class _Former:
         for i in (*s.body, *s.after):
             for v in i.outputs:
                 del self.home[v]
-        self.out.append(s.body[0] if len(s.body) == 1 else self._segment(s))
+        self.out.append(s.body[0] if len(s.body) == 1 else self._fused(s))
         for i in s.after:
             self.add(i)
 
-    def _segment(self, s: _Open) -> Instruction:
+    def _fused(self, s: _Open) -> Instruction:
         made = [v for i in s.body for v in i.outputs]
         inputs = dict.fromkeys(v for i in s.body for v in i.inputs if v not in made)
         outputs = tuple(

@@ -11,10 +11,10 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.compiler.passes import blocks
-from meshmpi.compiler.passes.loops import form_loops
 from meshmpi.compiler.passes.pipeline import PASSES, optimize
+from meshmpi.compiler.passes.tiled_regions import form_tiled_regions
 from meshmpi.errors import LayoutError, ProgramError
-from meshmpi.ir.kinds.regions import LoopDim, iterations
+from meshmpi.ir.kinds.regions import TileDim, iterations
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.verify import verify
 from meshmpi.kernels import numpy_dtype
@@ -220,13 +220,13 @@ def built(name: str) -> tuple[mm.Graph, dict[str, mm.Tensor], dict[str, np.ndarr
     return graph, fetches, feeds
 
 
-def with_loops(p: Program, cache_bytes: int = CACHE) -> Program:
-    passes = [partial(form_loops, cache_bytes=cache_bytes) if f is form_loops else f for f in PASSES]
+def with_tiling(p: Program, cache_bytes: int = CACHE) -> Program:
+    passes = [partial(form_tiled_regions, cache_bytes=cache_bytes) if f is form_tiled_regions else f for f in PASSES]
     return optimize(p, tuple(passes))
 
 
-def loops_in(p: Program) -> list[Instruction]:
-    return [i for i in p.instructions if i.kind == "loop"]
+def regions_in(p: Program) -> list[Instruction]:
+    return [i for i in p.instructions if i.kind == "tiled"]
 
 
 def run(p: Program, fetches: dict, feeds: dict, kernels: str = "numpy") -> dict[str, np.ndarray]:
@@ -262,27 +262,27 @@ def test_results_are_those_of_the_program_as_lowered(name: str):
         except LayoutError:
             continue
         want = run(p, fetches, feeds) if want is None else want
-        p = with_loops(p)
-        looped += bool(loops_in(p))
+        p = with_tiling(p)
+        looped += bool(regions_in(p))
         compare(run(p, fetches, feeds), want, 1e-9, f"{name} {layout}")
     assert looped, f"no layout of {name} has a loop"
 
 
 @pytest.mark.skipif(not available(), reason="no C compiler")
 @pytest.mark.parametrize("name", MODELS)
-def test_generated_kernels_in_loops(name: str):
+def test_generated_kernels_in_tiled_regions(name: str):
     graph, fetches, feeds = built(name)
     for mesh, layout in (("rows:1", ""), ("rows:2;cols:3", "batch:rows;heads:cols")):
         p = mm.plan(graph, mesh, layout, fetches=fetches, optimize=False, seed=1).program
         want = run(p, fetches, feeds)
-        compare(run(with_loops(p), fetches, feeds, "native"), want, 1e-9, f"{name} {layout}")
+        compare(run(with_tiling(p), fetches, feeds, "native"), want, 1e-9, f"{name} {layout}")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_blocks_are_skipped_where_a_band_is_declared_and_only_there(name: str):
     graph, fetches, _ = built(name)
-    p = with_loops(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
-    found = [i.attrs.get("band") for i in loops_in(p)]
+    p = with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
+    found = [i.attrs.get("band") for i in regions_in(p)]
     assert found and all(band == MODELS[name][1] for band in found), found
 
 
@@ -313,7 +313,7 @@ def test_what_is_not_finite_shows_where_it_is_seen(name: str, dtype: str, x: str
     feeds[x][1, at, 2, 1] = value
     want = evaluate(graph, list(fetches.values()), feeds)
     p = mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program
-    for one in (p, optimize(p), with_loops(p, CACHE // 2)):
+    for one in (p, optimize(p), with_tiling(p, CACHE // 2)):
         got = run(one, fetches, feeds, kernels)
         for found, right in zip(got.values(), want, strict=True):
             found = found.astype(np.float64)
@@ -332,7 +332,7 @@ def test_logits_of_any_size(name: str, largest: float):
         feeds[n] = feeds[n] * -math.sqrt(largest) * (1 if n == "q" else -1)
     want = evaluate(graph, list(fetches.values()), feeds, seed=1)
     p = mm.plan(graph, "rows:1", fetches=fetches, optimize=False, seed=1).program
-    for one in (p, with_loops(p)):
+    for one in (p, with_tiling(p)):
         compare(run(one, fetches, feeds), dict(zip(fetches, want, strict=True)), 1e-9, name)
 
 
@@ -356,7 +356,7 @@ def test_skipped_blocks_cost_nothing():
     for name in ("whole", "masked"):
         graph, fetches, _ = built(name)
         p = mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program
-        step = CompiledStep(with_loops(p), mm.SimulatedMesh(p.mesh), fetches, None, "numpy")
+        step = CompiledStep(with_tiling(p), mm.SimulatedMesh(p.mesh), fetches, None, "numpy")
         flops[name] = step.cost.flops
     assert flops["masked"] < 0.8 * flops["whole"]
 
@@ -370,20 +370,20 @@ def test_memory_grows_with_the_length_not_with_its_square(monkeypatch, layout: s
         with mm.Graph() as graph:
             fetches = {f"f{n}": x for n, x in enumerate(two_layers())}
         p = mm.plan(graph, SHAPE, layout, fetches=fetches, optimize=False).program
-        for table, one in ((arena, with_loops(p, 40000)), (stored, optimize(p, _without_loops()))):
+        for table, one in ((arena, with_tiling(p, 40000)), (stored, optimize(p, _without_tiling()))):
             step = CompiledStep(one, mm.SimulatedMesh(SHAPE), fetches, None, "numpy")
             table[length] = step.cost.memory["arena"]
     assert arena[256] <= 2.05 * arena[128]
     assert stored[256] > 3 * stored[128]
 
 
-def _without_loops() -> tuple:
-    return tuple(f for f in PASSES if f is not form_loops)
+def _without_tiling() -> tuple:
+    return tuple(f for f in PASSES if f is not form_tiled_regions)
 
 
 def test_scores_and_masks_are_computed_again_instead_of_being_stored():
     graph, fetches, _ = built("masked")
-    p = with_loops(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
+    p = with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
     wide = [t for t in p.types.values() if {"length", "memory"} <= set(t.shape.names)]
     assert not wide, wide
     assert p.counts()["contract"] == 7  # scores twice, and five that use or make gradients
@@ -399,8 +399,8 @@ def test_products_of_bfloat16_are_summed_in_float32():
         y = mm.cast(mm.einsum([mm.cast(weights, "bfloat16"), v], q.shape), "float32")
         fetches = {f"f{n}": x for n, x in enumerate(_with_gradients(y, q, k, v))}
     p = mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program
-    q = with_loops(p, 600)
-    sums = [q.types[v] for i in loops_in(q) for v in i.outputs if "memory" in q.types[v].shape.names]
+    q = with_tiling(p, 600)
+    sums = [q.types[v] for i in regions_in(q) for v in i.outputs if "memory" in q.types[v].shape.names]
     assert sums and all(t.dtype == "float32" for t in sums)
     rng = np.random.default_rng(0)
     feeds = {n: rng.normal(size=t.shape.sizes).astype(np.float32) for n, t in p.feeds.items()}
@@ -411,34 +411,34 @@ def test_products_of_bfloat16_are_summed_in_float32():
 def test_small_values_and_weights_are_left_alone():
     graph, fetches, _ = built("masked")
     p = mm.plan(graph, "rows:1", fetches=fetches).program
-    assert not loops_in(p)
+    assert not regions_in(p)
     with mm.Graph() as graph:
         x, w = _x("q", "batch length d", "float32"), mm.get_variable("w", [("d", D), ("wide", 500)])
         h = mm.relu(mm.einsum([x, w], mm.Shape([*x.shape[:2], ("wide", 500)])))
         loss = mm.reduce_sum(mm.square(h))
     p = mm.plan(graph, "rows:1", fetches={"loss": loss}, optimize=False).program
-    assert not loops_in(with_loops(p))
+    assert not regions_in(with_tiling(p))
 
 
 def _loop(**attrs) -> Program:
     graph, fetches, _ = built("masked")
-    p = with_loops(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
-    out = [i.replaced(attrs={**i.attrs, **attrs}) if i.kind == "loop" else i for i in p.instructions]
+    p = with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
+    out = [i.replaced(attrs={**i.attrs, **attrs}) if i.kind == "tiled" else i for i in p.instructions]
     return p.with_instructions(out)
 
 
 @pytest.mark.parametrize(
     ("attrs", "message"),
     [
-        ({"over": (LoopDim("memory", 4),), "band": None}, "needs all of 'memory'"),
-        ({"over": (LoopDim("d", 2),), "band": None}, "needs all of 'd'"),
+        ({"over": (TileDim("memory", 4),), "band": None}, "needs all of 'memory'"),
+        ({"over": (TileDim("d", 2),), "band": None}, "needs all of 'd'"),
         ({"over": ()}, "over no dim"),
-        ({"over": (LoopDim("batch", 0),)}, "empty blocks"),
-        ({"over": (LoopDim("batch", 1),)}, "band along other dims"),
+        ({"over": (TileDim("batch", 0),)}, "empty blocks"),
+        ({"over": (TileDim("batch", 1),)}, "band along other dims"),
         ({"band": NEAR}, "uses pairs outside 0<=length-memory<=2"),
     ],
 )
-def test_rules_of_loops(attrs: dict, message: str):
+def test_rules_of_tiled_regions(attrs: dict, message: str):
     verify(_loop())
     with pytest.raises(ProgramError, match=message):
         verify(_loop(**attrs))
@@ -447,8 +447,8 @@ def test_rules_of_loops(attrs: dict, message: str):
 def test_blocks_cover_everything_once():
     graph, fetches, _ = built("whole")
     p = mm.plan(graph, SHAPE, "length:rows;heads:cols", fetches=fetches, optimize=False).program
-    p = with_loops(p)
-    for i in loops_in(p):
+    p = with_tiling(p)
+    for i in regions_in(p):
         for rank in range(SHAPE.size):
             here = SHAPE.coordinates(rank)
             seen: dict[tuple, int] = {}
@@ -461,8 +461,8 @@ def test_blocks_cover_everything_once():
             assert len(seen) == BATCH * lengths * heads and set(seen.values()) == {1}
 
 
-def test_loops_and_recomputing_on_real_ranks():
-    arguments = ["-m", "tests.passes.mpi_loops"]
+def test_tiling_and_recomputing_on_real_ranks():
+    arguments = ["-m", "tests.passes.mpi_tiled"]
     done = launch(2, arguments, timeout_seconds=240, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "7 programs agree"
@@ -481,9 +481,9 @@ def test_products_too_small_for_a_loop_beside_large_ones_of_the_same_dims():
             found.append(mm.dot_product_attention(q, kv, kv, "memory_length", "d_kv", "d_kv", mask=seen))
     program = mm.plan(graph, "rows:2", "batch:rows", fetches=found, optimize=False).program
     least = 4 * 2 * 2 * 16 * 14  # bytes, between the scores of both
-    passes = tuple(partial(form_loops, cache_bytes=least) if p is form_loops else p for p in PASSES)
+    passes = tuple(partial(form_tiled_regions, cache_bytes=least) if p is form_tiled_regions else p for p in PASSES)
     looped = optimize(program, passes)
-    assert [i.kind for i in looped.instructions].count("loop") == 1
+    assert [i.kind for i in looped.instructions].count("tiled") == 1
     fetches = dict(zip(looped.fetches, found, strict=True))
     mesh = mm.SimulatedMesh("rows:2")
     results = [CompiledStep(p, mesh, fetches, None, "numpy")(feeds) for p in (program, looped)]

@@ -2,17 +2,17 @@
 
 A *wide* value has the dims of a contract whose result is larger than both its operands and cheap to
 compute (few numbers are summed for each), or is a map of such.  Wide values are never stored.  What
-uses one becomes a member of a group, and each group becomes a `loop` that computes the wide values
+uses one becomes a member of a group, and each group becomes a `tiled` region that computes the wide values
 it needs itself, from the narrow values that wide ones are made of: operands of the contracts, row
 maxima and row sums of a softmax, keys of random numbers.  So
 
 - scores and weights stay in the cache, and memory grows with the length and not with its square;
-- the backward pass computes scores again, since it is another loop;
+- the backward pass computes scores again, since it is another region;
 - nothing here knows attention: any chain of contracts, maps and reductions will do, in any layout.
   Where a sum over mesh axes is needed in between (memory positions that are split), a group ends,
   and the next one computes the scores again.
 
-Who belongs to a group is decided in `groups`; which dims a loop walks along, and how far at a time,
+Who belongs to a group is decided in `groups`; which dims a tiled region walks along, and how far at a time,
 in `blocks`.  Where all sums over pairs of rows and columns are over one
 `Band`, blocks outside it are skipped, by their indices alone.
 """
@@ -25,9 +25,9 @@ from typing import cast
 
 from meshmpi.compiler.passes.blocks import Blocks
 from meshmpi.compiler.passes.fuse import MAX_INPUTS, fuse, merged_maps
+from meshmpi.compiler.passes.fused_kernels import form_fused_kernels
 from meshmpi.compiler.passes.groups import Group, Grouping
 from meshmpi.compiler.passes.rewrite import fetched
-from meshmpi.compiler.passes.segments import form_segments
 from meshmpi.compiler.passes.wide import WideValues
 from meshmpi.ir.kinds import Map, Tiled
 from meshmpi.ir.program import Instruction, LocalType, Program
@@ -38,25 +38,25 @@ CACHE_BYTES = 1 << 20
 Status: the second-level cache of one core of today's servers; see docs/performance.md."""
 
 
-def form_loops(program: Program, cache_bytes: int = CACHE_BYTES) -> Program:
-    """Replaces the instructions that make and use wide values by loops.
+def form_tiled_regions(program: Program, cache_bytes: int = CACHE_BYTES) -> Program:
+    """Replaces the instructions that make and use wide values by regions.
 
     Args:
-        program: After `fuse` and before `form_segments`.
+        program: After `fuse` and before `form_fused_kernels`.
         cache_bytes: For the intermediate values of one iteration.
     """
-    left_alone: dict[int, None] = {}  # values that no loop can be formed for
+    left_alone: dict[int, None] = {}  # values that no region can be formed for
     while True:
         wide = WideValues(program, cache_bytes, left_alone)
         if not wide.makers:
             return program
         groups = Grouping(program, wide).groups
         uses = _Uses(program, wide, groups)
-        loops = [_Loop(program, wide, g, uses, cache_bytes) for g in groups]
-        failed = [loop for loop in loops if not loop.blocks.over]
+        regions = [_Region(program, wide, g, uses, cache_bytes) for g in groups]
+        failed = [region for region in regions if not region.blocks.over]
         if not failed:
-            return _scheduled(program, wide, loops)
-        for g in (loop.group for loop in failed):
+            return _scheduled(program, wide, regions)
+        for g in (region.group for region in failed):
             # A group may have maps only, of products that are small themselves.
             kept = g.roots or [v for v in g.recipes if v not in wide.masks]
             left_alone.update((v, None) for v in kept)
@@ -87,8 +87,8 @@ class _Uses:
         return tuple(v for v in g.made if v in self._outside or self._bits.get(v, 0) & ~g.bit)
 
 
-class _Loop:
-    """The loop of a group: its body, and the blocks it runs over."""
+class _Region:
+    """The region of a group: its body, and the blocks it runs over."""
 
     def __init__(self, program: Program, wide: WideValues, group: Group, uses: _Uses, cache_bytes: int):
         self.program, self.wide, self.group = program, wide, group
@@ -138,8 +138,8 @@ class _Loop:
         return i
 
     def _fuse(self) -> None:
-        """Maps of the body are fused, and its maps and reductions become segments."""
-        for one in (fuse, form_segments):
+        """Maps of the body are fused, and its maps and reductions become fused kernels."""
+        for one in (fuse, form_fused_kernels):
             p = self.program
             fetches = {str(v): v for v in self.outputs}
             types = {v: self.types[v] for i in self.body for v in (*i.inputs, *i.outputs)}
@@ -147,7 +147,7 @@ class _Loop:
             self.body = list(one(inside).instructions)
 
     def instructions(self) -> list[Instruction]:
-        """The loop, and what follows it."""
+        """The region, and what follows it."""
         outputs, after = self._wide_sums()
         inner = {v: self.types[v] for i in self.body for v in i.outputs if v not in outputs}
         inputs = dict.fromkeys(v for i in self.body for v in i.inputs if v not in inner and v not in outputs)
@@ -171,10 +171,10 @@ class _Loop:
         return tuple(instead.get(v, v) for v in self.outputs), after
 
 
-def _scheduled(program: Program, wide: WideValues, loops: Sequence[_Loop]) -> Program:
-    """Loops where their last member was; what needs their results earlier waits behind them."""
-    members = {n for loop in loops for n in loop.group.members}
-    ends = {loop.last: loop for loop in loops}
+def _scheduled(program: Program, wide: WideValues, regions: Sequence[_Region]) -> Program:
+    """Tiled regions where their last member was; what needs their results earlier waits behind them."""
+    members = {n for region in regions for n in region.group.members}
+    ends = {region.last: region for region in regions}
     types = dict(program.types)
     out: list[Instruction] = []
     writes: list[Instruction] = []

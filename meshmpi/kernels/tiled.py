@@ -1,8 +1,8 @@
-"""loop: its body a block at a time, intermediate values in the workspace of one block.
+"""tiled: its body a block at a time, intermediate values in the workspace of one block.
 
 Blocks of equal extents share their plans.  Of the arrays outside, contracts take the part that
 belongs to a block where it lies, by strides; other kernels take it where it is contiguous and get a
-copy where it is not.  Sums over a dim of the loop are added up block by block.  In a loop with a
+copy where it is not.  Sums over a dim of the region are added up block by block.  In a tiled region with a
 band nobody needs the pairs outside it, so that an operand of a product may be set to 0 there in
 place.  This module knows nothing else of what the instructions of a body mean.
 """
@@ -22,8 +22,8 @@ from meshmpi.ir.kinds.regions import (
     extents_in,
     iteration_counts,
     iterations,
-    loop_types,
     own_ranges,
+    region_types,
     sizes_key,
     widest,
 )
@@ -31,17 +31,17 @@ from meshmpi.ir.program import Instruction
 from meshmpi.kernels.bands import fill_outside, guarded, masked_operand, without_band
 from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, Slot, nothing, quiet, run_all
 from meshmpi.kernels.contraction import ContractPlan
+from meshmpi.kernels.fused import scratch_slots
 from meshmpi.kernels.native.functions import scratch_bytes
-from meshmpi.kernels.segments import scratch_slots
 
 Arrays = Mapping[int, np.ndarray]
 
 
-class LoopPlan(Plan):
-    """Runs the body of a loop once for each of its blocks.
+class TiledPlan(Plan):
+    """Runs the body of a tiled region once for each of its blocks.
 
     Args:
-        call: The loop.
+        call: The region.
         plan_of: Plans one instruction of the body.
     """
 
@@ -70,7 +70,7 @@ class LoopPlan(Plan):
         for ranges in iterations(i, self.call.program, self.call.coordinates):
             block = self.blocks[sizes_key(ranges)]
             bound += block.bind(arrays, ranges, workspace, runtime, begun)
-        if not bound:  # the rank holds nothing of a dim of the loop: sums over it are 0
+        if not bound:  # the rank holds nothing of a dim of the region: sums over it are 0
             bound = [_zero(y) for y in outs if y.size]
         return run_all(bound) if bound else nothing
 
@@ -107,14 +107,14 @@ class _Block:
     def __init__(self, call: Call, own: Ranges, ranges: Ranges, plan_of: Callable[[Call], Plan]):
         self.call, self.own, self.ranges, self.plan_of = call, own, ranges, plan_of
         i = call.instruction
-        self.types = loop_types(i, call.program)
+        self.types = region_types(i, call.program)
         self.inside = replace(call.program, types=self.types)
         self.dims = [dim for dim, _ in i.attrs["over"]]
         self.outer = {v: self._whole_strides(v) for v in (*i.inputs, *i.outputs)}
         self.summed = [v for v in i.outputs if any(d not in self.types[v].shape.names for d in self.dims)]
         self._place(ranges)
         self.steps: list[tuple[Call, Plan]] = []
-        self.banded: set[int] = set()  # results of products over the band of the loop
+        self.banded: set[int] = set()  # results of products over the band of the region
         for one in i.attrs["body"]:
             planned = self._called(one, ranges, self.strided)
             if self._masks_in_place(planned):
@@ -167,7 +167,7 @@ class _Block:
         return True
 
     def _masks_in_place(self, call: Call) -> bool:
-        """Whether a product is over the band of the loop, of a value that is used inside only."""
+        """Whether a product is over the band of the region, of a value that is used inside only."""
         band = self.call.attrs.get("band")
         if not isinstance(call.instruction.attrs, Contract) or band is None or call.attrs.get("band") != band:
             return False
@@ -271,7 +271,7 @@ class _Block:
         runtime: Runtime,
         begun: _Begun,
     ) -> Iterator[Bound]:
-        """An instruction with sums over a dim of the loop: the first block writes, others add."""
+        """An instruction with sums over a dim of the region: the first block writes, others add."""
         one = call.instruction
         begin: dict[int, bool] = {}
         for v in (v for v in one.outputs if v in self.summed):

@@ -1,4 +1,4 @@
-"""segment on NumPy: its instructions one after the other, inner values in the workspace."""
+"""fused on NumPy: its instructions one after the other, inner values in the workspace."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshmpi.ir.kinds.regions import loop_types
+from meshmpi.ir.kinds.regions import region_types
 from meshmpi.ir.program import Instruction
 from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, Slot, run_all
 
 
-class SegmentPlan(Plan):
-    """Runs the body of a segment; the meaning that generated code must keep.
+class FusedPlan(Plan):
+    """Runs the body of a fused kernel; the meaning that generated code must keep.
 
     Args:
-        call: The segment.
+        call: The fused kernel.
         plan_of: Plans one instruction of the body.
     """
 
@@ -24,7 +24,7 @@ class SegmentPlan(Plan):
         self.call = call
         inner = call.attrs["inner"]
         known = {x.value: x for x in (*call.inputs, *call.outputs)}
-        inside = replace(call.program, types=loop_types(call.instruction, call.program))
+        inside = replace(call.program, types=region_types(call.instruction, call.program))
         known.update((v, call.operand(v, t)) for v, t in inner.items())
         scratch = Scratch()
         self.slots = scratch_slots(call.attrs["body"], inner, known, scratch)

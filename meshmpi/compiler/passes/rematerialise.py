@@ -1,4 +1,4 @@
-"""Segments compute again what they would otherwise load: less memory and less traffic at once.
+"""Fused kernels compute again what they would otherwise load: less memory and less traffic at once.
 
 A normalisation or activation leaves arrays behind that only its gradient reads.  Where the gradient
 can make them from what it reads anyway, or from one array instead of several, it does, and nothing
@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from meshmpi.compiler.passes.fuse import MAX_INPUTS, MAX_STEPS, flattened
+from meshmpi.compiler.passes.fused_kernels import MAX_BODY, MAX_OPERANDS
 from meshmpi.compiler.passes.recompute import needed_part, renamed_values
 from meshmpi.compiler.passes.rewrite import fetched, fresh
-from meshmpi.compiler.passes.segments import MAX_BODY, MAX_OPERANDS
 from meshmpi.dims import Shape
 from meshmpi.ir.kinds import Fused
 from meshmpi.ir.program import Instruction, LocalType, Program
@@ -26,20 +26,20 @@ MOST_FLOPS, MOST_SLOW = 24, 2
 """Operations that may run again for each element, and of these the slow ones.  Status: assumption;
 an element written and read again takes as long as some 50 simple operations."""
 AGAIN = ("map", "random")
-"""Kinds that may run again in the segments that use their results."""
+"""Kinds that may run again in the fused kernels that use their results."""
 SLOW = ("exp", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "power", "random")
 
 
-def recompute_cheap(program: Program) -> Program:
-    """Moves copies of cheap maps into the segments that use their results, where that saves both
+def rematerialise(program: Program) -> Program:
+    """Moves copies of cheap maps into the fused kernels that use their results, where that saves both
     memory and traffic.
 
     Args:
-        program: After `form_segments`.
+        program: After `form_fused_kernels`.
     """
     draft = _Draft(program)
     for n, i in enumerate(program.instructions):
-        if i.kind in ("map", "segment"):
+        if i.kind in ("map", "fused"):
             _Leaner(draft, n).change()
     return draft.program()
 
@@ -105,7 +105,7 @@ class _Draft:
 
 
 class _Slice(NamedTuple):
-    """What makes some values of a segment again: instructions, and what they take."""
+    """What makes some values of a fused kernel again: instructions, and what they take."""
 
     body: list[Instruction]
     full: dict[int, None]
@@ -113,7 +113,7 @@ class _Slice(NamedTuple):
 
 
 class _Leaner:
-    """One segment (or map) whose results others may make themselves."""
+    """One fused kernel (or map) whose results others may make themselves."""
 
     def __init__(self, draft: _Draft, at: int):
         self.draft, self.at, self.maker = draft, at, draft.at(at)
@@ -144,7 +144,7 @@ class _Leaner:
         """Whether the loops of the instruction in place n are those of the maker."""
         i = self.draft.at(n)
         self.draft.lookups += 1
-        if i.kind not in ("map", "segment") or n == self.at:
+        if i.kind not in ("map", "fused") or n == self.at:
             return False
         inside = ChainMap(i.inner_types(), self.draft.types)
         full = _largest(inside[v] for j in i.leaves() for v in (*j.inputs, *j.outputs))
@@ -246,5 +246,5 @@ class _Leaner:
 
 
 def _largest(types: Iterable[LocalType]) -> LocalType:
-    """The first of those with the most dims: what the loops of a segment run over."""
+    """The first of those with the most dims: what the loops of a fused kernel run over."""
     return max(types, key=lambda t: len(t.shape))

@@ -7,14 +7,14 @@ from typing import Any
 
 from meshmpi.compiler.passes import blocks, groups, pipeline
 from meshmpi.ir import bands
-from meshmpi.ir.kinds import regions as loops
+from meshmpi.ir.kinds import regions
 from meshmpi.kernels import bands as kernels_bands
-from meshmpi.kernels import loops as kernels_loops
+from meshmpi.kernels import tiled
 from meshmpi.nn import functions
 from tests.mutations.registry import Patch, mutation
 from tests.passes.overlap_model import everything_counts
 
-LOOPS = "tests/passes/test_loops.py"
+LOOPS = "tests/passes/test_tiled.py"
 OVERLAP = "tests/passes/overlap_model.py::losses(mm.SimulatedMesh('rows:2;cols:3'), 'batch:rows', overlap=True)"
 
 
@@ -25,20 +25,20 @@ def _short_blocks(m: Patch) -> None:
 
 
 def _iterations(m: Patch, wrong: Callable[..., Iterator[dict]]) -> None:
-    for module in (loops, kernels_loops):
+    for module in (regions, tiled):
         m.setattr(module, "iterations", wrong)
 
 
 @mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('no_softmax')")
 def sums_over_blocks_keep_the_last_block(m: Patch) -> None:
     _short_blocks(m)
-    m.setattr(kernels_loops._Begun, "first", lambda self, v, names, ranges: True)
+    m.setattr(tiled._Begun, "first", lambda self, v, names, ranges: True)
 
 
 @mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('no_softmax')")
 def sums_over_blocks_go_on_from_the_step_before(m: Patch) -> None:
     _short_blocks(m)
-    m.setattr(kernels_loops._Begun, "first", lambda self, v, names, ranges: False)
+    m.setattr(tiled._Begun, "first", lambda self, v, names, ranges: False)
 
 
 RESULTS = f"{LOOPS}::test_results_are_those_of_the_program_as_lowered"
@@ -46,7 +46,7 @@ NOT_FINITE = f"{LOOPS}::test_what_is_not_finite_shows_where_it_is_seen"
 
 
 @mutation(f"{RESULTS}('masked')")
-def loops_leave_out_the_last_columns_that_their_rows_see(m: Patch) -> None:
+def tiled_regions_leave_out_the_last_columns_that_their_rows_see(m: Patch) -> None:
     _short_blocks(m)
     right = bands.Band.seen
 
@@ -58,28 +58,28 @@ def loops_leave_out_the_last_columns_that_their_rows_see(m: Patch) -> None:
 
 
 @mutation(f"{RESULTS}('near')")
-def loops_leave_out_the_first_columns_that_their_rows_see(m: Patch) -> None:
+def tiled_regions_leave_out_the_first_columns_that_their_rows_see(m: Patch) -> None:
     _short_blocks(m)
-    right = loops._seen
+    right = regions._seen
 
     def wrong(band: Any, rows: Any, own: Any, step: int) -> Any:
         low, high = right(band, rows, own, step)
         return min(low + 1, high), high
 
-    m.setattr(loops, "_seen", wrong)
+    m.setattr(regions, "_seen", wrong)
 
 
 @mutation(f"{LOOPS}::test_blocks_are_skipped_where_a_band_is_declared_and_only_there('biased')")
-def loops_take_the_band_of_one_member_for_that_of_all(m: Patch) -> None:
+def tiled_regions_take_the_band_of_one_member_for_that_of_all(m: Patch) -> None:
     _short_blocks(m)
     m.setattr(blocks, "leaves_out", lambda i, types, band, leaves=True: True)
     band = bands.Band("length", "memory", 0)
     m.setattr(blocks, "_band", lambda members, types, dims: band if "length" in dims else None)
 
 
-@mutation(f"{LOOPS}::test_rules_of_loops({{'band': NEAR}}, 'uses pairs outside')")
+@mutation(f"{LOOPS}::test_rules_of_tiled_regions({{'band': NEAR}}, 'uses pairs outside')")
 def a_loop_may_have_any_band(m: Patch) -> None:
-    m.setattr(loops, "leaves_out", lambda i, types, band, leaves=True: True)
+    m.setattr(regions, "leaves_out", lambda i, types, band, leaves=True: True)
 
 
 @mutation(f"{NOT_FINITE}('masked', 'float32', 'v', 20, float('nan'), 'numpy')")
@@ -110,7 +110,7 @@ def only_the_first_columns_are_looked_at_for_numbers_that_leak(m: Patch) -> None
 @mutation(f"{NOT_FINITE}('masked', 'float32', 'k', 20, float('nan'), 'numpy')")
 def products_over_a_band_multiply_what_lies_outside(m: Patch) -> None:
     _short_blocks(m)
-    for module in (kernels_bands, kernels_loops):
+    for module in (kernels_bands, tiled):
         m.setattr(module, "fill_outside", lambda *a: lambda: None)
 
 
@@ -120,9 +120,9 @@ def weights_outside_a_band_are_not_set_to_zero(m: Patch) -> None:
 
 
 @mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('masked')")
-def loops_forget_their_last_block(m: Patch) -> None:
+def tiled_regions_forget_their_last_block(m: Patch) -> None:
     _short_blocks(m)
-    right = loops.iterations
+    right = regions.iterations
 
     def wrong(i: Any, program: Any, coordinates: Any) -> Iterator[dict]:
         found = list(right(i, program, coordinates))
@@ -170,18 +170,18 @@ def members_of_a_loop_may_hold_a_dim_in_two_ways(m: Patch) -> None:
 
 
 @mutation("tests/passes/test_verify.py::test_broken_programs_are_refused('a loop over two sizes of a dim')")
-def the_verifier_lets_loops_mix_sizes(m: Patch) -> None:
-    m.setattr(loops, "held_differently", lambda types: None)
+def the_verifier_lets_tiled_regions_mix_sizes(m: Patch) -> None:
+    m.setattr(regions, "held_differently", lambda types: None)
 
 
 @mutation(f"{BLOCKS}('scores_in_two_splits', 'numpy')")
 def sums_over_all_dims_of_a_loop_are_copies_of_their_place(m: Patch) -> None:
-    right = kernels_loops._Block._view
+    right = tiled._Block._view
 
     def wrong(self: Any, array: Any, v: int, ranges: Any) -> Any:
         return right(self, array, v, ranges) if array.ndim else array.copy()
 
-    m.setattr(kernels_loops._Block, "_view", wrong)
+    m.setattr(tiled._Block, "_view", wrong)
 
 
 @mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('side_by_side')")
