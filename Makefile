@@ -19,18 +19,21 @@ COMMA := ,
 MORE := $(addprefix $(COMMA),$(WITH))
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-mpi lint format types docs dist bench clean
+.PHONY: help train test test-all test-mpi lint format types docs dist bench clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' \
 		$(MAKEFILE_LIST)
 	@echo "  Variables: N=$(N) ranks, MPI=$(MPI) (or mpich), CONFIG=..., ARGS='--set section.key=value'"
-	@echo "  make test WITH=transformers also compares with PyTorch's models (a large download)"
+	@echo "  make test-all WITH=transformers also compares with PyTorch's models (a large download)"
 
 train: $(RUN_READY) ## Train the language model of CONFIG on N ranks
 	$(LAUNCH) -n $(N) -- $(BIN)/python -m apps.transformer $(CONFIG) $(ARGS)
 
-test: $(DEV_READY) ## Run all tests; they start their own MPI jobs
+test: $(DEV_READY) ## Run the quick tests, about 5 minutes on 2 cores; they start their own MPI jobs
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not matrix' $(ARGS)
+
+test-all: $(DEV_READY) ## Run all tests: every operation in every layout, all numbers of ranks, all soaks
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-mpi: $(DEV_READY) ## Run the table of operations inside one MPI job of N ranks: make test-mpi N=4

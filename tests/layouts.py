@@ -1,9 +1,9 @@
 """Every legal layout of a graph for a mesh shape.
 
 A layout gives each dimension no axis, one axis, or two axes in either order; it is legal when no
-tensor has two dimensions on one axis.  Where a graph has more than ``limit`` of them, a fixed
-sample is taken: greedily the layouts that cover most (dimension, axes) pairs-of-choices not seen
-yet, so that any two choices that can meet do meet early.
+tensor has two dimensions on one axis.  With a ``limit``, a fixed sample is taken in a fixed order:
+greedily the layouts that cover most (dimension, axes) pairs-of-choices not seen yet, so that any two
+choices that can meet do meet early.
 """
 
 from __future__ import annotations
@@ -65,9 +65,16 @@ def legal_layouts(graph: Graph, mesh: MeshShape, limit: int | None = None) -> li
         all_of_them = _random_assignments(names, options(mesh), tensors, POOL_PER_LAYOUT * limit)
     else:
         all_of_them = list(_assignments(names, options(mesh), tensors, {}))
-    if limit is not None and len(all_of_them) > limit:
-        all_of_them = _sample(all_of_them, limit)
+    if limit is not None:
+        all_of_them = _sample(all_of_them, min(limit, len(all_of_them)))
     return [as_text(c) for c in all_of_them]
+
+
+def random_layouts(graph: Graph, mesh: MeshShape, number: int) -> list[str]:
+    """Up to ``number`` legal layouts drawn by a fixed seed, never the empty one: quicker than listing all."""
+    names = [n for n in graph.dim_names if not n.startswith("_")]
+    drawn = _random_assignments(names, options(mesh), tensor_dims(graph), 4 * number)
+    return [as_text(c) for c in drawn if any(c.values())][:number]
 
 
 def as_text(choice: Choice) -> str:

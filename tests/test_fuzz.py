@@ -9,7 +9,7 @@ import pytest
 from meshmpi.kernels.native import available
 from tests.fuzz.trial import trial
 
-SAMPLES = {"numpy": 12, "native": 3}
+SAMPLES = {"numpy": 8, "native": 2}
 """Trials of one test by kernels; generated C takes about a second to compile."""
 
 

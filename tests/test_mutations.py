@@ -20,12 +20,14 @@ def test_the_fast_part_passes_without_a_mutation():
     run_fast_part()
 
 
+@pytest.mark.quick(30)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mutation_is_caught(name: str):
     found = caught(MUTATIONS[name])
     assert found is not None, f"{name} survives: add the row that shows it"
 
 
+@pytest.mark.matrix
 def test_mutations_of_collectives_by_mpi_are_caught():
     done = launch(4, ["-m", "tests.mutations.mpi_program"], timeout_seconds=120, capture_output=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

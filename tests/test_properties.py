@@ -24,8 +24,8 @@ MESHES = ["rows:2", "rows:3", "rows:2;cols:3", "rows:3;cols:2", "rows:1;cols:4",
 meshes = st.sampled_from(MESHES).map(mm.MeshShape)
 
 
-EXAMPLES = max(500, settings.default.max_examples)
-"""Random chains of einsums in a plain run; half as many with other steps between."""
+EXAMPLES = max(200, settings.default.max_examples)
+"""Random chains of einsums in a plain run."""
 
 
 @st.composite
@@ -68,7 +68,7 @@ def test_random_einsum_chains(data: st.DataObject):
     check_chain(data, fetches, graph, feeds)
 
 
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=EXAMPLES)
 @given(data=st.data())
 def test_random_chains_with_steps_along_split_dims(data: st.DataObject):
     with mm.Graph() as graph:
@@ -131,20 +131,23 @@ def check_blocks(data: st.DataObject, kernels: str) -> None:
                 compare(whole(step.variables[n]), value, "float64", 1e-10, f"{about} {n}")
 
 
-@settings(max_examples=EXAMPLES // 5)
+@pytest.mark.matrix
+@settings(max_examples=EXAMPLES // 3)
 @given(data=st.data())
 def test_random_training_with_blocks_of_their_own(data: st.DataObject):
     check_blocks(data, "numpy")
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(not available(), reason="no C compiler")
-@settings(max_examples=EXAMPLES // 15, phases=[Phase.generate])  # each step of shrinking builds C
+@settings(max_examples=EXAMPLES // 20, phases=[Phase.generate])  # each step of shrinking builds C
 @given(data=st.data())
 def test_random_training_with_blocks_of_their_own_by_generated_kernels(data: st.DataObject):
     check_blocks(data, "native")
 
 
-@settings(max_examples=EXAMPLES // 15, phases=[Phase.generate])
+@pytest.mark.matrix
+@settings(max_examples=EXAMPLES // 20, phases=[Phase.generate])
 @given(data=st.data())
 def test_random_training_in_narrow_types_is_verified(data: st.DataObject):
     """Each operation within the bounds of rounding of its own type, by NumPy and generated C."""

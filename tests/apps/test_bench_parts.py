@@ -39,6 +39,7 @@ def _measured(tables: list[Table]) -> list[str]:
 # ---- the step ---------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_systems_take_turns_with_the_bare_products_and_agree(bench: Bench):
     (table,) = rounds.measure(bench)
     names = table.column("system")
@@ -158,6 +159,7 @@ def test_a_wrong_loop_is_seen():
     assert data.error([wrong], [right]) > data.TOLERANCE
 
 
+@pytest.mark.matrix
 def test_table_of_loops_and_products(bench: Bench):
     loops, products = peer_loops.measure(bench)
     assert loops.column("loop") == list(data.NAMES)
@@ -191,6 +193,7 @@ def test_table_of_collectives(bench: Bench):
     assert len(_measured([table])) == 1
 
 
+@pytest.mark.matrix
 def test_table_of_scaling(bench: Bench):
     (table,) = scaling.measure(bench)
     assert list(dict.fromkeys(table.column("changed"))) == list(scaling.SERIES)
@@ -207,6 +210,7 @@ def test_points_of_scaling_change_one_size(bench: Bench):
         assert value == (ranks if name == "ranks" else getattr(sizes, name))
 
 
+@pytest.mark.matrix
 def test_tables_of_starting(bench: Bench, monkeypatch):
     monkeypatch.setattr(startup, "WARM_STARTS", 1)
     start, planning = startup.measure(bench)
@@ -218,6 +222,7 @@ def test_tables_of_starting(bench: Bench, monkeypatch):
     assert len(_measured([start, planning])) == (3 if available() else 2)
 
 
+@pytest.mark.matrix
 def test_table_of_overhead(bench: Bench):
     table, share = overhead.measure(bench)
     assert all(280 <= n <= 320 for n in table.column("instructions that run"))

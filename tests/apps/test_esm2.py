@@ -280,6 +280,7 @@ def reference():
     return [s.residues for s in scored("replicated", "all:1")[0]]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "mesh"), MESHES[1:])
 def test_scores_are_the_same_in_every_layout(name, mesh, reference):
     found, run = scored(name, mesh)
@@ -330,6 +331,7 @@ def vectors():
     return embedded("replicated", "all:1")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "mesh"), MESHES[2:4])
 def test_embeddings_are_the_same_in_every_layout(name, mesh, vectors):
     for found, want in zip(embedded(name, mesh), vectors, strict=True):
@@ -340,6 +342,7 @@ def test_embeddings_are_the_same_in_every_layout(name, mesh, vectors):
 # ---- one copy of the weights -------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "ranks", "mesh"),
     [("2d", 2, ""), ("2d", 4, ""), ("2d", 4, "rows:4;cols:1"), ("megatron", 2, ""), ("megatron", 4, "")],

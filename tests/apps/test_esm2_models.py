@@ -93,6 +93,7 @@ def test_training_is_the_same_in_every_layout(tmp_path, name, one_rank):
     assert held_out.measures["unigram_perplexity"] == one_rank[1].measures["unigram_perplexity"]
 
 
+@pytest.mark.matrix
 def test_training_on_real_ranks(tmp_path, one_rank):
     code = (
         "import sys, pathlib, numpy as np, meshmpi as mm\n"
@@ -319,6 +320,7 @@ def test_embeddings_are_those_of_transformers(checkpoint, tmp_path, file):
             np.testing.assert_allclose(found, want, atol=2e-5 * np.abs(want).max())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("ranks", "layout"), [(2, "megatron"), (4, "2d")])
 def test_on_real_ranks(checkpoint, file, ranks, layout):
     folder, model = checkpoint

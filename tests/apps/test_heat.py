@@ -148,7 +148,7 @@ def test_command_on_a_simulated_mesh(capsys, tmp_path: Path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("n", "more"),
     [

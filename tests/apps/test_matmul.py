@@ -78,7 +78,7 @@ def test_command_on_a_simulated_mesh(capsys):
     assert "DIFFER" not in out and "8 simulated ranks" in out
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("n", "mesh"), [(8, CUBE), (6, "rows:2;cols:3")])
 def test_command_on_real_ranks(n: int, mesh: str):
     arguments = ["-m", "apps.matmul", "--mesh", mesh, "--i", "9", "--j", "14", "--k", "10"]

@@ -102,6 +102,7 @@ def test_batches_show_every_image_once_in_an_epoch():
         next(batches(tagged, 21, 1, seed=3))
 
 
+@pytest.mark.matrix
 def test_on_real_ranks():
     code = (
         "import numpy as np, meshmpi as mm\n"

@@ -25,6 +25,7 @@ def test_memory_of_a_rank_stays_while_model_and_mesh_grow_together():
     assert large.memory < small.memory
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["data", "model"])
 def test_a_curve_on_one_and_two_ranks(capsys, kind):
     assert main(["weak", "--tiny", "--ranks", "1", "2", "--steps", "2", "--kind", kind]) == 0

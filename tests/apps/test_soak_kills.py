@@ -14,7 +14,7 @@ from tests.soak import hosts, kills, survivors, trainer_kills
 from tests.soak.namespaces import unavailable
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_jobs_leave_a_good_checkpoint_and_nothing_else(ranks: int):
     options = argparse.Namespace(kills=4, inside=2, ranks=ranks, quick=True, seed=ranks)
@@ -46,7 +46,7 @@ def test_the_soak_notices_what_it_looks_for():
         assert chain.look("").problem.startswith("unreadable: ")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_killed_trainings_end_as_if_never_killed():
     options = argparse.Namespace(kills=2, ranks=2, quick=True, seed=3)
     rows = list(trainer_kills.run(options))
@@ -54,7 +54,7 @@ def test_killed_trainings_end_as_if_never_killed():
     assert rows[0].tried == 2
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_soak_of_the_trainer_notices_what_it_looks_for():
     with trainer_kills.Trainings(1, random.Random(0)) as trainings:
         assert trainings.train_without_kills() == ""
@@ -116,7 +116,7 @@ def test_the_soak_of_survivors_notices_what_it_looks_for():
         assert wrong(older, [4.0, 3.0, 2.0]).startswith("1 steps were repeated though")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_cut_link_ends_the_job_and_the_rest_goes_on():
     why = unavailable()
     if why:

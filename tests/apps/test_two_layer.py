@@ -109,7 +109,7 @@ def test_command_on_a_simulated_mesh(capsys):
     assert "DIFFER" not in out
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_command_on_real_ranks(n):
     arguments = ["-m", "apps.two_layer", "--batch", "9", "--io", "10", "--hidden", "12"]

@@ -34,6 +34,7 @@ def verified_case(name: str, **options):
     return verify(b.graph, fetches=keys, updates=b.updates, feeds=b.feeds, **options)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("precision", ["float64", "own"])
 def test_every_layout_of_the_two_layers_is_right(precision: str):
     b = build(Sizes(6, 5, 7))
@@ -66,6 +67,7 @@ CHECKED = [
 ]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CHECKED)
 def test_cases_of_the_table_are_right(name: str):
     for precision in ("float64", "own"):
@@ -92,6 +94,7 @@ SEEDED = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SEEDED)
 def test_seeded_mistakes_are_found_and_located(name: str, monkeypatch):
     stage, where = SEEDED[name]
@@ -288,6 +291,7 @@ def test_what_it_cannot_do_is_said():
         verify(b.graph, [""], "all:4", b.fetches, b.updates, ranks="mpi")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("broken", [False, True])
 def test_real_ranks(broken: bool):
     done = launch(

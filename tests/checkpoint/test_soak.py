@@ -24,6 +24,7 @@ def test_reshard():
     good(reshard.run(Namespace(quick=True, seed=1)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("how", "fault"), [("at once", "ENOSPC"), ("background", "short")])
 def test_writes(tmp_path, how, fault):
     tried, failures = writes.trials(tmp_path, how, fault)

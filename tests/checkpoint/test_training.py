@@ -81,7 +81,7 @@ def test_a_failing_write_ends_the_run_with_its_reason(tmp_path, monkeypatch):
         run(tmp_path, "run", *BEHIND)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_under_mpirun(tmp_path):
     sets = [w for s in (*BEHIND, f"checkpoint.partner={tmp_path / 'local'}") for w in ("--set", s)]
     whole = command(tmp_path, n=2, name="whole")

@@ -97,7 +97,7 @@ def check_pages_load_nothing_from_elsewhere(site: Path) -> None:
             assert kind not in text, f"{page.name} has {kind}"
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_site(tmp_path: Path):
     """One test, so that the site is built once, however many processes run the tests."""
     done = build(DOCS, tmp_path)
@@ -109,7 +109,7 @@ def test_site(tmp_path: Path):
     check_pages_load_nothing_from_elsewhere(site)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_fault_of_a_page_is_found(tmp_path: Path):
     source = tmp_path / "source"
     source.mkdir()

@@ -93,6 +93,7 @@ def _command(row: Broken, folder: Path) -> list[str]:
     return shlex.split(text)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("row", BROKEN, ids=lambda row: row.id)
 def test_broken(row: Broken, tmp_path: Path, healthy):
     if not row.when:

@@ -320,6 +320,7 @@ def test_command_verify(tmp_path, capsys, monkeypatch):
     assert "cannot be found" in capsys.readouterr().err
 
 
+@pytest.mark.matrix
 def test_command_verify_on_real_ranks(tmp_path):
     (tmp_path / "my_model.py").write_text(MODULE)
     done = subprocess.run(

@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[2] / "meshmpi"
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "errors.py")
 BASE = "MeshmpiError"
@@ -47,15 +45,15 @@ def _remedy(call: ast.Call) -> ast.expr | None:
     return named[0] if named else call.args[1] if len(call.args) > 1 else None
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_every_error_has_a_remedy(path: Path):
-    for call, name in _errors(path):
-        if any(isinstance(a, ast.Starred) for a in call.args):
-            continue
-        remedy = _remedy(call)
-        place = f"{path}:{call.lineno}: {name}"
-        assert remedy is not None, f"{place} does not say what to do"
-        assert not (isinstance(remedy, ast.Constant) and not remedy.value), f"{place}: empty remedy"
+def test_every_error_has_a_remedy():
+    silent = []
+    for path in FILES:
+        for call, name in _errors(path):
+            remedy = _remedy(call)
+            empty = isinstance(remedy, ast.Constant) and not remedy.value
+            if (remedy is None or empty) and not any(isinstance(a, ast.Starred) for a in call.args):
+                silent.append(f"{path}:{call.lineno}: {name} does not say what to do")
+    assert silent == []
 
 
 def test_there_are_errors_to_look_at():

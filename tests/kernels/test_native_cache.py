@@ -107,6 +107,7 @@ def test_a_compiler_is_asked_once_for_what_it_can(tmp_path: Path, cache: Path):
     assert changed > again
 
 
+@pytest.mark.quick(1)
 @needs_compiler
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"accepts": [], "version": ""}'])
 def test_a_damaged_note_of_the_compiler_is_made_anew(tmp_path: Path, cache: Path, damage: str):

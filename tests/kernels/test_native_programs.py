@@ -244,6 +244,7 @@ def _language_model() -> tuple[mm.Graph, mm.Tensor, list]:
     return graph, loss, updates
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("layout", ["batch:rows;heads:cols;d_ff:cols;vocab:cols", "batch:rows+cols"])
 def test_training_steps_are_those_of_numpy(layout: str):
     """Uneven blocks, dropout, updates in the memory of variables."""
@@ -291,6 +292,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.matrix
 def test_results_do_not_depend_on_the_number_of_threads():
     digests = [
         subprocess.run(

@@ -33,6 +33,7 @@ def guest():
     return started(4, "-m", "tests.library.guest")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])
 def test_beside_the_users_own_mpi(guest, case: str):
     assert f"{case} ok" in guest.stdout, guest.stderr
@@ -51,6 +52,7 @@ def test_the_user_initialises_and_finalises_mpi(level: str):
 # -- one report -----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("when", "ranks"), [("without-mpi", 4), ("with-mpi", 3), ("compiling", 2), ("compiling", 4)])
 def test_an_error_of_all_ranks_is_reported_once(when: str, ranks: int):
     done = started(ranks, "-m", "tests.library.before_a_mesh", when, str(ranks))
@@ -275,6 +277,7 @@ def test_kmeans_is_that_of_numpy():
     np.testing.assert_allclose(kmeans.main(mm.SimulatedMesh("rows:2;cols:2")), lloyd(), rtol=1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_examples_agree_on_real_ranks(ranks: int):
     done = started(ranks, "-m", "apps.examples")

@@ -11,17 +11,17 @@ from mpi4py import MPI
 
 import meshmpi as mm
 from meshmpi.errors import LayoutError
-from tests.layouts import legal_layouts
+from tests.layouts import random_layouts
 from tests.ops.build import UNEVEN, Case, build
 from tests.ops.cases import CASES
 from tests.ops.run import check, compile_case, expected
+from tests.ops.test_table import MANY_KINDS
 
 pytestmark = pytest.mark.mpi
 
 MESHES = {1: "rows:1;cols:1", 2: "rows:2;cols:1", 3: "rows:1;cols:3", 4: "rows:2;cols:2", 6: "rows:2;cols:3"}
-LAYOUTS = {1: 2, 2: 3, 3: 2, 4: 3, 6: 2}
-"""Per case, the empty one among them; the others are those that cover most choices.  Every legal
-layout runs on simulated meshes; here it is the executor and the collectives that are tested."""
+CASES_BY_SPEED = [c if c.name in MANY_KINDS else pytest.param(c, marks=pytest.mark.matrix) for c in CASES]
+"""`make test` runs rows that have nearly every kind of instruction between them."""
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +29,15 @@ def mesh():
     return mm.Mesh(MESHES[MPI.COMM_WORLD.size])
 
 
-def _layouts(case: Case, mesh: mm.Mesh, built) -> list[str]:
-    layouts = legal_layouts(built.graph, mesh.shape, LAYOUTS[mesh.size] + 4 * case.refuses)
-    return layouts[1:] if len(layouts) > 1 else layouts
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", CASES_BY_SPEED, ids=lambda c: c.name)
 def test_case(case: Case, mesh: mm.Mesh):
+    """In one layout, two on four ranks: more run on simulated meshes, here it is the executor that is tested."""
     built = build(case, UNEVEN)
     steps = expected(built)
-    for n, layout in enumerate(_layouts(case, mesh, built)):
+    number = (2 if mesh.size == 4 else 1) + 4 * case.refuses
+    for n, layout in enumerate(random_layouts(built.graph, mesh.shape, number) or [""]):
         try:
-            check(built, steps, mesh, layout, optimize=n > 0 or mesh.size != 4)
+            check(built, steps, mesh, layout, optimize=n == 0)
         except LayoutError:
             assert case.refuses
 

@@ -1,4 +1,4 @@
-"""Starts the real MPI jobs: the table on 1, 2, 3, 4 and 6 ranks, and jobs that must fail well."""
+"""Starts the real MPI jobs: the table on 2, 4 and 6 ranks, and jobs that must fail well."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshmpi.launch.launchers import find_launcher
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-LIMIT_SECONDS = {1: 120, 2: 150, 3: 150, 4: 180, 6: 240}
+LIMIT_SECONDS = {2: 150, 4: 180, 6: 240}
 """Per rank count, several times what two cores take, so that a hang is an error and not a wait."""
 FAIL_SECONDS = 10.0
 """The promise: an error on any rank has ended the whole job by then; starting MPI comes on top."""
@@ -36,10 +36,15 @@ def run(n: int, *arguments: str, limit: float):
     return launch(n, ["-m", *arguments], timeout_seconds=limit, capture_output=True, cwd=ROOT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n", LIMIT_SECONDS)
-def test_table_on_real_ranks(n: int):
-    done = run(n, "tests.mpirun.session", str(HERE / "ranked_cases.py"), limit=LIMIT_SECONDS[n])
+@pytest.mark.parametrize(
+    ("n", "which"),
+    [
+        pytest.param(4, "not matrix", id="4-few"),
+        *(pytest.param(n, "", id=str(n), marks=pytest.mark.matrix) for n in LIMIT_SECONDS),
+    ],
+)
+def test_table_on_real_ranks(n: int, which: str):
+    done = run(n, "tests.mpirun.session", str(HERE / "ranked_cases.py"), "-m", which, limit=LIMIT_SECONDS[n])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
     assert " passed" in done.stdout and "failed" not in done.stdout
 
@@ -81,6 +86,7 @@ BAD = {
 """Program of bad_programs.py -> ranks, and what the one traceback must say."""
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("program", BAD)
 def test_bad_programs_end_everywhere(program: str):
     n, words = BAD[program]

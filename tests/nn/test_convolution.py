@@ -361,6 +361,7 @@ def reference():
     return losses("", mesh="rows:1;cols:1")[0]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_losses_are_the_same_in_every_layout(layout, reference):
     found, _ = losses(layout)

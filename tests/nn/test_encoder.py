@@ -175,6 +175,7 @@ def results(config, mesh, layout, storage):
     return [np.asarray(found[t]) for t in (logits, loss, *gradients)]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_layouts(name):
     config = SMALL.with_options(**OPTIONS[name])

@@ -310,6 +310,7 @@ def steps(layout, gating, experts=EXPERTS, rows=5, **options):
     return [tuple(step(x=array).values()) for _ in range(3)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["top_2", "small_groups", "experts_choose", "joined_rows"])
 def test_every_layout_is_one_rank(name):
     gating = GATINGS[name]
@@ -336,6 +337,7 @@ def test_every_layout_with_random_numbers():
         np.testing.assert_allclose(found, wanted, rtol=1e-10)
 
 
+@pytest.mark.matrix
 def test_two_levels_in_layouts():
     gating = (mm.Gating(choices=2), mm.Gating(min_capacity=2))
     wanted = steps("", gating, (OUTER, INNER))

@@ -124,6 +124,7 @@ def both(options: TransformerConfig) -> mm.Graph:
     return graph
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_equals_the_language_model(name: str):
     options = CONFIG.with_options(**OPTIONS[name])
@@ -145,6 +146,7 @@ def test_a_layout_that_splits_a_cache_twice_is_refused():
         mm.plan(graph, "a:2", "memory_length:a;d_kv:a", fetches=[done.logits])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "mesh", "layout"),
     [
@@ -183,6 +185,7 @@ def test_positions_beyond_the_learned_ones_are_refused():
 # -- beams -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("mesh", "layout"),
     [

@@ -85,6 +85,7 @@ def test_first_loss_is_that_of_the_textbook():
     assert found == pytest.approx(cross_entropy(logits, IDS[:, 1:]).mean(), rel=1e-12)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout, expected):
     np.testing.assert_allclose(losses(layout), expected, **EQUAL)

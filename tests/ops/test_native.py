@@ -18,7 +18,7 @@ from tests.ops.build import EVEN, UNEVEN, Built, build
 from tests.ops.cases import CASES
 from tests.ops.run import SEED, compare, expected, fetched, result_array
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not available(), reason="there is no C compiler on this machine")]
+pytestmark = [pytest.mark.matrix, pytest.mark.skipif(not available(), reason="there is no C compiler on this machine")]
 PARTS = {"even": ("rows:2;cols:3", EVEN), "uneven": ("rows:2", UNEVEN)}
 """Even blocks are alike on all ranks, so that 6 ranks need no more C functions than one."""
 

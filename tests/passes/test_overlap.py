@@ -66,6 +66,7 @@ def test_running_it_twice_changes_nothing(program: Program):
     assert overlap(program).text() == program.text()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_on_real_ranks(ranks: int):
     done = launch(ranks, ["-m", "tests.passes.check_overlap"], timeout_seconds=120, capture_output=True)

@@ -67,6 +67,7 @@ def share_of_arena(p: Program, share: float) -> int:
     return sum(memory.values()) - int((1 - share) * memory["arena"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("mesh", "layout"), LAYOUTS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_losses_are_equal_to_the_last_bit_in_less_memory(mesh: str, layout: str, dropout: float):

@@ -20,7 +20,7 @@ from meshmpi.ir.verify import verify
 from meshmpi.kernels import numpy_dtype
 from meshmpi.kernels.native import available
 from meshmpi.launch.launch import launch
-from meshmpi.runtime.compiled import CompiledStep
+from meshmpi.runtime.compiled import CompiledStep, predict_cost
 from tests.layouts import legal_layouts
 from tests.oracle import evaluate
 
@@ -251,6 +251,7 @@ def short_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "LEAST_BAND_ROWS", 4)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_those_of_the_program_as_lowered(name: str):
     graph, fetches, feeds = built(name)
@@ -268,6 +269,7 @@ def test_results_are_those_of_the_program_as_lowered(name: str):
     assert looped, f"no layout of {name} has a loop"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.skipif(not available(), reason="no C compiler")
 @pytest.mark.parametrize("name", MODELS)
 def test_generated_kernels_in_tiled_regions(name: str):
@@ -301,6 +303,7 @@ POISONED = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("name", "dtype", "x", "at", "value", "kernels"), POISONED)
 def test_what_is_not_finite_shows_where_it_is_seen(name: str, dtype: str, x: str, at: int, value: float, kernels: str):
     """NaN and infinities reach exactly the elements that the oracle says, loops or not."""
@@ -371,8 +374,7 @@ def test_memory_grows_with_the_length_not_with_its_square(monkeypatch, layout: s
             fetches = {f"f{n}": x for n, x in enumerate(two_layers())}
         p = mm.plan(graph, SHAPE, layout, fetches=fetches, optimize=False).program
         for table, one in ((arena, with_tiling(p, 40000)), (stored, optimize(p, _without_tiling()))):
-            step = CompiledStep(one, mm.SimulatedMesh(SHAPE), fetches, None, "numpy")
-            table[length] = step.cost.memory["arena"]
+            table[length] = predict_cost(one).memory["arena"]
     assert arena[256] <= 2.05 * arena[128]
     assert stored[256] > 3 * stored[128]
 
@@ -461,11 +463,12 @@ def test_blocks_cover_everything_once():
             assert len(seen) == BATCH * lengths * heads and set(seen.values()) == {1}
 
 
+@pytest.mark.matrix
 def test_tiling_and_recomputing_on_real_ranks():
     arguments = ["-m", "tests.passes.mpi_tiled"]
     done = launch(2, arguments, timeout_seconds=240, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == "7 programs agree"
+    assert done.stdout.strip() == "5 programs agree"
 
 
 def test_products_too_small_for_a_loop_beside_large_ones_of_the_same_dims():

@@ -50,6 +50,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_cost_is_that_of_the_busiest_rank_and_exact_on_every_one(name: str):
     plan, fetches = CASES[name]()

@@ -35,6 +35,7 @@ def test_one_rank_has_rates_and_no_network(small):
     assert again.peak == pytest.approx(machine.peak, rel=1e-3)
 
 
+@pytest.mark.matrix
 def test_ranks_under_mpirun_measure_every_set_of_axes(tmp_path):
     out = tmp_path / "deep" / "machine.toml"
     command = ["-m", "meshmpi", "calibrate", "--mesh", "rows:2;cols:2", "--quick", "--repeats", "1"]

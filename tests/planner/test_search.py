@@ -54,6 +54,7 @@ def everything(work, mesh, price, but=()):
     return found
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("bandwidth", [1e7, 1e9, 1e12])
 @pytest.mark.parametrize("sizes", [(64, 8, 8), (4, 32, 64), (16, 16, 16)])
 @pytest.mark.parametrize("shape", ["rows:4", "rows:2;cols:2"])
@@ -67,6 +68,7 @@ def test_the_best_layout_is_that_of_trying_everything(shape, sizes, bandwidth):
     assert found.best.seconds <= best.seconds * (1 + 1e-12)
 
 
+@pytest.mark.matrix
 def test_a_transformer_against_everything():
     graph, fetches, updates = small_lm(layers=1)
     chosen, mesh = machine(1e8), MeshShape("rows:2")
@@ -283,6 +285,7 @@ def test_layouts_that_are_the_same_are_looked_at_once():
         assert not c.layout or any(axes != ("rows", "cols") for axes in c.layout.values())
 
 
+@pytest.mark.matrix
 def test_a_screen_is_looked_at_first_and_its_best_are_priced_in_full():
     known, mesh = machine(), MeshShape("rows:2")
     few, whole = small_lm(1), small_lm(4)
@@ -300,6 +303,7 @@ def test_a_screen_is_looked_at_first_and_its_best_are_priced_in_full():
     assert asked[0] == alone.best.layout
 
 
+@pytest.mark.matrix
 def test_a_screen_that_leaves_nothing_that_fits_ends_in_time():
     known, mesh, asked = machine(), MeshShape("rows:2"), []
     few = small_lm(1)

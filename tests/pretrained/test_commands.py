@@ -421,6 +421,7 @@ def held_out_loss(out: str) -> float:
     return float(line.split(": ")[1].split()[0])
 
 
+@pytest.mark.matrix
 def test_fine_tuning_and_writing_back(tmp_path, capsys, simulated_training):
     folder = byte_tokenizer(made(tmp_path / "m", GPT2))
     config = settings_file(tmp_path)
@@ -505,7 +506,7 @@ def on_ranks(tmp_path, n, *words):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_same_on_several_ranks(tmp_path, capsys):
     folder = made(tmp_path / "m", GPT2)
     file = written(tmp_path / "lines", "1 2 3 4\n5 6\n7 8 9 10 11 12\n")
@@ -523,7 +524,7 @@ def test_the_same_on_several_ranks(tmp_path, capsys):
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_mistakes_are_told_once(tmp_path):
     folder = made(tmp_path / "m", GPT2)
     file = written(tmp_path / "lines", "1 2 3 4\n\n")
@@ -532,7 +533,7 @@ def test_mistakes_are_told_once(tmp_path):
     assert done.stderr.count("lines:2 is empty.") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_fine_tuning_on_two_ranks(tmp_path, capsys, simulated_training):
     folder = made(tmp_path / "m", GPT2)
     config = settings_file(tmp_path, **{"data.vocabulary": '"bytes"'})

@@ -390,7 +390,7 @@ except mm.CheckpointError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("ranks", "mesh", "layout", "storage"),
     [

@@ -38,6 +38,7 @@ def reports(text: str) -> list[str]:
     return re.findall(r"^\0?(\[rank \d+ of .*)", text, re.MULTILINE)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("fault", "which", "status", "text"),
     [
@@ -67,6 +68,7 @@ def test_one_rank_fails(fault: str, which: str, status: int, text: str):
         assert f"rank {r} starts" in done.stdout or r != rank, "output of before the error is lost"
 
 
+@pytest.mark.matrix
 def test_a_report_that_gets_stuck_ends_the_job_too():
     """As on a damaged heap, where formatting the traceback does not return."""
     done, seconds = run("stuck", "last")
@@ -75,6 +77,7 @@ def test_a_report_that_gets_stuck_ends_the_job_too():
     assert seconds < MOST_SECONDS
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
@@ -100,6 +103,7 @@ def test_failure_before_there_is_a_mesh():
     assert seconds < MOST_SECONDS
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fault", ["exit3", "raise4"])
 def test_all_ranks_leave_with_the_same_status(fault: str):
     """For instance 75 to be started again: this is no abort."""
@@ -109,6 +113,7 @@ def test_all_ranks_leave_with_the_same_status(fault: str):
     assert seconds < MOST_SECONDS
 
 
+@pytest.mark.matrix
 def test_a_slow_rank_is_waited_for():
     """Ranks that leave by SystemExit(0) must not stop one that still works, here 7 s longer."""
     assert abort.LEAVE_SECONDS < 7
@@ -116,6 +121,7 @@ def test_a_slow_rank_is_waited_for():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fault", ["none", "caught", "thread-exit", "child"])
 def test_no_false_alarm(fault: str):
     done, seconds = run(fault, "1")

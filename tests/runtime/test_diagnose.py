@@ -103,6 +103,7 @@ def test_an_overflow_is_named_with_its_line_and_element(mesh, layout, whole):
     )
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("make", [log_of_zero, product_with_mask])
 @pytest.mark.parametrize(("mesh", "layout"), LAYOUTS)
 def test_minus_infinity_is_named_where_it_is_no_mask(make, mesh, layout):

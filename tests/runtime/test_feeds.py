@@ -7,6 +7,7 @@ import pytest
 from meshmpi.launch.launch import launch
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("ranks", "refused"), [(2, 8), (4, 14)])
 def test_different_values_of_one_block_are_refused(tmp_path, ranks, refused):
     done = launch(

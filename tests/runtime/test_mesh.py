@@ -83,6 +83,7 @@ def shifted(case: Case, whole: np.ndarray, block: int) -> np.ndarray:
     return np.concatenate([start, *rows], case.axis)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("text", ALL_MESHES)
 def test_simulated_collectives_equal_numpy(text: str):
     mesh = SimulatedMesh(text)
@@ -114,6 +115,7 @@ def test_the_table_covers_what_it_should():
             assert {c.op for c in mine} == {"sum", "max", "min", "prod"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ranks", list(MESHES))
 def test_mpi_collectives_equal_simulated(ranks: int):
     done = launch(

@@ -41,7 +41,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("broken", [[n for n in BROKEN if n != "report"], ["report"]])
 def test_a_run_goes_on_without(tmp_path, broken: list[str]):
     (tmp_path / "run.py").write_text(_RUN)

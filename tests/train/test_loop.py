@@ -349,7 +349,7 @@ def command(tmp_path, *more, n=1, name="run"):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_under_mpirun_as_on_the_simulated_mesh(tmp_path):
     run(tmp_path, "simulated", *MIXED)
     done = command(tmp_path, "--mesh", "rows:2;cols:2", "--layout", MIXED[1].partition("=")[2], n=4)
@@ -360,7 +360,7 @@ def test_under_mpirun_as_on_the_simulated_mesh(tmp_path):
     assert again.returncode == 0 and losses(tmp_path / "b") == losses(tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_checkpoint_of_three_ranks_goes_on_on_two(tmp_path):
     run(tmp_path, "whole")
     first = command(tmp_path, "--set", "train.steps=3", n=3)
@@ -370,7 +370,7 @@ def test_checkpoint_of_three_ranks_goes_on_on_two(tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "whole"), rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_mistake_is_told_once_and_cleanly(tmp_path):
     done = command(tmp_path, "--set", "data.corpus=nowhere.txt", n=2)
     assert done.returncode == 1
@@ -378,7 +378,7 @@ def test_a_mistake_is_told_once_and_cleanly(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_bug_on_one_rank_ends_the_job_with_its_traceback(tmp_path):
     script = tmp_path / "bug.py"
     script.write_text(

@@ -79,7 +79,7 @@ COPIES = ("--set", "checkpoint.partner=memory")
 BLOCKS = ("--layout", "d_model:cols;heads:rows;d_ff:rows;vocab:rows")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("ranks", "mesh", "faults", "said", "fresh"),
     [
@@ -194,7 +194,7 @@ def test_survivors_go_on_as_a_fresh_run_would(tmp_path, ranks, mesh, faults, sai
         assert [found[k] for k in steps_of_it] == [expected[k] for k in steps_of_it]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_error_of_one_rank_still_ends_the_job(tmp_path):
     began = time.monotonic()
     done = dying(tmp_path, 2, "1!3", "run", "--recover", "--set", "train.steps=100000")
@@ -204,7 +204,7 @@ def test_an_error_of_one_rank_still_ends_the_job(tmp_path):
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_mpi_that_cannot_is_refused_before_the_first_step(tmp_path):
     done = dying(tmp_path, 2, "", "run", "--recover", recover=False)
     assert done.returncode == 1
@@ -342,7 +342,7 @@ def test_only_checkpoints_made_since_count(tmp_path):
     assert made.newest() == new and "step-00000040" in said[0]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_survivors_go_on_from_what_was_saved_after_going_back(tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     first = launch(
@@ -372,7 +372,7 @@ def test_hosts_are_read():
             parse_hosts(text, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_killed_rank_and_a_new_start_end_as_if_nothing_had_been(tmp_path):
     steps = ("--set", "train.steps=160", "--set", "checkpoint.every=20")
     more = (*steps, "--ranks", "2", "--restarts", "2")
@@ -429,7 +429,7 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("own_start", "status", "expected"), [(True, 0, 0), (True, 3, 3), (False, 3, LOST)])
 def test_after_a_loss_no_failure_counts_as_a_success(tmp_path, own_start, status, expected):
     script = tmp_path / "losing.py"
@@ -442,7 +442,7 @@ def test_after_a_loss_no_failure_counts_as_a_success(tmp_path, own_start, status
     assert ("is not known" in done.stderr) is not own_start
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_rank_lost_before_mpi_has_started_is_not_waited_for():
     program = (
         "import os, signal\n"

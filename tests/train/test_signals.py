@@ -241,7 +241,7 @@ def blocks(pid, number):
     return bool(int(blocked.split()[1], 16) >> (number - 1) & 1)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_few_trials_of_the_soak():
     """`python -m tests.soak signals`: two trials on 2 ranks, resumed and compared."""
     options = argparse.Namespace(trials=2, quick=True, ranks=[2], limit=120.0, steps=120, resumed=1.0, seed=3)
@@ -249,7 +249,7 @@ def test_a_few_trials_of_the_soak():
         assert not row.failed, row
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_launching_process_hands_the_request_on(tmp_path, number):
     config = tmp_path / "config.toml"

@@ -130,7 +130,7 @@ def test_paper_translation_models_lower_for_128_ranks(k):
     assert "(128 ranks)" in report and "all_reduce over cols" in report
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_largest_is_planned_on_128_ranks(capsys):
     words = ["plan", str(CONFIGS / "paper_mt.toml"), "--set", "model.d_ff=65536"]
     words += ["--set", "model.heads=128", "--mesh", "rows:16;cols:8", "--layout"]

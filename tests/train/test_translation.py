@@ -179,7 +179,7 @@ def test_without_sacrebleu_a_run_is_not_lost(tmp_path, monkeypatch):
     assert any("no BLEU" in line and "meshmpi[translate]" in line for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_under_mpirun_as_on_the_simulated_mesh(tmp_path):
     run(tmp_path, "simulated")
     words = [f"--set={item}" for item in small(tmp_path)]
