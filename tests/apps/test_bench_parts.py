@@ -15,7 +15,7 @@ from apps.bench import collectives, goals, overhead, peer_attention, peer_loops,
 from apps.bench.bench import TINY, Bench
 from apps.bench.loops import c_loops, data, meshmpi_loops, numpy_loops
 from apps.bench.step import gemm_step, rounds, systems, yardstick
-from apps.bench.tables import Table, shown, write
+from apps.bench.tables import Table
 from meshmpi.kernels import blas, product_choice
 from meshmpi.kernels.native import available
 from meshmpi.transformer.tasks.registry import build_training_graph
@@ -53,26 +53,6 @@ def test_systems_take_turns_with_the_bare_products_and_agree(bench: Bench):
         "Left out: torch: not asked for",
         "Left out: jax: not asked for",
     ]
-
-
-def test_losses_that_differ_are_told():
-    losses = {"a": [9.1, 9.0], "b": [9.1, 9.0001], "c": [9.1, 9.2]}
-    (line,) = rounds.check_losses(losses)
-    assert "The first losses of c differ from those of a by 0.022" in line
-    (line,) = rounds.check_losses({"a": [9.1], "b": [float("nan")]})
-    assert "losses of b differ" in line
-    (line,) = rounds.check_losses({"a": [9.1], "b": [9.1 * 1.0009]})
-    assert "at most 9.0e-04" in line
-
-
-def test_a_worker_that_fails_is_a_line_in_the_table(bench: Bench, monkeypatch):
-    def broken(of: Bench, steps: int) -> list:
-        raise workers.BenchError("worker x ended with status 3.", "")
-
-    monkeypatch.setattr(rounds, "systems", lambda of: [systems.System("broken", broken)])
-    monkeypatch.setattr(rounds, "_bare", lambda of: 1.0)
-    (table,) = rounds.measure(bench)
-    assert table.notes[-1].startswith("Failed: broken: worker x ended with status 3.")
 
 
 def test_first_values_fit_the_model(bench: Bench):
@@ -151,14 +131,6 @@ def test_plain_loops_leave_small_numbers_alone():
     assert (tiny * 1.0 > 0).all() and (tiny.astype(np.float32)[1:] * np.float32(1) > 0).all()
 
 
-def test_a_wrong_loop_is_seen():
-    (right,) = LOOPS.answers("softmax forward")
-    wrong = right.copy()
-    wrong[0, 0] += 1e-3
-    assert data.error([right], [right]) == 0
-    assert data.error([wrong], [right]) > data.TOLERANCE
-
-
 @pytest.mark.matrix
 def test_table_of_loops_and_products(bench: Bench):
     loops, products = peer_loops.measure(bench)
@@ -198,16 +170,6 @@ def test_table_of_scaling(bench: Bench):
     (table,) = scaling.measure(bench)
     assert list(dict.fromkeys(table.column("changed"))) == list(scaling.SERIES)
     assert all(n > 100 for n in table.column("instructions"))
-
-
-def test_points_of_scaling_change_one_size(bench: Bench):
-    full = bench._replace(effort=TINY._replace(points=4))
-    points = list(scaling.points(full))
-    assert len(points) == sum(len(values) for values in scaling.SERIES.values())
-    for name, value, sizes, ranks in points:
-        changed = {k for k, n in sizes._asdict().items() if n != getattr(scaling.BASE, k)}
-        assert changed <= ({"d_model", "d_ff", "heads"} if name == "d_model" else {name})
-        assert value == (ranks if name == "ranks" else getattr(sizes, name))
 
 
 @pytest.mark.matrix
@@ -288,17 +250,6 @@ def test_every_panel_of_the_plot(tmp_path: Path):
     assert plot.draw([], tmp_path / "none.png").startswith("no plot: none of the parts")
 
 
-def test_numbers_are_shown_short():
-    cells = (None, "x", 12345, 0.0, 1.23456, 123.456, 0.00001234)
-    assert [shown(c) for c in cells] == ["-", "x", "12,345", "0", "1.23", "123", "1.23e-05"]
-
-
-def test_files_are_written_anew(tmp_path: Path):
-    write(tmp_path, [Table("a", "A", ("x",), [[1]])], {"machine": "this"})
-    write(tmp_path, [Table("b", "B", ("x",), [[2]])], {"machine": "this"})
-    assert [t["name"] for t in json.loads((tmp_path / "bench.json").read_text())["tables"]] == ["b"]
-
-
 # ---- workers and peers ------------------------------------------------------------------------
 
 
@@ -367,55 +318,3 @@ def test_profile_counts_every_instruction_that_runs(split: str):
     times = longest.column("processor ms")
     assert times == sorted(times, reverse=True)
     assert sum(part.seconds for part in parts) > 0
-
-
-# ---- goals ------------------------------------------------------------------------------------
-
-
-def _goal_tables(ratio: float) -> list[Table]:
-    step = ("system", "ms per step", "step / bare products", "peak MB per process")
-    rows = [
-        ["bare matrix products (openblas)", 800.0, 1.0, None],
-        ["meshmpi data-parallel", 800 * ratio, ratio, 600.0],
-        ["meshmpi model-parallel", 880.0, 1.1, 701.0],
-        ["meshmpi data-parallel, bfloat16 by mkl", 320.0, 0.4, 500.0],
-        ["PyTorch data-parallel (DDP)", 900.0, 1.12, 990.0],
-        ["PyTorch DDP, bfloat16", 400.0, 0.5, 990.0],
-    ]
-    sizes = ("collective", "bytes", "meshmpi / best mpi4py")
-    return [
-        Table("step", "", step, rows),
-        Table("loops", "", ("loop", "meshmpi / plain C"), [["a", 0.8], ["b", 1.04], ["c", None]]),
-        Table("collectives", "", sizes, [["all_reduce", 64, 1.3], ["all_gather", 4096, 1.1]]),
-        Table("overhead", "", ("kernels", "ms per step"), [["native", 0.2], ["numpy", 5.0]]),
-        Table("overhead share", "", ("instructions", "% of the step"), [[300, 0.1]]),
-        Table(
-            "planning",
-            "",
-            ("layout", "lowering and passes", "cold build of kernels"),
-            [["data", 0.5, 8.0], ["model", 0.6, 9.0]],
-        ),
-        Table("start", "", ("part", "cold", "warm"), [["graph", 9.0, 9.0], ["ready", 9.0, 1.5]]),
-    ]
-
-
-def test_every_goal_is_held_against_what_was_measured():
-    table = goals.table(_goal_tables(1.05))
-    assert dict(zip(table.column("goal"), table.column("met"), strict=True)) == {
-        g.what: "**no**" if g.what.startswith(("peak MB", "slowest collective")) else "yes" for g in goals.GOALS
-    }
-    assert table.column("measured") == [1.05, 1.1, 0.4, 840.0, 701.0, 1.04, 1.3, 0.1, 0.2, 0.6, 9.0, 1.5]
-    of = table.column("of")
-    assert of[3] == "meshmpi data-parallel against PyTorch data-parallel (DDP)"
-    assert of[6] == "all_reduce of 64 bytes"
-    slow = goals.table(_goal_tables(1.2))
-    assert slow.column("met")[0] == slow.column("met")[3] == "**no**"
-
-
-def test_goals_of_parts_that_did_not_run_stay_open():
-    assert set(goals.table([]).column("met")) == {"not measured"}
-    (step, *_) = _goal_tables(1.0)
-    alone = step._replace(rows=step.rows[:2])
-    found = goals.table([alone])
-    assert found.column("met")[:5] == ["yes", "not measured", "not measured", "not measured", "yes"]
-    assert found.column("measured")[3] == 800.0, "what there is to compare is shown"

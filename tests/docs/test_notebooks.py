@@ -10,10 +10,6 @@ from docs import notebook_runner
 from docs.notebook_runner import as_text, notebooks, read, run, run_cell, source
 
 
-def test_there_are_two():
-    assert [p.stem for p in notebooks()] == ["choose_a_layout", "named_dimensions"]
-
-
 @pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
 def test_cells_show_what_is_kept(path: Path):
     kept, now = read(path), run(path)

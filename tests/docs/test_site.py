@@ -18,10 +18,6 @@ pytest.importorskip("sphinx", reason="the extra docs is not installed")
 pytest.importorskip("myst_parser", reason="the extra docs is not installed")
 pytest.importorskip("furo", reason="the extra docs is not installed")
 
-GENERATED = ("ops.md", "errors.md")
-"""Tables and catalogues made from the code: `docs.generate_ops`, `docs.generate_errors`."""
-LONGEST_PAGE = 410
-
 
 def build(source: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [
@@ -133,9 +129,3 @@ def test_pages_of_the_tutorial_have_the_same_model():
     entry = "\n".join(b.text for b in blocks_of(DOCS / "tutorial.md") if b.info[0] == "python")
     for line in model.split("def train")[0].splitlines():
         assert line in entry, f"docs/tutorial.md has another model: {line}"
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: p.stem)
-def test_pages_are_short(page: Path):
-    if page.name not in GENERATED:
-        assert len(page.read_text().splitlines()) <= LONGEST_PAGE, f"split {page.name}"

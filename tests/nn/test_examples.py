@@ -17,9 +17,3 @@ def test_examples(name):
     module = importlib.import_module(name)
     failed, _ = doctest.testmod(module, extraglobs={"mm": mm})
     assert failed == 0
-
-
-def test_there_are_examples():
-    finder = doctest.DocTestFinder()
-    found = [t for n in MODULES for t in finder.find(importlib.import_module(n)) if t.examples]
-    assert len(found) >= 6

@@ -117,16 +117,6 @@ def test_kinds_that_the_table_lacks_have_tests_of_their_own():
         assert kind in KINDS and f'"{kind}"' in (ROOT / file).read_text()
 
 
-def test_calls_are_told_apart():
-    """The test itself: the table's own helpers call few functions, and all rows are seen."""
-    called = called_by_rows()
-    functions = public_functions()
-    assert "cumsum" in called[functions["cumsum"]]
-    assert "softmax_by_hand" in called[functions["exp"]]
-    assert "reduce_variance" not in called[functions["square"]], "called by an operation only"
-    assert len({row for rows in called.values() for row in rows}) > 0.9 * len(CASES)
-
-
 def test_names_of_rows_are_unique():
     names = [case.name for case in CASES]
     twice = [n for n in dict.fromkeys(names) if names.count(n) > 1]

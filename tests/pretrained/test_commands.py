@@ -421,7 +421,6 @@ def held_out_loss(out: str) -> float:
     return float(line.split(": ")[1].split()[0])
 
 
-@pytest.mark.matrix
 def test_fine_tuning_and_writing_back(tmp_path, capsys, simulated_training):
     folder = byte_tokenizer(made(tmp_path / "m", GPT2))
     config = settings_file(tmp_path)
