@@ -80,7 +80,7 @@ def _step(program: Program, fetches: dict[str, mm.Tensor]) -> CompiledStep:
 
 def _measured(step: CompiledStep, seconds: float) -> Measured:
     memory = step.held_memory
-    over = ["+".join(map(str, i.attrs["over"])) for i in step.program.instructions if i.kind == "loop"]
+    over = ["+".join(map(str, i.attrs.over)) for i in step.program.instructions if i.kind == "loop"]
     held = memory["arena"] + memory["workspace"]
     return Measured(seconds, held, step.cost.flops, " and ".join(over))
 

@@ -75,7 +75,7 @@ def main() -> None:
     print(f"{mesh.size} ranks on {hosts} hosts, layout {given.layout}")
     for kind, step in steps.items():
         total, waiting = (statistics.median(row) * 1e3 for row in zip(*times[kind], strict=True))
-        started = sum(bool(i.attrs.get("start")) for i in step.program.instructions)
+        started = sum(i.in_background for i in step.program.instructions)
         print(
             f"{kind:10}  {total:8.1f} ms a step, {waiting:8.1f} ms in collectives and waits,"
             f" {step.cost.bytes_sent / 1e6:.1f} MB sent, {started} reductions in the background"

@@ -87,7 +87,7 @@ def report(config: TransformerConfig, splits: Splits, batch: int, length: int, w
     ]
     for kind, table in cost.bytes_by.items():
         for axes, n in table.items():
-            calls = sum(i.kind == kind and "+".join(i.attrs["axes"]) == axes for i in plan.program.instructions)
+            calls = sum(i.kind == kind and "+".join(i.attrs.axes) == axes for i in plan.program.instructions)
             lines.append(f"  {kind} over {axes}: {calls} calls, {values[kind][axes]:,} elements, {n:,} bytes sent")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     lines.append(

@@ -27,7 +27,7 @@ import numpy as np
 
 from meshmpi.checking.evaluate import evaluate_as
 from meshmpi.dims import Dimension, Shape
-from meshmpi.ir.kinds import Pad, Put, Shift
+from meshmpi.ir.kinds import Cumsum, Map, Pad, Put, Random, Reduce, Shift, TopK
 from meshmpi.ir.program import Instruction, Program
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
@@ -121,7 +121,7 @@ def _exact(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) 
 
 def _random(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
     """Drawn from the same bits everywhere; C and NumPy may round normal numbers differently."""
-    if i.attrs["distribution"] == "uniform":
+    if i.of(Random).distribution == "uniform":
         return [None]
     return [ULPS * b.roundoff(i.outputs[0]) * _wide(ys[0])]
 
@@ -140,7 +140,7 @@ def _moved(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) 
 
 
 def _map(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
-    rounds = any(s.function not in _EXACT for s in i.attrs["expr"].steps)
+    rounds = any(s.function not in _EXACT for s in i.of(Map).expr.steps)
     outs: list[np.ndarray | None] = [
         ULPS * b.roundoff(v) * _wide(y) + b.tiny(v) if rounds and b.roundoff(v) else None
         for v, y in zip(i.outputs, ys, strict=True)
@@ -209,7 +209,7 @@ def _both_ways(x: np.ndarray, e: np.ndarray) -> list[np.ndarray]:
 
 def _varied_numbers(i: Instruction, unit: float) -> list[Instruction]:
     """The same map with the numbers written in it rounded up, and down."""
-    steps = i.attrs["expr"].steps
+    steps = i.of(Map).expr.steps
     inexact = [
         a for s in steps for a in s.args if isinstance(a, float) and a != np.float64(np.float32(a)) and np.isfinite(a)
     ]
@@ -218,13 +218,13 @@ def _varied_numbers(i: Instruction, unit: float) -> list[Instruction]:
 
     def scaled(factor: float) -> Instruction:
         new = tuple(s._replace(args=tuple(a * factor if a in inexact else a for a in s.args)) for s in steps)
-        return i.replaced(expr=i.attrs["expr"]._replace(steps=new))
+        return i.replaced(expr=i.of(Map).expr._replace(steps=new))
 
     return [scaled(1 + 4 * unit), scaled(1 - 4 * unit)]
 
 
 def _reduce(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
-    (x,), (e,), op = xs, es, i.attrs["op"]
+    (x,), (e,), op = xs, es, i.of(Reduce).op
     terms = x.size // max(ys[0].size, 1)
     if op == "sum":
         (magnitude,) = b.again(i, [_wide(x)])
@@ -254,7 +254,7 @@ def _products(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequenc
 
 
 def _cumsum(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
-    terms = b.program.types[i.inputs[0]].shape.dim(i.attrs["dim"]).size
+    terms = b.program.types[i.inputs[0]].shape.dim(i.of(Cumsum).dim).size
     (magnitude,) = b.again(i, [_wide(x) for x in xs])
     if all(e is None for e in es):
         return b.of_sum(i, terms, magnitude, None)
@@ -292,10 +292,11 @@ def _top_k(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) 
     if es[0] is None or not es[0].any():
         return [None, None]
     x, y = (b.program.types[v].shape for v in (i.inputs[0], i.outputs[0]))
-    axis, k = x.position(i.attrs["dim"]), y.dim(i.attrs["k"])
+    attrs = i.of(TopK)
+    axis, k = x.position(attrs.dim), y.dim(attrs.k)
     error = np.max(es[0], axis, keepdims=True)
     ordered = np.sort(xs[0].astype(np.float64), axis)
-    if not i.attrs.get("smallest"):
+    if not attrs.smallest:
         ordered = np.flip(ordered, axis)
     first = np.take(ordered, range(min(k.size + 1, x[axis].size)), axis)
     gaps = np.abs(np.min(np.abs(np.diff(first, axis=axis)), axis, keepdims=True, initial=np.inf))

@@ -151,7 +151,7 @@ def first_wrong(step: Any, program: Program | None, number: int) -> Culprit | No
 
 
 def _name(i: Instruction) -> str:
-    return f"'{i.attrs.get('name') or i.attrs.get('variable') or i.source.name or i.kind}'"
+    return f"'{i.attrs.label or i.source.name or i.kind}'"
 
 
 def needed_bytes(program: Program) -> int:

@@ -37,6 +37,7 @@ from meshmpi.errors import ConfigError, LayoutError, MeshmpiError, suggest
 from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.graph.arguments import checked
 from meshmpi.graph.fetches import named_fetches
+from meshmpi.ir.kinds import Redistribution, Shift, Wait
 from meshmpi.ir.program import Instruction, LocalType, Program, Violation
 from meshmpi.ir.verify import verify as check_types
 from meshmpi.kernels.native import CompilerError, NativeKernels
@@ -400,7 +401,7 @@ def _name(one: Any) -> str:
 def _as_text(program: Program, i: Instruction) -> str:
     outs = ", ".join(str(program.types[v]) for v in i.outputs)
     ins = ", ".join(str(program.types[v]) for v in i.inputs)
-    axes = f" over {'+'.join(i.attrs['axes'])}" if "axes" in i.attrs else ""
+    axes = f" over {'+'.join(i.attrs.axes)}" if isinstance(i.attrs, (Redistribution, Shift, Wait)) else ""
     return f"{i.kind}{axes}: {ins} -> {outs}"
 
 

@@ -51,7 +51,7 @@ def single(i: Instruction) -> str:
     short = i.source.name.split("/")[-1] if "(gradient" not in i.source.name else i.source.name
     found = _GRADIENT.match(short)
     name = f"{found[1].split('/')[-1]} (gradient)" if found else short
-    return f"{i.kind} {i.attrs.get('variable') or i.attrs.get('name') or name}"
+    return f"{i.kind} {i.attrs.label or name}"
 
 
 def sent_bytes(i: Instruction, program: Program) -> int:

@@ -18,45 +18,15 @@ PIECE_BYTES = 16 * 2**20
 """Longest single message of a reduction, and longest scratch buffer.  Measured with Open MPI 5 on
 two ranks of one machine: reducing 64 MB at once takes 2.3 times as long as in pieces of 16 MB."""
 
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shift")
-
-
-def bytes_sent(kind: str, elements: int, item_bytes: int, n: int) -> int:
-    """Bytes one rank sends in one collective over a group of ``n``, by the usual formulas.
-
-    They are those of the ring algorithms, optimal in bandwidth; an MPI library may send more.
-
-    Args:
-        kind: One of `KINDS`.
-        elements: Elements this rank hands to the collective: its block for all_gather, what it
-            sends to other ranks for shift, the whole input otherwise.
-        item_bytes: Bytes of one element on the wire, see `wire_bytes`.
-        n: Ranks in the group.
-    """
-    if kind not in KINDS:
-        raise ValueError(f"'{kind}' is no collective: {', '.join(KINDS)}.")
-    if n == 1:
-        return 0
-    data = elements * item_bytes
-    if kind == "all_reduce":
-        return 2 * (n - 1) * data // n
-    if kind == "all_gather":
-        return (n - 1) * data
-    if kind == "shift":
-        return data
-    return (n - 1) * data // n
-
-
 REDUCED_IN = {"bfloat16": "float32", "uint8": "int32"}
 """Data types that are reduced, and travel, in another one.  MPI knows no bfloat16; the vector code
 of Open MPI saturates sums of integers narrower than 32 bits where NumPy wraps (its issue 8045)."""
 
 
-def wire_bytes(kind: str, dtype: object) -> int:
-    """Bytes of one element on the wire of collective ``kind``, see `REDUCED_IN`."""
+def reduced_bytes(dtype: object) -> int:
+    """Bytes of one element on the wire of a reduction."""
     name = str(dtype)
-    reduces = kind in ("all_reduce", "reduce_scatter")
-    return ITEM_BYTES[REDUCED_IN.get(name, name) if reduces else name]
+    return ITEM_BYTES[REDUCED_IN.get(name, name)]
 
 
 def pieces(rows: int, widths: Sequence[int], item_bytes: int) -> Iterator[tuple[int, int, int, int]]:
@@ -103,7 +73,7 @@ def all_reduce_workspace_bytes(shape: Sequence[int], dtype: object) -> int:
     """
     if str(dtype) not in REDUCED_IN:
         return 0
-    return min(math.prod(shape) * wire_bytes("all_reduce", dtype), PIECE_BYTES)
+    return min(math.prod(shape) * reduced_bytes(dtype), PIECE_BYTES)
 
 
 def all_gather_workspace_bytes(shape: Sequence[int], dtype: object, axis: int, sizes: Sequence[int]) -> int:
@@ -140,7 +110,7 @@ def reduce_scatter_workspace_bytes(shape: Sequence[int], dtype: object, axis: in
     if len(sizes) == 1:
         return 0
     rows, post = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    widths, item = [s * post for s in sizes], wire_bytes("reduce_scatter", dtype)
+    widths, item = [s * post for s in sizes], reduced_bytes(dtype)
     packed = _largest_piece_bytes(rows, widths, item)
     received = max(
         (

@@ -8,15 +8,17 @@ table.  This module knows no kind by name, no arrays, no kernels, no MPI and no 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 from meshmpi.dims import Axes, MeshShape
-from meshmpi.ir.collective_bytes import bytes_sent, wire_bytes
+from meshmpi.ir.bands import Band
+from meshmpi.ir.collective_bytes import reduced_bytes
 from meshmpi.ir.scalar import ITEM_BYTES
 from meshmpi.ir.types import NOWHERE, LocalType, Source
 
@@ -110,6 +112,8 @@ class Kind:
 
     kind: ClassVar[str] = ""
     traits: ClassVar[Traits] = Traits()
+    band: Band | None = None
+    """Pairs of indices outside it take no part; None: all do."""
 
     def __init_subclass__(cls, kind: str = "", traits: Traits | None = None) -> None:
         if kind:
@@ -128,6 +132,11 @@ class Kind:
         If so, a sum pending over ``axes`` in those inputs may be taken after the instruction.
         """
         return False
+
+    @property
+    def label(self) -> str:
+        """The name that a user gave to what it reads or writes."""
+        return ""
 
     # ---- costs -------------------------------------------------------------------------------
 
@@ -174,24 +183,15 @@ class Kind:
         """Scratch bytes on the rank at the coordinates ``at``; None: as many as its kernel asks for."""
         return 0 if self.traits.free or self.traits.same_memory else None
 
-    # ---- as a mapping of the attributes that were given ----------------------------------------
-
     def items(self) -> list[tuple[str, Any]]:
         """Names and values of the attributes, but for those that have their default."""
-        found = ((f.name, getattr(self, f.name), f.default) for f in fields(cast(Any, self)))
+        found = ((name, getattr(self, name), usual) for name, usual in _defaults(type(self)))
         return [(name, value) for name, value, usual in found if usual is MISSING or value != usual]
 
-    def keys(self) -> list[str]:
-        return [name for name, _ in self.items()]
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.keys()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self, name, default)
+@functools.cache
+def _defaults(row: type[Kind]) -> list[tuple[str, Any]]:
+    return [(f.name, f.default) for f in fields(cast(Any, row))]
 
 
 KINDS: dict[str, type[Kind]] = {}
@@ -202,6 +202,23 @@ class Collective(Kind):
     """The kinds that communicate, over the mesh axes ``axes``."""
 
     axes: Axes
+    start: bool = False
+    """Whether it runs while the next instructions do; a `Wait` then ends it."""
+    reduces: ClassVar[bool] = False
+    """Whether it computes with the elements."""
+
+    @staticmethod
+    def sent(nbytes: int, n: int) -> int:
+        """Bytes that a rank sends which hands ``nbytes`` to a group of ``n`` > 1 ranks.
+
+        By the formulas of the ring algorithms, optimal in bandwidth; an MPI library may send more.
+        """
+        return (n - 1) * nbytes // n
+
+    @classmethod
+    def wire_bytes(cls, dtype: object) -> int:
+        """Bytes of one element on the wire."""
+        return reduced_bytes(dtype) if cls.reduces else ITEM_BYTES[str(dtype)]
 
     def elements_handed(self, program: Program, i: Instruction, at: Mapping[str, int]) -> int:
         """Elements that the rank at ``at`` hands to the collective."""
@@ -209,8 +226,8 @@ class Collective(Kind):
 
     def bytes_sent(self, program: Program, i: Instruction, elements: int) -> int:
         """Bytes that a rank sends which hands ``elements`` to the collective."""
-        item = wire_bytes(self.kind, program.types[i.inputs[0]].dtype)
-        return bytes_sent(self.kind, elements, item, program.mesh.count(self.axes))
+        n, item = program.mesh.count(self.axes), self.wire_bytes(program.types[i.inputs[0]].dtype)
+        return self.sent(elements * item, n) if n > 1 else 0
 
 
 class Region(Kind):
@@ -218,6 +235,9 @@ class Region(Kind):
 
     body: tuple[Instruction, ...]
     inner: Mapping[int, LocalType]
+
+
+Row = TypeVar("Row", bound=Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +259,11 @@ class Instruction:
         """Of its kind."""
         return self.attrs.traits
 
+    def of(self, row: type[Row]) -> Row:
+        """The attributes of an instruction that is known to be of this kind."""
+        assert isinstance(self.attrs, row), f"{self.kind} is not {row.__name__}"
+        return self.attrs
+
     @property
     def communicates(self) -> bool:
         """Whether it is a collective."""
@@ -248,14 +273,12 @@ class Instruction:
         """The same instruction with other fields, or with other values of its attributes."""
         own = {f: changes.pop(f) for f in ("attrs", "inputs", "outputs", "source") if f in changes}
         attrs = own.pop("attrs", self.attrs)
-        if isinstance(attrs, dict):
-            attrs = type(self.attrs)(**attrs)
-        return replace(self, attrs=replace(cast(Any, attrs), **changes) if changes else attrs, **own)
+        return replace(self, attrs=replace(attrs, **changes) if changes else attrs, **own)
 
     @property
     def in_background(self) -> bool:
         """Whether it starts a collective that a later `wait` ends."""
-        return self.communicates and bool(self.attrs.get("start"))
+        return isinstance(self.attrs, Collective) and self.attrs.start
 
     @property
     def body(self) -> tuple[Instruction, ...]:
@@ -276,11 +299,7 @@ class Instruction:
 
     def inner_types(self) -> dict[int, LocalType]:
         """Types of all values that are made and used within its body only."""
-        if "body" not in self.attrs:
-            return {}
         out: dict[int, LocalType] = {}
-        if not isinstance(self.attrs, Region):
-            return out
         for i in (self, *self.within()):
             if isinstance(i.attrs, Region):
                 out.update(i.attrs.inner)

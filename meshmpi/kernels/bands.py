@@ -43,11 +43,17 @@ def band_of(call: Call) -> Band | None:
 
     Within a tiled region blocks of one size share what is planned, wherever they begin.
     """
-    band: Band | None = call.attrs.get("band")
+    band = call.instruction.attrs.band
     if band is None or call.ranges:
         return band
     here = ranges_of(*call.inputs, *call.outputs)
     return None if band.covers(here[band.rows], here[band.columns]) else band
+
+
+def _band(call: Call) -> Band:
+    band = call.instruction.attrs.band
+    assert band is not None
+    return band
 
 
 def without_band(call: Call) -> Call:
@@ -120,7 +126,7 @@ class BandReducePlan(Plan):
     """
 
     def __init__(self, call: Call, plan_of: Callable[[Call], Plan], neutral: float):
-        self.band, self.neutral = call.attrs["band"], neutral
+        self.band, self.neutral = _band(call), neutral
         self.x = call.inputs[0]
         scratch = Scratch()
         self.copy = scratch.reserve(self.x.sizes, self.x.dtype)
@@ -150,7 +156,7 @@ class BandContractPlan(Plan):
     """
 
     def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
-        self.call, self.band = call, call.attrs["band"]
+        self.call, self.band = call, _band(call)
         self.inner = plan_of(without_band(call))
         scratch = Scratch()
         self.masked = masked_operand(call, self.band)

@@ -20,7 +20,7 @@ import numpy as np
 
 from meshmpi.dims import Shape
 from meshmpi.errors import ProgramError
-from meshmpi.ir.program import Instruction, Kind, LocalType, Program
+from meshmpi.ir.program import Instruction, LocalType, Program, Row
 
 ALIGNMENT_BYTES = 64
 """Alignment of every slot of a workspace: a cache line, and the widest vector register."""
@@ -126,9 +126,9 @@ class Call(NamedTuple):
     coordinates: Mapping[str, int] = {}
     ranges: Mapping[str, tuple[int, int]] = {}
 
-    @property
-    def attrs(self) -> Kind:
-        return self.instruction.attrs
+    def of(self, row: type[Row]) -> Row:
+        """The attributes of an instruction that is known to be of this kind."""
+        return self.instruction.of(row)
 
     def operand(self, v: int, t: LocalType) -> Operand:
         """A value of its body, as far as the rank and the ranges hold it."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshmpi.ir.kinds import Conv
 from meshmpi.kernels import blas
 from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, Scratch, Slot, nothing, quiet, run_all
 from meshmpi.kernels.contraction import Choice, contiguous
@@ -25,7 +26,7 @@ class ConvPlan(Plan):
 
     def __init__(self, call: Call):
         a, b = call.inputs
-        dims = tuple(call.attrs["dims"])
+        dims = call.of(Conv).dims
         turned = tuple(s.swapped() for s in dims)
         y = call.outputs[0]
         straight = patch_elements(a, b, y, dims) <= patch_elements(b, a, y, turned)

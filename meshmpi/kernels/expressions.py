@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshmpi.ir.kinds import Map
 from meshmpi.ir.program import LocalType
 from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, Scratch, Slot, collapse, nothing, quiet
 from meshmpi.kernels.ufunc_steps import BITS, MicroOp, UfuncSteps
@@ -165,11 +166,11 @@ def _copy_same(x: np.ndarray, out: np.ndarray) -> None:
 
 
 class MapPlan(Plan):
-    """Evaluates ``attrs['expr']``; outputs may have the memory of inputs with equal blocks."""
+    """Evaluates the expression; outputs may have the memory of inputs with equal blocks."""
 
     def __init__(self, call: Call):
         self.call = call
-        expr = call.attrs["expr"]
+        expr = call.of(Map).expr
         self.code = UfuncSteps(expr, [x.type.dtype for x in call.inputs], [y.type.dtype for y in call.outputs])
         first = call.outputs[0]
         if first.elements == 0:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshmpi.ir.kinds.regions import region_types
+from meshmpi.ir.kinds.regions import Fused, region_types
 from meshmpi.ir.program import Instruction
 from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, Slot, run_all
 
@@ -22,15 +22,16 @@ class FusedPlan(Plan):
 
     def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
         self.call = call
-        inner = call.attrs["inner"]
+        fused = call.of(Fused)
+        inner = fused.inner
         known = {x.value: x for x in (*call.inputs, *call.outputs)}
         inside = replace(call.program, types=region_types(call.instruction, call.program))
         known.update((v, call.operand(v, t)) for v, t in inner.items())
         scratch = Scratch()
-        self.slots = scratch_slots(call.attrs["body"], inner, known, scratch)
+        self.slots = scratch_slots(fused.body, inner, known, scratch)
         self.own_bytes = scratch.bytes
         self.steps: list[tuple[Call, Plan]] = []
-        for i in call.attrs["body"]:
+        for i in fused.body:
             ins, outs = (tuple(known[v] for v in vs) for vs in (i.inputs, i.outputs))
             one = Call(i, ins, outs, inside, call.coordinates, call.ranges)
             self.steps.append((one, plan_of(one)))

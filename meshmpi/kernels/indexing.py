@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshmpi.errors import RangeError
+from meshmpi.ir.kinds import Lookup, Put
 from meshmpi.kernels.binding import (
     Bound,
     Call,
@@ -58,7 +59,7 @@ class _Rows:
         start, count = np.array(self.start, _INT64), np.array(self.stop - self.start, _INT64)
         shaped, by_batch = row.reshape(ordered.shape), row.reshape(self.batches, -1)
         first = np.arange(self.batches, dtype=_INT64)[:, None] * count
-        checked = "checked" in self.call.attrs
+        checked = bool(self.call.of(Lookup).checked)
 
         def run() -> None:
             if checked:
@@ -77,12 +78,12 @@ class _Rows:
         wrong = np.argwhere((index < 0) | (index >= self.size))
         if not len(wrong):
             return
-        at, attrs = tuple(int(k) for k in wrong[0]), self.call.attrs
+        at, attrs = tuple(int(k) for k in wrong[0]), self.call.of(Lookup)
         where = ", ".join(f"{n}={k + self.index.start(n)}" for n, k in zip(self.names, at, strict=True))
         others = f"; so are {len(wrong) - 1} more on this rank" if len(wrong) > 1 else ""
         raise RangeError(
             f"{self.call.instruction.kind}: index {int(index[at])} at [{where}] of"
-            f" '{attrs['checked']}' is outside dimension '{attrs['dim']}' ({self.size}){others}.",
+            f" '{attrs.checked}' is outside dimension '{attrs.dim}' ({self.size}){others}.",
             f"Give 0 to {self.size - 1}, or may_miss=True where indices outside are meant.",
             str(self.call.instruction.source),
         )
@@ -98,7 +99,7 @@ class GatherPlan(Plan):
     def __init__(self, call: Call):
         self.call = call
         table, index = call.inputs
-        y, dim = call.outputs[0], call.attrs["dim"]
+        y, dim = call.outputs[0], call.of(Lookup).dim
         axis = table.type.shape.position(dim)
         batch = batch_names(index, table, dim)
         before, after = list(table.names[:axis]), list(table.names[axis + 1 :])
@@ -165,7 +166,7 @@ class ScatterAddPlan(Plan):
     def __init__(self, call: Call):
         self.call = call
         updates, index = call.inputs
-        y, dim = call.outputs[0], call.attrs["dim"]
+        y, dim = call.outputs[0], call.of(Lookup).dim
         batch = batch_names(index, y, dim)
         self.rest = [n for n in y.names if n != dim and n not in batch]
         if sorted([*index.names, *self.rest]) != sorted(updates.names):
@@ -257,7 +258,7 @@ class PutPlan(Plan):
     def __init__(self, call: Call):
         self.call = call
         x, updates, index = call.inputs
-        dim = call.attrs["dim"]
+        dim = call.of(Put).dim
         batch = batch_names(index, x, dim)
         others = [n for n in index.names if n not in batch]
         rest = [n for n in x.names if n != dim and n not in batch]

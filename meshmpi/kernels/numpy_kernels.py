@@ -13,6 +13,7 @@ import numpy as np
 
 from meshmpi.errors import ProgramError
 from meshmpi.ir.flops import local_flops
+from meshmpi.ir.kinds import Reduce
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.kernels.bands import BandContractPlan, BandReducePlan, band_of, without_band
 from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, local_call
@@ -33,7 +34,7 @@ from meshmpi.kernels.tiled import TiledPlan
 def _reduce(call: Call) -> Plan:
     if band_of(call) is None:
         return ReducePlan(without_band(call))
-    return BandReducePlan(call, _planned, identity(call.attrs["op"], call.inputs[0].type.dtype))
+    return BandReducePlan(call, _planned, identity(call.of(Reduce).op, call.inputs[0].type.dtype))
 
 
 def _contract(call: Call) -> Plan:
@@ -108,7 +109,14 @@ def _planned(call: Call) -> Plan:
     if kind not in SHARED:
         return PLANS[kind](call)
     # repr: 0.0 and -0.0 are equal, and so are 1 and True
-    form = (kind, repr(call.attrs), bool(call.ranges), *map(_form, call.inputs), None, *map(_form, call.outputs))
+    form = (
+        kind,
+        repr(call.instruction.attrs),
+        bool(call.ranges),
+        *map(_form, call.inputs),
+        None,
+        *map(_form, call.outputs),
+    )
     if form not in _recent.shared:
         _recent.shared[form] = PLANS[kind](call)
     return _recent.shared[form]

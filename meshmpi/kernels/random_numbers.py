@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshmpi.errors import ProgramError
+from meshmpi.ir.kinds import Random
 from meshmpi.kernels.binding import (
     BFLOAT16,
     Bound,
@@ -340,11 +341,11 @@ def _check_distribution(name: str) -> None:
 
 
 class RandomPlan(Plan):
-    """Fills the block at the running step with the numbers of ``attrs['key']``."""
+    """Fills the block at the running step with the numbers of its key."""
 
     def __init__(self, call: Call):
-        _check_distribution(call.attrs["distribution"])
-        self.call = call
+        self.call, self.attrs = call, call.of(Random)
+        _check_distribution(self.attrs.distribution)
         y = call.outputs[0]
         self.counters = Counters(y.type.shape.sizes, y.block)
         if y.elements:
@@ -357,11 +358,11 @@ class RandomPlan(Plan):
     ) -> Bound:
         if not outputs[0].size:
             return nothing
-        attrs, seed = self.call.attrs, self.call.program.seed
+        key, seed = self.attrs.key, self.call.program.seed
         flat = outputs[0].reshape(-1)
-        generator = Generator(attrs["distribution"], flat.dtype, self.counters, self.slots, workspace)
+        generator = Generator(self.attrs.distribution, flat.dtype, self.counters, self.slots, workspace)
 
         def run() -> None:
-            generator.fill(flat, stream_key(seed, attrs["key"], runtime.step))
+            generator.fill(flat, stream_key(seed, key, runtime.step))
 
         return quiet(run)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshmpi.ir.kinds import TopK
 from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, Scratch, named_view, nothing, quiet
 
 PIECE_ELEMENTS = 65536
@@ -37,7 +38,7 @@ _MAGNITUDE = {4: (1 << 31) - 1, 8: (1 << 63) - 1}
 
 
 class TopKPlan(Plan):
-    """``attrs['k']`` names the dim of both outputs that replaces ``attrs['dim']``.
+    """The dim ``k`` of both outputs replaces ``dim``.
 
     Indices are global; those of a second input are taken instead of positions.
     """
@@ -45,11 +46,12 @@ class TopKPlan(Plan):
     def __init__(self, call: Call):
         self.call = call
         x, y = call.inputs[0], call.outputs[0]
-        self.dim, self.k_dim = call.attrs["dim"], call.attrs["k"]
+        attrs = call.of(TopK)
+        self.dim, self.k_dim = attrs.dim, attrs.k
         self.n, self.k = x.extents()[self.dim], y.extents()[self.k_dim]
         if self.k > self.n:
             raise call.fail(f"{self.k} of the {self.n} elements of '{self.dim}' are asked for.")
-        self.first, self.smallest = x.start(self.dim), bool(call.attrs.get("smallest"))
+        self.first, self.smallest = x.start(self.dim), attrs.smallest
         self.rest = [n for n in x.names if n != self.dim]
         self.row_sizes = tuple(x.extents()[n] for n in self.rest)
         count = math.prod(self.row_sizes)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from meshmpi.ir.kinds import Reduce
 from meshmpi.ir.scalar import FLOATS
 from meshmpi.kernels.binding import (
     Bound,
@@ -145,7 +146,7 @@ class ReducePlan(Plan):
     def __init__(self, call: Call):
         self.call = call
         x, y = call.inputs[0], call.outputs[0]
-        self.op = call.attrs["op"]
+        self.op = call.of(Reduce).op
         if x.type.dtype == "bool" and self.op not in _BOOL_UFUNCS:
             raise call.fail("the values are bool.", "Count with a cast to int32.")
         ufunc = _BOOL_UFUNCS[self.op] if x.type.dtype == "bool" else UFUNCS[self.op]

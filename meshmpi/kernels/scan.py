@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshmpi.ir.kinds import BlockSum, Cumsum
 from meshmpi.kernels.binding import (
     Bound,
     Call,
@@ -31,7 +32,7 @@ def _around(array: np.ndarray, operand: Operand, dim: str) -> np.ndarray:
 
 
 class BlockSumPlan(Plan):
-    """The sum of the own block along ``attrs['dim']``; the output has one element there."""
+    """The sum of the own block along a dim; the output has one element there."""
 
     def __init__(self, call: Call):
         self.call = call
@@ -39,8 +40,8 @@ class BlockSumPlan(Plan):
     def bind(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
     ) -> Bound:
-        x = _around(inputs[0], self.call.inputs[0], self.call.attrs["dim"])
-        y = _around(outputs[0], self.call.outputs[0], self.call.attrs["blocks"])[:, 0]
+        x = _around(inputs[0], self.call.inputs[0], self.call.of(BlockSum).dim)
+        y = _around(outputs[0], self.call.outputs[0], self.call.of(BlockSum).blocks)[:, 0]
 
         def run() -> None:
             np.add.reduce(x, axis=1, dtype=y.dtype, out=y)
@@ -53,11 +54,12 @@ class CumsumPlan(Plan):
 
     def __init__(self, call: Call):
         self.call = call
-        x, dim = call.inputs[0], call.attrs["dim"]
+        self.attrs = call.of(Cumsum)
+        x, dim = call.inputs[0], self.attrs.dim
         self.sum_dtype = accumulator_dtype(x.dtype)
         mesh, axes = call.program.mesh, x.type.split(dim)
         index = mesh.block_index(axes, call.coordinates)
-        self.others = slice(index + 1, None) if call.attrs["reverse"] else slice(0, index)
+        self.others = slice(index + 1, None) if self.attrs.reverse else slice(0, index)
         at = x.type.shape.position(dim)
         before, behind = math.prod(x.sizes[:at]), math.prod(x.sizes[at + 1 :])
         scratch = Scratch()
@@ -74,14 +76,14 @@ class CumsumPlan(Plan):
     ) -> Bound:
         if not outputs[0].size:
             return nothing
-        dim = self.call.attrs["dim"]
+        dim = self.attrs.dim
         x = _around(inputs[0], self.call.inputs[0], dim)
         y = _around(outputs[0], self.call.outputs[0], dim)
         sums = y if self.sums is None else self.sums.array(workspace)
         add_along = self._bind_sums(x, sums)
         carry = totals = None
         if self.carry is not None:
-            totals = _around(inputs[1], self.call.inputs[1], self.call.attrs["blocks"])
+            totals = _around(inputs[1], self.call.inputs[1], self.attrs.blocks)
             carry, totals = self.carry.array(workspace), totals[:, self.others]
 
         def run() -> None:
@@ -96,9 +98,9 @@ class CumsumPlan(Plan):
 
     def _bind_sums(self, x: np.ndarray, sums: np.ndarray) -> Bound:
         """A function that writes the running sums of the own block."""
-        if self.call.attrs["reverse"]:
+        if self.attrs.reverse:
             x, sums = x[:, ::-1], sums[:, ::-1]
-        exclusive = self.call.attrs["exclusive"]
+        exclusive = self.attrs.exclusive
         first, rest = sums[:, :1], sums[:, 1:] if exclusive else sums
         added = x[:, :-1] if exclusive else x
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from meshmpi.ir.kinds import Concat, Pad, Slice
 from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, named_view, nothing, run_all
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -68,18 +69,18 @@ def view_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> lis
 
 def slice_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
     """A range of one dim, with a stride."""
-    a = call.attrs
-    cut = slice(a["start"], a["stop"], a["stride"])
-    return [(out, _block(inputs[0], call.inputs[0], a["dim"], cut, call.outputs[0].names))]
+    a = call.of(Slice)
+    cut = slice(a.start, a.stop, a.stride)
+    return [(out, _block(inputs[0], call.inputs[0], a.dim, cut, call.outputs[0].names))]
 
 
 def pad_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
     """The number in front, the part that is kept (negative widths crop), the number behind."""
-    x, y, dim = call.inputs[0], call.outputs[0], call.attrs["dim"]
-    before, after = call.attrs["before"], call.attrs["after"]
+    x, y, a = call.inputs[0], call.outputs[0], call.of(Pad)
+    dim, before, after = a.dim, a.before, a.after
     n_in, n_out = x.extents()[dim], y.extents()[dim]
     start, stop = max(before, 0), max(max(before, 0), n_out - max(after, 0))
-    number = np.broadcast_to(np.asarray(call.attrs["value"]).astype(out.dtype), out.shape)
+    number = np.broadcast_to(np.asarray(a.value).astype(out.dtype), out.shape)
     kept = slice(max(-before, 0), n_in - max(-after, 0))
     order = y.names
     return [
@@ -91,7 +92,7 @@ def pad_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list
 
 def concat_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
     """Each input into its part of the output."""
-    y, dim = call.outputs[0], call.attrs["dim"]
+    y, dim = call.outputs[0], call.of(Concat).dim
     pairs, start = [], 0
     for array, x in zip(inputs, call.inputs, strict=True):
         stop = start + x.extents()[dim]

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshmpi.ir.bands import Band
-from meshmpi.ir.kinds import Contract, Random
+from meshmpi.ir.kinds import Contract, Random, Tiled
 from meshmpi.ir.kinds.regions import (
     Ranges,
     extents_in,
@@ -80,7 +80,7 @@ class _Begun:
 
     def __init__(self, call: Call, own: Ranges):
         self.own, self.seen = own, set[tuple]()
-        band: Band | None = call.attrs.get("band")
+        band = call.instruction.attrs.band
         self.columns = "" if band is None else band.columns
 
     def first(self, v: int, names: Sequence[str], ranges: Ranges) -> bool:
@@ -107,15 +107,16 @@ class _Block:
     def __init__(self, call: Call, own: Ranges, ranges: Ranges, plan_of: Callable[[Call], Plan]):
         self.call, self.own, self.ranges, self.plan_of = call, own, ranges, plan_of
         i = call.instruction
+        self.region = call.of(Tiled)
         self.types = region_types(i, call.program)
         self.inside = replace(call.program, types=self.types)
-        self.dims = [dim for dim, _ in i.attrs["over"]]
+        self.dims = [dim for dim, _ in self.region.over]
         self.outer = {v: self._whole_strides(v) for v in (*i.inputs, *i.outputs)}
         self.summed = [v for v in i.outputs if any(d not in self.types[v].shape.names for d in self.dims)]
         self._place(ranges)
         self.steps: list[tuple[Call, Plan]] = []
         self.banded: set[int] = set()  # results of products over the band of the region
-        for one in i.attrs["body"]:
+        for one in self.region.body:
             planned = self._called(one, ranges, self.strided)
             if self._masks_in_place(planned):
                 self.banded.add(one.outputs[0])
@@ -123,7 +124,7 @@ class _Block:
             self.steps.append((planned, plan_of(planned)))
         self._plan_sums()
         plans = [*(p for _, p in self.steps), *self.direct.values()]
-        in_c = (scratch_bytes(one, self.types, call.program.mesh, call.coordinates, ranges) for one in i.attrs["body"])
+        in_c = (scratch_bytes(one, self.types, call.program.mesh, call.coordinates, ranges) for one in self.region.body)
         rest = max((p.workspace_bytes for p in plans), default=0)
         self.workspace_bytes = self.own_bytes + max(rest, *in_c)
 
@@ -142,7 +143,7 @@ class _Block:
         """Decides where each value is: in place, in place by strides, or in the workspace."""
         i, scratch = self.call.instruction, Scratch()
         others = {
-            v for one in i.attrs["body"] if not isinstance(one.attrs, Contract) for v in (*one.inputs, *one.outputs)
+            v for one in self.region.body if not isinstance(one.attrs, Contract) for v in (*one.inputs, *one.outputs)
         }
         in_place = [v for v in self.outer if v not in self.summed and self._contiguous(v, ranges)]
         self.strided = [v for v in self.outer if v not in others and v not in self.summed and v not in in_place]
@@ -153,7 +154,7 @@ class _Block:
         known = {v: self._operand(v, ranges) for v in self.types}
         for v in copied:
             self.slots[v] = scratch.reserve(known[v].sizes, known[v].dtype)
-        self.slots.update(scratch_slots(i.attrs["body"], i.attrs["inner"], known, scratch))
+        self.slots.update(scratch_slots(self.region.body, self.region.inner, known, scratch))
         self.own_bytes = scratch.bytes
 
     def _contiguous(self, v: int, ranges: Ranges) -> bool:
@@ -168,11 +169,11 @@ class _Block:
 
     def _masks_in_place(self, call: Call) -> bool:
         """Whether a product is over the band of the region, of a value that is used inside only."""
-        band = self.call.attrs.get("band")
-        if not isinstance(call.instruction.attrs, Contract) or band is None or call.attrs.get("band") != band:
+        band, attrs = self.region.band, call.instruction.attrs
+        if not isinstance(attrs, Contract) or band is None or attrs.band != band:
             return False
         masked = masked_operand(call, band)
-        return masked is None or call.inputs[masked].value in self.call.attrs["inner"]
+        return masked is None or call.inputs[masked].value in self.region.inner
 
     def _plan_sums(self) -> None:
         """Products that are summed over blocks, planned a second time with the result in place."""
@@ -230,8 +231,8 @@ class _Block:
         """The band of a product where it leaves out pairs of the present block."""
         if not any(v in self.banded for v in one.outputs):
             return None
-        band: Band = self.call.attrs["band"]
-        return None if band.covers(ranges[band.rows], ranges[band.columns]) else band
+        band = self.region.band
+        return None if band is None or band.covers(ranges[band.rows], ranges[band.columns]) else band
 
     def _mask(self, one: Instruction, here: Arrays, ranges: Ranges, masked: set[int]) -> Iterator[Bound]:
         """Sets the operand of a banded product to 0 outside the band, once in a block."""
@@ -337,7 +338,7 @@ class _Block:
 
 def _is_positional(one: Instruction) -> bool:
     """Whether what an instruction makes depends on where its block begins."""
-    return any(isinstance(i.attrs, Random) or i.attrs.get("band") for i in one.leaves())
+    return any(isinstance(i.attrs, Random) or i.attrs.band for i in one.leaves())
 
 
 def _copy(to: np.ndarray, source: np.ndarray) -> Bound:

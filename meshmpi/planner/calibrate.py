@@ -29,8 +29,8 @@ from meshmpi.dims import Shape
 from meshmpi.graph import Graph, Tensor
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.sources import get_variable
-from meshmpi.ir.collective_bytes import bytes_sent
 from meshmpi.ir.halos import HaloExchange
+from meshmpi.ir.kinds import bytes_sent
 from meshmpi.kernels import blas, product_choice
 from meshmpi.kernels.binding import BFLOAT16
 from meshmpi.kernels.native import available

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshmpi.errors import ConfigError
-from meshmpi.ir.collective_bytes import KINDS, bytes_sent
+from meshmpi.ir.kinds import COLLECTIVES, bytes_sent
 
 RELATIVE_COSTS = {
     "simple": 1.0,
@@ -126,7 +126,7 @@ class Network:
         """Seconds of one collective.
 
         Args:
-            kind: Of `collective_bytes.KINDS`.
+            kind: Of `ir.kinds.COLLECTIVES`.
             handed: Bytes that the rank hands to it.
             n: Ranks of the group.
         """
@@ -234,8 +234,8 @@ def operations_from(simple: float, known: Mapping[str, float] | None = None) -> 
 
 
 __all__ = [
+    "COLLECTIVES",
     "FUNCTION_CLASSES",
-    "KINDS",
     "RELATIVE_COSTS",
     "Curve",
     "Machine",

@@ -21,7 +21,7 @@ from meshmpi.errors import ConfigError, suggest
 from meshmpi.files import plain
 from meshmpi.graph.arguments import checked
 from meshmpi.ir.scalar import DTYPES
-from meshmpi.planner.machine import KINDS, RELATIVE_COSTS, Curve, Machine, Network, ProductRates, operations_from
+from meshmpi.planner.machine import COLLECTIVES, RELATIVE_COSTS, Curve, Machine, Network, ProductRates, operations_from
 
 BUILT_IN = {
     # 22.5 TFLOP/s a core and 300 GB/s are the paper's time's published figures of a TPUv2 core
@@ -241,7 +241,7 @@ def _points(value: Any, columns: str, place: str, or_zero: bool = False) -> tupl
 
 
 def _networks(section: Mapping[str, Any], place: str) -> dict[str, Network]:
-    own = {k: v for k, v in section.items() if not isinstance(v, dict) or k in KINDS}
+    own = {k: v for k, v in section.items() if not isinstance(v, dict) or k in COLLECTIVES}
     tables = {k: v for k, v in section.items() if k not in own}
     out = {} if not own else {"": _network(own, f"{place} network")}
     for axes, values in tables.items():
@@ -250,8 +250,8 @@ def _networks(section: Mapping[str, Any], place: str) -> dict[str, Network]:
 
 
 def _network(values: Mapping[str, Any], place: str) -> Network:
-    _known(values, ("latency", "bandwidth", *KINDS), place)
-    given = [kind for kind in KINDS if kind in values]
+    _known(values, ("latency", "bandwidth", *COLLECTIVES), place)
+    given = [kind for kind in COLLECTIVES if kind in values]
     measured = {kind: _collective(values[kind], f"{place}.{kind}") for kind in given}
     latency = _number(values.get("latency"), f"{place}.latency")
     return Network(latency, _number(values.get("bandwidth"), f"{place}.bandwidth"), measured)

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from meshmpi.compiler.passes.memory import Sharing
 from meshmpi.graph.arguments import checked
-from meshmpi.ir.collective_bytes import wire_bytes
 from meshmpi.ir.flops import busiest_rank, local_flops, program_flops
 from meshmpi.ir.kinds import Conv, Product, Tiled, Transpose, Wait, Write
 from meshmpi.ir.kinds.regions import extents_in, iteration_counts, region_types
@@ -243,7 +242,7 @@ class _Timer:
         program, axes = self.program, i.attrs.axes
         busy = program.busiest() if i.traits.by_place else {}
         handed = program.most_elements_handed(i, busy)  # it waits for the largest blocks of all
-        handed *= wire_bytes(i.kind, program.types[i.inputs[0]].dtype)
+        handed *= i.attrs.wire_bytes(program.types[i.inputs[0]].dtype)
         n = program.mesh.count(axes)
         seconds = self.machine.network(axes).seconds(i.kind, handed, n) if n > 1 else 0.0
         if len(i.inputs) > 1:  # packed into one message and unpacked

@@ -16,8 +16,9 @@ import numpy as np
 
 from meshmpi.dims import Axes, MeshShape, MeshShapeLike
 from meshmpi.errors import MeshError, ProgramError
-from meshmpi.ir.collective_bytes import REDUCED_IN, bytes_sent, wire_bytes
+from meshmpi.ir.collective_bytes import REDUCED_IN
 from meshmpi.ir.halos import HaloExchange
+from meshmpi.ir.kinds import bytes_sent, wire_bytes
 from meshmpi.runtime import hooks
 from meshmpi.runtime.agreement import any_of, gathered
 from meshmpi.runtime.blocks import check_array, check_axes, check_op, check_out, check_shift, check_sizes, replaced

@@ -17,8 +17,8 @@ import numpy as np
 from meshmpi.dims import Axes, MeshShape, MeshShapeLike
 from meshmpi.errors import MeshError, ProgramError
 from meshmpi.graph.arguments import checked
-from meshmpi.ir.collective_bytes import bytes_sent, wire_bytes
 from meshmpi.ir.halos import HaloExchange, pieces_to
+from meshmpi.ir.kinds import bytes_sent, wire_bytes
 from meshmpi.runtime.blocks import (
     block,
     check_array,

@@ -20,7 +20,7 @@ if __name__ == "__main__":
         def wrong(self, i):
             run, one = right(self, i), self.states[0]
             y = one.arrays[i.outputs[0]]
-            if one.rank != 3 or i.attrs["axes"] != ("rows",) or y.ndim != 2:
+            if one.rank != 3 or i.attrs.axes != ("rows",) or y.ndim != 2:
                 return run
             return lambda: (run(), np.add(y, 1e-6, out=y))
 

@@ -172,7 +172,7 @@ def tasks() -> dict[str, list[Task]]:
     out: dict[str, list[Task]] = {}
     for name, (graph, feeds, _) in MODELS.items():
         program = plan_of(graph)
-        fed = {i.outputs[0]: feeds[i.attrs["name"]] for i in program.instructions if i.kind == "feed"}
+        fed = {i.outputs[0]: feeds[i.attrs.name] for i in program.instructions if i.kind == "feed"}
         # Rows of gradients cancel: they sum to a tenth of what is summed.
         out[name] = tasks_of(program, name, arrays=fed, factor=10)
     return out
@@ -204,7 +204,7 @@ def kernels() -> tuple[dict[str, list[Task]], NativeKernels]:
 def test_instructions_of_a_model(name: str, kernels):
     by_name, library = kernels
     done = [t.instruction for t in by_name[name]]
-    made = {i.kind for i in done} | {j.kind for i in done for j in i.attrs.get("body", ())}
+    made = {i.kind for i in done} | {j.kind for i in done for j in i.body}
     assert MODELS[name][2] <= made, f"{name} has {made} only"
     for task in by_name[name]:
         if not task.instruction.inputs and task.instruction.kind == "map":

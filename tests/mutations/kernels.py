@@ -49,8 +49,8 @@ def pads_are_zero_whatever_their_number(m: Patch) -> None:
 @mutation("pad")
 def pads_change_sides(m: Patch) -> None:
     def wrong(call: Any, inputs: Any, out: np.ndarray) -> list:
-        attrs = {**call.attrs, "before": call.attrs["after"], "after": call.attrs["before"]}
-        swapped = call._replace(instruction=call.instruction.replaced(attrs=attrs))
+        pad = call.instruction.attrs
+        swapped = call._replace(instruction=call.instruction.replaced(before=pad.after, after=pad.before))
         return structure.pad_pairs(swapped, inputs, out)
 
     _pairs(m, "pad", wrong)
@@ -69,8 +69,8 @@ def parts_are_joined_in_reverse(m: Patch) -> None:
 def strides_begin_at_zero(m: Patch) -> None:
     def wrong(call: Any, inputs: Any, out: np.ndarray) -> list:
         ((to, _),) = structure.slice_pairs(call, inputs, out)
-        position = call.inputs[0].type.shape.position(call.attrs["dim"])
-        whole = inputs[0][(slice(None),) * position + (slice(None, None, call.attrs["stride"]),)]
+        position = call.inputs[0].type.shape.position(call.instruction.attrs.dim)
+        whole = inputs[0][(slice(None),) * position + (slice(None, None, call.instruction.attrs.stride),)]
         order = [call.inputs[0].type.shape.position(n) for n in call.outputs[0].names]
         cut = tuple(slice(0, n) for n in to.shape)
         return [(to, whole.transpose(order)[cut])]
@@ -228,9 +228,8 @@ def a_fused_kernel_runs_its_body_once_too_early(m: Patch) -> None:
     right = fused.FusedPlan.__init__
 
     def wrong(self: Any, call: Any, plan_of: Any) -> None:
-        body = call.attrs["body"]
-        attrs = {**call.attrs, "body": (*body[1:], body[0])}
-        right(self, call._replace(instruction=call.instruction.replaced(attrs=attrs)), plan_of)
+        body = call.instruction.body
+        right(self, call._replace(instruction=call.instruction.replaced(body=(*body[1:], body[0]))), plan_of)
 
     m.setattr(fused.FusedPlan, "__init__", wrong)
 

@@ -31,7 +31,7 @@ def running_sums_in_reverse_go_on_from_the_blocks_before(m: Patch) -> None:
 
     def wrong(self: Any, call: Any) -> None:
         right(self, call)
-        axes = call.inputs[0].type.split(call.attrs["dim"])
+        axes = call.inputs[0].type.split(call.instruction.attrs.dim)
         self.others = slice(0, call.program.mesh.block_index(axes, call.coordinates))
 
     m.setattr(scan.CumsumPlan, "__init__", wrong)
@@ -42,8 +42,7 @@ def exclusive_sums_include_their_element(m: Patch) -> None:
     right = scan.CumsumPlan.__init__
 
     def wrong(self: Any, call: Any) -> None:
-        attrs = {**call.attrs, "exclusive": False}
-        right(self, call._replace(instruction=call.instruction.replaced(attrs=attrs)))
+        right(self, call._replace(instruction=call.instruction.replaced(exclusive=False)))
 
     m.setattr(scan.CumsumPlan, "__init__", wrong)
 

@@ -24,7 +24,7 @@ def any_map_passes_a_pending_sum(m: Patch) -> None:
 @mutation("constants")
 def multiplying_by_two_is_a_copy(m: Patch) -> None:
     def wrong(i: Any, program: Any) -> bool:
-        expr = i.attrs["expr"]
+        expr = i.attrs.expr
         if len(i.inputs) != 1 or len(i.outputs) != 1 or len(expr.steps) != 1:
             return False
         if program.types[i.inputs[0]] != program.types[i.outputs[0]]:
@@ -59,9 +59,9 @@ def fusion_swaps_the_operands(m: Patch) -> None:
 
     def wrong(producer: Any, consumer: Any, keep: list) -> Any:
         merged = right(producer, consumer, keep)
-        expr = merged.attrs["expr"]
+        expr = merged.attrs.expr
         steps = tuple(s._replace(args=s.args[::-1]) if s.function == "subtract" else s for s in expr.steps)
-        return merged.replaced(attrs={"expr": expr._replace(steps=steps)})
+        return merged.replaced(expr=expr._replace(steps=steps))
 
     m.setattr(fuse, "merged_maps", wrong)
 
@@ -106,8 +106,8 @@ def inputs_keep_their_number_when_a_constant_before_them_goes(m: Patch) -> None:
         new = right(i, constants)
         if new is i or len(new.inputs) != 1 or i.inputs[0] not in constants:
             return new
-        steps = tuple(s._replace(args=tuple("i1" if a == "i0" else a for a in s.args)) for s in new.attrs["expr"].steps)
-        return new.replaced(attrs={"expr": new.attrs["expr"]._replace(steps=steps)})
+        steps = tuple(s._replace(args=tuple("i1" if a == "i0" else a for a in s.args)) for s in new.attrs.expr.steps)
+        return new.replaced(expr=new.attrs.expr._replace(steps=steps))
 
     m.setattr(fold, "_with_literals", wrong)
 
@@ -149,10 +149,10 @@ def reductions_over_other_axes_share_a_message(m: Patch) -> None:
         waiting, out = [], []
         for i in program.instructions:
             used = any(v in w.outputs for w in waiting for v in i.inputs)
-            if waiting and (used or (i.kind == "all_reduce" and i.attrs["op"] != "sum")):
+            if waiting and (used or (i.kind == "all_reduce" and i.attrs.op != "sum")):
                 out.append(wrong(waiting))
                 waiting = []
-            if i.kind == "all_reduce" and i.attrs["op"] == "sum":
+            if i.kind == "all_reduce" and i.attrs.op == "sum":
                 waiting.append(i)
             else:
                 out.append(i)
@@ -179,11 +179,9 @@ def maps_over_rows_are_merged_as_if_over_all_points(m: Patch) -> None:
 
     def wrong(producer: Any, consumer: Any, keep: list) -> Any:
         merged = right(producer, consumer, keep)
-        n = len(producer.attrs["expr"].steps)
-        results = tuple(
-            f"t{n - 1}" if len(merged.attrs["expr"].steps) > n + 1 else r for r in merged.attrs["expr"].results
-        )
-        return merged.replaced(attrs={"expr": merged.attrs["expr"]._replace(results=results)})
+        n = len(producer.attrs.expr.steps)
+        results = tuple(f"t{n - 1}" if len(merged.attrs.expr.steps) > n + 1 else r for r in merged.attrs.expr.results)
+        return merged.replaced(expr=merged.attrs.expr._replace(results=results))
 
     m.setattr(fuse, "merged_maps", wrong)
 
@@ -310,8 +308,7 @@ def chained_reductions_forget_the_inner_axes(m: Patch) -> None:
     def wrong(program: Any) -> Any:
         p = right(program)
         return p.with_instructions(
-            i.replaced(attrs={**i.attrs, "axes": i.attrs["axes"][-1:]}) if i.kind == "all_reduce" else i
-            for i in p.instructions
+            i.replaced(axes=i.attrs.axes[-1:]) if i.kind == "all_reduce" else i for i in p.instructions
         )
 
     m.setattr(reduction_pass, "_merge_chains", wrong)

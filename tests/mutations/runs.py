@@ -13,7 +13,7 @@ from tests.mutations.registry import Patch, mutation
 
 @mutation("tests/planner/test_timing.py::test_language_models_have_a_prediction({'rotary': True})")
 def slices_count_as_collectives_in_the_background(m: Patch) -> None:
-    wrong = property(lambda self: bool(self.attrs.get("start")))
+    wrong = property(lambda self: bool(getattr(self.attrs, "start", False)))
     m.setattr(Instruction, "in_background", wrong)
 
 

@@ -153,8 +153,8 @@ def reductions_start_before_what_they_reduce_is_made(m: Patch) -> None:
 
     def wrong(program: Any) -> Any:
         p = right(program)
-        starts = [i for i in p.instructions if i.attrs.get("start")]
-        rest = [i for i in p.instructions if not i.attrs.get("start")]
+        starts = [i for i in p.instructions if i.in_background]
+        rest = [i for i in p.instructions if not i.in_background]
         return p.with_instructions([*starts, *rest])
 
     m.setattr(pipeline, "overlap", wrong)

@@ -277,7 +277,7 @@ def test_caches_grow_in_place(mesh: str, layout: str):
     for i in puts:
         assert sharing.root(i.outputs[0]) == sharing.root(i.inputs[0])
         assert str(sharing.root(i.outputs[0])).startswith("variable decoder/layer_00")
-    cuts = [i for i in made.instructions if i.kind == "slice" and i.attrs["dim"] == "memory_length"]
+    cuts = [i for i in made.instructions if i.kind == "slice" and i.attrs.dim == "memory_length"]
     assert len(cuts) == (0 if "memory_length" in layout else 2 * CONFIG.layers)
     for i in cuts:
         assert str(sharing.root(i.outputs[0])).startswith("variable ")

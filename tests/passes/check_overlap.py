@@ -23,7 +23,7 @@ def main() -> None:
         blocking, background = mm.Mesh(shape), mm.Mesh(shape)
         want, _ = losses(blocking, layout, overlap=False)
         got, step = losses(background, layout, overlap=True)
-        started = [i for i in step.program.instructions if i.attrs.get("start")]
+        started = [i for i in step.program.instructions if i.in_background]
         assert started, layout
         # The order of summation is MPI's own choice, and may differ between the two calls.
         np.testing.assert_allclose(got, want, rtol=1e-13)

@@ -21,7 +21,7 @@ def program(monkeypatch) -> Program:
 
 
 def test_gradients_travel_during_the_backward_pass(program: Program):
-    kinds = [(i.kind, bool(i.attrs.get("start"))) for i in program.instructions]
+    kinds = [(i.kind, i.in_background) for i in program.instructions]
     starts = [n for n, (kind, start) in enumerate(kinds) if kind == "all_reduce" and start]
     waits = [n for n, (kind, _) in enumerate(kinds) if kind == "wait"]
     products = [n for n, (kind, _) in enumerate(kinds) if kind == "contract"]
@@ -31,10 +31,8 @@ def test_gradients_travel_during_the_backward_pass(program: Program):
 
 def test_a_start_follows_what_it_needs(program: Program):
     for n, i in enumerate(program.instructions):
-        if i.attrs.get("start"):
-            assert i.inputs[0] in program.instructions[n - 1].outputs or (
-                program.instructions[n - 1].attrs.get("start")
-            )
+        if i.in_background:
+            assert i.inputs[0] in program.instructions[n - 1].outputs or (program.instructions[n - 1].in_background)
 
 
 @pytest.mark.parametrize("layout", ["batch:rows", "batch:rows;d1:cols;d3:cols", "d2:rows"])
@@ -49,7 +47,7 @@ def test_values_and_traffic_stay(monkeypatch, layout: str):
 def test_short_messages_and_those_without_work_behind_them_stay():
     graph, loss, updates = network()
     p = mm.plan(graph, "rows:2", "batch:rows", fetches=[loss], updates=updates, overlap=True)
-    assert not any(i.attrs.get("start") for i in p.program.instructions)
+    assert not any(i.in_background for i in p.program.instructions)
 
 
 def test_the_verifier_wants_one_wait_each(program: Program):

@@ -14,8 +14,7 @@ from meshmpi.compiler.passes.fold import fold
 from meshmpi.compiler.passes.pipeline import PASSES, optimize
 from meshmpi.compiler.passes.reductions import passes_through, place_reductions
 from meshmpi.errors import LayoutError
-from meshmpi.ir.collective_bytes import wire_bytes
-from meshmpi.ir.kinds import COLLECTIVES
+from meshmpi.ir.kinds import COLLECTIVES, wire_bytes
 from meshmpi.ir.program import Program
 from meshmpi.ir.verify import verify
 from meshmpi.runtime.compiled import CompiledStep
@@ -52,7 +51,7 @@ def bytes_moved(p: Program) -> Fraction:
     total = Fraction(0)
     for i in p.instructions:
         if i.kind in COLLECTIVES:
-            n = p.mesh.count(i.attrs["axes"])
+            n = p.mesh.count(i.attrs.axes)
             share = {"all_reduce": Fraction(2 * (n - 1), n), "all_gather": Fraction(n - 1)}
             elements = sum(p.types[v].max_elements(p.mesh) for v in i.inputs)
             item = wire_bytes(i.kind, p.types[i.inputs[0]].dtype)
@@ -97,10 +96,10 @@ def _always_deferred(p: Program) -> Fraction:
     kept = list(p.fetches.values())
     total = bytes_moved(p)
     for i in p.instructions:
-        is_sum = i.kind == "all_reduce" and i.attrs["op"] == "sum"
+        is_sum = i.kind == "all_reduce" and i.attrs.op == "sum"
         if is_sum and i.inputs[0] not in pending:
-            total -= _reduction_bytes(p, i.inputs[0], i.attrs["axes"])
-            pending[i.outputs[0]] = i.attrs["axes"]
+            total -= _reduction_bytes(p, i.inputs[0], i.attrs.axes)
+            pending[i.outputs[0]] = i.attrs.axes
             continue
         mine = [v for v in i.inputs if v in pending]
         axes = pending[mine[0]] if mine else ()

@@ -284,7 +284,7 @@ def test_generated_kernels_in_tiled_regions(name: str):
 def test_blocks_are_skipped_where_a_band_is_declared_and_only_there(name: str):
     graph, fetches, _ = built(name)
     p = with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
-    found = [i.attrs.get("band") for i in regions_in(p)]
+    found = [i.attrs.band for i in regions_in(p)]
     assert found and all(band == MODELS[name][1] for band in found), found
 
 
@@ -425,7 +425,7 @@ def test_small_values_and_weights_are_left_alone():
 def _loop(**attrs) -> Program:
     graph, fetches, _ = built("masked")
     p = with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
-    out = [i.replaced(attrs={**i.attrs, **attrs}) if i.kind == "tiled" else i for i in p.instructions]
+    out = [i.replaced(**attrs) if i.kind == "tiled" else i for i in p.instructions]
     return p.with_instructions(out)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from meshmpi.amounts import bytes_of
 from meshmpi.errors import ConfigError
-from meshmpi.ir.collective_bytes import KINDS, bytes_sent
+from meshmpi.ir.kinds import COLLECTIVES, bytes_sent
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from, rounds
 from meshmpi.planner.machine_file import BUILT_IN, load_machine, machine_text, parse_machine
 
@@ -40,7 +40,7 @@ def test_rates_of_products_meet_the_table_at_its_points():
     assert rates(1, 1e6, 64) == pytest.approx(table[8, 512, 64])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COLLECTIVES)
 def test_a_network_by_latency_and_bandwidth(kind):
     network = Network(2e-6, 1e9)
     assert network.seconds(kind, 4096, 1) == 0.0

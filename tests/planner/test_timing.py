@@ -99,7 +99,7 @@ def test_reductions_in_the_background_cost_what_is_waited_for():
     shown, hidden = (
         mm.plan(graph, "all:2", "batch:all", fetches=fetches, updates=updates, overlap=o).program for o in (False, True)
     )
-    started = [i for i in hidden.instructions if i.attrs.get("start")]
+    started = [i for i in hidden.instructions if i.in_background]
     assert started
     fast = {"": Network(1e-12, 1e12)}
     assert seconds(hidden, "wait", networks=fast) == 0.0
@@ -158,7 +158,7 @@ def test_every_operation_has_a_prediction(case: Case):
 def test_language_models_have_a_prediction(options: dict[str, Any]):
     graph, fetches, updates = small_lm(**options)
     program = mm.plan(graph, "all:2", "batch:all", fetches=fetches, updates=updates).program
-    assert any(i.kind == "slice" and i.attrs["start"] for i in program.instructions)
+    assert any(i.kind == "slice" and i.attrs.start for i in program.instructions)
     assert predict_time(program, machine()).seconds > 0
 
 

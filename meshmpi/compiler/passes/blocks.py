@@ -135,7 +135,7 @@ class Blocks:
 def _band(members: Iterable[Instruction], types: Mapping[int, LocalType], dims: Sequence[str]) -> Band | None:
     """The band whose pairs alone the members of a tiled region need, if there is one."""
     members = list(members)
-    for band in dict.fromkeys(i.attrs.get("band") for i in members):
+    for band in dict.fromkeys(i.attrs.band for i in members):
         if band is None or band.rows not in dims or band.columns in dims:
             continue
         if all(leaves_out(i, types, band) for i in members):

@@ -46,5 +46,4 @@ def cse(program: Program) -> Program:
 
 def _meaning(program: Program, i: Instruction) -> tuple[object, ...]:
     """Equal for instructions that compute the same."""
-    attrs = str(sorted(i.attrs.items(), key=lambda kv: kv[0]))
-    return i.kind, i.inputs, attrs, tuple(str(program.types[v]) for v in i.outputs)
+    return i.kind, i.inputs, repr(i.attrs), tuple(str(program.types[v]) for v in i.outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meshmpi.dims import Axes
+from meshmpi.ir.kinds import AllReduce
 from meshmpi.ir.program import Instruction, Program
 
 MESSAGE_BYTES = 16 * 2**20
@@ -38,12 +39,12 @@ def combine(program: Program, alone_bytes: int = ALONE_BYTES) -> Program:
         if wanted := {key_of[v]: None for v in i.inputs if v in key_of}:
             for key in [k for k in waiting if k in wanted]:
                 flush(key)
-        sent = i.kind == "all_reduce" and program.mesh.count(i.attrs["axes"]) > 1
+        sent = isinstance(i.attrs, AllReduce) and program.mesh.count(i.attrs.axes) > 1
         size = sum(program.types[v].max_bytes(program.mesh) for v in i.inputs) if sent else 0
         if not sent or size >= alone_bytes:
             out.append(i)
             continue
-        key = (i.attrs["axes"], i.attrs["op"], program.types[i.inputs[0]].dtype)
+        key = (i.of(AllReduce).axes, i.of(AllReduce).op, program.types[i.inputs[0]].dtype)
         if key in waiting and waiting[key].size + size > MESSAGE_BYTES:
             flush(key)
         message = waiting.setdefault(key, _Message())

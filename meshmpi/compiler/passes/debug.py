@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshmpi.compiler.passes.rewrite import producers
+from meshmpi.ir.kinds import Lookup
 from meshmpi.ir.program import Program
 
 
@@ -10,8 +11,8 @@ def check_indices(program: Program) -> Program:
     """Every gather and scatter_add refuses an index outside its dim, unless it ``may_miss``."""
     made = producers(program)
     return program.with_instructions(
-        i.replaced(attrs={**i.attrs, "checked": made[i.inputs[1]].source.name or "the index"})
-        if i.kind in ("gather", "scatter_add") and not i.attrs.get("may_miss")
+        i.replaced(checked=made[i.inputs[1]].source.name or "the index")
+        if isinstance(i.attrs, Lookup) and not i.attrs.may_miss
         else i
         for i in program.instructions
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshmpi.compiler.passes.rewrite import producers, substituted, with_substitution
+from meshmpi.ir.kinds import Map
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.scalar import FLOATS, Arg, Expr, Step, fill
 
@@ -38,7 +39,7 @@ def fold(program: Program) -> Program:
             value = _constant_value(i, program)
             if value is not None:
                 constants[i.outputs[0]] = value
-                i = i.replaced(inputs=(), attrs={"expr": fill(value, program.types[i.outputs[0]].dtype)})
+                i = i.replaced(inputs=(), expr=fill(value, program.types[i.outputs[0]].dtype))
             elif _is_copy(i, program) and not (i.inputs[0] in stored and i.outputs[0] in leaving):
                 instead[i.outputs[0]] = i.inputs[0]
                 continue
@@ -76,14 +77,14 @@ def _with_literals(i: Instruction, constants: dict[int, float | int | bool]) -> 
             inputs.append(v)
     steps = tuple(
         Step(s.function, tuple(renaming.get(a, a) if isinstance(a, str) else a for a in s.args), s.dtype)
-        for s in i.attrs["expr"].steps
+        for s in i.of(Map).expr.steps
     )
-    if any(isinstance(renaming.get(r), (int, float)) for r in i.attrs["expr"].results):
+    if any(isinstance(renaming.get(r), (int, float)) for r in i.of(Map).expr.results):
         return i
     if any(_all_literal(s) and s.function not in _ARITHMETIC for s in steps):
         return i
-    results = tuple(str(renaming.get(r, r)) for r in i.attrs["expr"].results)
-    return i.replaced(inputs=tuple(inputs), attrs={"expr": Expr(steps, results)})
+    results = tuple(str(renaming.get(r, r)) for r in i.of(Map).expr.results)
+    return i.replaced(inputs=tuple(inputs), expr=Expr(steps, results))
 
 
 def _all_literal(s: Step) -> bool:
@@ -92,7 +93,7 @@ def _all_literal(s: Step) -> bool:
 
 def _constant_value(i: Instruction, program: Program) -> float | int | bool | None:
     """The value of a map of one step without tensors, if it is plain arithmetic in a float type."""
-    expr = i.attrs["expr"]
+    expr = i.of(Map).expr
     if i.inputs or len(expr.steps) != 1 or len(i.outputs) != 1:
         return None
     (step,) = expr.steps
@@ -105,7 +106,7 @@ def _constant_value(i: Instruction, program: Program) -> float | int | bool | No
 
 def _is_copy(i: Instruction, program: Program) -> bool:
     """Whether the map returns its only input unchanged (perhaps multiplied by 1)."""
-    expr = i.attrs["expr"]
+    expr = i.of(Map).expr
     if len(i.inputs) != 1 or len(i.outputs) != 1 or len(expr.steps) != 1:
         return False
     if program.types[i.inputs[0]] != program.types[i.outputs[0]]:

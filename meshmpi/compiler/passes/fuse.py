@@ -49,11 +49,11 @@ def _fits(program: Program, producer: Instruction, consumer: Instruction) -> boo
     if a.partial != b.partial:
         return False
     same_points = sorted(a.local_dims) == sorted(b.local_dims)
-    return same_points or producer.attrs["expr"].flops == 0
+    return same_points or producer.of(Map).expr.flops == 0
 
 
 def _small(i: Instruction) -> bool:
-    return len(i.attrs["expr"].steps) <= MAX_STEPS and len(i.inputs) <= MAX_INPUTS
+    return len(i.of(Map).expr.steps) <= MAX_STEPS and len(i.inputs) <= MAX_INPUTS
 
 
 def flattened(body: Sequence[Instruction], outputs: Sequence[int]) -> Instruction:
@@ -61,9 +61,9 @@ def flattened(body: Sequence[Instruction], outputs: Sequence[int]) -> Instructio
     whole = body[0]
     for i in body[1:]:
         whole = merged_maps(whole, i, list(whole.outputs))
-    result = dict(zip(whole.outputs, whole.attrs["expr"].results, strict=True))
-    expr = Expr(whole.attrs["expr"].steps, tuple(result[v] for v in outputs))
-    return whole.replaced(outputs=tuple(outputs), attrs={"expr": pruned(expr)})
+    result = dict(zip(whole.outputs, whole.of(Map).expr.results, strict=True))
+    expr = Expr(whole.of(Map).expr.steps, tuple(result[v] for v in outputs))
+    return whole.replaced(outputs=tuple(outputs), expr=pruned(expr))
 
 
 def pruned(expr: Expr) -> Expr:
@@ -84,7 +84,7 @@ def pruned(expr: Expr) -> Expr:
 def merged_maps(producer: Instruction, consumer: Instruction, keep: list[int]) -> Instruction:
     """One map computing both, with the results of the consumer and those in ``keep``."""
     inputs = list(producer.inputs)
-    p, c = producer.attrs["expr"], consumer.attrs["expr"]
+    p, c = producer.of(Map).expr, consumer.of(Map).expr
     made = dict(zip(producer.outputs, p.results, strict=True))
     renaming: dict[str, str] = {}
     for k, v in enumerate(consumer.inputs):

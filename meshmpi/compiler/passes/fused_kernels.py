@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from meshmpi.compiler.passes.fuse import flattened
 from meshmpi.compiler.passes.rewrite import fetched, users
 from meshmpi.dims import Shape
-from meshmpi.ir.kinds import Fused
+from meshmpi.ir.kinds import Fused, Random, Reduce
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.types import LocalDim
 
@@ -61,13 +61,13 @@ class _Open:
         if i.kind != "reduce":
             return False
         x = _dims(program, i.inputs[0])
-        rows = _rows(x, y, i.attrs["op"])
+        rows = _rows(x, y, i.of(Reduce).op)
         return x == self.full and rows is not None and self.rows in (None, rows)
 
     def take(self, program: Program, i: Instruction) -> None:
         if i.kind == "reduce":
             x, y = _dims(program, i.inputs[0]), _dims(program, i.outputs[0])
-            self.rows = _rows(x, y, i.attrs["op"])
+            self.rows = _rows(x, y, i.of(Reduce).op)
             if y != self.rows:
                 self.over_rows[i.outputs[0]] = None
         self.body.append(i)
@@ -111,7 +111,7 @@ class _Former:
         self.held: dict[int, Instruction] = {}  # random numbers that nothing has used yet
 
     def add(self, i: Instruction) -> None:
-        if i.kind == "random" and i.attrs["distribution"] == "uniform":
+        if isinstance(i.attrs, Random) and i.attrs.distribution == "uniform":
             self.held[i.outputs[0]] = i
             return
         if self._postponed(i):
@@ -199,7 +199,7 @@ class _Former:
             return None
         x, y = _dims(self.program, i.inputs[0]), _dims(self.program, i.outputs[0])
         full = y if i.kind == "map" else x
-        if i.kind == "reduce" and _rows(x, y, i.attrs["op"]) is None:
+        if i.kind == "reduce" and _rows(x, y, i.of(Reduce).op) is None:
             return None
         if not full:
             return None

@@ -19,7 +19,8 @@ from meshmpi.compiler.passes.memory import MemoryPlan, Sharing, aligned_bytes, p
 from meshmpi.compiler.passes.rewrite import fresh
 from meshmpi.errors import ConfigError
 from meshmpi.ir.flops import local_flops
-from meshmpi.ir.program import Instruction, LocalType, Program
+from meshmpi.ir.kinds import Fused, Map
+from meshmpi.ir.program import Instruction, LocalType, Program, Region
 
 REPEATABLE = (
     "map",
@@ -270,28 +271,27 @@ def needed_part(i: Instruction, wanted: Iterable[int], types: Mapping[int, Local
     if i.kind not in ("fused", "map") or outputs == i.outputs:
         return i
     if i.kind == "map":
-        expr = i.attrs["expr"]
+        expr = i.of(Map).expr
         results = tuple(r for r, v in zip(expr.results, i.outputs, strict=True) if v in wanted)
-        return i.replaced(outputs=outputs, attrs={"expr": pruned(expr._replace(results=results))})
-    needed, body = set(outputs), list[Instruction]()
-    for one in reversed(i.attrs["body"]):
+        return i.replaced(outputs=outputs, expr=pruned(expr._replace(results=results)))
+    needed, body, fused = set(outputs), list[Instruction](), i.of(Fused)
+    for one in reversed(fused.body):
         if any(v in needed for v in one.outputs):
             body.insert(0, one)
             needed.update(one.inputs)
     made = [v for one in body for v in one.outputs]
-    inner = {v: types.get(v) or i.attrs["inner"][v] for v in made if v not in outputs}
+    inner = {v: types.get(v) or fused.inner[v] for v in made if v not in outputs}
     inputs = tuple(v for v in i.inputs if any(v in one.inputs for one in body))
-    return i.replaced(inputs=inputs, outputs=outputs, attrs={**i.attrs, "body": tuple(body), "inner": inner})
+    return i.replaced(inputs=inputs, outputs=outputs, body=tuple(body), inner=inner)
 
 
 def renamed_values(i: Instruction, new: Mapping[int, int]) -> Instruction:
     """The instruction on other values, those in its body included."""
     ins, outs = (tuple(new.get(v, v) for v in vs) for vs in (i.inputs, i.outputs))
-    attrs = dict(i.attrs)
-    if "body" in attrs:
-        attrs["body"] = tuple(renamed_values(one, new) for one in attrs["body"])
-        attrs["inner"] = {new.get(v, v): t for v, t in attrs["inner"].items()}
-    return i.replaced(inputs=ins, outputs=outs, attrs=attrs)
+    if not isinstance(i.attrs, Region):
+        return i.replaced(inputs=ins, outputs=outs)
+    body = tuple(renamed_values(one, new) for one in i.body)
+    return i.replaced(inputs=ins, outputs=outs, body=body, inner={new.get(v, v): t for v, t in i.attrs.inner.items()})
 
 
 def _without_dead_views(program: Program) -> Program:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from meshmpi.compiler.passes.maxflow import UNLIMITED, Network
 from meshmpi.compiler.passes.rewrite import fetched, fresh, producers, substituted, users
 from meshmpi.dims import Axes
-from meshmpi.ir.kinds import AllReduce
+from meshmpi.ir.kinds import AllReduce, LocalSlice
 from meshmpi.ir.program import Instruction, LocalType, Program
 
 
@@ -26,12 +26,12 @@ def place_reductions(program: Program) -> Program:
 
 
 def _axes_sets(program: Program) -> list[Axes]:
-    found = [i.attrs["axes"] for i in program.instructions if _is_sum(i)]
+    found = [i.of(AllReduce).axes for i in program.instructions if _is_sum(i)]
     return list(dict.fromkeys(found))
 
 
 def _is_sum(i: Instruction) -> bool:
-    return i.kind == "all_reduce" and i.attrs["op"] == "sum" and len(i.inputs) == 1
+    return isinstance(i.attrs, AllReduce) and i.attrs.op == "sum" and len(i.inputs) == 1
 
 
 def _place(program: Program, axes: Axes) -> Program:
@@ -50,7 +50,7 @@ class _Region:
         self.sources: list[int] = []
         self.joint: dict[int, tuple[int, ...]] = {}  # value -> pending inputs of what makes it
         for i in program.instructions:
-            if _is_sum(i) and i.attrs["axes"] == axes and self._arises(i):
+            if _is_sum(i) and i.of(AllReduce).axes == axes and self._arises(i):
                 self.sources.append(i.outputs[0])
                 self.values[i.outputs[0]] = None
                 continue
@@ -90,8 +90,8 @@ class _Region:
     def _cost(self, v: int, uses: Sequence[Instruction], is_fetched: bool) -> int:
         """Bytes to finish v (half where a reduce_scatter will do), then, far smaller, a message."""
         n = self.program.types[v].max_bytes(self.program.mesh)
-        scatter = len(uses) == 1 and not is_fetched and uses[0].kind == "take_shard"
-        halves = 1 if scatter and set(uses[0].attrs["axes"]) <= set(self.axes) else 2
+        use = uses[0].attrs if len(uses) == 1 and not is_fetched else None
+        halves = 1 if isinstance(use, LocalSlice) and set(use.axes) <= set(self.axes) else 2
         return halves * n * _MESSAGES + 1
 
 
@@ -156,12 +156,12 @@ def _merge_chains(program: Program) -> Program:
     for i in program.instructions:
         if not _is_sum(i):
             continue
-        x, axes = i.inputs[0], i.attrs["axes"]
+        x, axes = i.inputs[0], i.of(AllReduce).axes
         if x in merged:
             x, inner = merged[x]
             axes = program.mesh.in_mesh_order((*inner, *axes))
         elif x in made and _is_sum(made[x]):
-            axes = program.mesh.in_mesh_order((*made[x].attrs["axes"], *axes))
+            axes = program.mesh.in_mesh_order((*made[x].of(AllReduce).axes, *axes))
             x = made[x].inputs[0]
         if x != i.inputs[0] and len(used[i.inputs[0]]) == 1 and i.inputs[0] not in kept:
             merged[i.outputs[0]] = (x, axes)

@@ -19,7 +19,7 @@ from meshmpi.compiler.passes.fused_kernels import MAX_BODY, MAX_OPERANDS
 from meshmpi.compiler.passes.recompute import needed_part, renamed_values
 from meshmpi.compiler.passes.rewrite import fetched, fresh
 from meshmpi.dims import Shape
-from meshmpi.ir.kinds import Fused
+from meshmpi.ir.kinds import Fused, Map
 from meshmpi.ir.program import Instruction, LocalType, Program
 
 MOST_FLOPS, MOST_SLOW = 24, 2
@@ -148,11 +148,12 @@ class _Leaner:
             return False
         inside = ChainMap(i.inner_types(), self.draft.types)
         full = _largest(inside[v] for j in i.leaves() for v in (*j.inputs, *j.outputs))
-        rows = i.attrs.get("rows")
+        rows = i.attrs.rows if isinstance(i.attrs, Fused) else None
         return full.local_dims == self.type.local_dims and (rows is None or rows in (self._rows(), Shape()))
 
     def _rows(self) -> Shape:
-        return self.maker.attrs.get("rows") or Shape(self.type.shape[:-1])
+        fused = self.maker.attrs
+        return fused.rows if isinstance(fused, Fused) else Shape(self.type.shape[:-1])
 
     def _slice(self, chosen: Sequence[int], there: Iterable[int]) -> _Slice:
         """How to make the chosen values from what the maker reads, its rows, or what is there."""
@@ -195,10 +196,10 @@ class _Leaner:
         return True
 
     def _fits(self, i: Instruction, part: _Slice) -> bool:
-        steps = [s for one in part.body if one.kind == "map" for s in one.attrs["expr"].steps]
+        steps = [s for one in part.body if one.kind == "map" for s in one.of(Map).expr.steps]
         slow = sum(s.function in SLOW for s in steps)
         slow += sum(one.kind == "random" for one in part.body)
-        flops = sum(one.attrs["expr"].flops for one in part.body if one.kind == "map")
+        flops = sum(one.of(Map).expr.flops for one in part.body if one.kind == "map")
         together = [*part.body, *i.leaves()]
         operands = len({v for one in together for v in (*one.inputs, *one.outputs)})
         if any(v not in self.maker.inputs and v not in i.inputs for v in part.full):
@@ -237,11 +238,11 @@ class _Leaner:
         whole = [*body, *own]
         if i.kind == "map" and all(one.kind == "map" for one in whole):
             one = flattened(whole, i.outputs)
-            if len(one.inputs) <= MAX_INPUTS and len(one.attrs["expr"].steps) <= MAX_STEPS:
+            if len(one.inputs) <= MAX_INPUTS and len(one.of(Map).expr.steps) <= MAX_STEPS:
                 return one
         made = {v for one in whole for v in one.outputs}
         inputs = tuple(dict.fromkeys(v for one in whole for v in one.inputs if v not in made))
-        rows = i.attrs.get("rows", self._rows())
+        rows = i.attrs.rows if isinstance(i.attrs, Fused) else self._rows()
         return Instruction(Fused(rows, tuple(whole), inner), inputs, i.outputs, i.source)
 
 

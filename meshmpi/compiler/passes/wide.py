@@ -9,6 +9,7 @@ import math
 from collections.abc import Container
 
 from meshmpi.compiler.passes.rewrite import fetched, fresh
+from meshmpi.ir.kinds import Map, Random
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.types import LocalDim
 
@@ -98,7 +99,7 @@ class WideValues:
             return False
         if i.kind == "contract":
             return i.outputs[0] in self.roots
-        random = i.kind == "random" and i.attrs["distribution"] == "uniform"
+        random = isinstance(i.attrs, Random) and i.attrs.distribution == "uniform"
         finished = not self.program.types[i.outputs[0]].partial
         return random or (i.kind == "map" and bool(i.inputs) and finished)
 
@@ -108,7 +109,7 @@ class WideValues:
             return False
         dims = set(self.program.types[i.outputs[0]].local_dims)
         grows = self._elements(i.outputs[0]) > sum(self._elements(v) for v in i.inputs)
-        cheap = i.attrs["expr"].flops <= MASK_FLOPS
+        cheap = i.of(Map).expr.flops <= MASK_FLOPS
         finished = not self.program.types[i.outputs[0]].partial
         return grows and cheap and finished and any(dims < set(key) for key in self.keys)
 

@@ -54,7 +54,7 @@ A row is a class, see `program.Kind`.  A new kind is a row here, its meaning in 
 """
 
 from meshmpi.ir.kinds.computing import Contract, Conv, Map, Product, Reduce, linear_in
-from meshmpi.ir.kinds.indexing import BlockSum, Cumsum, Gather, Indexed, Put, ScatterAdd, TopK, block_sums
+from meshmpi.ir.kinds.indexing import BlockSum, Cumsum, Gather, Lookup, Put, ScatterAdd, TopK, block_sums
 from meshmpi.ir.kinds.moving import (
     COLLECTIVES,
     AllGather,
@@ -65,7 +65,9 @@ from meshmpi.ir.kinds.moving import (
     ReduceScatter,
     Shift,
     Wait,
+    bytes_sent,
     nests,
+    wire_bytes,
 )
 from meshmpi.ir.kinds.regions import Fused, Tiled, TileDim
 from meshmpi.ir.kinds.shaping import Concat, Pad, Slice, Transpose, View, aligned_groups, view_splits

@@ -15,24 +15,25 @@ RANKING = 30
 """Operations of the simplest sort that ranking one element costs.  Status: assumption."""
 
 
-class Indexed(Kind):
-    """Kinds whose second input is an index, and which are linear in the first alone."""
+@dataclass(frozen=True)
+class Lookup(Kind):
+    """Kinds whose second input is an index along ``dim``, and which are linear in the first alone.
+
+    Dims that the index and the table have are batch dims, but for ``dim``.  ``checked``, the name
+    of the index: one that is outside raises `RangeError`; ``may_miss``: it is meant.
+    """
+
+    dim: str
+    may_miss: bool = False
+    checked: str = ""
 
     def linear_in(self, marks: Sequence[bool], axes: Axes) -> bool:
         return list(marks) == [True, False]
 
 
 @dataclass(frozen=True)
-class Gather(Indexed, kind="gather", traits=Traits(repeatable=True, hides_network=True)):
-    """Rows of the block of a table that the index hits, else 0.
-
-    Dims that both have are batch dims, but for ``dim``.  ``checked``, the name of the index: one
-    that is outside raises `RangeError`; ``may_miss``: it is meant.
-    """
-
-    dim: str
-    may_miss: bool = False
-    checked: str = ""
+class Gather(Lookup, kind="gather", traits=Traits(repeatable=True, hides_network=True)):
+    """Rows of the block of a table that the index hits, else 0."""
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
         """Axes of the split dim looked up in are left pending."""
@@ -49,12 +50,8 @@ class Gather(Indexed, kind="gather", traits=Traits(repeatable=True, hides_networ
 
 
 @dataclass(frozen=True)
-class ScatterAdd(Indexed, kind="scatter_add", traits=Traits(native=True, hides_network=True)):
-    """Sums updates into the rows of the result that the index hits; see `Gather`."""
-
-    dim: str
-    may_miss: bool = False
-    checked: str = ""
+class ScatterAdd(Lookup, kind="scatter_add", traits=Traits(native=True, hides_network=True)):
+    """Sums updates into the rows of the result that the index hits."""
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
         """Axes of split dims of the index are left pending."""

@@ -53,7 +53,11 @@ class AllReduce(
     axes: Axes
     op: str
     start: bool = False
-    many = takes_partial = True
+    many = takes_partial = reduces = True
+
+    @staticmethod
+    def sent(nbytes: int, n: int) -> int:
+        return 2 * (n - 1) * nbytes // n
 
     def result(self, mesh: MeshShape, x: LocalType) -> LocalType:
         return _reduced(x, self.axes, self.op)
@@ -65,7 +69,7 @@ class AllReduce(
         types = [program.types[v] for v in i.inputs]
         shapes = [t.local_sizes(program.mesh, at) for t in types]
         if len(types) > 1:
-            return sum(map(math.prod, shapes)) * cb.wire_bytes("all_reduce", types[0].dtype)
+            return sum(map(math.prod, shapes)) * self.wire_bytes(types[0].dtype)
         return cb.all_reduce_workspace_bytes(shapes[0], types[0].dtype)
 
 
@@ -78,7 +82,7 @@ class ReduceScatter(
     dim: str
     axes: Axes
     op: str
-    takes_partial = True
+    takes_partial = reduces = True
 
     def result(self, mesh: MeshShape, x: LocalType) -> LocalType:
         return _split_more(mesh, _reduced(x, self.axes, self.op), self.dim, self.axes)
@@ -95,6 +99,10 @@ class AllGather(Redistribution, Collective, kind="all_gather", traits=Traits(mee
 
     dim: str
     axes: Axes
+
+    @staticmethod
+    def sent(nbytes: int, n: int) -> int:
+        return (n - 1) * nbytes
 
     def result(self, mesh: MeshShape, x: LocalType) -> LocalType:
         return _split_less(mesh, x, self.dim, self.axes)
@@ -200,6 +208,10 @@ class Shift(
             y.halo(self.dim),
         )
 
+    @staticmethod
+    def sent(nbytes: int, n: int) -> int:
+        return nbytes
+
     def elements_handed(self, program: Program, i: Instruction, at: Mapping[str, int]) -> int:
         """Elements that it sends to others."""
         _, sizes, dim = _operand(program, i, at, self.dim)
@@ -227,8 +239,25 @@ class Wait(Kind, kind="wait", traits=Traits(meets_ranks=True, same_memory=True, 
         return {}
 
 
-COLLECTIVES = tuple(k.kind for k in (AllReduce, ReduceScatter, AllGather, AllToAll, Shift))
-"""Names of the kinds that communicate."""
+COLLECTIVES: dict[str, type[Collective]] = {
+    row.kind: row for row in (AllReduce, ReduceScatter, AllGather, AllToAll, Shift)
+}
+"""The kinds that communicate."""
+
+
+def bytes_sent(kind: str, elements: int, item_bytes: int, n: int) -> int:
+    """Bytes that a rank sends which hands ``elements`` to a collective of ``n`` ranks.
+
+    Its block for all_gather, what it sends to other ranks for shift, the whole input otherwise.
+    """
+    if kind not in COLLECTIVES:
+        raise ValueError(f"'{kind}' is no collective: {', '.join(COLLECTIVES)}.")
+    return COLLECTIVES[kind].sent(elements * item_bytes, n) if n > 1 else 0
+
+
+def wire_bytes(kind: str, dtype: object) -> int:
+    """Bytes of one element on the wire of collective ``kind``."""
+    return COLLECTIVES[kind].wire_bytes(dtype)
 
 
 def _operand(

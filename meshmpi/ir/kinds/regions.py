@@ -111,12 +111,6 @@ class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=T
         return () if self.band is None else (self.band.rows, self.band.columns)
 
 
-def tiling(i: Instruction) -> Tiled:
-    """The attributes of a tiled region."""
-    assert isinstance(i.attrs, Tiled), i.kind
-    return i.attrs
-
-
 def _types_inside(program: Program, i: Instruction, inner: Mapping[int, LocalType]) -> dict[int, LocalType]:
     """Types of all that a body may mention: what it takes, makes and keeps inside."""
     return {**{v: program.types[v] for v in (*i.inputs, *i.outputs)}, **inner}
@@ -145,10 +139,10 @@ def iterations(
     there: in a causal region the first block has the most columns.
     """
     own = own_ranges(i, program, coordinates)
-    band = tiling(i).band
+    band = i.of(Tiled).band
     step = 1 if band is None else _columns_step(i, own, band)
     cuts = []
-    for dim, size in tiling(i).over:
+    for dim, size in i.of(Tiled).over:
         start, stop = own[dim]
         parts = [(dim, (k, min(k + size, stop))) for k in range(start, stop, size)]
         cuts.append(parts[::-1] if band is not None and dim == band.rows else parts)
@@ -164,7 +158,7 @@ def _columns_step(i: Instruction, own: Ranges, band: Band) -> int:
     first, end = own[band.columns]
     width = end - first
     if band.least is not None and band.most is not None:
-        rows = next(size for dim, size in tiling(i).over if dim == band.rows)
+        rows = next(size for dim, size in i.of(Tiled).over if dim == band.rows)
         width = min(width, rows + band.most - band.least)
     return max(1, -(-width // MOST_ENDS))
 
@@ -180,7 +174,7 @@ def _seen(band: Band, rows: tuple[int, int], own: tuple[int, int], step: int) ->
 
 def widest(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> dict[str, tuple[int, int]] | None:
     """Ranges of a block with the most columns that any rank may have; None where all blocks do."""
-    band = tiling(i).band
+    band = i.of(Tiled).band
     largest = next(iterations(i, program, coordinates), None)
     if band is None or largest is None:
         return None
@@ -232,13 +226,13 @@ def broken_tile_rules(i: Instruction, types: Mapping[int, LocalType]) -> Iterato
         yield f"mixes blocks of {two[0]} and of {two[1]}"
     if any(t.halos for t in used):
         yield "works on values held with halos"
-    dims = [dim for dim, _ in tiling(i).over]
-    if not dims or len(set(dims)) < len(dims) or any(size < 1 for _, size in tiling(i).over):
+    dims = [dim for dim, _ in i.of(Tiled).over]
+    if not dims or len(set(dims)) < len(dims) or any(size < 1 for _, size in i.of(Tiled).over):
         yield "runs over no dim, twice over one, or over empty blocks"
     for dim in dims:
         if not walkable(leaves, types, i.outputs, dim):
             yield f"needs all of '{dim}' in a block"
-    band = tiling(i).band
+    band = i.of(Tiled).band
     if band is None:
         return
     if band.rows not in dims or band.columns in dims:

@@ -28,6 +28,10 @@ class Feed(Source, kind="feed", traits=Traits(free=True, given=True, kept=True))
 
     name: str
 
+    @property
+    def label(self) -> str:
+        return self.name
+
     def check_result(self, program: Program, y: LocalType) -> None:
         require(program.feeds[self.name] == y, "differs from the type of the feed")
 
@@ -41,6 +45,10 @@ class Read(Source, kind="read", traits=Traits(free=True, given=True)):
 
     variable: str
 
+    @property
+    def label(self) -> str:
+        return self.variable
+
     def check_result(self, program: Program, y: LocalType) -> None:
         require(program.variables[self.variable].type == y, "differs from the stored type")
 
@@ -53,6 +61,10 @@ class Write(Kind, kind="write", traits=Traits(kept=True)):
     """The new block of a variable; takes effect after every read of the step."""
 
     variable: str
+
+    @property
+    def label(self) -> str:
+        return self.variable
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
         """One value of the stored type."""

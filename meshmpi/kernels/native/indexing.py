@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 
 from meshmpi.dims import MeshShape
+from meshmpi.ir.kinds import ScatterAdd, TopK
 from meshmpi.ir.program import Instruction, LocalType
 from meshmpi.kernels.native.nest import PARALLEL_POINTS, Unsupported
 from meshmpi.kernels.native.scalars import C_TYPES
@@ -54,12 +55,12 @@ def scatter_add_body(
             index to be checked.
     """
     (updates, index), y = [types[v] for v in i.inputs], types[i.outputs[0]]
-    at = y.shape.position(i.attrs["dim"])
+    at = y.shape.position(i.of(ScatterAdd).dim)
     batch, rest = y.shape.names[:at], y.shape.names[at + 1 :]
     leads = index.shape.names[:at] == batch and not set(index.shape.names[at:]) & set(rest)
     if not leads or updates.shape.names != (*index.shape.names, *rest):
         raise Unsupported("dims in another order")
-    if y.dtype in ("bfloat16", "bool") or i.attrs.get("checked"):
+    if y.dtype in ("bfloat16", "bool") or i.of(ScatterAdd).checked:
         raise Unsupported("numbers that are summed in another type, or a check of the index")
     sizes = y.local_sizes(mesh, coordinates)
     batches, rows, width = math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :])
@@ -123,16 +124,16 @@ def top_k_body(i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, 
     Raises:
         Unsupported: Another dim, another type, many elements asked for, or an empty block.
     """
-    x, y = types[i.inputs[0]], types[i.outputs[0]]
-    if x.shape.names[-1] != i.attrs["dim"] or y.shape.names[:-1] != x.shape.names[:-1]:
+    x, y, attrs = types[i.inputs[0]], types[i.outputs[0]], i.of(TopK)
+    if x.shape.names[-1] != attrs.dim or y.shape.names[:-1] != x.shape.names[:-1]:
         raise Unsupported("a ranking along a dim that is not the innermost")
     k, sizes = y.local_sizes(mesh, coordinates)[-1], x.local_sizes(mesh, coordinates)
     if x.dtype not in ("float32", "float64", "int32", "int64") or not 1 <= k <= MOST_RANKED:
         raise Unsupported("a ranking of another type, or of many elements")
     if not math.prod(sizes):
         raise Unsupported("an empty block")
-    sign = "<" if i.attrs.get("smallest") else ">"
-    late, early = ("b", "a") if i.attrs.get("smallest") else ("a", "b")  # NaN is the largest
+    sign = "<" if attrs.smallest else ">"
+    late, early = ("b", "a") if attrs.smallest else ("a", "b")  # NaN is the largest
     before = f"((a) {sign} (b) || (({late}) != ({late}) && ({early}) == ({early})))"
     given = len(i.inputs) > 1
     body = _RANKING.format(
@@ -153,10 +154,10 @@ def first_ranked(
 ) -> int:
     """The index in the whole dim of the first element of the block that a top_k ranks."""
     x = types[i.inputs[0]]
-    return x.block(mesh, coordinates)[x.shape.position(i.attrs["dim"])][0]
+    return x.block(mesh, coordinates)[x.shape.position(i.of(TopK).dim)][0]
 
 
 def first_row(i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]) -> int:
     """The row of the whole table at which the block of the result begins."""
     y = types[i.outputs[0]]
-    return y.block(mesh, coordinates)[y.shape.position(i.attrs["dim"])][0]
+    return y.block(mesh, coordinates)[y.shape.position(i.of(ScatterAdd).dim)][0]

@@ -121,7 +121,7 @@ class LoopNest:
                 if kept == names[: len(kept)]:
                     return kept
                 lead = len(names) - len(kept)
-                if kept != names[lead:] or i.attrs["op"] != "sum":
+                if kept != names[lead:] or i.of(Reduce).op != "sum":
                     raise Unsupported("a reduction of inner dims")
                 return names[:lead]
         for i in body:
@@ -148,7 +148,7 @@ class LoopNest:
     def _role_of_reduction(self, i: Instruction, value: Value, names: tuple[str, ...]) -> str:
         if value.names == self.row_names:
             return "row"
-        if value.names != names[len(self.row_names) :] or i.attrs["op"] != "sum":
+        if value.names != names[len(self.row_names) :] or i.of(Reduce).op != "sum":
             raise Unsupported("reductions over different rows")
         return "column"
 

@@ -315,7 +315,7 @@ class Writer:
             return
         sums = [i for i in body if isinstance(i.attrs, Reduce) and nest.role(i) == "row"]
         n = nest.column_dims[-1][0]
-        floats = any(self._type(i.inputs[0]) == "float" and i.attrs["op"] == "sum" for i in sums)
+        floats = any(self._type(i.inputs[0]) == "float" and i.of(Reduce).op == "sum" for i in sums)
         alone = nest.rows == 1 and nest.threads_pay
         if len(nest.column_dims) == 1 and n > LONG_ROW and (floats or alone) and not self.sums:
             self._long_row(body, sums, alone)
@@ -383,7 +383,7 @@ class Writer:
         return out
 
     def _operator(self, i: Instruction) -> str:
-        op = i.attrs["op"]
+        op = i.of(Reduce).op
         if op == "min" and self._type(i.inputs[0]) in ("float", "double"):
             op = "max"  # of the keys of negated numbers
         return {"sum": "+", "prod": "*"}.get(op, op)
@@ -431,7 +431,7 @@ class Writer:
 
     def _steps(self, i: Instruction, name: Callable[[int], str], prefix: str) -> None:
         """The steps of a map; its results become ``{prefix}{number}``."""
-        expr = i.attrs["expr"]
+        expr = i.of(Map).expr
         names = {f"i{k}": name(x) for k, x in enumerate(i.inputs)}
         dtypes = {f"i{k}": self.nest.values[x].dtype for k, x in enumerate(i.inputs)}
         first = self._name("t", i.outputs[0])
@@ -482,7 +482,7 @@ class Writer:
     def _accumulator(self, i: Instruction) -> str:
         """C type in which a reduction along a row (or a piece of it) is formed."""
         t = self._type(i.inputs[0])
-        if i.attrs["op"] in ("max", "min"):
+        if i.of(Reduce).op in ("max", "min"):
             return {"float": "int32_t", "double": "int64_t"}.get(t, t)
         nest = self.nest
         long = nest.columns > LONG_ROW and (len(nest.column_dims) > 1 or bool(self.sums))
@@ -490,12 +490,12 @@ class Writer:
 
     def _start_reduction(self, i: Instruction, t: str) -> None:
         v, dtype = i.outputs[0], self.nest.values[i.inputs[0]].dtype
-        self._emit(f"{t} {self._name('a', v)} = {identity(i.attrs['op'], dtype)};")
+        self._emit(f"{t} {self._name('a', v)} = {identity(i.of(Reduce).op, dtype)};")
 
     def _accumulate(self, i: Instruction, x: str) -> None:
-        v, op, t = i.outputs[0], i.attrs["op"], self._type(i.inputs[0])
-        if "band" in i.attrs:
-            x = f"({self._inside(i.attrs['band'])} ? {x} : {neutral(op, self._dtype(i.inputs[0]))})"
+        v, op, t = i.outputs[0], i.of(Reduce).op, self._type(i.inputs[0])
+        if i.attrs.band is not None:
+            x = f"({self._inside(i.attrs.band)} ? {x} : {neutral(op, self._dtype(i.inputs[0]))})"
         if self.nest.role(i) == "column":
             name = self._name("part" if self.two_level else "sum", v)
             self._emit(f"{name}[{self._flat()}{self.first_column}] += {x};")
@@ -521,7 +521,7 @@ class Writer:
         return f"{{ const {t} k = {x}; {a} = k {better} {a} ? k : {a}; }}"
 
     def _finish_reduction(self, i: Instruction) -> None:
-        v, op, t = i.outputs[0], i.attrs["op"], self._type(i.outputs[0])
+        v, op, t = i.outputs[0], i.of(Reduce).op, self._type(i.outputs[0])
         source = self._name("a", v)
         if op in ("max", "min") and t in ("float", "double"):
             source = f"unkey_{'f32' if t == 'float' else 'f64'}({source})"
