@@ -16,7 +16,7 @@ import numpy as np
 
 from meshmpi.compiler.passes.recompute import renamed_values
 from meshmpi.ir.flops import local_flops
-from meshmpi.ir.kinds import Collective, Fused, LoopDim, Map, Tiled
+from meshmpi.ir.kinds import Collective, Fused, Map, Tiled, TileDim
 from meshmpi.ir.kinds.regions import walkable
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.scalar import call
@@ -167,7 +167,7 @@ def _same_in_tiles(s: Sample, dim: str) -> bool:
     if not walkable([i], s.program.types, i.outputs, dim):
         return False
     types = s.program.types
-    tiled = replace(i, attrs=Tiled((LoopDim(dim, 2),), i.attrs.band and None, (i,), i.inner_types()))
+    tiled = replace(i, attrs=Tiled((TileDim(dim, 2),), i.attrs.band and None, (i,), i.inner_types()))
     program = replace(s.program, instructions=(*s.program.instructions[:-1], tiled), types=types)
     blocks = s.blocks(s.whole())
     with contextlib.suppress(Exception):

@@ -27,7 +27,6 @@ from meshmpi.ir.kinds import (
     Gather,
     Iota,
     LocalSlice,
-    LoopDim,
     Map,
     Pad,
     Put,
@@ -40,6 +39,7 @@ from meshmpi.ir.kinds import (
     Slice,
     StepNumber,
     Tiled,
+    TileDim,
     TopK,
     Transpose,
     View,
@@ -186,11 +186,11 @@ def _fused() -> Kind:
 
 def _tiled(band: Band | None = None) -> Kind:
     body = (Instruction(Map(call("negative", 1, "float64")), (0,), (50,)), Instruction(Contract(band), (50, 1), (100,)))
-    return Tiled((LoopDim("a", 2),), band, body, {50: held("a:8/rows k:6")})
+    return Tiled((TileDim("a", 2),), band, body, {50: held("a:8/rows k:6")})
 
 
-def _halo(t: LocalType, slide: ConvDims, of: int, taps: int) -> LocalType:
-    return replace(t, halos=tuple(slide.window(of, taps) if n == slide.x else None for n in t.shape.names))
+def _halo(t: LocalType, dims: ConvDims, of: int, taps: int) -> LocalType:
+    return replace(t, halos=tuple(dims.halo(of, taps) if n == dims.x else None for n in t.shape.names))
 
 
 def _map(function: str, ins: Sequence[str], out: str, **more: Any) -> Sample:
