@@ -15,8 +15,7 @@ from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.loop import Trainer
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.settings import Settings
-
-TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
+from tests.train.small import SMALL_MODEL, TEXT
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +30,7 @@ def runs(tmp_path_factory):
             None,
             [
                 f"data.corpus={root / 'text.txt'}",
-                "model.length=8",
-                "model.d_model=16",
-                "model.d_ff=32",
-                "model.heads=2",
-                "model.d_kv=8",
-                "model.layers=1",
+                *SMALL_MODEL,
                 "train.steps=6",
                 "train.batch=6",
                 "train.plot=false",

@@ -16,8 +16,8 @@ from meshmpi.transformer.training.guard import TrainingError
 from meshmpi.transformer.training.loop import Trainer
 from meshmpi.transformer.training.metrics import read_metrics
 from meshmpi.transformer.training.settings import Settings
+from tests.train.small import SMALL_MODEL, TEXT
 
-TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
 OPTIMIZERS = {
     "sgd": lambda storage: optimize.SGD(0.1),
     "momentum": lambda storage: optimize.Momentum(0.1, storage=storage),
@@ -39,12 +39,7 @@ def small(tmp_path, *overrides):
     (tmp_path / "text.txt").write_text(TEXT)
     return [
         f"data.corpus={tmp_path / 'text.txt'}",
-        "model.length=8",
-        "model.d_model=16",
-        "model.d_ff=32",
-        "model.heads=2",
-        "model.d_kv=8",
-        "model.layers=1",
+        *SMALL_MODEL,
         "train.steps=6",
         "train.batch=6",
         "train.plot=false",

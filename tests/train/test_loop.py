@@ -24,8 +24,8 @@ from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import set_aside
 from meshmpi.transformer.training.signals import StopSignals
+from tests.train.small import SMALL_MODEL, TEXT
 
-TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
 MIXED = ["mesh.shape=rows:2;cols:2", "mesh.layout=batch:rows;heads:cols;d_ff:cols;vocab:cols"]
 
 
@@ -38,12 +38,7 @@ def cache(tmp_path, monkeypatch):
 def small(tmp_path, *overrides):
     return [
         f"data.corpus={tmp_path / 'text.txt'}",
-        "model.length=8",
-        "model.d_model=16",
-        "model.d_ff=32",
-        "model.heads=2",
-        "model.d_kv=8",
-        "model.layers=1",
+        *SMALL_MODEL,
         "train.steps=8",
         "train.batch=6",
         "train.log_every=4",

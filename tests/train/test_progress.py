@@ -27,8 +27,7 @@ from meshmpi.transformer.training.metrics import MetricsWriter, drop_ranks, metr
 from meshmpi.transformer.training.progress import Progress
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.settings import Settings
-
-TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
+from tests.train.small import SMALL_MODEL, TEXT
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +39,7 @@ def small(tmp_path, *overrides):
     (tmp_path / "text.txt").write_text(TEXT)
     return [
         f"data.corpus={tmp_path / 'text.txt'}",
-        "model.length=8",
-        "model.d_model=16",
-        "model.d_ff=32",
-        "model.heads=2",
-        "model.d_kv=8",
-        "model.layers=1",
+        *SMALL_MODEL,
         "train.steps=6",
         "train.batch=6",
         "train.log_every=2",

@@ -26,16 +26,11 @@ from meshmpi.transformer.training.recovery import Checkpoints, next_mesh
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.supervisor import Host, Supervisor, parse_hosts
 from tests.soak.stores import Placed, store, values
+from tests.train.small import SMALL_MODEL, TEXT
 
-TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
 MIXED = ("--mesh", "rows:2;cols:2", "--layout", "batch:rows;heads:cols;d_ff:cols;vocab:cols")
 SMALL = (
-    "model.length=8",
-    "model.d_model=16",
-    "model.d_ff=32",
-    "model.heads=2",
-    "model.d_kv=8",
-    "model.layers=1",
+    *SMALL_MODEL,
     "train.batch=12",
     "train.log_every=4",
     "train.plot=false",

@@ -29,8 +29,7 @@ from meshmpi.transformer.training.signals import (
     noted,
 )
 from tests.soak import signals as soak
-
-TEXT = "".join(f"the {k % 7} quick brown foxes jump over {k % 5} lazy dogs\n" for k in range(120))
+from tests.train.small import SMALL_MODEL, TEXT
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +42,7 @@ def run(tmp_path, name, *overrides, resume=False):
     lines = []
     small = [
         f"data.corpus={tmp_path / 'text.txt'}",
-        "model.length=8",
-        "model.d_model=16",
-        "model.d_ff=32",
-        "model.heads=2",
-        "model.d_kv=8",
-        "model.layers=1",
+        *SMALL_MODEL,
         "train.steps=6",
         "train.batch=6",
         "train.plot=false",
