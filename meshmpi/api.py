@@ -58,7 +58,7 @@ def _lowered(
         raise cured(error, graph, mesh, rules, fetches, updates, kept) from None
     if not optimize and limit is not None:
         raise ConfigError("a memory_limit needs passes.", "Leave optimize at True.")
-    from meshmpi.compiler.passes.atomic import write_last
+    from meshmpi.compiler.passes.modes import write_last
     from meshmpi.compiler.passes.pipeline import PASSES, overlapping
     from meshmpi.compiler.passes.pipeline import optimize as run_passes
 
@@ -66,7 +66,7 @@ def _lowered(
     program = run_passes(program, (*passes, write_last) if atomic else passes)
     if limit is None:
         return program
-    from meshmpi.compiler.passes.recompute import fit_memory
+    from meshmpi.compiler.passes.rematerialise import fit_memory
     from meshmpi.runtime.compiled import predict_cost
 
     return fit_memory(program, limit, lambda p: predict_cost(p).peak_memory)
@@ -148,7 +148,7 @@ def compile(
     )
     debug = any_of(mesh, debug, "debug")
     if debug:
-        from meshmpi.compiler.passes.debug import check_indices
+        from meshmpi.compiler.passes.modes import check_indices
 
         program = check_indices(program)
     with mesh.checking(debug):

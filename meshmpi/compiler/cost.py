@@ -57,13 +57,12 @@ def bytes_by_collective(program: Program, coordinates: Mapping[str, int] | None 
         coordinates: Of the rank; None means the largest blocks, and for `shift`
             `Program.busiest`: a rank with neighbours on both sides.
     """
-    largest = dict.fromkeys(program.mesh.names, 0) if coordinates is None else coordinates
-    busy = program.busiest() if coordinates is None else coordinates
+    busy = program.busiest() if coordinates is None else {}
     out: dict[str, AxesTable] = {}
     for i in program.instructions:
         if isinstance(i.attrs, Collective):
             table, key = out.setdefault(i.kind, AxesTable()), "+".join(i.attrs.axes)
-            sent = program.bytes_sent(i, busy if i.traits.by_place else largest)
+            sent = program.most_bytes_sent(i, busy) if coordinates is None else program.bytes_sent(i, coordinates)
             table[key] = table.get(key, 0) + sent
     return out
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from meshmpi.ir.kinds import Write
 from meshmpi.ir.program import Collective, Instruction, Program
 
 WRITES = "variables are written"
@@ -105,11 +106,11 @@ def _leave_out_what_follows(groups: list[Group]) -> None:
 
 def _key(i: Instruction, depth: int) -> str:
     """Equal for instructions of one group."""
-    return WRITES if i.kind == "write" else scope_of(i, depth) or f"{i.source.file}:{i.source.line}"
+    return WRITES if isinstance(i.attrs, Write) else scope_of(i, depth) or f"{i.source.file}:{i.source.line}"
 
 
 def _name(i: Instruction, depth: int | None) -> str:
-    if i.kind == "write":
+    if isinstance(i.attrs, Write):
         return WRITES
     line = f"{i.source.file.rsplit('/', 1)[-1]}:{i.source.line}"
     mark = " (gradient)" if _GRADIENT.match(i.source.name) else ""

@@ -211,7 +211,7 @@ class Executor:
     def finish(self) -> None:
         """Ends a step that failed when it was "ready".
 
-        No other rank takes part: `meshmpi.compiler.passes.atomic` lets no collective follow.
+        No other rank takes part: `meshmpi.compiler.passes.modes` lets no collective follow.
         """
         assert self.progress == "ready" and not any(self._is_collective[self._committed :])
         for call in self._calls[self._committed :]:

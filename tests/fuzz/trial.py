@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi.compiler.passes import blocks, overlap
+from meshmpi.compiler.passes import messages, tiled_regions
 from meshmpi.compiler.passes.tiled_regions import form_tiled_regions
 from meshmpi.dims import Axes, MeshShape
 from meshmpi.errors import ConfigError, LayoutError
@@ -105,9 +105,9 @@ def tiles_of(size: int | None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if size is not None:
             patch.setattr(form_tiled_regions, "__defaults__", (size,))
-            patch.setattr(blocks, "LEAST_ROWS", 2)
-            patch.setattr(blocks, "LEAST_BAND_ROWS", 2)
-            patch.setattr(overlap, "SMALLEST_BYTES", 1)
+            patch.setattr(tiled_regions, "LEAST_ROWS", 2)
+            patch.setattr(tiled_regions, "LEAST_BAND_ROWS", 2)
+            patch.setattr(messages, "SMALLEST_BYTES", 1)
         yield
 
 

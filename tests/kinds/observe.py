@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from meshmpi.compiler.passes.recompute import renamed_values
+from meshmpi.compiler.passes.rematerialise import renamed_values
 from meshmpi.ir.flops import local_flops
 from meshmpi.ir.kinds import Collective, Fused, Map, Tiled, TileDim
 from meshmpi.ir.kinds.regions import walkable

@@ -16,11 +16,9 @@ from tests.mutations.registry import Patch, mutation
 def views_do_not_keep_memory_alive(m: Patch) -> None:
     right = memory.Sharing._extend
 
-    def wrong(self: Any, v: int) -> None:
-        if v in self.shares:
-            self.last.setdefault(self.root(v), -1)
-        else:
-            right(self, v)
+    def wrong(self: Any, v: int, until: int) -> None:
+        is_view = self.program.instructions[self._made_at[v]].traits.same_memory
+        right(self, v, -1 if is_view else until)
 
     m.setattr(memory.Sharing, "_extend", wrong)
 
@@ -86,10 +84,11 @@ def a_gap_is_taken_whatever_its_size(m: Patch) -> None:
     right = memory._Arena.allocate
 
     def wrong(self: Any, size: int) -> int:
-        if not self._starts or not size:
+        if not self._gaps or not size:
             return right(self, size)
         self.used += size
-        start, gap = self._starts.pop(0), self._sizes.pop(0)
+        start = min(self._gaps)
+        gap = self._gaps.pop(start)
         self.high = max(self.high, start + size)
         if gap > size:
             self.free(start + size, gap - size)
@@ -110,15 +109,14 @@ def a_variable_is_overwritten_while_it_is_still_read(m: Patch) -> None:
 
 @mutation("updates_by_transposed_and_copied_variables")
 def fetched_values_are_not_kept_to_the_end(m: Patch) -> None:
-    right = memory.Sharing._share_sources_and_views
+    right = memory.Sharing._extend
 
-    def wrong(self: Any) -> None:
-        fetched = self.program.fetches.values()
-        used = {v: n for n, i in enumerate(self.program.instructions) for v in i.inputs}
-        self._last_use.update((v, used.get(v, -1)) for v in fetched)
-        right(self)
+    def wrong(self: Any, v: int, until: int) -> None:
+        if v in self.program.fetches.values():
+            until = max((n for n, i in enumerate(self.program.instructions) if v in i.inputs), default=-1)
+        right(self, v, until)
 
-    m.setattr(memory.Sharing, "_share_sources_and_views", wrong)
+    m.setattr(memory.Sharing, "_extend", wrong)
 
 
 @mutation("reduction_feeds_map_and_reduction")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from meshmpi.compiler.passes import clean, combine, fold, fuse, fused_kernels, overlap, pipeline, rematerialise, scatter
+from meshmpi.compiler.passes import clean, fold, fusion, messages, pipeline, rematerialise
 from meshmpi.compiler.passes import reductions as reduction_pass
+from meshmpi.compiler.passes.rewrite import users
 from meshmpi.ir import verify as verifying
 from meshmpi.ir.kinds import computing, regions
 from meshmpi.ir.types import LocalDim
@@ -55,7 +56,7 @@ def instructions_with_other_attributes_are_merged(m: Patch) -> None:
 
 @mutation("softmax_by_hand")
 def fusion_swaps_the_operands(m: Patch) -> None:
-    right = fuse.merged_maps
+    right = fusion.merged_maps
 
     def wrong(producer: Any, consumer: Any, keep: list) -> Any:
         merged = right(producer, consumer, keep)
@@ -63,12 +64,12 @@ def fusion_swaps_the_operands(m: Patch) -> None:
         steps = tuple(s._replace(args=s.args[::-1]) if s.function == "subtract" else s for s in expr.steps)
         return merged.replaced(expr=expr._replace(steps=steps))
 
-    m.setattr(fuse, "merged_maps", wrong)
+    m.setattr(fusion, "merged_maps", wrong)
 
 
 @mutation("slots_stored_elsewhere")
 def reduce_scatter_forgets_the_other_axes(m: Patch) -> None:
-    right = scatter.form_reduce_scatter
+    right = reduction_pass.form_reduce_scatter
 
     def wrong(program: Any) -> Any:
         p = right(program)
@@ -81,7 +82,7 @@ def reduce_scatter_forgets_the_other_axes(m: Patch) -> None:
         kept = [i for i in p.instructions if not i.outputs or i.outputs[0] not in dropped]
         return clean.with_substitution(p, kept, dropped)
 
-    _replace_pass(m, scatter.form_reduce_scatter, wrong)
+    _replace_pass(m, reduction_pass.form_reduce_scatter, wrong)
 
 
 def _replace_pass(m: Patch, old: Any, new: Any) -> None:
@@ -91,6 +92,18 @@ def _replace_pass(m: Patch, old: Any, new: Any) -> None:
     m.setattr(pipeline, "PASSES", passes)
     m.setattr(pipeline.optimize, "__defaults__", (passes,))
     m.setattr(pipeline.overlapping, "__defaults__", (passes,))
+
+
+def _misinform(m: Patch, one: Any, **instead: Any) -> None:
+    """Runs one of the passes with functions of its module replaced."""
+
+    def wrong(program: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            for name, function in instead.items():
+                inner.setattr(sys.modules[one.__module__], name, function)
+            return one(program)
+
+    _replace_pass(m, one, wrong)
 
 
 @mutation("numbers_folded_together")
@@ -135,12 +148,12 @@ def reductions_are_sent_together_too_late(m: Patch) -> None:
         rest = [i for i in program.instructions if i.kind != "all_reduce"]
         return program.with_instructions([*rest, *late])
 
-    _replace_pass(m, combine.combine, wrong)
+    _replace_pass(m, messages.combine, wrong)
 
 
 @mutation("reduce_max_shares_ties")
 def reductions_over_other_axes_share_a_message(m: Patch) -> None:
-    right = combine._joined
+    right = messages._joined
 
     def wrong(group: list) -> Any:
         return right(group).replaced(attrs=group[0].attrs)
@@ -158,24 +171,23 @@ def reductions_over_other_axes_share_a_message(m: Patch) -> None:
                 out.append(i)
         return program.with_instructions([*out, *([wrong(waiting)] if waiting else [])])
 
-    _replace_pass(m, combine.combine, key_without_axes)
+    _replace_pass(m, messages.combine, key_without_axes)
 
 
 @mutation("one_tensor_many_times")
 def a_map_used_twice_is_merged_into_one_user(m: Patch) -> None:
-    right = fuse.users
-    m.setattr(fuse, "users", lambda program: {v: us[:1] for v, us in right(program).items()})
+    _misinform(m, fusion.fuse, users=lambda program: {v: us[:1] for v, us in users(program).items()})
 
 
 @mutation("constrained_and_released")
 def a_map_that_is_fetched_is_merged_away(m: Patch) -> None:
-    m.setattr(fuse, "fetched", lambda program: set())
+    _misinform(m, fusion.fuse, fetched=lambda program: set())
 
 
 @mutation("softmax_by_hand")
 def maps_over_rows_are_merged_as_if_over_all_points(m: Patch) -> None:
     """The inputs of the merged map are those of the consumer only."""
-    right = fuse.merged_maps
+    right = fusion.merged_maps
 
     def wrong(producer: Any, consumer: Any, keep: list) -> Any:
         merged = right(producer, consumer, keep)
@@ -183,12 +195,12 @@ def maps_over_rows_are_merged_as_if_over_all_points(m: Patch) -> None:
         results = tuple(f"t{n - 1}" if len(merged.attrs.expr.steps) > n + 1 else r for r in merged.attrs.expr.results)
         return merged.replaced(expr=merged.attrs.expr._replace(results=results))
 
-    m.setattr(fuse, "merged_maps", wrong)
+    m.setattr(fusion, "merged_maps", wrong)
 
 
 @mutation("centered_over_rows in C")
 def a_fused_kernel_uses_a_sum_over_rows_before_it_is_complete(m: Patch) -> None:
-    right = fused_kernels._Open.accepts
+    right = fusion._Open.accepts
 
     def wrong(self: Any, program: Any, i: Any) -> bool:
         over_rows, self.over_rows = self.over_rows, {}
@@ -197,23 +209,23 @@ def a_fused_kernel_uses_a_sum_over_rows_before_it_is_complete(m: Patch) -> None:
         finally:
             self.over_rows = over_rows
 
-    m.setattr(fused_kernels._Open, "accepts", wrong)
+    m.setattr(fusion._Open, "accepts", wrong)
 
 
 @mutation("softmax_by_hand")
 def a_fused_kernel_keeps_what_others_need_to_itself(m: Patch) -> None:
-    right = fused_kernels._Former._fused
+    right = fusion._Former._fused
 
     def wrong(self: Any, s: Any) -> Any:
         self.used = {v: [u for u in us if u in s.body] for v, us in self.used.items()}
         return right(self, s)
 
-    m.setattr(fused_kernels._Former, "_fused", wrong)
+    m.setattr(fusion._Former, "_fused", wrong)
 
 
 @mutation("dropout_by_hand")
 def random_numbers_wait_for_a_user_that_never_comes(m: Patch) -> None:
-    m.setattr(fused_kernels._Former, "_place_held", lambda self, i, target: None)
+    m.setattr(fusion._Former, "_place_held", lambda self, i, target: None)
 
 
 @mutation("products_of_products")
@@ -274,31 +286,20 @@ def an_added_number_counts_once_per_rank(m: Patch) -> None:
 
 @mutation("constrained_and_whole")
 def blocks_are_reduced_although_the_whole_is_needed_too(m: Patch) -> None:
-    right, users = scatter.form_reduce_scatter, scatter.users
-
     def takes_only(program: Any) -> dict:
-        table = users(program)
-        return {v: [u for u in us if u.kind == "take_shard"] or us for v, us in table.items()}
+        return {v: [u for u in us if u.kind == "take_shard"] or us for v, us in users(program).items()}
 
-    def wrong(program: Any) -> Any:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(scatter, "users", takes_only)
-            return right(program)
-
-    _replace_pass(m, right, wrong)
+    _misinform(m, reduction_pass.form_reduce_scatter, users=takes_only)
 
 
 @mutation("slots_stored_elsewhere")
 def blocks_are_taken_before_maps_whose_whole_value_is_needed_too(m: Patch) -> None:
-    right, users = scatter.shard_early, scatter.users
-
-    def wrong(program: Any) -> Any:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(scatter, "users", lambda p: {v: us[:1] for v, us in users(p).items()})
-            inner.setattr(scatter, "fetched", lambda p: set())
-            return right(program)
-
-    _replace_pass(m, right, wrong)
+    _misinform(
+        m,
+        reduction_pass.shard_early,
+        users=lambda p: {v: us[:1] for v, us in users(p).items()},
+        fetched=lambda p: set(),
+    )
 
 
 @mutation("sum_of_two_products")
@@ -317,7 +318,7 @@ def chained_reductions_forget_the_inner_axes(m: Patch) -> None:
 @mutation("tests/passes/test_local_blocks.py::test_passes_change_no_value('constrained_sum', 'numpy')")
 def fused_kernels_take_equal_global_shapes_for_equal_blocks(m: Patch) -> None:
     """The verifier refuses what comes of it, before any kernel reads beyond a block."""
-    m.setattr(fused_kernels, "_dims", lambda program, v: tuple(map(LocalDim, program.types[v].shape)))
+    m.setattr(fusion, "_dims", lambda program, v: tuple(map(LocalDim, program.types[v].shape)))
 
 
 @mutation("tests/passes/test_verify.py::test_broken_programs_are_refused('a fused kernel over blocks of two kinds')")
@@ -327,7 +328,7 @@ def the_verifier_lets_fused_kernels_mix_blocks(m: Patch) -> None:
 
 @mutation("tests/fuzz/trial.py::check(7176, ranks=1)")
 def a_pass_takes_the_number_of_a_value_inside_a_fused_kernel(m: Patch) -> None:
-    m.setattr(overlap, "fresh", lambda program: max(program.types) + 1)
+    m.setattr(messages, "fresh", lambda program: max(program.types) + 1)
 
 
 @mutation("tests/fuzz/trial.py::check(7111, ranks=8)")
@@ -338,8 +339,4 @@ def maps_in_place_compare_what_is_pending(m: Patch) -> None:
 
 @mutation("tests/passes/test_rematerialise.py::test_what_a_reduction_makes_stays('sum', 'prod')")
 def what_no_reader_can_make_is_dropped(m: Patch) -> None:
-    class Everything(tuple):
-        def __contains__(self, kind: object) -> bool:
-            return sys._getframe(1).f_code.co_name != "_slice" or super().__contains__(kind)
-
-    m.setattr(rematerialise, "AGAIN", Everything(rematerialise.AGAIN))
+    m.setattr(rematerialise, "_runs_again", lambda i: True)

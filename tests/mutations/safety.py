@@ -6,7 +6,7 @@ from typing import Any
 
 from meshmpi import api
 from meshmpi.checkpoint import surviving
-from meshmpi.compiler.passes import atomic
+from meshmpi.compiler.passes import modes
 from meshmpi.graph import scopes
 from meshmpi.runtime import executor
 from meshmpi.runtime.variables import VariableStore
@@ -63,13 +63,13 @@ def step_numbers_are_not_restored(m: Patch) -> None:
 
 @mutation(ATOMIC + "test_no_collective_follows_a_write_and_numbers_are_the_same('a:2', 'batch:a', None, {})")
 def only_the_writes_themselves_come_last(m: Patch) -> None:
-    right = atomic._needed_by_collectives
+    right = modes._needed_by_collectives
 
     def wrong(program: Any) -> set[int]:
         made = {v for i in program.instructions for v in i.outputs}
         return right(program) | made
 
-    m.setattr(atomic, "_needed_by_collectives", wrong)
+    m.setattr(modes, "_needed_by_collectives", wrong)
 
 
 @mutation(ATOMIC + "test_a_step_that_failed_while_ranks_waited_can_be_ended()")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from meshmpi.compiler.passes import blocks, groups, pipeline
+from meshmpi.compiler.passes import pipeline, tile_groups, tiled_regions
 from meshmpi.ir import bands
 from meshmpi.ir.kinds import regions
 from meshmpi.kernels import bands as kernels_bands
@@ -14,14 +14,14 @@ from meshmpi.nn import functions
 from tests.mutations.registry import Patch, mutation
 from tests.passes.overlap_model import everything_counts
 
-LOOPS = "tests/passes/test_tiled.py"
+TILED = "tests/passes/test_tiled.py"
 OVERLAP = "tests/passes/overlap_model.py::losses(mm.SimulatedMesh('rows:2;cols:3'), 'batch:rows', overlap=True)"
 
 
 def _short_blocks(m: Patch) -> None:
     """As the tests of loops do, so that small models have several blocks."""
-    m.setattr(blocks, "LEAST_ROWS", 4)
-    m.setattr(blocks, "LEAST_BAND_ROWS", 4)
+    m.setattr(tiled_regions, "LEAST_ROWS", 4)
+    m.setattr(tiled_regions, "LEAST_BAND_ROWS", 4)
 
 
 def _iterations(m: Patch, wrong: Callable[..., Iterator[dict]]) -> None:
@@ -29,20 +29,20 @@ def _iterations(m: Patch, wrong: Callable[..., Iterator[dict]]) -> None:
         m.setattr(module, "iterations", wrong)
 
 
-@mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('no_softmax')")
+@mutation(f"{TILED}::test_results_are_those_of_the_program_as_lowered('no_softmax')")
 def sums_over_blocks_keep_the_last_block(m: Patch) -> None:
     _short_blocks(m)
     m.setattr(tiled._Begun, "first", lambda self, v, names, ranges: True)
 
 
-@mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('no_softmax')")
+@mutation(f"{TILED}::test_results_are_those_of_the_program_as_lowered('no_softmax')")
 def sums_over_blocks_go_on_from_the_step_before(m: Patch) -> None:
     _short_blocks(m)
     m.setattr(tiled._Begun, "first", lambda self, v, names, ranges: False)
 
 
-RESULTS = f"{LOOPS}::test_results_are_those_of_the_program_as_lowered"
-NOT_FINITE = f"{LOOPS}::test_what_is_not_finite_shows_where_it_is_seen"
+RESULTS = f"{TILED}::test_results_are_those_of_the_program_as_lowered"
+NOT_FINITE = f"{TILED}::test_what_is_not_finite_shows_where_it_is_seen"
 
 
 @mutation(f"{RESULTS}('masked')")
@@ -69,15 +69,15 @@ def tiled_regions_leave_out_the_first_columns_that_their_rows_see(m: Patch) -> N
     m.setattr(regions, "_seen", wrong)
 
 
-@mutation(f"{LOOPS}::test_blocks_are_skipped_where_a_band_is_declared_and_only_there('biased')")
+@mutation(f"{TILED}::test_blocks_are_skipped_where_a_band_is_declared_and_only_there('biased')")
 def tiled_regions_take_the_band_of_one_member_for_that_of_all(m: Patch) -> None:
     _short_blocks(m)
-    m.setattr(blocks, "leaves_out", lambda i, types, band, leaves=True: True)
+    m.setattr(tiled_regions, "leaves_out", lambda i, types, band, leaves=True: True)
     band = bands.Band("length", "memory", 0)
-    m.setattr(blocks, "_band", lambda members, types, dims: band if "length" in dims else None)
+    m.setattr(tiled_regions, "_band", lambda members, types, dims: band if "length" in dims else None)
 
 
-@mutation(f"{LOOPS}::test_rules_of_tiled_regions({{'band': NEAR}}, 'uses pairs outside')")
+@mutation(f"{TILED}::test_rules_of_tiled_regions({{'band': NEAR}}, 'uses pairs outside')")
 def a_loop_may_have_any_band(m: Patch) -> None:
     m.setattr(regions, "leaves_out", lambda i, types, band, leaves=True: True)
 
@@ -114,12 +114,12 @@ def products_over_a_band_multiply_what_lies_outside(m: Patch) -> None:
         m.setattr(module, "fill_outside", lambda *a: lambda: None)
 
 
-@mutation(f"{LOOPS}::test_a_band_of_weights_is_zero_outside_and_has_rows_without_pairs()")
+@mutation(f"{TILED}::test_a_band_of_weights_is_zero_outside_and_has_rows_without_pairs()")
 def weights_outside_a_band_are_not_set_to_zero(m: Patch) -> None:
     m.setattr(functions, "inside_band", lambda x, band: x)
 
 
-@mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('masked')")
+@mutation(f"{TILED}::test_results_are_those_of_the_program_as_lowered('masked')")
 def tiled_regions_forget_their_last_block(m: Patch) -> None:
     _short_blocks(m)
     right = regions.iterations
@@ -165,7 +165,7 @@ BLOCKS = "tests/passes/test_local_blocks.py::test_passes_change_no_value"
 
 @mutation(f"{BLOCKS}('products_of_two_sizes', 'numpy')")
 def members_of_a_loop_may_hold_a_dim_in_two_ways(m: Patch) -> None:
-    for module in (groups, blocks):
+    for module in (tile_groups, tiled_regions):
         m.setattr(module, "held_differently", lambda types: None)
 
 
@@ -184,25 +184,25 @@ def sums_over_all_dims_of_a_loop_are_copies_of_their_place(m: Patch) -> None:
     m.setattr(tiled._Block, "_view", wrong)
 
 
-@mutation(f"{LOOPS}::test_results_are_those_of_the_program_as_lowered('side_by_side')")
+@mutation(f"{TILED}::test_results_are_those_of_the_program_as_lowered('side_by_side')")
 def groups_wait_for_each_other(m: Patch) -> None:
     _short_blocks(m)
-    m.setattr(groups.Grouping, "_need", lambda self, g, bits: None)
+    m.setattr(tile_groups.Grouping, "_need", lambda self, g, bits: None)
     _masks_relate(m)
 
 
 def _masks_relate(m: Patch) -> None:
     """Layers with one mask count as related, and come into one group."""
-    right = groups.Grouping.__init__
+    right = tile_groups.Grouping.__init__
 
     class Maskless:
-        def __init__(self, wide: Any):
-            self.wide, self.masks = wide, {}
+        def __init__(self, again: Any):
+            self.again, self.masks = again, {}
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(self.wide, name)
+            return getattr(self.again, name)
 
-    def wrong(self: Any, program: Any, wide: Any) -> None:
-        right(self, program, Maskless(wide))
+    def wrong(self: Any, program: Any, again: Any) -> None:
+        right(self, program, Maskless(again))
 
-    m.setattr(groups.Grouping, "__init__", wrong)
+    m.setattr(tile_groups.Grouping, "__init__", wrong)

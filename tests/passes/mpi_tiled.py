@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 import meshmpi as mm
-from meshmpi.compiler.passes import blocks
-from meshmpi.compiler.passes.recompute import fit_memory
+from meshmpi.compiler.passes import tiled_regions
+from meshmpi.compiler.passes.rematerialise import fit_memory
 from meshmpi.ir.program import Program
 from meshmpi.runtime.compiled import CompiledStep
 from tests.passes.test_recompute import feeds as token_feeds
@@ -33,7 +33,7 @@ def check(p: Program, mesh: mm.Mesh, fetches: dict, feeds: dict, tolerance: floa
 
 def main() -> None:
     """Prints how many programs agree."""
-    blocks.LEAST_ROWS = blocks.LEAST_BAND_ROWS = 4
+    tiled_regions.LEAST_ROWS = tiled_regions.LEAST_BAND_ROWS = 4
     mesh, count = mm.Mesh("rows:2"), 0
     layouts = {"masked": ("batch:rows", "length:rows", "memory:rows"), "dropped_out": ("length:rows",)}
     for name in layouts:

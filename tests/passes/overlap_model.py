@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi.compiler.passes import overlap, pipeline
+from meshmpi.compiler.passes import messages, pipeline
 
 BATCH, WIDTH, LAYERS = 12, 10, 4
 
 
 def everything_counts(patch: pytest.MonkeyPatch) -> None:
     """Messages of any size are started early."""
-    patch.setattr(overlap, "SMALLEST_BYTES", 0)
+    patch.setattr(messages, "SMALLEST_BYTES", 0)
     patch.setattr(pipeline, "SMALLEST_BYTES", 0)
 
 

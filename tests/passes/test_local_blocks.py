@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi.compiler.passes import blocks, pipeline
+from meshmpi.compiler.passes import pipeline, tiled_regions
 from meshmpi.compiler.passes.tiled_regions import form_tiled_regions
 from meshmpi.kernels.native import available
 from meshmpi.runtime.compiled import CompiledStep
@@ -111,7 +111,7 @@ def short_blocks(m: pytest.MonkeyPatch) -> None:
     """Loops over blocks of a few rows, also in small graphs."""
     small = partial(form_tiled_regions, cache_bytes=400)
     passes = tuple(small if f is form_tiled_regions else f for f in pipeline.PASSES)
-    m.setattr(blocks, "LEAST_ROWS", 4)
+    m.setattr(tiled_regions, "LEAST_ROWS", 4)
     m.setattr(pipeline, "PASSES", passes)
 
 

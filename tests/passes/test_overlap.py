@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import meshmpi as mm
-from meshmpi.compiler.passes.overlap import overlap
+from meshmpi.compiler.passes.messages import overlap
 from meshmpi.errors import ProgramError
 from meshmpi.ir.program import Program
 from meshmpi.ir.verify import verify

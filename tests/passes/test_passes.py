@@ -9,8 +9,8 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.compiler.passes.clean import cse, dce
-from meshmpi.compiler.passes.combine import combine
 from meshmpi.compiler.passes.fold import fold
+from meshmpi.compiler.passes.messages import combine
 from meshmpi.compiler.passes.pipeline import PASSES, optimize
 from meshmpi.compiler.passes.reductions import passes_through, place_reductions
 from meshmpi.errors import LayoutError

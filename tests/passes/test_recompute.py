@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi.compiler.passes.recompute import fit_memory
+from meshmpi.compiler.passes.rematerialise import fit_memory
 from meshmpi.errors import ConfigError
-from meshmpi.ir.kinds import COLLECTIVES
-from meshmpi.ir.program import Program
+from meshmpi.ir.kinds import COLLECTIVES, Feed, Map, View
+from meshmpi.ir.program import Instruction, Kind, Program
+from meshmpi.ir.scalar import Expr, Step
+from meshmpi.ir.types import LocalType
 from meshmpi.ir.verify import verify
 from meshmpi.kernels.native import available
 from meshmpi.runtime.compiled import CompiledStep, predict_cost
@@ -97,6 +99,28 @@ def test_what_is_cheap_goes_first():
     much = fit_memory(p, share_of_arena(p, 0.55), total)
     flops = [predict_cost(x).flops for x in (p, little, much)]
     assert flops[0] <= flops[1] < flops[2] < 2 * flops[0]
+
+
+def test_a_view_behind_the_first_later_use_is_made_once():
+    whole, flat = (LocalType(mm.Shape(s), "float32", ((),) * len(mm.Shape(s))) for s in ("a:64;b:64", "c:4096"))
+    program, made = [Instruction(Feed("x"), (), (0,))], {0: whole}
+
+    def add(row: Kind, *inputs: int) -> int:
+        made[len(made)] = flat if isinstance(row, View) or made[inputs[0]] == flat else whole
+        program.append(Instruction(row, inputs, (len(made) - 1,)))
+        return len(made) - 1
+
+    def apply(function: str, *inputs: int) -> int:
+        step = Step(function, tuple(f"i{k}" for k in range(len(inputs))), "float32")
+        return add(Map(Expr((step,), ("t0",))), *inputs)
+
+    waiting, other = apply("tanh", 0), apply("exp", 0)
+    used = apply("multiply", apply("add", other, apply("sin", other)), waiting)
+    y = apply("add", apply("exp", add(View(), waiting)), add(View(), used))
+    p = Program(mm.MeshShape("rows:1"), made, tuple(program), {}, {"x": whole}, {"y": y})
+    q = fit_memory(p, total(p) - made[0].max_bytes(p.mesh), total)
+    verify(q)
+    assert (q.counts()["map"], q.counts()["view"]) == (p.counts()["map"], p.counts()["view"]), "tanh is only moved"
 
 
 def test_a_limit_that_is_met_changes_nothing():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
-from meshmpi.compiler.passes import blocks
+from meshmpi.compiler.passes import tiled_regions
 from meshmpi.compiler.passes.pipeline import PASSES, optimize
 from meshmpi.compiler.passes.tiled_regions import form_tiled_regions
 from meshmpi.errors import LayoutError, ProgramError
@@ -247,8 +247,8 @@ def compare(got: dict, want: dict, tolerance: float, label: str) -> None:
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch):
     """Blocks of a few rows, so that small models have several, of unequal sizes."""
-    monkeypatch.setattr(blocks, "LEAST_ROWS", 4)
-    monkeypatch.setattr(blocks, "LEAST_BAND_ROWS", 4)
+    monkeypatch.setattr(tiled_regions, "LEAST_ROWS", 4)
+    monkeypatch.setattr(tiled_regions, "LEAST_BAND_ROWS", 4)
 
 
 @pytest.mark.quick(3)

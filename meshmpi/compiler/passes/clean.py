@@ -11,7 +11,7 @@ def dce(program: Program) -> Program:
     needed = set(program.fetches.values())
     kept: list[Instruction] = []
     for i in reversed(program.instructions):
-        if i.kind in ("write", "feed") or any(v in needed for v in i.outputs):
+        if i.traits.kept or any(v in needed for v in i.outputs):
             kept.append(i)
             needed.update(i.inputs)
     return program.with_instructions(kept[::-1])
@@ -29,7 +29,7 @@ def cse(program: Program) -> Program:
     for i in program.instructions:
         i = substituted(i, instead)
         place = (i.kind, i.inputs)
-        if place in first and i.kind != "write":
+        if place in first and i.outputs:
             other, first[place] = first[place], None
             if other is not None:
                 seen[_meaning(program, other)] = other.outputs

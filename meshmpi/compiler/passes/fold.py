@@ -6,8 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from meshmpi.compiler.passes.rewrite import producers, substituted, with_substitution
-from meshmpi.ir.kinds import Map
+from meshmpi.compiler.passes.rewrite import fetched, substituted, with_substitution
+from meshmpi.ir.kinds import Map, Write
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.scalar import FLOATS, Arg, Expr, Step, fill
 
@@ -31,10 +31,11 @@ def fold(program: Program) -> Program:
     constants: dict[int, float | int | bool] = {}
     instead: dict[int, int] = {}
     kept: list[Instruction] = []
-    stored, leaving = _stored(program), _leaving(program)
+    written = {i.inputs[0] for i in program.instructions if isinstance(i.attrs, Write)}
+    stored, leaving = _stored(program), written | fetched(program)  # what leaves is no memory that a write may change
     for i in program.instructions:
         i = substituted(i, instead)
-        if i.kind == "map":
+        if isinstance(i.attrs, Map):
             i = _with_literals(i, constants)
             value = _constant_value(i, program)
             if value is not None:
@@ -49,18 +50,11 @@ def fold(program: Program) -> Program:
 
 def _stored(program: Program) -> set[int]:
     """Values that are the memory of a variable or feed; for membership tests only."""
-    by = producers(program)
     out: set[int] = set()
-    for v, i in by.items():
-        if i.kind in ("read", "feed") or (i.kind == "view" and i.inputs[0] in out):
-            out.add(v)
+    for i in program.instructions:
+        if i.traits.given or (i.traits.same_memory and i.inputs[0] in out):
+            out.update(i.outputs)
     return out
-
-
-def _leaving(program: Program) -> set[int]:
-    """Values that are written or fetched: they must be copies of what a write may change."""
-    written = {i.inputs[0] for i in program.instructions if i.kind == "write"}
-    return written | set(program.fetches.values())
 
 
 def _with_literals(i: Instruction, constants: dict[int, float | int | bool]) -> Instruction:
@@ -81,14 +75,10 @@ def _with_literals(i: Instruction, constants: dict[int, float | int | bool]) -> 
     )
     if any(isinstance(renaming.get(r), (int, float)) for r in i.of(Map).expr.results):
         return i
-    if any(_all_literal(s) and s.function not in _ARITHMETIC for s in steps):
+    if any(s.function not in _ARITHMETIC and not any(isinstance(a, str) for a in s.args) for s in steps):
         return i
     results = tuple(str(renaming.get(r, r)) for r in i.of(Map).expr.results)
     return i.replaced(inputs=tuple(inputs), expr=Expr(steps, results))
-
-
-def _all_literal(s: Step) -> bool:
-    return not any(isinstance(a, str) for a in s.args)
 
 
 def _constant_value(i: Instruction, program: Program) -> float | int | bool | None:

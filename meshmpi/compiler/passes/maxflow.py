@@ -2,99 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 UNLIMITED = 1 << 200
 """Far above the sum of all real capacities; Python integers have no overflow."""
 
+Edge = tuple[Hashable, Hashable, int, int]
+"""From, to, capacity, and capacity of the way back."""
 
-class Network:
-    """Edges with capacities.
 
-    Attributes:
-        visits: Edges looked at by `minimum_cut`, a measure of its work.
+def minimum_cut(
+    edges: Iterable[Edge], same: Iterable[tuple[Hashable, Hashable]], start: Hashable, end: Hashable
+) -> set[Hashable]:
+    """The nodes on the start's side of the minimum cut nearest to the start.
+
+    Blocking flows (Dinic 1970): one for every length that a shortest path comes to have.  All layers of a model are
+    served by the same few, so the time grows with the network and not with the number of paths.  Capacities are
+    integers, so the cut is exact.
+
+    Args:
+        edges: Of the network.
+        same: Pairs of nodes that are one.
+        start: Node.
+        end: Node.
     """
+    parent: dict[Hashable, Hashable] = {}
 
-    def __init__(self) -> None:
-        self._number: dict[Hashable, int] = {}
-        self._same: list[int] = []  # node -> a node that it is one with, or itself
-        self._edges: list[tuple[int, int, int, int]] = []
-        self.visits = 0
-
-    def edge(self, a: Hashable, b: Hashable, capacity: int, back: int = 0) -> None:
-        """An edge from a to b, and one from b to a with capacity ``back``."""
-        self._edges.append((self._node(a), self._node(b), capacity, back))
-
-    def join(self, a: Hashable, b: Hashable) -> None:
-        """Makes two nodes one: as edges without limit between them, both ways."""
-        self._same[self._one(self._node(a))] = self._one(self._node(b))
-
-    def _node(self, name: Hashable) -> int:
-        if name not in self._number:
-            self._number[name] = len(self._same)
-            self._same.append(len(self._same))
-        return self._number[name]
-
-    def _one(self, node: int) -> int:
-        same = self._same
-        while same[node] != node:
-            same[node] = node = same[same[node]]
+    def one(node: Hashable) -> Hashable:
+        """The node that stands for all that are one with it."""
+        while (above := parent.setdefault(node, node)) != node:
+            parent[node] = node = parent[above]
         return node
 
-    def minimum_cut(self, start: Hashable, end: Hashable) -> set[Hashable]:
-        """The nodes on the start's side of the minimum cut nearest to the start.
-
-        Blocking flows (Dinic 1970): one for every length that a shortest path comes to have.  All
-        layers of a model are served by the same few, so the time grows with the network and not
-        with the number of paths.  Capacities are integers, so the cut is exact.
-        """
-        source, sink = (self._one(self._node(x)) for x in (start, end))
-        graph = _Residual(len(self._same))
-        for a, b, capacity, back in self._edges:
-            graph.add(self._one(a), self._one(b), capacity, back)
-        while graph.measure(source, sink):
-            graph.fill(source, sink)
-        self.visits += graph.visits
-        return {name for name, n in self._number.items() if graph.level[self._one(n)] >= 0}
+    for a, b in same:
+        parent[one(a)] = one(b)
+    flow = _Flow()
+    for a, b, capacity, back in edges:
+        flow.add(one(a), one(b), capacity, back)
+    while one(end) in flow.levels(one(start)):
+        flow.fill(one(start), one(end))
+    reached = flow.level
+    return {node for node in list(parent) if one(node) in reached}
 
 
-class _Residual:
+class _Flow:
     """What is left of all capacities; edge ``e`` and its opposite ``e ^ 1`` are neighbours."""
 
-    def __init__(self, nodes: int):
-        self.leaving: list[list[int]] = [[] for _ in range(nodes)]
-        self.to: list[int] = []
+    def __init__(self) -> None:
+        self.leaving: dict[Hashable, list[int]] = {}
+        self.to: list[Hashable] = []
         self.left: list[int] = []
-        self.level: list[int] = []
-        self.visits = 0
+        self.level: dict[Hashable, int] = {}
 
-    def add(self, a: int, b: int, capacity: int, back: int) -> None:
+    def add(self, a: Hashable, b: Hashable, capacity: int, back: int) -> None:
         if a != b:
-            self.leaving[a].append(len(self.to))
-            self.leaving[b].append(len(self.to) + 1)
+            self.leaving.setdefault(a, []).append(len(self.to))
+            self.leaving.setdefault(b, []).append(len(self.to) + 1)
             self.to += (b, a)
             self.left += (capacity, back)
 
-    def measure(self, source: int, sink: int) -> bool:
-        """Finds how far each node is from the source (-1: out of reach); whether the sink is reached."""
-        level = self.level = [-1] * len(self.leaving)
-        level[source] = 0
+    def levels(self, source: Hashable) -> dict[Hashable, int]:
+        """How far each node is from the source; those out of reach are missing."""
+        level = self.level = {source: 0}
         queue = [source]
         for a in queue:
-            self.visits += len(self.leaving[a])
-            for e in self.leaving[a]:
+            for e in self.leaving.get(a, ()):
                 b = self.to[e]
-                if level[b] < 0 and self.left[e]:
+                if b not in level and self.left[e]:
                     level[b] = level[a] + 1
                     queue.append(b)
-        return level[sink] >= 0
+        return level
 
-    def fill(self, source: int, sink: int) -> None:
+    def fill(self, source: Hashable, sink: Hashable) -> None:
         """Sends what shortest paths can carry.
 
         A node's edges are tried in order, and one that leads nowhere is never tried again.
         """
-        tried = [0] * len(self.leaving)
+        tried = dict.fromkeys(self.leaving, 0)
         path: list[int] = []
         a = source
         while True:
@@ -108,8 +92,7 @@ class _Residual:
                 del path[full:]
             elif tried[a] < len(self.leaving[a]):
                 e = self.leaving[a][tried[a]]
-                self.visits += 1
-                if self.left[e] and self.level[self.to[e]] == self.level[a] + 1:
+                if self.left[e] and self.level.get(self.to[e]) == self.level[a] + 1:
                     path.append(e)
                     a = self.to[e]
                 else:

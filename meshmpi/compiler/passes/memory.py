@@ -7,7 +7,6 @@ integers only; the executors take the plan as it is.
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -67,13 +66,13 @@ class MemoryPlan:
         return self.arena_bytes + self.workspace_bytes + self.variable_bytes + self.feed_bytes
 
 
-def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Workspace) -> MemoryPlan:
+def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Workspace | None = None) -> MemoryPlan:
     """Plans the memory of the rank at ``coordinates``.
 
     Args:
         program: A verified program.
         coordinates: Mesh axis -> coordinate.
-        workspace: (instruction, program, coordinates) -> scratch bytes of its kernel.
+        workspace: (instruction, program, coordinates) -> scratch bytes of its kernel; None: not counted.
     """
     sharing = Sharing(program)
     sizes = {v: aligned_bytes(t, program, coordinates) for v, t in program.types.items()}
@@ -88,7 +87,7 @@ def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Wor
         for v in sharing.ending[n]:
             if v in offsets:
                 arena.free(offsets[v], sizes[v])
-    scratch = (workspace(i, program, coordinates) for i in program.instructions)
+    scratch = (workspace(i, program, coordinates) for i in program.instructions if workspace)
     return MemoryPlan(
         offsets,
         sharing.shares,
@@ -132,29 +131,22 @@ class Sharing:
                 self._kept.update(i.inputs)
         for v in program.fetches.values():
             last_use[v] = end
-        self._last_use = last_use
-        self._share_sources_and_views()
+        self._made_at = {v: n for n, i in enumerate(program.instructions) for v in i.outputs}
+        for i in program.instructions:
+            place = i.attrs.alias(program, i)
+            if place is not None and self._may_share(i):
+                self.shares[i.outputs[0]] = place
+        for v in program.types:
+            self._extend(v, last_use[v])
         self._share_in_place()
         self.ending: list[list[int]] = [[] for _ in range(end)]
         for v in program.types:
             root = self.root(v)
             if root == v and self.last[v] < end:
-                made = self._made_at[v]
-                self.ending[max(self.last[v], made)].append(v)
+                self.ending[max(self.last[v], self._made_at[v])].append(v)
 
     def root(self, v: Memory) -> Memory:
         return self.shares.root(v)
-
-    def _share_sources_and_views(self) -> None:
-        self._made_at: dict[int, int] = {}
-        for n, i in enumerate(self.program.instructions):
-            for v in i.outputs:
-                self._made_at[v] = n
-            place = i.attrs.alias(self.program, i)
-            if place is not None and self._may_share(i):
-                self.shares[i.outputs[0]] = place
-        for v in self.program.types:
-            self._extend(v)
 
     def _may_share(self, i: Instruction) -> bool:
         """Whether the result may be memory of another; a part only where instructions alone see it.
@@ -163,9 +155,9 @@ class Sharing:
         """
         return i.traits.free or i.traits.same_memory or i.outputs[0] not in self._kept
 
-    def _extend(self, v: int) -> None:
+    def _extend(self, v: int, until: int) -> None:
         root = self.root(v)
-        self.last[root] = max(self.last.get(root, -1), self._last_use[v])
+        self.last[root] = max(self.last.get(root, -1), until)
 
     def _share_in_place(self) -> None:
         """Lets results take over the memory of inputs, or of variables, that end there."""
@@ -183,9 +175,8 @@ class Sharing:
                     continue
                 own = self.last.get(y, -1)  # of the result and all its views
                 self.shares[y] = place
-                root = self.root(y)
-                taken.append(root)
-                self.last[root] = max(self.last.get(root, -1), own)
+                taken.append(self.root(y))
+                self._extend(y, own)
 
     def _ends_here(self, x: int, y: int, i: Instruction, n: int) -> bool:
         """Whether instruction n is the last to need the arena memory of x, and y fits there."""
@@ -215,44 +206,23 @@ class _Arena:
     def __init__(self) -> None:
         self.high = 0
         self.used = 0
-        self._starts: list[int] = []  # free gaps below `high`, ascending, never adjacent
-        self._sizes: list[int] = []
+        self._gaps: dict[int, int] = {}  # first byte -> bytes of what is free below `high`, never adjacent
 
     def allocate(self, size: int) -> int:
         self.used += size
-        best = -1
-        for k, gap in enumerate(self._sizes):
-            if gap >= size and (best < 0 or gap < self._sizes[best]):
-                best = k
-        if best >= 0:
-            start = self._starts[best]
-            if self._sizes[best] == size:
-                del self._starts[best], self._sizes[best]
-            else:
-                self._starts[best] += size
-                self._sizes[best] -= size
+        if fits := [(gap, start) for start, gap in self._gaps.items() if gap >= size]:
+            gap, start = min(fits)
+            del self._gaps[start]
+            if gap > size:
+                self._gaps[start + size] = gap - size
             return start
-        return self._grow(size)
-
-    def _grow(self, size: int) -> int:
-        if self._starts and self._starts[-1] + self._sizes[-1] == self.high:
-            start = self._starts.pop()
-            self._sizes.pop()
-        else:
-            start = self.high
+        start = next((s for s, gap in self._gaps.items() if s + gap == self.high), self.high)
+        self._gaps.pop(start, None)
         self.high = start + size
         return start
 
     def free(self, start: int, size: int) -> None:
         self.used -= size
-        if not size:
-            return
-        k = bisect.bisect(self._starts, start)
-        self._starts.insert(k, start)
-        self._sizes.insert(k, size)
-        if k + 1 < len(self._starts) and start + size == self._starts[k + 1]:
-            self._sizes[k] += self._sizes.pop(k + 1)
-            self._starts.pop(k + 1)
-        if k and self._starts[k - 1] + self._sizes[k - 1] == start:
-            self._sizes[k - 1] += self._sizes.pop(k)
-            self._starts.pop(k)
+        if size:
+            before = next((s for s, gap in self._gaps.items() if s + gap == start), start)
+            self._gaps[before] = start - before + size + self._gaps.pop(start + size, 0)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshmpi.compiler.passes.clean import cse, dce
-from meshmpi.compiler.passes.combine import combine
 from meshmpi.compiler.passes.fold import fold
-from meshmpi.compiler.passes.fuse import fuse
-from meshmpi.compiler.passes.fused_kernels import form_fused_kernels
-from meshmpi.compiler.passes.overlap import SMALLEST_BYTES, overlap
-from meshmpi.compiler.passes.reductions import place_reductions
+from meshmpi.compiler.passes.fusion import form_fused_kernels, fuse
+from meshmpi.compiler.passes.messages import SMALLEST_BYTES, combine, overlap
+from meshmpi.compiler.passes.reductions import form_reduce_scatter, place_reductions, shard_early
 from meshmpi.compiler.passes.rematerialise import rematerialise
-from meshmpi.compiler.passes.scatter import form_reduce_scatter, shard_early
 from meshmpi.compiler.passes.tiled_regions import form_tiled_regions
 from meshmpi.ir.program import Program
 from meshmpi.ir.verify import Proven, verify

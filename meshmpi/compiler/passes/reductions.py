@@ -10,35 +10,26 @@ Source: max-flow/min-cut (Ford and Fulkerson 1956); the formulation is ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from meshmpi.compiler.passes.maxflow import UNLIMITED, Network
+from meshmpi.compiler.passes.maxflow import UNLIMITED, Edge, minimum_cut
 from meshmpi.compiler.passes.rewrite import fetched, fresh, producers, substituted, users
 from meshmpi.dims import Axes
-from meshmpi.ir.kinds import AllReduce, LocalSlice
-from meshmpi.ir.program import Instruction, LocalType, Program
+from meshmpi.ir.kinds import AllReduce, LocalSlice, Map, ReduceScatter
+from meshmpi.ir.program import Instruction, Program
 
 
 def place_reductions(program: Program) -> Program:
     """Moves and merges all_reduces of sums so that the fewest bytes are reduced."""
-    for axes in _axes_sets(program):
-        program = _place(program, axes)
+    for axes in dict.fromkeys(map(_sum_over, program.instructions)):
+        if axes and (region := _Region(program, axes)).values:
+            program = _rewrite(program, axes, region, region.cut())
     return _merge_chains(program)
 
 
-def _axes_sets(program: Program) -> list[Axes]:
-    found = [i.of(AllReduce).axes for i in program.instructions if _is_sum(i)]
-    return list(dict.fromkeys(found))
-
-
-def _is_sum(i: Instruction) -> bool:
-    return isinstance(i.attrs, AllReduce) and i.attrs.op == "sum" and len(i.inputs) == 1
-
-
-def _place(program: Program, axes: Axes) -> Program:
-    region = _Region(program, axes)
-    if not region.values:
-        return program
-    return _rewrite(program, axes, region, region.cut())
+def _sum_over(i: Instruction) -> Axes:
+    """The axes over which the instruction finishes a sum; none where it does not."""
+    return i.attrs.axes if isinstance(i.attrs, AllReduce) and i.attrs.op == "sum" and len(i.inputs) == 1 else ()
 
 
 class _Region:
@@ -50,7 +41,7 @@ class _Region:
         self.sources: list[int] = []
         self.joint: dict[int, tuple[int, ...]] = {}  # value -> pending inputs of what makes it
         for i in program.instructions:
-            if _is_sum(i) and i.of(AllReduce).axes == axes and self._arises(i):
+            if _sum_over(i) == axes and program.types[i.inputs[0]].partial == axes:
                 self.sources.append(i.outputs[0])
                 self.values[i.outputs[0]] = None
                 continue
@@ -60,9 +51,6 @@ class _Region:
                     self.values[v] = None
                     self.joint[v] = pending
 
-    def _arises(self, i: Instruction) -> bool:
-        return self.program.types[i.inputs[0]].partial == self.axes
-
     def cut(self) -> set[int]:
         """Values to finish; for membership tests only.
 
@@ -70,28 +58,22 @@ class _Region:
         does; nothing becomes pending again.  What makes a value takes all of its inputs pending or
         none, and the value arises as they leave: these nodes are one.
         """
-        net = Network()
+        start, end = -1, -2  # value v arises at node 2 v and is used at node 2 v + 1
+        edges: list[Edge] = [(start, 2 * v, UNLIMITED, 0) for v in self.sources]
         used, kept = users(self.program), fetched(self.program)
         for v in self.values:
-            net.edge(("in", v), ("out", v), self._cost(v, used[v], v in kept), UNLIMITED)
-            needs_finished = v in kept or any(
-                u.kind == "write" or not any(w in self.joint for w in u.outputs) for u in used[v]
-            )
-            if needs_finished:
-                net.edge(("out", v), "end", UNLIMITED)
-        for v in self.sources:
-            net.edge("start", ("in", v), UNLIMITED)
-        for v, pending in self.joint.items():
-            for x in pending:
-                net.join(("out", x), ("in", v))
-        side = net.minimum_cut("start", "end")
-        return {v for v in self.values if ("in", v) in side and ("out", v) not in side}
+            edges.append((2 * v, 2 * v + 1, self._cost(v, used[v], v in kept), UNLIMITED))
+            if v in kept or any(not any(w in self.joint for w in u.outputs) for u in used[v]):
+                edges.append((2 * v + 1, end, UNLIMITED, 0))
+        same = [(2 * x + 1, 2 * v) for v, pending in self.joint.items() for x in pending]
+        side = minimum_cut(edges, same, start, end)
+        return {v for v in self.values if 2 * v in side and 2 * v + 1 not in side}
 
     def _cost(self, v: int, uses: Sequence[Instruction], is_fetched: bool) -> int:
         """Bytes to finish v (half where a reduce_scatter will do), then, far smaller, a message."""
         n = self.program.types[v].max_bytes(self.program.mesh)
-        use = uses[0].attrs if len(uses) == 1 and not is_fetched else None
-        halves = 1 if isinstance(use, LocalSlice) and set(use.axes) <= set(self.axes) else 2
+        cut = uses[0].attrs if len(uses) == 1 and not is_fetched else None
+        halves = 1 if isinstance(cut, LocalSlice) and set(cut.axes) <= set(self.axes) else 2
         return halves * n * _MESSAGES + 1
 
 
@@ -128,7 +110,8 @@ def _rewrite(program: Program, axes: Axes, region: _Region, cut: set[int]) -> Pr
         if not is_source and any(v in pending_now for v in i.inputs):
             renamed: list[int] = []
             for v in i.outputs:
-                types[number] = _pending(program, types[v], axes)
+                partial = program.mesh.in_mesh_order((*types[v].partial, *axes))
+                types[number] = replace(types[v], partial=partial, pending="sum")
                 renamed.append(number)
                 number += 1
             out.append(substituted(i, pending_now).replaced(outputs=tuple(renamed)))
@@ -142,35 +125,97 @@ def _rewrite(program: Program, axes: Axes, region: _Region, cut: set[int]) -> Pr
     return program.with_instructions(out, types)
 
 
-def _pending(program: Program, t: LocalType, axes: Axes) -> LocalType:
-    partial = program.mesh.in_mesh_order((*t.partial, *axes))
-    return LocalType(t.shape, t.dtype, t.splits, partial, "sum")
-
-
 def _merge_chains(program: Program) -> Program:
     """all_reduce of an all_reduce over other axes, used by nothing else -> one over both."""
     used, made, kept = users(program), producers(program), fetched(program)
     merged: dict[int, tuple[int, Axes]] = {}
-    out: list[Instruction] = []
     dropped: set[int] = set()
     for i in program.instructions:
-        if not _is_sum(i):
+        if not (axes := _sum_over(i)):
             continue
-        x, axes = i.inputs[0], i.of(AllReduce).axes
-        if x in merged:
-            x, inner = merged[x]
-            axes = program.mesh.in_mesh_order((*inner, *axes))
-        elif x in made and _is_sum(made[x]):
-            axes = program.mesh.in_mesh_order((*made[x].of(AllReduce).axes, *axes))
-            x = made[x].inputs[0]
-        if x != i.inputs[0] and len(used[i.inputs[0]]) == 1 and i.inputs[0] not in kept:
-            merged[i.outputs[0]] = (x, axes)
-            dropped.add(i.inputs[0])
+        (y,) = i.inputs
+        inner, x = _sum_over(made[y]), next(iter(made[y].inputs), y)
+        if y in merged:
+            x, inner = merged[y]
+        if inner and len(used[y]) == 1 and y not in kept:
+            merged[i.outputs[0]] = x, program.mesh.in_mesh_order((*inner, *axes))
+            dropped.add(y)
+    out: list[Instruction] = []
     for i in program.instructions:
-        if i.outputs and i.outputs[0] in dropped:
-            continue
         if i.outputs and i.outputs[0] in merged:
             x, axes = merged[i.outputs[0]]
             i = i.replaced(inputs=(x,), attrs=AllReduce(axes, "sum"))
-        out.append(i)
+        if not i.outputs or i.outputs[0] not in dropped:
+            out.append(i)
     return program.with_instructions(out)
+
+
+# ---- reduce only what is kept: all_reduce followed by take_shard becomes reduce_scatter -----------
+
+
+def shard_early(program: Program) -> Program:
+    """Takes blocks before a map instead of after it, where only the blocks are used.
+
+    Computes less, and brings take_shard next to the all_reduce it belongs to.  From the end to the
+    beginning, so that a block passes through a chain of maps at once.
+    """
+    uses = {v: len(us) for v, us in users(program).items()}
+    made, kept_out = producers(program), fetched(program)
+    types, number = dict(program.types), fresh(program)
+    moved: dict[int, tuple[Instruction, LocalSlice]] = {}  # value of a map -> the take_shard behind it
+    out: list[Instruction] = []
+    for i in reversed(program.instructions):
+        takes: list[tuple[Instruction, LocalSlice]] = []
+        if isinstance(i.attrs, Map) and i.outputs[0] in moved:
+            (take, cut), inputs = moved[i.outputs[0]], list[int]()
+            for v in i.inputs:
+                if types[v].shape.find(cut.dim) >= 0:
+                    types[number] = cut.result(program.mesh, types[v])
+                    takes.append((take.replaced(inputs=(v,), outputs=(number,)), cut))
+                    v, number = number, number + 1
+                inputs.append(v)
+            out.append(i.replaced(inputs=tuple(inputs), outputs=take.outputs))
+        elif isinstance(i.attrs, LocalSlice):
+            takes = [(i, i.attrs)]
+        else:
+            out.append(i)
+        for take, cut in reversed(takes):
+            x = take.inputs[0]
+            source = made[x]
+            passes = isinstance(source.attrs, Map) and len(source.outputs) == 1 and bool(source.inputs)
+            if passes and uses[x] == 1 and x not in kept_out:
+                moved[x] = take, cut
+            else:
+                out.append(take)
+    return program if not moved else program.with_instructions(out[::-1], types)
+
+
+def form_reduce_scatter(program: Program) -> Program:
+    """all_reduce whose only use is one take_shard over some of its axes -> reduce_scatter.
+
+    Axes of the reduction beyond those of the take_shard are reduced on the block that is left.
+    """
+    used, kept_out = users(program), fetched(program)
+    types, number = dict(program.types), fresh(program)
+    out: list[Instruction] = []
+    replaced: dict[int, tuple[Instruction, AllReduce]] = {}
+    for i in program.instructions:
+        if isinstance(i.attrs, LocalSlice) and i.inputs[0] in replaced:
+            (first, reduction), cut = replaced.pop(i.inputs[0]), i.attrs
+            rest = tuple(a for a in reduction.axes if a not in cut.axes)
+            scatter = ReduceScatter(cut.dim, cut.axes, reduction.op)
+            target = i.outputs[0] if not rest else number
+            types[target] = scatter.result(program.mesh, types[first.inputs[0]])
+            out.append(Instruction(scatter, first.inputs, (target,), first.source))
+            if rest:
+                number += 1
+                out.append(Instruction(AllReduce(rest, scatter.op), (target,), i.outputs, first.source))
+            continue
+        if isinstance(i.attrs, AllReduce) and len(i.outputs) == 1 and i.outputs[0] not in kept_out:
+            uses = used[i.outputs[0]]
+            cut = uses[0].attrs if len(uses) == 1 else None
+            if isinstance(cut, LocalSlice) and set(cut.axes) <= set(i.attrs.axes):
+                replaced[i.outputs[0]] = i, i.attrs
+                continue
+        out.append(i)
+    return program.with_instructions(out, types)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
+from meshmpi.ir.kinds import Write
 from meshmpi.ir.program import Instruction, Program
 
 
@@ -51,3 +52,8 @@ def fresh(program: Program) -> int:
     """A value number that the program does not use yet; larger ones are free too."""
     inner = (v for i in program.instructions for v in i.inner_types())
     return max(itertools.chain(program.types, inner), default=-1) + 1
+
+
+def writes_last(instructions: Iterable[Instruction]) -> list[Instruction]:
+    """The instructions in their order, but all writes of variables behind the others."""
+    return sorted(instructions, key=lambda i: isinstance(i.attrs, Write))

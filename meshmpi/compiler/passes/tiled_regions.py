@@ -1,10 +1,8 @@
-"""Large values between matrix products, as the scores of an attention, live a block at a time.
+"""Large values between matrix products, as the scores of an attention, live a tile at a time.
 
-A *wide* value has the dims of a contract whose result is larger than both its operands and cheap to
-compute (few numbers are summed for each), or is a map of such.  Wide values are never stored.  What
-uses one becomes a member of a group, and each group becomes a `tiled` region that computes the wide values
-it needs itself, from the narrow values that wide ones are made of: operands of the contracts, row
-maxima and row sums of a softmax, keys of random numbers.  So
+Such values are never stored (`tile_groups`).  Each group of instructions that use them becomes a `tiled` region, which
+computes them itself from what is stored: operands of the contracts, row maxima and row sums of a softmax, keys of
+random numbers.  So
 
 - scores and weights stay in the cache, and memory grows with the length and not with its square;
 - the backward pass computes scores again, since it is another region;
@@ -12,71 +10,78 @@ maxima and row sums of a softmax, keys of random numbers.  So
   Where a sum over mesh axes is needed in between (memory positions that are split), a group ends,
   and the next one computes the scores again.
 
-Who belongs to a group is decided in `groups`; which dims a tiled region walks along, and how far at a time,
-in `blocks`.  Where all sums over pairs of rows and columns are over one
-`Band`, blocks outside it are skipped, by their indices alone.
+Tiles are as large as fit the cache.  Dims that are a batch to every product are cut first, down to one element; then
+dims of rows, which stay long enough for matrix products.  Where all sums over pairs of rows and columns are over one
+`Band`, the rows are cut even where they would fit, since columns that no row of a tile is paired with are skipped then.
 """
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
-from meshmpi.compiler.passes.blocks import Blocks
-from meshmpi.compiler.passes.fuse import MAX_INPUTS, fuse, merged_maps
-from meshmpi.compiler.passes.fused_kernels import form_fused_kernels
-from meshmpi.compiler.passes.groups import Group, Grouping
-from meshmpi.compiler.passes.rewrite import fetched
-from meshmpi.compiler.passes.wide import WideValues
-from meshmpi.ir.kinds import Map, Tiled
+from meshmpi.compiler.passes.fusion import MAX_INPUTS, form_fused_kernels, fuse, merged_maps
+from meshmpi.compiler.passes.rewrite import fetched, writes_last
+from meshmpi.compiler.passes.tile_groups import Group, Grouping, Rematerialised
+from meshmpi.ir.bands import Band
+from meshmpi.ir.kinds import Contract, Map, Reduce, Tiled, TileDim
+from meshmpi.ir.kinds.regions import leaves_out, walkable
 from meshmpi.ir.program import Instruction, LocalType, Program
-from meshmpi.ir.scalar import Expr, Step
+from meshmpi.ir.scalar import ITEM_BYTES, Expr, Step
+from meshmpi.ir.types import held_differently
 
 CACHE_BYTES = 1 << 20
-"""Of intermediate values in one iteration, and wide values smaller than this are left alone.
+"""Tile size: the intermediate values of one tile must fit into this.  Smaller values are not tiled.
 Status: the second-level cache of one core of today's servers; see docs/performance.md."""
+LEAST_ROWS = 128
+"""Rows of a tile in a dim that is no batch.  Measured (apps/bench/attention.py): products of 64
+rows are a third slower, more rows leave the cache."""
+BAND_PARTS = 4
+"""Least number of tiles of rows in a band: of causal attention n of them skip (n - 1) / 2n."""
+LEAST_BAND_ROWS, MOST_BAND_ROWS = 64, 256
+"""Rows of such a tile.  Measured as above: 64 are best for 256 positions, 256 for 1024."""
 
 
 def form_tiled_regions(program: Program, cache_bytes: int = CACHE_BYTES) -> Program:
-    """Replaces the instructions that make and use wide values by regions.
+    """Replaces the instructions that make and use large values by tiled regions.
 
     Args:
         program: After `fuse` and before `form_fused_kernels`.
-        cache_bytes: For the intermediate values of one iteration.
+        cache_bytes: Most bytes of intermediate values in one tile.
     """
     left_alone: dict[int, None] = {}  # values that no region can be formed for
     while True:
-        wide = WideValues(program, cache_bytes, left_alone)
-        if not wide.makers:
+        again = Rematerialised(program, cache_bytes, left_alone)
+        if not again.makers:
             return program
-        groups = Grouping(program, wide).groups
-        uses = _Uses(program, wide, groups)
-        regions = [_Region(program, wide, g, uses, cache_bytes) for g in groups]
-        failed = [region for region in regions if not region.blocks.over]
+        groups = Grouping(program, again).groups
+        uses = _Uses(program, again, groups)
+        regions = [_Region(program, again, g, uses, cache_bytes) for g in groups]
+        failed = [region.group for region in regions if not region.over]
         if not failed:
-            return _scheduled(program, wide, regions)
-        for g in (region.group for region in failed):
+            return _scheduled(program, again, regions)
+        for g in failed:
             # A group may have maps only, of products that are small themselves.
-            kept = g.roots or [v for v in g.recipes if v not in wide.masks]
-            left_alone.update((v, None) for v in kept)
+            left_alone.update(dict.fromkeys(g.roots or [v for v in g.recipes if v not in again.masks]))
 
 
 class _Uses:
     """Which values are needed outside the group that makes them."""
 
-    def __init__(self, program: Program, wide: WideValues, groups: Sequence[Group]):
+    def __init__(self, program: Program, again: Rematerialised, groups: Sequence[Group]):
         member_of = {n: g.bit for g in groups for n in g.members}
         self._outside = fetched(program)
         self._bits: dict[int, int] = {}  # value -> the groups that use it
         for n, i in enumerate(program.instructions):
             if n in member_of:
                 self._add(member_of[n], i.inputs)
-            elif not any(v in wide.makers for v in i.outputs):
+            elif not any(v in again.makers for v in i.outputs):
                 self._outside.update(i.inputs)
         for g in groups:
             for v in g.recipes:
-                self._add(g.bit, wide.makers[v].inputs)
+                self._add(g.bit, again.makers[v].inputs)
 
     def _add(self, bit: int, values: Iterable[int]) -> None:
         for v in values:
@@ -88,110 +93,193 @@ class _Uses:
 
 
 class _Region:
-    """The region of a group: its body, and the blocks it runs over."""
+    """The region of a group.
 
-    def __init__(self, program: Program, wide: WideValues, group: Group, uses: _Uses, cache_bytes: int):
-        self.program, self.wide, self.group = program, wide, group
+    Attributes:
+        body, outputs: Its instructions, and what others use of their results.
+        over: The dims that it is cut along, outermost first; empty where there are none.
+        band: What all sums over pairs of rows and columns have in common, else None.
+    """
+
+    def __init__(self, program: Program, again: Rematerialised, group: Group, uses: _Uses, cache_bytes: int):
+        self.program, self.again, self.group = program, again, group
         self.own_types: dict[int, LocalType] = {}
         self.types = ChainMap(self.own_types, cast("dict[int, LocalType]", program.types))
-        self.next = wide.next_value
-        self.own: dict[int, int] = {}  # wide value -> its number in this body
+        self.own: dict[int, int] = {}  # rematerialised value -> its number in this body
         self.body: list[Instruction] = []
         for i in group.members.values():
-            self.body.append(i.replaced(inputs=tuple(self._needed(v) for v in i.inputs)))
-        wide.next_value = self.next
+            self.body.append(i.replaced(inputs=tuple(map(self._needed, i.inputs))))
         self.last = max(group.members)
         self.outputs = uses.outputs(group)
         self._fuse()
-        self.blocks = Blocks(program, self.types, self.body, self.outputs, group, wide, cache_bytes)
+        tiles = _Tiles(program, self, cache_bytes)
+        self.over, self.band = tiles.over, tiles.band
 
     def _needed(self, v: int) -> int:
-        """The number in this body of an input of a member; wide values are computed first."""
-        if v not in self.wide.makers:
-            return v
-        if v not in self.own:
-            i = self.wide.makers[v]
-            inputs = tuple(x if x in self.wide.masks else self._needed(x) for x in i.inputs)
-            i = self._with_masks(i.replaced(inputs=inputs))
-            self.own[v] = self.next
-            self.types[self.next] = self.program.types[v]
-            self.body.append(i.replaced(outputs=(self.next,)))
-            self.next += 1
-        return self.own[v]
+        """The number in this body of an input of a member; rematerialised values are computed first."""
+        if v in self.again.makers and v not in self.own:
+            self._make(v, self._with_masks(self._on_own(self.again.makers[v])))
+        return self.own.get(v, v)
+
+    def _on_own(self, i: Instruction) -> Instruction:
+        return i.replaced(inputs=tuple(x if x in self.again.masks else self._needed(x) for x in i.inputs))
+
+    def _make(self, v: int, i: Instruction) -> None:
+        self.own[v] = number = self.again.new_value()
+        self.types[number] = self.program.types[v]
+        self.body.append(i.replaced(outputs=(number,)))
 
     def _with_masks(self, i: Instruction) -> Instruction:
         """The map with the masks that it uses computed in it: one comparison a point."""
-        for v in dict.fromkeys(x for x in i.inputs if x in self.wide.masks):
-            mask = self.wide.makers[v]
-            inputs = tuple(x if x in self.wide.masks else self._needed(x) for x in mask.inputs)
-            mask = self._with_masks(mask.replaced(inputs=inputs))
-            merged = merged_maps(mask, i, []) if i.kind == "map" else None
+        for v in dict.fromkeys(x for x in i.inputs if x in self.again.masks):
+            mask = self._with_masks(self._on_own(self.again.makers[v]))
+            merged = merged_maps(mask, i, []) if isinstance(i.attrs, Map) else None
             if merged is not None and len(merged.inputs) <= MAX_INPUTS:
                 i = merged
                 continue
             if v not in self.own:
-                self.own[v] = self.next
-                self.types[self.next] = self.program.types[v]
-                self.body.append(mask.replaced(outputs=(self.next,)))
-                self.next += 1
+                self._make(v, mask)
             i = i.replaced(inputs=tuple(self.own[v] if x == v else x for x in i.inputs))
         return i
 
     def _fuse(self) -> None:
         """Maps of the body are fused, and its maps and reductions become fused kernels."""
+        mesh, fetches = self.program.mesh, {str(v): v for v in self.outputs}
         for one in (fuse, form_fused_kernels):
-            p = self.program
-            fetches = {str(v): v for v in self.outputs}
             types = {v: self.types[v] for i in self.body for v in (*i.inputs, *i.outputs)}
-            inside = Program(p.mesh, types, tuple(self.body), {}, {}, fetches, p.seed)
-            self.body = list(one(inside).instructions)
+            self.body = list(one(Program(mesh, types, tuple(self.body), {}, {}, fetches)).instructions)
 
     def instructions(self) -> list[Instruction]:
         """The region, and what follows it."""
-        outputs, after = self._wide_sums()
+        outputs, after = self._float32_sums()
         inner = {v: self.types[v] for i in self.body for v in i.outputs if v not in outputs}
         inputs = dict.fromkeys(v for i in self.body for v in i.inputs if v not in inner and v not in outputs)
-        attrs = Tiled(self.blocks.over, self.blocks.band, tuple(self.body), inner)
-        source = self.group.members[self.last].source
-        return [Instruction(attrs, tuple(inputs), outputs, source), *after]
+        attrs = Tiled(self.over, self.band, tuple(self.body), inner)
+        return [Instruction(attrs, tuple(inputs), outputs, self.group.members[self.last].source), *after]
 
-    def _wide_sums(self) -> tuple[tuple[int, ...], list[Instruction]]:
-        """Products of bfloat16 that are summed over blocks are summed in float32."""
+    def _float32_sums(self) -> tuple[tuple[int, ...], list[Instruction]]:
+        """Products of bfloat16 that are summed over tiles are summed in float32."""
         after, instead = list[Instruction](), dict[int, int]()
         for v in self.outputs:
             t = self.types[v]
-            if t.dtype != "bfloat16" or all(d in t.shape.names for d, _ in self.blocks.over):
+            if t.dtype != "bfloat16" or all(d in t.shape.names for d, _ in self.over):
                 continue
-            w = self.wide.new_value()
+            instead[v] = w = self.again.new_value()
             self.types[w] = LocalType(t.shape, "float32", t.splits, t.partial, t.pending)
             expr = Expr((Step("cast", ("i0",), "bfloat16"),), ("t0",))
             after.append(Instruction(Map(expr), (w,), (v,)))
-            instead[v] = w
         self.body = [i.replaced(outputs=tuple(instead.get(v, v) for v in i.outputs)) for i in self.body]
         return tuple(instead.get(v, v) for v in self.outputs), after
 
 
-def _scheduled(program: Program, wide: WideValues, regions: Sequence[_Region]) -> Program:
-    """Tiled regions where their last member was; what needs their results earlier waits behind them."""
+class _Tiles:
+    """The tiles of a region: `over` and `band`."""
+
+    def __init__(self, program: Program, region: _Region, cache_bytes: int):
+        self.types, self.body, self.outputs = region.types, region.body, region.outputs
+        self.leaves = [j for i in self.body for j in i.leaves()]
+        self._products = [i for i in self.leaves if isinstance(i.attrs, Contract)]
+        self._made = {v for i in self.body for v in i.outputs}
+        inner = {v: t for i in self.body for v, t in i.inner_types().items()}
+        self.all_types = ChainMap(inner, self.types)
+        used = [self.all_types[v] for v in dict.fromkeys(v for i in self.leaves for v in (*i.inputs, *i.outputs))]
+        self.extents: dict[str, int] = {}
+        for t in used:
+            self.extents.update(zip(t.shape.names, t.max_sizes(program.mesh), strict=True))
+        group, masks = region.group, region.again.masks
+        names = next(self.types[v].shape.names for v in (*group.roots, *group.recipes) if v not in masks)
+        names = names if held_differently(used) is None else ()
+        dims = sorted((d for d in names if self._can_walk(d)), key=self._rank)
+        self.band = _band(group.members.values(), self.all_types, dims)
+        sizes = self._sizes(dims, cache_bytes)
+        cut = [d for d in dims if sizes[d] < self.extents[d]]
+        if cut and self.band is not None:  # few rows on a rank, in one tile, see few columns
+            cut = [d for d in dims if d in cut or d == self.band.rows]
+        self.over = tuple(TileDim(d, sizes[d]) for d in cut)
+
+    def _can_walk(self, dim: str) -> bool:
+        """Whether the dim may be cut; only products of bfloat16 can be summed in float32."""
+        narrow = any(
+            self.all_types[v].dtype == "bfloat16" and self.all_types[v].shape.find(dim) < 0
+            for i in self.leaves
+            if isinstance(i.attrs, Reduce)
+            for v in i.outputs
+            if v in self.outputs
+        )
+        return not narrow and walkable(self.leaves, self.all_types, self.outputs, dim)
+
+    def _rank(self, dim: str) -> int:
+        """0: results of tiles are apart; 1: they are summed; 2: the dim is a side of a product."""
+        if not self._is_batch(dim):
+            return 2
+        return int(any(self.types[v].shape.find(dim) < 0 for v in self.outputs))
+
+    def _is_batch(self, dim: str) -> bool:
+        return all(self.types[v].shape.find(dim) >= 0 for i in self._products for v in (*i.inputs, *i.outputs))
+
+    def _sizes(self, dims: Sequence[str], cache_bytes: int) -> dict[str, int]:
+        sizes = dict(self.extents)
+        if self.band is not None:
+            whole = sizes[self.band.rows]
+            rows = max(LEAST_BAND_ROWS, -(-whole // BAND_PARTS))
+            sizes[self.band.rows] = min(whole, rows, MOST_BAND_ROWS)
+        for d in dims:
+            needed = self._bytes(sizes)
+            if needed <= cache_bytes:
+                break
+            least = 1 if self._is_batch(d) else min(LEAST_ROWS, sizes[d])
+            most = max(least, sizes[d] * cache_bytes // needed)
+            count = -(-sizes[d] // most)
+            sizes[d] = -(-sizes[d] // count)
+        return sizes
+
+    def _bytes(self, sizes: Mapping[str, int]) -> int:
+        """Most bytes of intermediate values at once."""
+        last = {v: n for n, i in enumerate(self.body) for v in (*i.outputs, *i.inputs)}
+        live, most = 0, 0
+        for n, i in enumerate(self.body):
+            live += sum(self._size(v, sizes) for v in self._inner(i.outputs))
+            most = max(most, live)
+            live -= sum(self._size(v, sizes) for v in self._inner((*i.inputs, *i.outputs)) if last[v] == n)
+        return most
+
+    def _inner(self, values: Sequence[int]) -> Iterator[int]:
+        return (v for v in dict.fromkeys(values) if v in self._made and v not in self.outputs)
+
+    def _size(self, v: int, sizes: Mapping[str, int]) -> int:
+        t = self.types[v]
+        return math.prod(sizes[n] for n in t.shape.names) * ITEM_BYTES[t.dtype]
+
+
+def _band(members: Iterable[Instruction], types: Mapping[int, LocalType], dims: Sequence[str]) -> Band | None:
+    """The band whose pairs alone the members of a region need, if there is one."""
+    members = list(members)
+    for band in dict.fromkeys(i.attrs.band for i in members):
+        if band is None or band.rows not in dims or band.columns in dims:
+            continue
+        if all(leaves_out(i, types, band) for i in members):
+            return band
+    return None
+
+
+def _scheduled(program: Program, again: Rematerialised, regions: Sequence[_Region]) -> Program:
+    """Regions where their last member was; what needs their results earlier waits behind them."""
     members = {n for region in regions for n in region.group.members}
     ends = {region.last: region for region in regions}
     types = dict(program.types)
     out: list[Instruction] = []
-    writes: list[Instruction] = []
     known: set[int] = set()
     waiting: list[list[Instruction]] = []
     for n, i in enumerate(program.instructions):
         if n in ends:
             waiting.append(ends[n].instructions())
             types.update(ends[n].own_types)
-        elif i.kind == "write":
-            writes.append(i)
-        elif n not in members and not any(v in wide.makers for v in i.outputs):
+        elif n not in members and not any(v in again.makers for v in i.outputs):
             waiting.append([i])
         waiting = _emit_ready(waiting, known, out)
     if waiting:
         raise AssertionError("groups that wait for each other")
-    return program.with_instructions([*out, *writes], types)
+    return program.with_instructions(writes_last(out), types)
 
 
 def _emit_ready(waiting: list[list[Instruction]], known: set[int], out: list[Instruction]) -> list[list[Instruction]]:
