@@ -9,12 +9,12 @@ import numpy as np
 
 from apps.esm2 import proteins
 from apps.esm2.alphabet import CLS, EOS, FIRST_RESIDUE, MASK, PAD, RESIDUES, TOKENS, USUAL, letters, numbers
+from apps.esm2.masked import MaskedData, MaskedTask
+from apps.esm2.masking import Masking
+from apps.esm2.sequences import Sequences
 from meshmpi.errors import DataError
 from meshmpi.runtime.agreement import from_first, gathered
-from meshmpi.transformer.tasks.masked import MaskedData, MaskedTask
 from meshmpi.transformer.text.base import Vocabulary
-from meshmpi.transformer.training.masking import Masking
-from meshmpi.transformer.training.sequences import Sequences
 from meshmpi.transformer.training.settings import Settings
 
 SPECIAL = tuple(k for k in range(len(TOKENS)) if not FIRST_RESIDUE <= k < FIRST_RESIDUE + len(RESIDUES))

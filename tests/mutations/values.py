@@ -11,7 +11,7 @@ from meshmpi.graph.ops import elementwise
 from meshmpi.nn import activations, attention, layers, schedules
 from meshmpi.runtime import compiled, variables
 from meshmpi.transformer.decoding import beams
-from meshmpi.transformer.pretrained.architectures import registry
+from meshmpi.transformer.pretrained.architectures import table
 from tests.mutations.registry import Patch, mutation
 from tests.pretrained import test_architectures
 
@@ -98,5 +98,5 @@ def spare_candidates_of_a_beam_search_end(m: Patch) -> None:
 
 @mutation("tests/pretrained/test_architectures.py::test_a_t5_v1_1_as_transformers_5_saves_it()")
 def a_softmax_of_its_own_is_not_looked_for(m: Patch) -> None:
-    right = registry.architecture
+    right = table.architecture
     m.setattr(test_architectures, "architecture", lambda values, keys=(): right(values))

@@ -5,7 +5,7 @@ Pure Python and NumPy: no files, no MPI, no layout.
 
 from meshmpi.transformer.pretrained.architectures.entries import Architecture, Entry, FileDim
 from meshmpi.transformer.pretrained.architectures.graphs import Inputs, model_inputs, model_logits, model_vectors
-from meshmpi.transformer.pretrained.architectures.registry import ARCHITECTURES, architecture
+from meshmpi.transformer.pretrained.architectures.table import ARCHITECTURES, architecture
 
 __all__ = [
     "ARCHITECTURES",

@@ -1,13 +1,11 @@
-"""Where the numbers of a variable stand in a checkpoint, as data, so that each block can be read alone.
-
-Opens no file and knows no mesh.
-"""
+"""Where the numbers of a variable stand in a checkpoint, as data, so that each block can be read alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from meshmpi.dims import Dimension
 from meshmpi.transformer.models import TransformerConfig
@@ -65,7 +63,6 @@ class Entry:
 
     @property
     def file_shape(self) -> tuple[int, ...]:
-        """Shape of the array in the file."""
         return tuple(d.size for d in self.file_dims)
 
     @property
@@ -100,3 +97,110 @@ class Architecture:
     ignored: tuple[str, ...]
     special: Mapping[str, int]
     values: Mapping[str, object]
+
+
+def entries_of(
+    config: TransformerConfig, names: str, legacy: Sequence[tuple[str, str]] = (), conv1d: bool = False
+) -> tuple[Entry, ...]:
+    """The entries of a model, from a table of names.
+
+    Args:
+        config: The Transformer.
+        names: On each line one of our layers or tables, and the name of its arrays without ``.weight``.  ``{i}`` is
+            the number of a layer, ``{e}`` becomes ``.experts.expert_0`` and so on where a layer has experts, and
+            ``[1/3]`` is the second third of the array's columns.  Further names: the other factors of a gated unit,
+            else arrays with the same numbers.  A softmax that is tied is such an array of the embedding.
+        legacy: (ending, old ending) of keys in older files.
+        conv1d: Whether matrices of layers are (in, out), as in GPT-2, rather than (out, in), as in a torch Linear.
+    """
+    rows = [line.split() for line in names.strip().splitlines()]
+    ties = tuple(f"{row[1]}.weight" for row in rows if config.tied_softmax and row[0].endswith("/softmax"))
+    found: list[Entry] = []
+    for layered, group in groupby(rows, key=lambda row: "{i}" in row[1]):
+        lines, stack = list(group), config
+        if layered:
+            stack = config.encoder_stack if lines[0][0].startswith("encoder/") else config.decoder_stack
+        for i in range(stack.layers) if layered else (0,):
+            arrays = _Arrays(stack, i, ties, conv1d)
+            for several, part in groupby(lines, key=lambda row: "{e}" in row[1]):
+                same = list(part)
+                experts: Sequence[int | None] = [None]
+                if several and stack.has_experts(i):
+                    experts = range(stack.experts)
+                found += [entry for n in experts for row in same for entry in arrays.of(row[0], row[1:], n)]
+    return tuple(_with_legacy(entry, legacy) for entry in found)
+
+
+def _with_legacy(entry: Entry, legacy: Sequence[tuple[str, str]]) -> Entry:
+    old = [k.removesuffix(end) + earlier for k in entry.keys for end, earlier in legacy if k.endswith(end)]
+    return Entry(entry.variable, (*entry.keys, *old), entry.file_dims, entry.at, entry.ties)
+
+
+class _Arrays:
+    """The arrays of one layer, or of what stands outside of layers."""
+
+    def __init__(self, config: TransformerConfig, layer: int, ties: tuple[str, ...], conv1d: bool) -> None:
+        self.config, self.layer, self.ties, self.conv1d = config, layer, ties, conv1d
+        queries, memories = config.attention_options().heads_dims(config.heads_dim)
+        model, hidden = [config.model_dim], [config.ff_dim]
+        heads, memory = [*queries, config.kv_dim], [*memories, config.kv_dim]
+        own, out = config.attention_bias, config.attention_has_output_bias
+        self.linears = {
+            "q": (model, heads, "", "_bias", own),
+            "k": (model, memory, "", "_bias", own),
+            "v": (model, memory, "", "_bias", own),
+            "o": (heads, model, "", "_bias", out),
+            "wi": (model, hidden, "/kernel", "/bias", config.ff_bias),
+            "wo": (hidden, model, "/kernel", "/bias", config.ff_bias),
+            "head": (model, [config.transform_dim], "/kernel", "/bias", True),
+        }
+        self.heads = queries
+
+    def of(self, ours: str, theirs: Sequence[str], expert: int | None) -> Iterator[Entry]:
+        """The entries of a line of the table; none for what the model does not have."""
+        config, last = self.config, ours.rpartition("/")[2]
+        name = ours.replace("/layer/", f"/layer_{self.layer:03d}/")
+        e = "" if expert is None else f".experts.expert_{expert}"
+        keys = [key.format(i=self.layer, e=e) for key in theirs]
+        if last in self.linears:
+            for n, key in enumerate(keys):
+                yield from self._linear(last, f"{name}/dense_{n}" if len(keys) > 1 else name, key, expert)
+        elif last.endswith("norm"):
+            if last != "embedding_norm" or config.embedding_norm:
+                model = (FileDim((config.model_dim,)),)
+                yield Entry(f"{name}/scale", (f"{keys[0]}.weight",), model)
+                if config.norm == "layer" and config.norm_bias:
+                    yield Entry(f"{name}/bias", (f"{keys[0]}.bias",), model)
+        elif last == "softmax_bias":
+            ties = tuple(f"{k}.bias" for k in keys[1:])
+            yield Entry(name, (f"{keys[0]}.bias",), (FileDim((config.vocab_dim,)),), ties=ties)
+        elif not (
+            (last == "softmax" and config.tied_softmax) or (last == "router" and not config.has_experts(self.layer))
+        ):
+            ties = (*(f"{k}.weight" for k in keys[1:]), *(self.ties if last == "embedding" else ()))
+            dims = tuple(FileDim(tuple(d)) for d in self._table(last))
+            yield Entry(name, (f"{keys[0]}.weight",), dims, ties=ties)
+
+    def _linear(self, last: str, name: str, key: str, expert: int | None) -> Iterator[Entry]:
+        into, out_of, weight, bias, biased = self.linears[last]
+        columns = FileDim(tuple(out_of))
+        if key.endswith("]"):
+            key, _, part = key[:-1].partition("[")
+            n, parts = map(int, part.split("/"))
+            columns = FileDim(columns.dims, n * columns.extent, parts * columns.extent)
+        at = () if expert is None else ((self.config.experts_dim, expert),)
+        dims = (FileDim(tuple(into)), columns) if self.conv1d else (columns, FileDim(tuple(into)))
+        yield Entry(name + weight, (f"{key}.weight",), dims, at)
+        if biased:
+            yield Entry(name + bias, (f"{key}.bias",), (columns,), at)
+
+    def _table(self, last: str) -> tuple[Sequence[Dimension], Sequence[Dimension]]:
+        """Dims of an array that is not a linear layer."""
+        config = self.config
+        model = [config.model_dim]
+        if last == "relative_position_bias":
+            return [Dimension("buckets", config.relative_buckets)], self.heads
+        if last == "router":
+            return [config.experts_dim._replace(name=f"all_{config.experts_dim.name}")], model
+        rows = {"positions": "length_dim", "token_types": "types_dim"}
+        return [getattr(config, rows.get(last, "vocab_dim"))], model

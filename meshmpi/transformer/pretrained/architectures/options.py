@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from meshmpi.errors import ConfigError, suggest
+from meshmpi.nn.layers import GATED_UNITS
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -54,10 +55,13 @@ _SPECIAL = {
     "eos_token_id": "eos",
     "decoder_start_token_id": "decoder_start",
 }
+_SAVED = "Give the config.json that was saved with the checkpoint."
 
 
 class Options:
     """The values of a config.json, each of which must be used, harmless or at its default.
+
+    The methods that read an option raise ConfigError where its value is not of the kind that they return.
 
     Args:
         values: Content of config.json.
@@ -70,42 +74,28 @@ class Options:
         self.values, self.name, self.keys = dict(values), name, keys
         self.known = [*HARMLESS, *_SPECIAL, *ignore]
 
-    def get(self, key: str, default: Any, *aliases: str) -> Any:
+    def get(self, key: str, default: object, *aliases: str) -> Any:
         """The value of ``key`` or of one of its other names; a null is the default."""
         self.known += [key, *aliases]
-        for name in (key, *aliases):
-            if self.values.get(name) is not None:
-                return self.values[name]
-        return default
+        return next((self.values[k] for k in (key, *aliases) if self.values.get(k) is not None), default)
 
     def number(self, key: str, default: float | None, *aliases: str) -> Any:
-        """As `get`, for a number; None as default: it must be there.
-
-        Raises:
-            ConfigError: It is missing, or not a number.
-        """
+        """An int or a float; None as default: it must be there."""
         value = self.get(key, default, *aliases)
         if value is None:
-            raise ConfigError(
-                f"the config of this {self.name} model has no '{key}'.",
-                "Give the config.json that was saved with the checkpoint.",
-            )
+            raise ConfigError(f"the config of this {self.name} model has no '{key}'.", _SAVED)
         if type(value) not in (int, float) or not abs(value) <= 1e300:
-            raise ConfigError(f"'{key}' is {short(value)} in the config.", "Give a number.")
+            raise _wrong(key, value, "Give a number.")
         return value
 
     def count(self, key: str, default: int | None, *aliases: str, least: int = 1, most: int = MOST) -> int:
-        """As `number`, for how many there are of something, or how wide it is.
-
-        Raises:
-            ConfigError: It is missing, or no whole number from ``least`` to ``most``.
-        """
+        """A whole number from ``least`` to ``most``: how many there are of something, or how wide it is."""
         value = self.number(key, default, *aliases)
         if type(value) is not int or not least <= value <= most:
             raise ConfigError(
                 f"'{key}' is {short(value)} in the config of this {self.name} model, not a whole"
                 f" number from {least:,} to {most:,}.",
-                "Give the config.json that was saved with the checkpoint.",
+                _SAVED,
             )
         return value
 
@@ -114,33 +104,19 @@ class Options:
         return self.count(key, default, *aliases, most=MOST_REPEATED)
 
     def flag(self, key: str, default: bool) -> bool:
-        """The value of an option that is on or off.
-
-        Raises:
-            ConfigError: It is neither.
-        """
         value = self.get(key, default)
         if type(value) is not bool:
-            raise ConfigError(f"'{key}' is {short(value)} in the config.", "Give true or false.")
+            raise _wrong(key, value, "Give true or false.")
         return value
 
     def word(self, key: str, default: str) -> str:
-        """The value of an option that is a name.
-
-        Raises:
-            ConfigError: It is none.
-        """
         value = self.get(key, default)
         if not isinstance(value, str):
-            raise ConfigError(f"'{key}' is {short(value)} in the config.", "Give a name.")
+            raise _wrong(key, value, "Give a name.")
         return value
 
     def table(self, *keys: str) -> dict[str, Any]:
-        """The first of several options that is there, each of which is a table.
-
-        Raises:
-            ConfigError: It is none.
-        """
+        """The first of several tables that is there and not empty."""
         self.known += keys
         value: Any = next((self.values[k] for k in keys if self.values.get(k)), {})
         if not isinstance(value, dict):
@@ -148,11 +124,7 @@ class Options:
         return dict(value)
 
     def head(self, width: int, heads: int) -> int:
-        """Width of a head where heads share the model's.
-
-        Raises:
-            ConfigError: They cannot share it evenly.
-        """
+        """Width of a head where heads share the model's evenly."""
         if heads < 1 or width % heads:
             raise ConfigError(
                 f"this {self.name} model has {heads} heads and a width of {width}.",
@@ -160,16 +132,13 @@ class Options:
             )
         return width // heads
 
-    def only(self, key: str, *allowed: Any, default: Any = None) -> None:
-        """``key`` must have one of the values that are implemented.
+    def only(self, key: str, *allowed: object, default: object = None) -> None:
+        """Refuses values of ``key`` that are not implemented.
 
         Args:
             key: The option.
             allowed: Its values that are implemented.
             default: The default of transformers; None: the first of ``allowed``.
-
-        Raises:
-            ConfigError: It has another.
         """
         value = self.get(key, allowed[0] if default is None else default)
         if value not in allowed:
@@ -179,11 +148,7 @@ class Options:
             )
 
     def activation(self, key: str, default: str) -> str:
-        """Our name of the activation that ``key`` names.
-
-        Raises:
-            ConfigError: We have no such activation.
-        """
+        """Our name of the activation that ``key`` names."""
         return self.activation_named(self.word(key, default), key)
 
     def activation_named(self, value: str, key: str) -> str:
@@ -191,16 +156,23 @@ class Options:
         if value not in ACTIVATIONS:
             raise ConfigError(
                 f"this {self.name} model has {key}={value!r}, an activation that is not implemented.",
-                suggest(str(value), ACTIVATIONS),
+                suggest(value, ACTIVATIONS),
             )
         return ACTIVATIONS[value]
 
-    def special(self, **defaults: int) -> dict[str, int]:
-        """Token ids by purpose; the first where several tokens end a text.
+    def gated(self, key: str, value: str) -> str:
+        """Our name of the gated unit whose activation is ``value``."""
+        wanted = (self.activation_named(value, key), "linear")
+        found = next((name for name, pair in GATED_UNITS.items() if pair == wanted), None)
+        if found is None:
+            raise ConfigError(
+                f"this {self.name} model has {key}={value!r}, which has no gated unit.",
+                f"Use a model with a unit of {', '.join(GATED_UNITS)}.",
+            )
+        return found
 
-        Raises:
-            ConfigError: One is not a token id.
-        """
+    def special(self, **defaults: int) -> dict[str, int]:
+        """Token ids by purpose; the first where several tokens end a text."""
         found = dict(defaults)
         for key, name in _SPECIAL.items():
             value = self.values.get(key)
@@ -208,7 +180,7 @@ class Options:
                 value = value[0] if value else None
             if value is not None:
                 if type(value) is not int or not -1 <= value <= MOST:
-                    raise ConfigError(f"'{key}' is {short(value)} in the config.", "Give the id of a token.")
+                    raise _wrong(key, value, "Give the id of a token.")
                 found[name] = value
         return found
 
@@ -217,7 +189,9 @@ class Options:
 
         Nulls, false and empty values switch nothing on.
         """
-        left = [k for k, v in self.values.items() if k not in self.known and _switches(v)]
+        off: Sequence[object] = (None, False, "", [], {})
+        on = [k for k, v in self.values.items() if not any(type(v) is type(e) and v == e for e in off)]
+        left = [k for k in on if k not in self.known]
         if left:
             left_over = ", ".join(f"{k}={short(self.values[k])}" for k in left)
             raise ConfigError(
@@ -227,14 +201,13 @@ class Options:
             )
 
 
+def _wrong(key: str, value: object, remedy: str) -> ConfigError:
+    return ConfigError(f"'{key}' is {short(value)} in the config.", remedy)
+
+
 def short(value: object) -> str:
     """A value that somebody else may have made long, for a message."""
     if type(value) is int and abs(value) > MOST:
         return "a number beyond all sizes" if abs(value) > 1e300 else f"{value:.3g}"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _switches(value: Any) -> bool:
-    empty: Iterable[Any] = (None, False, "", [], {})
-    return not any(value is e or (value == e and type(value) is type(e)) for e in empty)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from apps.esm2.masked import HeldOutMasks, unigram_losses
+from apps.esm2.masking import Masking
+from apps.esm2.sequences import Crops, Sequences, Windows, below, row_numbers
 from apps.fetching import archives
 from apps.fetching.debian import debian_files
 from meshmpi.errors import ConfigError, DataError
-from meshmpi.transformer.tasks.masked import HeldOutMasks, unigram_losses
-from meshmpi.transformer.training.masking import Masking
-from meshmpi.transformer.training.sequences import Crops, Sequences, Windows, below, row_numbers
 
 PAD, MASK = 1, 9
 RULE = Masking(MASK, (0, PAD, 2), 3, 6, PAD)

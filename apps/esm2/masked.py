@@ -12,6 +12,8 @@ from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 
+from apps.esm2.masking import Masking
+from apps.esm2.sequences import Crops, Sequences, Windows
 from meshmpi.errors import DataError
 from meshmpi.graph import Tensor
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits, weights_nonzero
@@ -19,9 +21,7 @@ from meshmpi.transformer.models import TransformerConfig, masked_lm, masked_lm_l
 from meshmpi.transformer.tasks.base import Batches, Task
 from meshmpi.transformer.text.base import Vocabulary
 from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut
-from meshmpi.transformer.training.masking import Masking
 from meshmpi.transformer.training.model import TrainingGraph, assemble, weighted_sum, window_feeds
-from meshmpi.transformer.training.sequences import Crops, Sequences, Windows
 from meshmpi.transformer.training.settings import Settings
 
 _FEEDS = {"tokens": "int32", "targets": "int32"}
