@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from meshmpi.commands import checkpoints, comparing, doctor, inspecting, planning, pretrained, status, training
+from meshmpi.commands import checkpoints, doctor, inspecting, planning, pretrained, runs, training
 from meshmpi.commands.command import Command
 from meshmpi.commands.starting import fail
 from meshmpi.errors import ConfigError, MeshmpiError
@@ -94,9 +94,9 @@ def _run(given: Sequence[str], module: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="meshmpi", description="Named-tensor programs on a mesh of MPI ranks.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for family in (training, planning, inspecting, status, comparing, checkpoints, pretrained):
+    for family in (training, planning, inspecting, runs, checkpoints, pretrained):
         for command in family.COMMANDS:
             command.add_to(commands)
     # The doctor's file imports nothing that a broken machine may lack, and so makes no Command.
-    Command("doctor", doctor.run, doctor.HELP, doctor.add_arguments, on_mesh=False, starts_ranks=False).add_to(commands)
+    Command("doctor", doctor.run, doctor.HELP, finish=doctor.add_arguments).add_to(commands)
     return parser

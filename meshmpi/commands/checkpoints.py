@@ -2,77 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from pathlib import Path
-from typing import Any
 
-from meshmpi.commands.command import Command
+from meshmpi.checkpoint import Manifest
+from meshmpi.commands.command import Command, Options, argument, group
 from meshmpi.errors import CheckpointError
 
-_ONE = "a checkpoint, or a run: its newest one"
 
-
-def _add_arguments(made: argparse.ArgumentParser) -> None:
-    actions = made.add_subparsers(required=True, metavar="action")
-
-    ls = _action(actions, "ls", _ls, "list the checkpoints of a run, and whether all files are there")
-    ls.add_argument("run", type=Path, help="folder of a run, or of checkpoints")
-
-    verify = _action(actions, "verify", _verify, "read every byte; exit status 1 on damage")
-    verify.add_argument("checkpoint", type=Path, help="a checkpoint, or a run: all of them")
-
-    diff = _action(actions, "diff", _diff, "compare two checkpoints, tensor by tensor; status 1 if they differ")
-    diff.add_argument("a", type=Path, help=_ONE)
-    diff.add_argument("b", type=Path, help=_ONE)
-    diff.add_argument("--rows", type=int, default=20, help="rows of the table, largest difference first")
-
-    convert = _action(actions, "convert", _convert, "write a checkpoint again, split over another mesh")
-    convert.add_argument("source", type=Path, help=_ONE)
-    convert.add_argument("folder", type=Path, help="folder in which step-... is made")
-    convert.add_argument("--mesh", default="all:1", help="axes and sizes, as rows:2;cols:2; default: one file")
-    convert.add_argument("--layout", default="", help="dimensions and their axes, as d_ff:cols")
-    convert.add_argument("--storage", default="", help="rules before those of the layout")
-
-    export = _action(
-        actions,
-        "export",
-        _export,
-        "write whole tensors into one safetensors file; for Hugging Face names see meshmpi export",
-    )
-    export.add_argument("source", type=Path, help=_ONE)
-    export.add_argument("file", type=Path, help="the file to write")
-    export.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="take names that match, as 'layer_*'; may be repeated",
-    )
-    export.add_argument(
-        "--without",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="leave out names that match, as '*adam*'; may be repeated",
-    )
-
-
-def _action(actions: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
-    made = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    made.set_defaults(action=function)
-    return made
-
-
-def _newest(path: Path) -> Any:
+def _newest(path: Path) -> Manifest:
     from meshmpi.checkpoint.manifest import read_manifest
     from meshmpi.checkpoint.tools import checkpoints_of
 
     return read_manifest(checkpoints_of(path)[0])
 
 
-def _ls(options: argparse.Namespace) -> int:
+def _ls(options: Options) -> int:
     from meshmpi.checkpoint.manifest import read_manifest, size_problem
     from meshmpi.checkpoint.tools import checkpoints_of
 
@@ -103,7 +49,7 @@ def _ls(options: argparse.Namespace) -> int:
     return status
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(options: Options) -> int:
     from meshmpi.checkpoint.manifest import read_manifest
     from meshmpi.checkpoint.tools import checkpoints_of, problems
 
@@ -126,7 +72,7 @@ def _verify(options: argparse.Namespace) -> int:
     return int(damaged > 0)
 
 
-def _diff(options: argparse.Namespace) -> int:
+def _diff(options: Options) -> int:
     from meshmpi.checkpoint.tools import differences
 
     a, b = _newest(options.a), _newest(options.b)
@@ -144,7 +90,7 @@ def _diff(options: argparse.Namespace) -> int:
     return int(bool(found))
 
 
-def _convert(options: argparse.Namespace) -> int:
+def _convert(options: Options) -> int:
     from meshmpi.checkpoint.tools import convert
     from meshmpi.dims import Layout, MeshShape
 
@@ -154,7 +100,7 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: Options) -> int:
     from meshmpi.checkpoint.tools import export
 
     count = export(_newest(options.source), options.file, options.only, options.without)
@@ -162,13 +108,52 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = (
+_ONE = "a checkpoint, or a run: its newest one"
+_ACTIONS = (
     Command(
-        "checkpoint",
-        lambda options: options.action(options),
-        "list, verify, compare, split otherwise, export checkpoints",
-        _add_arguments,
-        on_mesh=False,
-        starts_ranks=False,
+        "ls",
+        _ls,
+        "list the checkpoints of a run, and whether all files are there",
+        (argument("run", Path, "folder of a run, or of checkpoints"),),
+    ),
+    Command(
+        "verify",
+        _verify,
+        "read every byte; exit status 1 on damage",
+        (argument("checkpoint", Path, "a checkpoint, or a run: all of them"),),
+    ),
+    Command(
+        "diff",
+        _diff,
+        "compare two checkpoints, tensor by tensor; status 1 if they differ",
+        (
+            argument("a", Path, _ONE),
+            argument("b", Path, _ONE),
+            argument("--rows", int, "rows of the table, largest difference first", 20),
+        ),
+    ),
+    Command(
+        "convert",
+        _convert,
+        "write a checkpoint again, split over another mesh",
+        (
+            argument("source", Path, _ONE),
+            argument("folder", Path, "folder in which step-... is made"),
+            argument("--mesh", str, "axes and sizes, as rows:2;cols:2; default: one file", "all:1"),
+            argument("--layout", str, "dimensions and their axes, as d_ff:cols", ""),
+            argument("--storage", str, "rules before those of the layout", ""),
+        ),
+    ),
+    Command(
+        "export",
+        _export,
+        "write whole tensors into one safetensors file; for Hugging Face names see meshmpi export",
+        (
+            argument("source", Path, _ONE),
+            argument("file", Path, "the file to write"),
+            argument("--only", list, "take names that match, as 'layer_*'", metavar="PATTERN"),
+            argument("--without", list, "leave out names that match, as '*adam*'", metavar="PATTERN"),
+        ),
     ),
 )
+COMMANDS = (group("checkpoint", "list, verify, compare, split otherwise, export checkpoints", _ACTIONS),)

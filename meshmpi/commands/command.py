@@ -1,19 +1,73 @@
-"""A command of the command line, and the arguments that several commands share."""
+"""A command of the command line, its arguments as rows, and those that several commands share."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypeAlias
 
 from meshmpi.commands.starting import on_ranks
+from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.transformer.training.config import describe, load
 from meshmpi.transformer.training.settings import Settings
 
 Options = argparse.Namespace
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+class Argument(NamedTuple):
+    """An argument: its name, and what `ArgumentParser.add_argument` takes."""
+
+    name: str
+    how: dict[str, object]
+
+
+def argument(
+    name: str, type: type, help: str, default: object = None, metavar: str | None = None, **more: object
+) -> Argument:
+    """A row of a table of arguments.
+
+    Args:
+        name: "--name" for an option; a bare name for what must be given.
+        type: Its type; bool: an option without a value; list: a text that may be given several times.
+        help: What it does.
+        default: Its value when it is not given.
+        metavar: What the help calls its value.
+        more: Further arguments of `ArgumentParser.add_argument`.
+    """
+    how: dict[str, object] = {"help": help, **more}
+    if type is bool:
+        return Argument(name, how | {"action": "store_true"})
+    if type is list:
+        how |= {"action": "append", "default": [], "help": f"{help}; may be repeated"}
+    else:
+        how |= {"type": type} | ({"default": default} if name.startswith("-") else {})
+    return Argument(name, how if metavar is None else how | {"metavar": metavar})
+
+
+def add_arguments(parser: argparse._ActionsContainer, arguments: Iterable[Argument]) -> None:
+    """Adds rows to a parser, or to a group of one."""
+    for name, how in arguments:
+        parser.add_argument(name, **how)  # pyright: ignore[reportArgumentType]
+
+
+SETTINGS = (
+    argument("--set", list, "change one setting, as train.steps=100", metavar="KEY=VALUE"),
+    argument("--storage", str, "layout of stored variables: mesh.storage"),
+)
+"""Arguments that change settings."""
+_GIVEN = {
+    "config": (argument("config", Path, "a TOML file with settings, or: quickstart"), *SETTINGS),
+    "mesh": (
+        argument("--mesh", str, "axes and sizes, as rows:2;cols:2: mesh.shape"),
+        argument("--layout", str, "dimensions and their axes, as batch:rows;heads:cols: mesh.layout"),
+    ),
+    "ranks": (argument("--ranks", int, "start the command on N MPI ranks", metavar="N"),),
+}
+"""Arguments that several commands take, by the name that `Command.takes` uses."""
 
 
 @dataclass(frozen=True)
@@ -24,73 +78,65 @@ class Command:
         name: What users type.
         run: Does it and returns the exit status.
         help: One line about it.
-        add_arguments: Adds its own arguments to a parser.
-        configured: Whether it takes a configuration and ``--set``.
-        on_mesh: Whether it takes ``--mesh`` and ``--layout``.
-        starts_ranks: Whether it takes ``--ranks N``.
+        arguments: Its own arguments.
+        takes: Which shared arguments it takes: "config", "mesh", "ranks".
         start: Does it with ``--ranks`` and returns the exit status.  It is given the arguments of the process too;
             ``options.module`` has the command, see `on_ranks`.
+        one_of: Further arguments, of which exactly one must be given.
+        description: Begins the help of the command; default: the line about it.
+        finish: Adds to the parser what rows cannot say.
     """
 
     name: str
     run: Callable[[Options], int]
     help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    configured: bool = False
-    on_mesh: bool = True
-    starts_ranks: bool = True
+    arguments: Sequence[Argument] = ()
+    takes: Sequence[str] = ()
     start: Callable[[Options, Sequence[str]], int] = lambda options, given: on_ranks(
         options.ranks, given, options.module
     )
+    one_of: Sequence[Argument] = ()
+    description: str = ""
+    finish: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 
-    def add_to(self, commands: Any) -> None:
+    def add_to(self, commands: Subparsers) -> None:
         """Adds the command to the subparsers of the command line."""
+        width = max(80, min(100, shutil.get_terminal_size().columns))
         made = commands.add_parser(
             self.name,
             help=self.help,
-            description=f"{self.help[0].upper()}{self.help[1:]}.",
+            description=self.description or f"{self.help[0].upper()}{self.help[1:]}.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            epilog=f"settings:\n\n{describe(Settings, _width())}" if self.configured else None,
+            epilog=f"settings:\n\n{describe(Settings, width)}" if "config" in self.takes else None,
         )
         made.set_defaults(command=self, ranks=None)
-        if self.configured:
-            made.add_argument("config", type=Path, help="a TOML file with settings, or: quickstart")
-            add_settings(made)
-        if self.on_mesh:
-            made.add_argument("--mesh", help="axes and sizes, as rows:2;cols:2: mesh.shape")
-            made.add_argument("--layout", help="dimensions and their axes, as batch:rows;heads:cols: mesh.layout")
-        if self.starts_ranks:
-            made.add_argument("--ranks", type=int, metavar="N", help="start the command on N MPI ranks")
-        self.add_arguments(made)
+        for name in self.takes:
+            add_arguments(made, _GIVEN[name])
+        if self.one_of:
+            add_arguments(made.add_mutually_exclusive_group(required=True), self.one_of)
+        add_arguments(made, self.arguments)
+        self.finish(made)
 
 
-def _width() -> int:
-    """Columns of a line of help."""
-    return max(80, min(100, shutil.get_terminal_size().columns))
+def group(name: str, help: str, commands: Sequence[Command]) -> Command:
+    """A command whose first argument chooses one of several."""
 
+    def finish(parser: argparse.ArgumentParser) -> None:
+        actions = parser.add_subparsers(required=True, metavar="action")
+        for command in commands:
+            command.add_to(actions)
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that change settings."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change one setting, as train.steps=100; may be repeated",
-    )
-    parser.add_argument("--storage", help="layout of stored variables: mesh.storage")
+    return Command(name, lambda options: 0, help, finish=finish)
 
 
 def settings_of(options: Options, config: Path | str, *more: str) -> Settings:
-    """The settings of a command that has `add_settings`.
-
-    Args:
-        options: Options of the command.
-        config: The configuration.
-        more: Further overrides, see `load`.
-    """
-    overrides = list(options.set)
-    for key, value in (("shape", options.mesh), ("layout", options.layout), ("storage", options.storage)):
-        if value is not None:
-            overrides.append(f"mesh.{key}={value}")
+    """The settings of a command that takes `SETTINGS`; ``more`` are further overrides, see `load`."""
+    mesh = (("shape", options.mesh), ("layout", options.layout), ("storage", options.storage))
+    overrides = [*options.set, *(f"mesh.{key}={value}" for key, value in mesh if value is not None)]
     return load(Settings, config, [*overrides, *more])
+
+
+def say(mesh: AnyMesh, text: str, end: str = "\n") -> None:
+    """Prints at once, on rank 0."""
+    if mesh.rank == 0:
+        print(text, end=end, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshmpi.commands.command import Command, add_settings, settings_of
+from meshmpi.commands.command import SETTINGS, Command, Options, argument, settings_of
 from meshmpi.errors import ConfigError
 from meshmpi.graph import Graph, Tensor, Update
 
@@ -34,42 +33,7 @@ class Model(NamedTuple):
     storage: str
 
 
-def _add_verify(verify: argparse.ArgumentParser) -> None:
-    _add_model(verify)
-    verify.add_argument(
-        "--layouts", nargs="+", default=["all"], metavar="LAYOUT", help="'all' legal ones (default), or those to try"
-    )
-    verify.add_argument("--sample", type=int, metavar="N", help="try at most N layouts")
-    verify.add_argument("--own-types", action="store_true", help="compute in the types of the graph instead of float64")
-    verify.add_argument("--rows", type=int, default=12, help="rows of the table of differences")
-
-
-def _add_show(show: argparse.ArgumentParser) -> None:
-    _add_model(show)
-    show.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="write an .html page, or its pictures as .svg or .png; default: print text",
-    )
-    show.add_argument(
-        "--machine",
-        metavar="FILE",
-        default="",
-        help="predict the time of a step too: a file that `meshmpi calibrate` wrote, or tpuv2;"
-        " default: this host's, where it was calibrated",
-    )
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a TOML file with settings, or module:function that builds a graph")
-    add_settings(parser)
-
-
-# -- models ----------------------------------------------------------------------------------------
-
-
-def find_model(options: argparse.Namespace) -> Model:
+def find_model(options: Options) -> Model:
     """The graph that the arguments name.
 
     Raises:
@@ -81,7 +45,7 @@ def find_model(options: argparse.Namespace) -> Model:
     return _from_settings(text, options)
 
 
-def _from_settings(text: str, options: argparse.Namespace) -> Model:
+def _from_settings(text: str, options: Options) -> Model:
     from meshmpi.transformer.tasks.registry import task_class
 
     settings = settings_of(options, text)
@@ -94,7 +58,7 @@ def _from_settings(text: str, options: argparse.Namespace) -> Model:
     )
 
 
-def _from_function(text: str, options: argparse.Namespace) -> Model:
+def _from_function(text: str, options: Options) -> Model:
     if options.set:
         raise ConfigError("a function has no settings.", "Leave --set out, or name a TOML file.")
     module, _, name = text.partition(":")
@@ -117,10 +81,7 @@ def _from_function(text: str, options: argparse.Namespace) -> Model:
     return Model(name, graph, parts[0], updates, mesh, layout, options.storage or "")
 
 
-# -- commands --------------------------------------------------------------------------------------
-
-
-def _verify(options: argparse.Namespace) -> int:
+def _verify(options: Options) -> int:
     from meshmpi.checking import verify
     from meshmpi.runtime.world import world_size
 
@@ -153,7 +114,7 @@ def _is_first() -> bool:
     return Mesh(f"all:{world_size()}").rank == 0
 
 
-def _show(options: argparse.Namespace) -> int:
+def _show(options: Options) -> int:
     from meshmpi.api import plan
     from meshmpi.drawing.report import report_text
     from meshmpi.planner.machines import find_machine
@@ -201,7 +162,44 @@ def _write(out: Path, found: Plan, memory: MemoryPlan, model: Model, times: Sequ
         report_picture(found.program, memory, model.name, model.layout).save(out)
 
 
+_MODEL = (argument("model", str, "a TOML file with settings, or module:function that builds a graph"), *SETTINGS)
 COMMANDS = (
-    Command("verify", _verify, "compare every tensor in many layouts with one rank", _add_verify),
-    Command("show", _show, "draw a layout: a page, or text", _add_show),
+    Command(
+        "verify",
+        _verify,
+        "compare every tensor in many layouts with one rank",
+        (
+            *_MODEL,
+            argument(
+                "--layouts", str, "'all' legal ones (default), or those to try", ["all"], metavar="LAYOUT", nargs="+"
+            ),
+            argument("--sample", int, "try at most N layouts", metavar="N"),
+            argument("--own-types", bool, "compute in the types of the graph instead of float64"),
+            argument("--rows", int, "rows of the table of differences", 12),
+        ),
+        takes=("mesh", "ranks"),
+    ),
+    Command(
+        "show",
+        _show,
+        "draw a layout: a page, or text",
+        (
+            *_MODEL,
+            argument(
+                "--out",
+                Path,
+                "write an .html page, or its pictures as .svg or .png; default: print text",
+                metavar="FILE",
+            ),
+            argument(
+                "--machine",
+                str,
+                "predict the time of a step too: a file that `meshmpi calibrate` wrote, or tpuv2;"
+                " default: this host's, where it was calibrated",
+                "",
+                metavar="FILE",
+            ),
+        ),
+        takes=("mesh", "ranks"),
+    ),
 )

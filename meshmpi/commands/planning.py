@@ -1,14 +1,11 @@
-"""`meshmpi plan`, `search` and `calibrate`: what a step costs, in which layout it is fastest, and
-what the machine can do.
-"""
+"""`meshmpi plan`, `search` and `calibrate`: what a step costs, its fastest layout, and what the machine can do."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshmpi.commands.command import Command, settings_of
+from meshmpi.commands.command import Command, Options, argument, settings_of
 from meshmpi.commands.starting import on_ranks
 from meshmpi.errors import ConfigError
 from meshmpi.runtime.mesh import size_error
@@ -16,48 +13,14 @@ from meshmpi.transformer.training.settings import MeshSettings
 from meshmpi.transformer.training.setup import make_mesh, mesh_shape
 
 
-def _add_plan(plan: argparse.ArgumentParser) -> None:
-    plan.add_argument("--program", action="store_true", help="print the whole program as well")
-    plan.add_argument(
-        "--machine",
-        metavar="FILE",
-        help="predict times too: a file that `meshmpi calibrate` wrote, or tpuv2; default: that of"
-        " this host, where it was calibrated",
-    )
-
-
-def _add_search(search: argparse.ArgumentParser) -> None:
-    search.add_argument("on", type=int, metavar="RANKS", help="number of ranks of the job to plan for")
-    search.add_argument(
-        "--machine",
-        metavar="FILE",
-        default="",
-        help="a file that `meshmpi calibrate` wrote, or tpuv2; default: this host's",
-    )
-    search.add_argument("--memory-limit", metavar="SIZE", help="memory of one rank, as '8 GB'")
-    search.add_argument("--seconds", type=float, default=30.0, help="time limit of the search")
-    search.add_argument("--most-axes", type=int, default=2, help="largest number of axes of the meshes that are tried")
-
-
-def _add_calibrate(calibrate: argparse.ArgumentParser) -> None:
-    calibrate.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="where to write the description; default: where other commands look for it",
-    )
-    calibrate.add_argument("--quick", action="store_true", help="leave out the largest sizes")
-    calibrate.add_argument("--repeats", type=int, default=5, help="repetitions of each measurement")
-
-
-def _plan(options: argparse.Namespace) -> int:
+def _plan(options: Options) -> int:
     from meshmpi.transformer.training.report import plan_report
 
     print(plan_report(settings_of(options, options.config), options.program, options.machine or ""))
     return 0
 
 
-def _search(options: argparse.Namespace) -> int:
+def _search(options: Options) -> int:
     from meshmpi.transformer.training.report import search_report
 
     if options.on < 1:
@@ -79,7 +42,7 @@ def _search(options: argparse.Namespace) -> int:
     return 0 if found.best else 1
 
 
-def _checked(options: argparse.Namespace) -> MeshSettings:
+def _checked(options: Options) -> MeshSettings:
     if options.layout:
         raise ConfigError("a machine has no layout.", "Leave --layout out.")
     if options.repeats < 1:
@@ -87,7 +50,7 @@ def _checked(options: argparse.Namespace) -> MeshSettings:
     return MeshSettings(shape=options.mesh or "")
 
 
-def _start_calibrate(options: argparse.Namespace, given: Sequence[str]) -> int:
+def _start_calibrate(options: Options, given: Sequence[str]) -> int:
     """Starts the command on ranks, if they are those of the mesh."""
     settings = _checked(options)
     if options.ranks < 1:
@@ -98,7 +61,7 @@ def _start_calibrate(options: argparse.Namespace, given: Sequence[str]) -> int:
     return on_ranks(options.ranks, given, options.module)
 
 
-def _calibrate(options: argparse.Namespace) -> int:
+def _calibrate(options: Options) -> int:
     """Measures on the ranks of this job."""
     from meshmpi.planner.calibrate import calibrate
     from meshmpi.planner.machine_file import machine_text
@@ -122,17 +85,52 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     Command(
-        "plan", _plan, "cost of a training step on a mesh of any size", _add_plan, configured=True, starts_ranks=False
+        "plan",
+        _plan,
+        "cost of a training step on a mesh of any size",
+        (
+            argument("--program", bool, "print the whole program as well"),
+            argument(
+                "--machine",
+                str,
+                "predict times too: a file that `meshmpi calibrate` wrote, or tpuv2; default: that of this host, where"
+                " it was calibrated",
+                metavar="FILE",
+            ),
+        ),
+        takes=("config", "mesh"),
     ),
     Command(
         "search",
         _search,
         "the fastest layout for a number of ranks, by prediction",
-        _add_search,
-        configured=True,
-        starts_ranks=False,
+        (
+            argument("on", int, "number of ranks of the job to plan for", metavar="RANKS"),
+            argument(
+                "--machine",
+                str,
+                "a file that `meshmpi calibrate` wrote, or tpuv2; default: this host's",
+                "",
+                metavar="FILE",
+            ),
+            argument("--memory-limit", str, "memory of one rank, as '8 GB'", metavar="SIZE"),
+            argument("--seconds", float, "time limit of the search", 30.0),
+            argument("--most-axes", int, "largest number of axes of the meshes that are tried", 2),
+        ),
+        takes=("config", "mesh"),
     ),
     Command(
-        "calibrate", _calibrate, "measure this machine, for predictions of time", _add_calibrate, start=_start_calibrate
+        "calibrate",
+        _calibrate,
+        "measure this machine, for predictions of time",
+        (
+            argument(
+                "--out", Path, "where to write the description; default: where other commands look for it", None, "FILE"
+            ),
+            argument("--quick", bool, "leave out the largest sizes"),
+            argument("--repeats", int, "repetitions of each measurement", 5),
+        ),
+        takes=("mesh", "ranks"),
+        start=_start_calibrate,
     ),
 )

@@ -8,18 +8,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from meshmpi.commands.command import Command
+from meshmpi.commands.command import Command, Options, argument, say
 from meshmpi.errors import ConfigError, DataError
 from meshmpi.runtime.mesh_protocol import AnyMesh
 
-_MODEL = "folder or file of a Hugging Face checkpoint, or folder of a run"
+if TYPE_CHECKING:
+    from meshmpi.runtime.variables import VariableStore
+    from meshmpi.transformer.decoding.beams import Hypothesis
+    from meshmpi.transformer.decoding.decoding import Generator, Token
+    from meshmpi.transformer.models import TransformerConfig
+    from meshmpi.transformer.pretrained.lines import Line
+    from meshmpi.transformer.pretrained.model import Model
+    from meshmpi.transformer.text.base import Vocabulary
 
-
-_NOT_DONE: dict[str, Any] = {
+_OFF: dict[str, object] = {
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,
@@ -35,86 +41,10 @@ _NOT_DONE: dict[str, Any] = {
     "suppress_tokens": [],
     "begin_suppress_tokens": [],
 }
-"""What generation in transformers also takes, and generation here does not -> where it is off."""
+"""Options of generation in transformers that are not implemented here -> the value that switches each off."""
 
 
-def _add_score(score: argparse.ArgumentParser) -> None:
-    score.add_argument("model", type=Path, help=_MODEL)
-    score.add_argument("file", type=Path, help="one text a line; for an encoder-decoder: source, tab, target")
-    _add_tokens(score)
-    score.add_argument(
-        "--allow-unknown",
-        action="store_true",
-        help="take text that the tokenizer has no token for as the unknown token",
-    )
-
-
-def _add_generate(generate: argparse.ArgumentParser) -> None:
-    generate.add_argument("model", type=Path, help=_MODEL)
-    given = generate.add_mutually_exclusive_group(required=True)
-    given.add_argument("--prompt", metavar="TEXT", help="text to continue (or to translate)")
-    given.add_argument("--prompts", type=Path, metavar="FILE", help="one text a line")
-    _add_tokens(generate)
-    _add_choosing(generate)
-
-
-def _add_export(export: argparse.ArgumentParser) -> None:
-    export.add_argument("run", type=Path, help="folder of a run, or one of its checkpoints")
-    export.add_argument("out", type=Path, help="folder to make")
-    export.add_argument(
-        "--like",
-        type=Path,
-        required=True,
-        metavar="MODEL",
-        help="the checkpoint that the run was initialised from: names, config and tokenizer",
-    )
-    export.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or float64")
-    export.add_argument("--max-shard", metavar="SIZE", help="split into files of at most this")
-    export.add_argument("--storage", help="layout of stored variables meanwhile, as d_model:rows")
-
-
-def _add_tokens(command: argparse.ArgumentParser) -> None:
-    """Arguments of commands that read texts and run a model."""
-    command.epilog = (
-        "--layout may also be a name; in each a rank holds its share of the weights:\n"
-        "  megatron  heads, d_ff and vocab over all ranks (default)\n"
-        "  storage   the batch over all ranks, weights gathered where they are used\n"
-        "  2d        the batch over the first axis, heads, d_ff and vocab over the others"
-    )
-    command.add_argument("--storage", help="layout of stored variables, as d_model:rows")
-    command.add_argument("--batch", type=int, default=8, help="rows computed together")
-    command.add_argument("--tokenizer", type=Path, metavar="PATH", help="default: the one in the folder of the weights")
-    command.add_argument("--token-ids", action="store_true", help="texts are token ids, separated by spaces")
-    command.add_argument("--truncate", action="store_true", help="cut lines that are longer than the model takes")
-
-
-def _add_choosing(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--tokens", type=int, default=64, help="largest length of a continuation")
-    command.add_argument("--temperature", type=float, default=1.0, help="0 takes the most probable token")
-    command.add_argument("--top-k", type=int, default=0, help="draw from the k most probable tokens")
-    command.add_argument("--top-p", type=float, default=1.0, help="draw from the most probable tokens with this sum")
-    command.add_argument("--seed", type=int, default=0, help="seed of the random numbers")
-    command.add_argument("--beams", type=int, default=0, help="beam search with this number of beams")
-    command.add_argument(
-        "--alpha",
-        type=float,
-        help="its length penalty ((5 + length) / 6)**alpha (default: 0.6 for a run; for a"
-        " checkpoint transformers' search, as its generation_config.json says)",
-    )
-    command.add_argument(
-        "--stop",
-        type=int,
-        action="append",
-        metavar="ID",
-        help="token that ends a text; may be repeated (default: all ends that the model names)",
-    )
-    command.add_argument("--stream", action="store_true", help="print while it is generated")
-
-
-# ---- what several commands need --------------------------------------------------------------
-
-
-def _placed(options: argparse.Namespace, config: Any) -> tuple[Any, str, str | None]:
+def _placed(options: Options, config: TransformerConfig) -> tuple[AnyMesh, str, str | None]:
     """Mesh, layout and storage.  A layout may be the name of one that suits the model."""
     from meshmpi.transformer.pretrained.layouts import STYLES, suggested_layout
     from meshmpi.transformer.training.settings import MeshSettings
@@ -128,7 +58,7 @@ def _placed(options: argparse.Namespace, config: Any) -> tuple[Any, str, str | N
     return mesh, found.layout, found.storage if options.storage is None else options.storage
 
 
-def _tokenizer(options: argparse.Namespace, model: Any) -> Any:
+def _tokenizer(options: Options, model: Model) -> Vocabulary | None:
     if options.token_ids:
         if options.tokenizer is not None:
             raise ConfigError("--tokenizer and --token-ids.", "Give one of them.")
@@ -136,15 +66,7 @@ def _tokenizer(options: argparse.Namespace, model: Any) -> Any:
     return model.tokenizer(options.tokenizer)
 
 
-def _say(mesh: AnyMesh, text: str) -> None:
-    if mesh.rank == 0:
-        print(text, flush=True)
-
-
-# ---- score -----------------------------------------------------------------------------------
-
-
-def _score(options: argparse.Namespace) -> int:
+def _score(options: Options) -> int:
     from meshmpi.runtime.agreement import from_first
     from meshmpi.transformer.pretrained.lines import Reader
     from meshmpi.transformer.pretrained.model import open_model
@@ -175,11 +97,11 @@ def _score(options: argparse.Namespace) -> int:
     if cut:
         tokens = sum(line.cut for line in cut)
         rows.append(f"note: {tokens} tokens of {len(cut)} lines were left out (--truncate)")
-    _say(mesh, "\n".join(rows))
+    say(mesh, "\n".join(rows))
     return 0
 
 
-def _predictable(lines: Sequence[Any], path: Path, model: Any) -> Sequence[Any]:
+def _predictable(lines: Sequence[Line], path: Path, model: Model) -> Sequence[Line]:
     """The lines, each of which has a token to be predicted."""
     for line in lines:
         if model.kind == "lm" and len(line.tokens) < 2:
@@ -191,10 +113,7 @@ def _predictable(lines: Sequence[Any], path: Path, model: Any) -> Sequence[Any]:
     return lines
 
 
-# ---- generate --------------------------------------------------------------------------------
-
-
-def _generate(options: argparse.Namespace) -> int:
+def _generate(options: Options) -> int:
     from meshmpi.runtime.agreement import from_first
     from meshmpi.transformer.decoding.decoding import Generator
     from meshmpi.transformer.pretrained.lines import Reader
@@ -241,7 +160,12 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _print_texts(
-    options: argparse.Namespace, mesh: AnyMesh, generator: Any, tokenizer: Any, prompts: list[list[int]], model: Any
+    options: Options,
+    mesh: AnyMesh,
+    generator: Generator,
+    tokenizer: Vocabulary | None,
+    prompts: list[list[int]],
+    model: Model,
 ) -> None:
     """Generates and prints: the text of one prompt, or for each of several a line of JSON."""
     from meshmpi.transformer.decoding.decoding import Sampling
@@ -252,44 +176,38 @@ def _print_texts(
     if options.beams:
         if options.stream:
             raise ConfigError("--stream with --beams.", "Beams are known at their end only.")
-        how = {"alpha": 0.6 if options.alpha is None else options.alpha}
+        how: dict[str, Any] = {"alpha": 0.6 if options.alpha is None else options.alpha}
         if options.alpha is None and model.manifest is None:
             given = model.generation
             penalty, early = given.get("length_penalty"), given.get("early_stopping")
             how = {"power": 1.0 if penalty is None else penalty, "early_stopping": early or False}
         found = generator.beam_search(prompts, options.tokens, beams=options.beams, stop=stop, **how)
         for k, beams in enumerate(found):
-            _say(mesh, _beams_text(options, tokenizer, k, beams))
+            say(mesh, _beams_text(options, tokenizer, k, beams))
         return
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
-    how = {"sampling": sampling, "stop": stop, "seed": options.seed}
+    choosing: dict[str, Any] = {"sampling": sampling, "stop": stop, "seed": options.seed}
     if options.stream and len(prompts) == 1:
-        _stream(mesh, generator.stream(prompts, options.tokens, **how), tokenizer, stop)
+        _stream(mesh, generator.stream(prompts, options.tokens, **choosing), tokenizer, stop)
         return
-    for k, tokens in enumerate(generator.generate(prompts, options.tokens, **how)):
+    for k, tokens in enumerate(generator.generate(prompts, options.tokens, **choosing)):
         text = _text(tokenizer, tokens)
         several = json.dumps({"line": k + 1, "text": text, "tokens": tokens}, ensure_ascii=False)
-        _say(mesh, text if options.prompts is None else several)
+        say(mesh, text if options.prompts is None else several)
 
 
-def otherwise(generation: Mapping[str, Any], options: argparse.Namespace) -> str:
+def otherwise(generation: Mapping[str, object], options: Options) -> str:
     """What a checkpoint says of generation that these options do not do: "top_k=5, num_beams=4"."""
-    ours: dict[str, Any] = {
-        "do_sample": options.temperature > 0 and not options.beams,
-        "num_beams": options.beams or 1,
-        "max_new_tokens": options.tokens,
-        **(
-            {}
-            if options.beams or not options.temperature
-            else {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
-        ),
-        **_NOT_DONE,
-    }
+    sampled = options.temperature > 0 and not options.beams
+    ours = {"do_sample": sampled, "num_beams": options.beams or 1, "max_new_tokens": options.tokens}
+    if sampled:
+        ours |= {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
+    ours |= _OFF
     said = {k: generation[k] for k in ours if generation.get(k) is not None}
     return ", ".join(f"{k}={v!r}" for k, v in said.items() if v != ours[k] and v != [])
 
 
-def _stream(mesh: AnyMesh, tokens: Any, tokenizer: Any, stop: Sequence[int]) -> None:
+def _stream(mesh: AnyMesh, tokens: Iterable[Token], tokenizer: Vocabulary | None, stop: Sequence[int]) -> None:
     """Prints one text as its tokens come; characters of several tokens when they are whole."""
     done: list[int] = []
     shown = ""
@@ -301,24 +219,21 @@ def _stream(mesh: AnyMesh, tokens: Any, tokenizer: Any, stop: Sequence[int]) -> 
         if mesh.rank == 0 and not text.endswith("\ufffd"):
             print(text[len(shown) :], end="", flush=True)
             shown = text
-    _say(mesh, _text(tokenizer, done)[len(shown) :])
+    say(mesh, _text(tokenizer, done)[len(shown) :])
 
 
-def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
+def _text(tokenizer: Vocabulary | None, tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens)
 
 
-def _beams_text(options: argparse.Namespace, tokenizer: Any, k: int, beams: Any) -> str:
+def _beams_text(options: Options, tokenizer: Vocabulary | None, k: int, beams: Sequence[Hypothesis]) -> str:
     if options.prompts is None:
         return "\n".join(f"{b.score:.4f}\t{_text(tokenizer, b.tokens)}" for b in beams)
     found = [{"text": _text(tokenizer, b.tokens), "score": b.score, "tokens": list(b.tokens)} for b in beams]
     return json.dumps({"line": k + 1, "beams": found}, ensure_ascii=False)
 
 
-# ---- export ----------------------------------------------------------------------------------
-
-
-def _export(options: argparse.Namespace) -> int:
+def _export(options: Options) -> int:
     from meshmpi.amounts import bytes_of
     from meshmpi.transformer.pretrained.model import open_model
     from meshmpi.transformer.pretrained.save import save
@@ -339,11 +254,11 @@ def _export(options: argparse.Namespace) -> int:
     folder = save(
         variables, like.architecture, options.out, dtype=options.dtype, max_shard_bytes=most, like=options.like
     )
-    _say(mesh, f"wrote {folder}")
+    say(mesh, f"wrote {folder}")
     return 0
 
 
-def _overlay(whole: Any, part: Any) -> None:
+def _overlay(whole: VariableStore, part: VariableStore) -> None:
     """Puts the variables of a model for shorter texts into those of the whole one.  Collective."""
     for name, variable in part.types.items():
         if variable.type == whole.types[name].type:
@@ -355,8 +270,85 @@ def _overlay(whole: Any, part: Any) -> None:
             whole.assign({name: value})
 
 
+_LAYOUTS = (
+    "--layout may also be a name; in each a rank holds its share of the weights:\n"
+    "  megatron  heads, d_ff and vocab over all ranks (default)\n"
+    "  storage   the batch over all ranks, weights gathered where they are used\n"
+    "  2d        the batch over the first axis, heads, d_ff and vocab over the others"
+)
+_MODEL = argument("model", Path, "folder or file of a Hugging Face checkpoint, or folder of a run")
+_TOKENS = (
+    argument("--storage", str, "layout of stored variables, as d_model:rows"),
+    argument("--batch", int, "rows computed together", 8),
+    argument("--tokenizer", Path, "default: the one in the folder of the weights", metavar="PATH"),
+    argument("--token-ids", bool, "texts are token ids, separated by spaces"),
+    argument("--truncate", bool, "cut lines that are longer than the model takes"),
+)
+_SCORE = (
+    _MODEL,
+    argument("file", Path, "one text a line; for an encoder-decoder: source, tab, target"),
+    *_TOKENS,
+    argument("--allow-unknown", bool, "take text that the tokenizer has no token for as the unknown token"),
+)
+_PROMPTS = (
+    argument("--prompt", str, "text to continue (or to translate)", metavar="TEXT"),
+    argument("--prompts", Path, "one text a line", metavar="FILE"),
+)
+_GENERATE = (
+    _MODEL,
+    *_TOKENS,
+    argument("--tokens", int, "largest length of a continuation", 64),
+    argument("--temperature", float, "0 takes the most probable token", 1.0),
+    argument("--top-k", int, "draw from the k most probable tokens", 0),
+    argument("--top-p", float, "draw from the most probable tokens with this sum", 1.0),
+    argument("--seed", int, "seed of the random numbers", 0),
+    argument("--beams", int, "beam search with this number of beams", 0),
+    argument(
+        "--alpha",
+        float,
+        "its length penalty ((5 + length) / 6)**alpha (default: 0.6 for a run; for a checkpoint transformers' search,"
+        " as its generation_config.json says)",
+    ),
+    argument(
+        "--stop",
+        int,
+        "token that ends a text; may be repeated (default: all ends that the model names)",
+        metavar="ID",
+        action="append",
+    ),
+    argument("--stream", bool, "print while it is generated"),
+)
+_EXPORT = (
+    argument("run", Path, "folder of a run, or one of its checkpoints"),
+    argument("out", Path, "folder to make"),
+    argument(
+        "--like",
+        Path,
+        "the checkpoint that the run was initialised from: names, config and tokenizer",
+        metavar="MODEL",
+        required=True,
+    ),
+    argument("--dtype", str, "float32, bfloat16, float16 or float64", "float32"),
+    argument("--max-shard", str, "split into files of at most this", metavar="SIZE"),
+    argument("--storage", str, "layout of stored variables meanwhile, as d_model:rows"),
+)
+_TAKES = ("mesh", "ranks")
+
+
+def _explain_layouts(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _LAYOUTS
+
+
 COMMANDS = (
-    Command("score", _score, "log-likelihood of each line of a file", _add_score),
-    Command("generate", _generate, "continue texts with a model", _add_generate),
-    Command("export", _export, "write a run's model as a Hugging Face checkpoint", _add_export),
+    Command("score", _score, "log-likelihood of each line of a file", _SCORE, _TAKES, finish=_explain_layouts),
+    Command(
+        "generate",
+        _generate,
+        "continue texts with a model",
+        _GENERATE,
+        _TAKES,
+        one_of=_PROMPTS,
+        finish=_explain_layouts,
+    ),
+    Command("export", _export, "write a run's model as a Hugging Face checkpoint", _EXPORT, _TAKES),
 )

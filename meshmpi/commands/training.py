@@ -2,76 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshmpi.commands.command import Command, settings_of
+from meshmpi.commands.command import Command, Options, argument, say, settings_of
 from meshmpi.commands.starting import on_ranks
 from meshmpi.errors import ConfigError
 from meshmpi.runtime.mesh import size_error
-from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.world import rank_by_environment, world_size
 from meshmpi.transformer.training.settings import MeshSettings, Settings
 from meshmpi.transformer.training.setup import chosen_layout, make_mesh, mesh_shape
 from meshmpi.transformer.training.signals import STOPPED
 
 
-def _add_train(train: argparse.ArgumentParser) -> None:
-    train.add_argument("--out", type=Path, metavar="DIR", help="folder of the run; default: runs/<config>")
-    train.add_argument(
-        "--recover", action="store_true", help="go on with a smaller mesh when ranks are lost: mesh.recover"
-    )
-    train.add_argument(
-        "--restarts",
-        type=int,
-        default=0,
-        metavar="K",
-        help="with --ranks: start the job again, up to K times, when a rank or host is lost",
-    )
-    train.add_argument("--hosts", default="", metavar="LIST", help="with --ranks: hosts and their ranks, as n1:2,n2:2")
-    train.add_argument(
-        "--resume",
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="CHECKPOINT",
-        help="go on from the newest checkpoint of the run, or from this one",
-    )
-    train.add_argument(
-        "--trace",
-        nargs="?",
-        const=5,
-        type=int,
-        metavar="STEPS",
-        help="record 5 steps, or this number, for Perfetto: trace.steps",
-    )
-    train.add_argument(
-        "--init-from",
-        type=Path,
-        metavar="MODEL",
-        help="begin with a trained model: a Hugging Face checkpoint or a run; its sizes and its"
-        " tokenizer replace those of the settings",
-    )
-    train.add_argument(
-        "--progress", action="store_true", help="draw a moving line, even if stderr is not a terminal: train.progress"
-    )
-    train.add_argument("--dry-run", action="store_true", help="print the plan: cost, memory, times; train nothing")
-
-
-def _settings(options: argparse.Namespace) -> Settings:
+def _settings(options: Options) -> Settings:
     more = ["mesh.recover=true"] if options.recover else []
     more += [] if options.trace is None else [f"trace.steps={options.trace}"]
     more += ["train.progress=on"] if options.progress else []
     return settings_of(options, options.config, *more)
 
 
-def _folder(options: argparse.Namespace) -> Path:
+def _folder(options: Options) -> Path:
     return options.out or Path("runs", options.config.stem)
 
 
-def _start(options: argparse.Namespace, given: Sequence[str]) -> int:
+def _start(options: Options, given: Sequence[str]) -> int:
     """Starts a training on several ranks, and again when its job dies, if restarts are allowed."""
     from meshmpi.transformer.training.supervisor import Supervisor, parse_hosts
 
@@ -93,7 +49,7 @@ def _start(options: argparse.Namespace, given: Sequence[str]) -> int:
     return Supervisor(settings, run, options.ranks, hosts, options.resume, start).run(options.restarts)
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: Options) -> int:
     settings, initialize = _settings(options), None
     if options.init_from is not None:
         from meshmpi.transformer.pretrained.finetune import fine_tuning
@@ -111,26 +67,7 @@ def _train(options: argparse.Namespace) -> int:
     return STOPPED if result.stopped_by else 0
 
 
-def _add_sample(sample: argparse.ArgumentParser) -> None:
-    sample.add_argument("run", type=Path, help="folder of a run, or a checkpoint")
-    sample.add_argument("--prompt", help="text to continue (default: the run's setting)")
-    sample.add_argument("--tokens", type=int, help="length of the continuation")
-    sample.add_argument("--temperature", type=float, help="0 takes the most probable token")
-    sample.add_argument("--seed", type=int, help="seed of the random numbers")
-    sample.add_argument("--top-k", type=int, default=0, help="draw from the k most probable tokens")
-    sample.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        help="draw from the most probable tokens that together reach this probability",
-    )
-    sample.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated")
-    sample.add_argument("--stream", action="store_true", help="print the text as it is drawn")
-    sample.add_argument("--beams", type=int, default=0, help="search the most probable texts with this number of beams")
-    sample.add_argument("--alpha", type=float, default=0.6, help="exponent of the length penalty of beams; 0: none")
-
-
-def _sample(options: argparse.Namespace) -> int:
+def _sample(options: Options) -> int:
     from meshmpi import checkpoint
     from meshmpi.transformer.decoding.decoding import Sampling
     from meshmpi.transformer.decoding.sampling import Sampler
@@ -155,22 +92,62 @@ def _sample(options: argparse.Namespace) -> int:
     prompt, count = wanted["prompt"], wanted["tokens"]
     if options.beams:
         for found in sampler.best(prompt, count, options.beams, options.alpha):
-            _say(mesh, f"{found.score:.4f} {prompt}{vocabulary.decode(found.tokens)}\n")
+            say(mesh, f"{found.score:.4f} {prompt}{vocabulary.decode(found.tokens)}")
         return 0
     pieces = sampler.pieces(prompt, count, options.stop)
     for text in itertools.chain([prompt], pieces) if options.stream else [prompt, *pieces]:
-        _say(mesh, text)
-    _say(mesh, "\n")
+        say(mesh, text, end="")
+    say(mesh, "")
     return 0
 
 
-def _say(mesh: AnyMesh, text: str) -> None:
-    """Prints at once, on rank 0."""
-    if mesh.rank == 0:
-        print(text, end="", flush=True)
-
-
+_TRAIN = (
+    argument("--out", Path, "folder of the run; default: runs/<config>", metavar="DIR"),
+    argument("--recover", bool, "go on with a smaller mesh when ranks are lost: mesh.recover"),
+    argument(
+        "--restarts",
+        int,
+        "with --ranks: start the job again, up to K times, when a rank or host is lost",
+        0,
+        metavar="K",
+    ),
+    argument("--hosts", str, "with --ranks: hosts and their ranks, as n1:2,n2:2", "", metavar="LIST"),
+    argument(
+        "--resume",
+        str,
+        "go on from the newest checkpoint of the run, or from this one",
+        False,
+        metavar="CHECKPOINT",
+        nargs="?",
+        const=True,
+    ),
+    argument(
+        "--trace", int, "record 5 steps, or this number, for Perfetto: trace.steps", metavar="STEPS", nargs="?", const=5
+    ),
+    argument(
+        "--init-from",
+        Path,
+        "begin with a trained model: a Hugging Face checkpoint or a run; its sizes and its tokenizer replace those of"
+        " the settings",
+        metavar="MODEL",
+    ),
+    argument("--progress", bool, "draw a moving line, even if stderr is not a terminal: train.progress"),
+    argument("--dry-run", bool, "print the plan: cost, memory, times; train nothing"),
+)
+_SAMPLE = (
+    argument("run", Path, "folder of a run, or a checkpoint"),
+    argument("--prompt", str, "text to continue (default: the run's setting)"),
+    argument("--tokens", int, "length of the continuation"),
+    argument("--temperature", float, "0 takes the most probable token"),
+    argument("--seed", int, "seed of the random numbers"),
+    argument("--top-k", int, "draw from the k most probable tokens", 0),
+    argument("--top-p", float, "draw from the most probable tokens that together reach this probability", 1.0),
+    argument("--stop", list, "end before this", metavar="TEXT"),
+    argument("--stream", bool, "print the text as it is drawn"),
+    argument("--beams", int, "search the most probable texts with this number of beams", 0),
+    argument("--alpha", float, "exponent of the length penalty of beams; 0: none", 0.6),
+)
 COMMANDS = (
-    Command("train", _train, "train a Transformer", _add_train, configured=True, start=_start),
-    Command("sample", _sample, "continue a text with a trained model", _add_sample),
+    Command("train", _train, "train a Transformer", _TRAIN, ("config", "mesh", "ranks"), _start),
+    Command("sample", _sample, "continue a text with a trained model", _SAMPLE, ("mesh", "ranks")),
 )

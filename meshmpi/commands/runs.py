@@ -1,0 +1,65 @@
+"""`meshmpi status` and `compare`: what runs do, and a table of several."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from meshmpi.commands.command import Command, Options, argument
+
+
+def _status(options: Options) -> int:
+    from meshmpi.guard import status
+    from meshmpi.guard.rings import to_json
+
+    while True:
+        rows = status.read(options.run)
+        if options.json:
+            print(json.dumps([{"age": row.age, **to_json(row.seen)} for row in rows], indent=1))
+        else:
+            print(status.table(rows), flush=True)
+        if not options.every:
+            return 0
+        try:
+            time.sleep(options.every)
+        except KeyboardInterrupt:
+            return 0
+        print()
+
+
+def _compare(options: Options) -> int:
+    from meshmpi.transformer.training.compare import comparison, plot_comparison, read_runs
+
+    runs = read_runs(options.runs)
+    print(comparison(runs))
+    if options.png is not None:
+        print(f"\ndrew {plot_comparison(runs, options.png)}")
+    return 0
+
+
+COMMANDS = (
+    Command(
+        "status",
+        _status,
+        "what every rank of a run does now",
+        (
+            argument("run", Path, "folder of a run"),
+            argument("--json", bool, "print everything as JSON, for programs"),
+            argument("--every", float, "repeat until interrupted", metavar="SECONDS"),
+        ),
+        description="What every rank of a run does now: phase, step, collective and since when; if the run has ended,"
+        " what it did last.",
+    ),
+    Command(
+        "compare",
+        _compare,
+        "compare settings, losses, speed and memory of runs",
+        (
+            argument("runs", Path, "folder of a run", metavar="RUN", nargs="+"),
+            argument("--png", Path, "draw all loss curves into a file", metavar="FILE"),
+        ),
+        description="A table of two or more runs, which may still train: the settings that differ, losses at common"
+        " steps, speed, memory and bytes.",
+    ),
+)
