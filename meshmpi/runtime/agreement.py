@@ -62,6 +62,20 @@ def first_error(ranks: Ranks, error: MeshmpiError | None) -> MeshmpiError | None
     return next((e for e in gathered(ranks, error) if e is not None), None)
 
 
+def together(ranks: Ranks, make: Callable[[], T]) -> T:
+    """What ``make`` returns on this rank; the error of the lowest rank is raised on all; collective."""
+    value: Any = None
+    error: MeshmpiError | None = None
+    try:
+        value = make()
+    except MeshmpiError as failure:
+        error = failure
+    error = first_error(ranks, error)
+    if error is not None:
+        raise error
+    return value
+
+
 class Flag:
     """A flag that is raised for all ranks when any rank raises it."""
 

@@ -13,13 +13,7 @@ import meshmpi as mm
 from meshmpi.errors import ConfigError, ShapeError
 from meshmpi.nn.positions import RotaryScaling
 from meshmpi.transformer.models import encoder_decoder_parameter_count, parameter_count
-from meshmpi.transformer.pretrained.architectures import (
-    ARCHITECTURES,
-    architecture,
-    model_inputs,
-    model_logits,
-    model_vectors,
-)
+from meshmpi.transformer.pretrained.architectures import ARCHITECTURES, architecture, model_inputs, model_logits
 from meshmpi.transformer.pretrained.architectures.options import HARMLESS, Options
 from tests.nn.build import value
 from tests.pretrained.whole import arrays_of, by_variable, read_whole, variables_of
@@ -373,9 +367,6 @@ def test_inputs():
             model_inputs(t5, 2, 6)
         inputs = model_inputs(bert, 2, 6)
         assert list(graph.placeholders) == ["tokens", "mask", "types"]
-        assert model_vectors(bert, inputs).shape.names == ("batch", "length", "d_model")
-        with pytest.raises(ShapeError, match="Take vectors of an encoder"):
-            model_vectors(gpt2, inputs)
         with pytest.raises(ShapeError, match="needs a source"):
             model_logits(t5, inputs)
 

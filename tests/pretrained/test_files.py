@@ -113,7 +113,7 @@ def test_what_cannot_be_read_of_a_good_file(tmp_path):
                 file.read("a", ranges)
     save_file({"q": np.zeros((4,), np.int8)}, tmp_path / "q.safetensors")
     with Checkpoint(tmp_path / "q.safetensors") as file:
-        assert file.shape("q") == (4,) and file.nbytes("q") == 4
+        assert file.shape("q") == (4,)
         with pytest.raises(CheckpointError, match=r"'q' of .* is of type I8.*Quantised"):
             file.read("q")
 
@@ -124,7 +124,7 @@ def test_a_file_cut_while_it_is_read(tmp_path):
         with open(path, "r+b") as other:
             other.truncate(path.stat().st_size - 4)
         with pytest.raises(CheckpointError, match=r"cut while it was read: of tensor '\w' \d+"):
-            for key in file.keys():  # noqa: SIM118 - a method of ours
+            for key in file.places:
                 file.read(key)
 
 
@@ -156,7 +156,7 @@ def test_files_of_the_library_are_equal(tmp_path):
     path = small_file(tmp_path)
     expected = load_file(path)
     with Checkpoint(path) as file:
-        assert sorted(file.keys()) == sorted(expected)
+        assert sorted(file.places) == sorted(expected)
         for key, value in expected.items():
             np.testing.assert_array_equal(file.read(key), value)
 
@@ -223,7 +223,7 @@ def test_a_damaged_header_is_never_a_crash(tmp_path_factory, data):
     path.write_bytes(whole)
     try:
         with Checkpoint(path) as file:
-            assert sum(file.nbytes(key) for key in file.places) == len(whole) - 8 - length
+            assert sum(p.stored.stop - p.stored.start for p in file.places.values()) == len(whole) - 8 - length
     except CheckpointError as error:
         assert str(path) in str(error)
 
@@ -244,7 +244,7 @@ def test_shards_read_as_one(tmp_path):
     index = sharded(tmp_path)
     for path in (index, tmp_path):
         with Checkpoint(path) as file:
-            assert file.keys() == ["a", "b", "c"]
+            assert list(file.places) == ["a", "b", "c"]
             np.testing.assert_array_equal(file.read("c", [(0, 2), (1, 2)]), random((2, 2))[:, 1:])
             assert file.bytes_read == 8
 

@@ -11,7 +11,7 @@ import meshmpi as mm
 from meshmpi import checkpoint
 from meshmpi.errors import CheckpointError, ConfigError, DataError
 from meshmpi.launch.launch import launch
-from meshmpi.transformer.text.ended import END, PADDING
+from meshmpi.transformer.text.characters import END, PADDING
 from meshmpi.transformer.text.vocabulary import build_ended, restore_vocabulary
 from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.metrics import read_metrics

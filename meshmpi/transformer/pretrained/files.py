@@ -1,7 +1,7 @@
 """Checkpoints in Hugging Face's files: one .safetensors file, or several with an index.
 
 Opening a checkpoint checks everything that its headers and index say; `Checkpoint.read` then reads only the
-bytes of one block.  Knows keys, shapes and bytes: no model, no mesh.
+bytes of one block.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ READ_AS = {
 }
 """Types of the format that can be read -> NumPy's (or ml_dtypes') name."""
 AGAIN = "Download or copy the file again."
+_VERSIONS = "Download index and shards of one version again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 Ranges = Sequence[tuple[int, int]]
 Pieces = Sequence[Ranges]
@@ -112,13 +113,12 @@ class Checkpoint:
                 where = f"; {place.file.name} has it" if place else ""
                 raise CheckpointError(
                     f"{self.path.parent / file} has no tensor '{key}', which {self.path.name} says it has{where}.",
-                    "Download index and shards of one version again.",
+                    _VERSIONS,
                 )
         for key, place in self.places.items():
             if key not in index:
                 raise CheckpointError(
-                    f"{place.file} has a tensor '{key}' that {self.path.name} does not name.",
-                    "Download index and shards of one version again.",
+                    f"{place.file} has a tensor '{key}' that {self.path.name} does not name.", _VERSIONS
                 )
 
     def _open(self, file: Path) -> None:
@@ -130,10 +130,9 @@ class Checkpoint:
         self._files[file] = descriptor
         try:
             header = read_header(descriptor)
-        except HeaderError as error:
-            raise CheckpointError(f"{file} is damaged: {error}.", AGAIN) from error
-        except OSError as error:
-            raise CheckpointError(f"{file} cannot be read: {error.strerror}.", AGAIN) from error
+        except (HeaderError, OSError) as error:
+            why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged: {error}"
+            raise CheckpointError(f"{file} {why}.", AGAIN) from error
         self._headers[file] = header
         for key, stored in header.tensors.items():
             other = self.places.setdefault(key, Place(file, stored))
@@ -157,28 +156,11 @@ class Checkpoint:
     ) -> None:
         self.close()
 
-    def __contains__(self, key: object) -> bool:
-        return key in self.places
-
-    def keys(self) -> list[str]:
-        """Keys of all tensors, in the order of their bytes, file by file."""
-        return list(self.places)
-
     def shape(self, key: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
         return self._place(key).stored.shape
 
-    def nbytes(self, key: str) -> int:
-        """Bytes of a tensor in its file."""
-        stored = self._place(key).stored
-        return stored.stop - stored.start
-
     def dtype(self, key: str) -> str:
-        """Data type of a tensor.
-
-        Raises:
-            CheckpointError: It is one that is not read.
-        """
+        """Data type of a tensor; CheckpointError for one that is not read."""
         file, stored = self._place(key)
         if stored.kind not in READ_AS:
             raise CheckpointError(
@@ -193,7 +175,7 @@ class Checkpoint:
         return self.places[key]
 
     def read(self, key: str, ranges: Ranges | None = None, dtype: str = "float32") -> np.ndarray:
-        """A block of a tensor; only its own bytes are read.
+        """A block of a tensor as an array of type ``dtype``; only its own bytes are read.
 
         Args:
             key: Key of the tensor.
@@ -219,10 +201,7 @@ class Checkpoint:
     def read_pieces(self, key: str, pieces: Pieces, dtype: str) -> np.ndarray:
         """As `read`, for a block that takes several pieces of a dim, such as a part of each head.
 
-        Args:
-            key: Key of the tensor.
-            pieces: As `contiguous_runs`, inside the shape.
-            dtype: Type of the result.
+        The pieces are those of `contiguous_runs`, inside the shape.
         """
         file, stored = self._place(key)
         block = np.empty([sum(b - a for a, b in p) for p in pieces], numpy_dtype(self.dtype(key)))

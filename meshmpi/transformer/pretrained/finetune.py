@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
 
 from meshmpi.dims import Dimension
 from meshmpi.errors import ConfigError
-from meshmpi.transformer.pretrained.architectures import Architecture, Entry, FileDim
+from meshmpi.transformer.pretrained.architectures import Entry, FileDim
 from meshmpi.transformer.pretrained.model import Model, open_model
 from meshmpi.transformer.text.vocabulary import TOKENIZER
+from meshmpi.transformer.training.loop import Trainer
 from meshmpi.transformer.training.settings import DataSettings, Settings
 
 OF_TRAINING = (
@@ -37,7 +37,7 @@ OF_TRAINING = (
 """Options of a model that do not change what it is: the configuration's own count."""
 
 
-def fine_tuning(settings: Settings, path: str | os.PathLike[str]) -> tuple[Settings, Callable[[Any], None]]:
+def fine_tuning(settings: Settings, path: str | os.PathLike[str]) -> tuple[Settings, Callable[[Trainer], None]]:
     """Settings of a run that goes on from a trained model, and what gives it first values.
 
     Args:
@@ -70,7 +70,7 @@ def fine_tuning(settings: Settings, path: str | os.PathLike[str]) -> tuple[Setti
         changed = dataclasses.replace(changed, data=data)
     short = shortened(model, length)
 
-    def initialize(trainer: Any) -> None:
+    def initialize(trainer: Trainer) -> None:
         short.load(trainer.step)
         trainer.say(f"first values are those of {path}")
 
@@ -84,8 +84,7 @@ def shortened(model: Model, length: int) -> Model:
         return model
     config = found.config.with_options(length=length)
     entries = tuple(_shortened(entry, length) for entry in found.entries)
-    changed: Architecture = dataclasses.replace(found, config=config, entries=entries)
-    return dataclasses.replace(model, architecture=changed)
+    return dataclasses.replace(model, architecture=dataclasses.replace(found, config=config, entries=entries))
 
 
 def _shortened(entry: Entry, length: int) -> Entry:

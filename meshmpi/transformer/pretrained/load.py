@@ -1,23 +1,21 @@
-"""Filling variables from a checkpoint: every rank reads the bytes of its own blocks.
-
-Knows variables, the entries of an architecture and files; no model, no layout of its own.
-"""
+"""Filling variables from a checkpoint: every rank reads the bytes of its own blocks."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from meshmpi.errors import CheckpointError, MeshmpiError
-from meshmpi.runtime.agreement import first_error
+from meshmpi.errors import CheckpointError
+from meshmpi.runtime.agreement import together
+from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.pretrained.architectures import Architecture, Entry
-from meshmpi.transformer.pretrained.blocks import part_of
+from meshmpi.transformer.pretrained.blocks import Part, part_of
 from meshmpi.transformer.pretrained.files import Checkpoint
 
 WRAPPERS = ("module.",)
@@ -40,7 +38,14 @@ class Loaded:
     bytes_read: int
 
 
-def load(target: Any, architecture: Architecture, checkpoint: str | os.PathLike[str] | Checkpoint) -> Loaded:
+def variables_of(holder: CompiledStep | VariableStore) -> VariableStore:
+    """The variables of a compiled step, or those that are given."""
+    return holder if isinstance(holder, VariableStore) else holder.variables
+
+
+def load(
+    target: CompiledStep | VariableStore, architecture: Architecture, checkpoint: str | os.PathLike[str] | Checkpoint
+) -> Loaded:
     """Fills the variables of a model from a checkpoint, in any layout and storage.  Collective.
 
     Everything is checked before the first variable changes.
@@ -55,38 +60,31 @@ def load(target: Any, architecture: Architecture, checkpoint: str | os.PathLike[
         CheckpointError: The checkpoint is damaged, lacks a tensor, has one that the architecture
             does not know, or one of another shape; the same on all ranks.
     """
-    store: VariableStore = getattr(target, "variables", target)
-    error: MeshmpiError | None = None
-    result: Loaded | None = None
-    opened: Checkpoint | None = None
-    try:
-        opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-        entries = wanted(architecture, store)
-        found = matched(architecture, opened, entries)
-        for entry in entries:
-            _check_ties(store, entry, opened, found[entry])
-    except MeshmpiError as failure:
-        error = failure
-    error = first_error(store.mesh, error)
-    try:
-        if error is None:
-            assert opened is not None
-            before = opened.bytes_read
-            try:
-                for entry in entries:
-                    _fill(store, entry, opened, found[entry][0])
-            except MeshmpiError as failure:
-                error = failure
-            names = tuple(dict.fromkeys(e.variable for e in entries))
-            result = Loaded(str(opened.path), names, opened.bytes_read - before)
-            error = first_error(store.mesh, error)
-    finally:
-        if opened is not None and opened is not checkpoint:
-            opened.close()
-    if error is not None:
-        raise error
-    assert result is not None
-    return result
+    store = variables_of(target)
+    with contextlib.ExitStack() as stack:
+
+        def check() -> tuple[Checkpoint, dict[Entry, str]]:
+            opened = checkpoint
+            if not isinstance(opened, Checkpoint):
+                opened = stack.enter_context(Checkpoint(opened))
+            entries = wanted(architecture, store)
+            found = matched(architecture, opened, entries)
+            for entry in entries:
+                _check_ties(store, entry, opened, found[entry])
+            return opened, {entry: found[entry][0] for entry in entries}
+
+        def fill() -> None:
+            for entry, key in keys.items():
+                for rank, part in parts_of(store, entry):
+                    dtype = store.types[entry.variable].type.dtype
+                    array = opened.read_pieces(key, part.pieces, dtype)
+                    store.blocks[entry.variable][rank][part.place] = part.to_block(array)
+
+        opened, keys = together(store.mesh, check)
+        before = opened.bytes_read
+        together(store.mesh, fill)
+        names = tuple(dict.fromkeys(e.variable for e in keys))
+        return Loaded(str(opened.path), names, opened.bytes_read - before)
 
 
 def wanted(architecture: Architecture, store: VariableStore) -> list[Entry]:
@@ -116,24 +114,18 @@ def wanted(architecture: Architecture, store: VariableStore) -> list[Entry]:
     return entries
 
 
-def _fill(store: VariableStore, entry: Entry, checkpoint: Checkpoint, key: str) -> None:
-    """Reads one entry's part of each block of its variable that is held here."""
+def parts_of(store: VariableStore, entry: Entry) -> Iterator[tuple[int, Part]]:
+    """(rank, what the entry contributes to its block) for the ranks of this process."""
     t, shape = store.types[entry.variable].type, store.mesh.shape
-    for rank, block in store.blocks[entry.variable].items():
+    for rank in store.blocks[entry.variable]:
         part = part_of(entry, t.shape, t.block(shape, shape.coordinates(rank)))
-        if part is None:
-            continue
-        array = checkpoint.read_pieces(key, part.pieces, t.dtype)
-        block[part.place] = part.to_block(array)
+        if part is not None:
+            yield rank, part
 
 
 def _check_ties(store: VariableStore, entry: Entry, checkpoint: Checkpoint, keys: Sequence[str]) -> None:
     """Raises CheckpointError where several keys of one array hold different numbers."""
-    t, shape = store.types[entry.variable].type, store.mesh.shape
-    for rank in store.ranks if len(keys) > 1 else ():
-        part = part_of(entry, t.shape, t.block(shape, shape.coordinates(rank)))
-        if part is None:
-            continue
+    for _, part in parts_of(store, entry) if len(keys) > 1 else ():
         first, *others = (checkpoint.read_pieces(k, part.pieces, "float64") for k in keys)
         for key, other in zip(keys[1:], others, strict=True):
             if not np.array_equal(first, other, equal_nan=True):
@@ -150,16 +142,11 @@ def _check_ties(store: VariableStore, entry: Entry, checkpoint: Checkpoint, keys
 def matched(architecture: Architecture, checkpoint: Checkpoint, needed: Sequence[Entry]) -> dict[Entry, list[str]]:
     """The key of each entry in a file, and those of its ties that the file has too.
 
-    Args:
-        architecture: Architecture of the checkpoint.
-        checkpoint: The files.
-        needed: Entries that must be there.
-
     Raises:
-        CheckpointError: A key is missing, unknown or of another shape.
+        CheckpointError: A key of the ``needed`` entries is missing; one is unknown or of another shape.
     """
     known: dict[str, str] = {}
-    for key in checkpoint.keys():  # noqa: SIM118 - a method of ours
+    for key in checkpoint.places:
         known.setdefault(_bare(architecture, key), key)
     found: dict[Entry, list[str]] = {}
     used: dict[str, None] = {}
@@ -171,37 +158,36 @@ def matched(architecture: Architecture, checkpoint: Checkpoint, needed: Sequence
         if not here:
             missing += [entry.keys[0]] if entry in required else []
             continue
-        _check_shape(entry, checkpoint, here)
+        for key in here:
+            checkpoint.dtype(key)  # refuses types that are not read
+            if checkpoint.shape(key) != entry.file_shape:
+                raise CheckpointError(
+                    f"tensor '{key}' of {checkpoint.path} is {list(checkpoint.shape(key))}, but"
+                    f" variable '{entry.variable}' needs {list(entry.file_shape)}.",
+                    "Give the config.json that belongs to this checkpoint.",
+                )
         found[entry] = here
         used.update(dict.fromkeys(here))
     _complain(architecture, checkpoint, missing, [k for k in checkpoint.places if k not in used])
     return found
 
 
-def _bare(architecture: Architecture, key: str) -> str:
-    """A key without wrappers and without the prefix of the inner model."""
+def _unwrapped(key: str) -> str:
     for wrapper in WRAPPERS:
         key = key.removeprefix(wrapper)
-    return key.removeprefix(architecture.prefix)
+    return key
 
 
-def _check_shape(entry: Entry, checkpoint: Checkpoint, keys: Iterable[str]) -> None:
-    for key in keys:
-        checkpoint.dtype(key)
-        if checkpoint.shape(key) != entry.file_shape:
-            raise CheckpointError(
-                f"tensor '{key}' of {checkpoint.path} is {list(checkpoint.shape(key))}, but"
-                f" variable '{entry.variable}' needs {list(entry.file_shape)}.",
-                "Give the config.json that belongs to this checkpoint.",
-            )
+def _bare(architecture: Architecture, key: str) -> str:
+    """A key without wrappers and without the prefix of the inner model."""
+    return _unwrapped(key).removeprefix(architecture.prefix)
 
 
 def _complain(architecture: Architecture, checkpoint: Checkpoint, missing: list[str], left: list[str]) -> None:
     """Raises CheckpointError for tensors that are missing or that the model does not know."""
     if missing:
-        lacks = _listed(list(dict.fromkeys(missing)))
         raise CheckpointError(
-            f"{checkpoint.path} lacks {lacks} of a {architecture.name} model; it has"
+            f"{checkpoint.path} lacks {_listed(list(dict.fromkeys(missing)))} of a {architecture.name} model; it has"
             f" {_listed(list(checkpoint.places))}.",
             "Give a checkpoint saved with its head, and the config.json that belongs to it.",
         )
@@ -217,12 +203,8 @@ def _complain(architecture: Architecture, checkpoint: Checkpoint, missing: list[
 def ignored_name(architecture: Architecture, key: str) -> str | None:
     """The full name of a tensor that the model does not need; None for every other tensor."""
     bare = _bare(architecture, key)
-    unwrapped = key
-    for wrapper in WRAPPERS:
-        unwrapped = unwrapped.removeprefix(wrapper)
-    names = dict.fromkeys((unwrapped, architecture.prefix + bare, bare))
-    patterns = [re.compile(p) for p in architecture.ignored]
-    return next((n for n in names if any(p.fullmatch(n) for p in patterns)), None)
+    names = (_unwrapped(key), architecture.prefix + bare, bare)
+    return next((n for n in names if any(re.fullmatch(p, n) for p in architecture.ignored)), None)
 
 
 def left_over(architecture: Architecture, checkpoint: Checkpoint) -> dict[str, str]:

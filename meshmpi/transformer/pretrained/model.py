@@ -1,7 +1,4 @@
-"""A model on disk, whatever made it: a Hugging Face checkpoint, or a run of the trainer.
-
-Says what the model is and fills variables from it; builds no graph and knows no layout.
-"""
+"""A model on disk, whatever made it: a Hugging Face checkpoint, or a run of the trainer."""
 
 from __future__ import annotations
 
@@ -15,13 +12,14 @@ from meshmpi.checkpoint import Manifest
 from meshmpi.checkpoint import load as load_run
 from meshmpi.errors import CheckpointError, ConfigError
 from meshmpi.files import plain
+from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.models import TransformerConfig
 from meshmpi.transformer.pretrained.architectures import Architecture, architecture
 from meshmpi.transformer.pretrained.files import Checkpoint
-from meshmpi.transformer.pretrained.load import load, matched
+from meshmpi.transformer.pretrained.load import load, matched, variables_of
 from meshmpi.transformer.text.base import Tokens, Vocabulary
-from meshmpi.transformer.text.ended import EndedVocabulary
+from meshmpi.transformer.text.characters import EndedVocabulary
 from meshmpi.transformer.text.vocabulary import is_run, open_tokenizer, restore_vocabulary
 from meshmpi.transformer.training.saved import open_run
 
@@ -68,13 +66,12 @@ class Model:
             found = self.special.get("eos", ())
         return tuple(found) if isinstance(found, list | tuple) else (found,)
 
-    def load(self, target: Any) -> None:
+    def load(self, target: CompiledStep | VariableStore) -> None:
         """Fills the variables of a compiled step, or of ``step.variables``.  Collective."""
         if self.manifest is None:
             load(target, self.architecture, self.path)
         else:
-            store = getattr(target, "variables", target)
-            load_run(self.manifest, trainable_part(store), extra=True)
+            load_run(self.manifest, _trainable_part(variables_of(target)), extra=True)
 
     def tokenizer(self, path: str | os.PathLike[str] | None = None) -> Vocabulary:
         """The tokenizer that belongs to it.
@@ -93,7 +90,7 @@ class Model:
         return open_tokenizer(chosen, self.architecture.name, self.special)
 
 
-def trainable_part(store: VariableStore) -> VariableStore:
+def _trainable_part(store: VariableStore) -> VariableStore:
     """The model's own variables: slots of optimizers and caches left out; the blocks are shared."""
     part = VariableStore(store.mesh, store.ranks)
     part.types = {name: v for name, v in store.types.items() if v.trainable}
@@ -119,7 +116,7 @@ def open_model(path: str | os.PathLike[str]) -> Model:
     values = _read_config(folder / "config.json", path)
     # Whether an untied T5 has one embedding or two, only the names of its arrays say.
     with Checkpoint(path) as opened:
-        found = architecture(values, keys=opened.keys())
+        found = architecture(values, keys=opened.places)
         matched(found, opened, ())  # sizes are those of the arrays, before memory is taken
     return Model(path, found, generation=_generation(folder, values))
 

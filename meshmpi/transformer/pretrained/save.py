@@ -1,31 +1,31 @@
 """Writing variables as a checkpoint that `transformers` reads: every rank writes its own blocks.
 
-Nothing is gathered: the files are made with their headers at their full size, and each rank writes
-the pieces that it holds where they belong.
+Files are made with their headers at their full size; then each rank writes the pieces that it owns where they belong.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from meshmpi.checkpoint import owns_block
 from meshmpi.checkpoint.tensor_header import ITEM_BYTES, Stored, make_header
 from meshmpi.errors import CheckpointError, MeshmpiError, suggest
-from meshmpi.runtime.agreement import first_error, from_first, gathered
+from meshmpi.runtime.agreement import from_first, gathered, together
 from meshmpi.runtime.arrays import numpy_dtype
+from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.pretrained.architectures import Architecture, Entry
-from meshmpi.transformer.pretrained.blocks import part_of
 from meshmpi.transformer.pretrained.files import INDEX, READ_AS, WEIGHTS, Checkpoint, contiguous_runs
-from meshmpi.transformer.pretrained.load import left_over, wanted
+from meshmpi.transformer.pretrained.load import left_over, parts_of, variables_of, wanted
 
 KINDS = {READ_AS[k]: k for k in ("F64", "F32", "F16", "BF16")}
 """Data type -> that of the format."""
@@ -50,15 +50,14 @@ Shards = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
 
 
 class _Target(NamedTuple):
-    """Where an array is written: its file, the first byte of the file's data, its place."""
+    """Where an array is written: its file and its first byte there."""
 
     file: Path
-    data: int
-    stored: Stored
+    place: int
 
 
 def save(
-    source: Any,
+    source: CompiledStep | VariableStore,
     architecture: Architecture,
     folder: str | os.PathLike[str],
     *,
@@ -87,36 +86,39 @@ def save(
     Raises:
         CheckpointError: A variable is missing, or the folder exists or cannot be written.
     """
-    store: VariableStore = getattr(source, "variables", source)
+    store = variables_of(source)
     mesh, folder = store.mesh, Path(folder)
     beside = folder.with_name(f".{folder.name}.partial")
     _check(architecture, store, dtype)
     extras = from_first(mesh, lambda: _extras(architecture, like))
     shards = _shards(architecture, dtype, max_shard_bytes, extras)
     targets = from_first(mesh, lambda: _make_files(beside, folder, shards))
-    error: MeshmpiError | None = None
+
+    def write() -> None:
+        with _errors_of(folder):
+            _write_blocks(store, architecture, targets, dtype)
+            if mesh.rank == 0 and like is not None:
+                _copy_extras(extras, like, targets)
+
     try:
-        _write_blocks(store, architecture, targets, dtype)
-        if mesh.rank == 0 and like is not None:
-            _copy_extras(extras, like, targets)
-    except MeshmpiError as failure:
-        error = failure
-    except OSError as failure:
-        error = _unwritable(folder, failure)
-    error = first_error(mesh, error)
-    if error is not None:
+        together(mesh, write)
+    except MeshmpiError:
         from_first(mesh, lambda: shutil.rmtree(beside, ignore_errors=True))
-        raise error
+        raise
     from_first(mesh, lambda: _finish(beside, folder, architecture, shards, dtype, like))
     gathered(mesh, None)  # nobody returns before the folder is there
     return folder
 
 
-def _unwritable(folder: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint {folder} cannot be written: {error.strerror or error}.",
-        "Make room or choose another folder, on a file system that all ranks see.",
-    )
+@contextlib.contextmanager
+def _errors_of(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint {folder} cannot be written: {error.strerror or error}.",
+            "Make room or choose another folder, on a file system that all ranks see.",
+        ) from error
 
 
 def _check(architecture: Architecture, store: VariableStore, dtype: str) -> None:
@@ -177,7 +179,7 @@ def _make_files(beside: Path, folder: Path, shards: Shards) -> dict[str, _Target
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} exists already.", "Give a new folder, or remove what is there.")
     targets: dict[str, _Target] = {}
-    try:
+    with _errors_of(folder):
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         for name, part in shards.items():
@@ -185,10 +187,7 @@ def _make_files(beside: Path, folder: Path, shards: Shards) -> dict[str, _Target
             with open(beside / name, "wb") as file:
                 file.write(header)
                 file.truncate(len(header) + max((p.stop for p in places.values()), default=0))
-            for key, place in places.items():
-                targets[key] = _Target(beside / name, len(header), place)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
+            targets |= {key: _Target(beside / name, len(header) + place.start) for key, place in places.items()}
     return targets
 
 
@@ -198,27 +197,19 @@ def _write_blocks(store: VariableStore, architecture: Architecture, targets: dic
     for entry in architecture.entries:
         by_file.setdefault(targets[entry.keys[0]].file, []).append(entry)
     for path, entries in by_file.items():
-        file = os.open(path, os.O_WRONLY)
-        try:
+        with _opened(path) as file:
             for entry in entries:
-                target = targets[entry.keys[0]]
                 for start, data in _runs(store, entry, dtype):
-                    _write(file, target.data + target.stored.start + start, data)
-            os.fsync(file)
-        finally:
-            os.close(file)
+                    _write(file, targets[entry.keys[0]].place + start, data)
 
 
 def _runs(store: VariableStore, entry: Entry, dtype: str) -> Iterator[tuple[int, memoryview]]:
     """(first byte in the array, bytes) of everything that is held and owned here."""
-    t, shape = store.types[entry.variable].type, store.mesh.shape
-    item = ITEM_BYTES[KINDS[dtype]]
-    for rank, block in store.blocks[entry.variable].items():
-        coordinates = shape.coordinates(rank)
-        part = part_of(entry, t.shape, t.block(shape, coordinates))
-        if part is None or not owns_block(t, coordinates):
+    t, item = store.types[entry.variable].type, ITEM_BYTES[KINDS[dtype]]
+    for rank, part in parts_of(store, entry):
+        if not owns_block(t, store.mesh.shape.coordinates(rank)):
             continue
-        array = part.from_block(block).astype(numpy_dtype(dtype), copy=False)
+        array = part.from_block(store.blocks[entry.variable][rank]).astype(numpy_dtype(dtype), copy=False)
         view, done = array.reshape(-1).view(np.uint8).data, 0
         for start, count in contiguous_runs(entry.file_shape, part.pieces):
             yield start * item, view[done : done + count * item]
@@ -231,14 +222,19 @@ def _copy_extras(
     """Copies tensors that no variable holds, byte by byte."""
     with Checkpoint(like) as checkpoint:
         for name, (key, _) in extras.items():
-            target = targets[name]
-            file = os.open(target.file, os.O_WRONLY)
-            try:
-                data = memoryview(checkpoint.read_bytes(key))
-                _write(file, target.data + target.stored.start, data)
-                os.fsync(file)
-            finally:
-                os.close(file)
+            with _opened(targets[name].file) as file:
+                _write(file, targets[name].place, memoryview(checkpoint.read_bytes(key)))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A file open for writing, on disk at the end."""
+    file = os.open(path, os.O_WRONLY)
+    try:
+        yield file
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _write(file: int, place: int, data: memoryview) -> None:
@@ -256,7 +252,7 @@ def _finish(
     like: str | os.PathLike[str] | None,
 ) -> None:
     """Writes what is not weights, and gives the folder its name."""
-    try:
+    with _errors_of(folder):
         if len(shards) > 1:
             _write_json(beside / INDEX, _index(shards))
         values = {k: v for k, v in architecture.values.items() if k != "torch_dtype"}
@@ -269,11 +265,9 @@ def _finish(
         if folder.exists():
             folder.rmdir()  # empty, as was checked
         os.rename(beside, folder)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
 
 
-def _index(shards: Shards) -> dict[str, Any]:
+def _index(shards: Shards) -> dict[str, object]:
     sizes = [(math.prod(shape), ITEM_BYTES[kind]) for part in shards.values() for kind, shape in part.values()]
     return {
         "metadata": {"total_parameters": sum(n for n, _ in sizes), "total_size": sum(n * item for n, item in sizes)},
@@ -281,6 +275,6 @@ def _index(shards: Shards) -> dict[str, Any]:
     }
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: dict[str, object]) -> None:
     text = json.dumps(content, indent=2, sort_keys=True)
     path.write_text(f"{text}\n", encoding="utf-8")

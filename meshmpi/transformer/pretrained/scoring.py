@@ -1,7 +1,6 @@
 """Log-likelihoods of texts: left to right, masked token by token, or of targets given sources.
 
-Rows of similar length are computed together by one program; programs share the variables.  Knows
-token ids; no files and no text.
+Rows of similar length are computed together by one program; programs share the variables.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshmpi.api import compile as compile_step
-from meshmpi.dims import Dimension, Shape
+from meshmpi.dims import Dimension, LayoutLike, Shape
 from meshmpi.errors import ConfigError
 from meshmpi.graph import Graph, Tensor
 from meshmpi.graph.ops.elementwise import cast, multiply
 from meshmpi.graph.ops.reductions import reduce_sum
 from meshmpi.graph.ops.sources import placeholder
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits
+from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.pretrained.architectures import model_inputs, model_logits
 from meshmpi.transformer.pretrained.lines import Line
 from meshmpi.transformer.pretrained.model import Model
@@ -81,8 +82,8 @@ class Scorer:
         self,
         model: Model,
         mesh: AnyMesh,
-        layout: Any = "",
-        storage: Any = None,
+        layout: LayoutLike = "",
+        storage: LayoutLike = None,
         batch: int = 8,
         kernels: str = "auto",
         mask: int | None = None,
@@ -96,9 +97,9 @@ class Scorer:
                 "Add it to config.json.",
             )
         self.model, self.mesh, self.batch = model, mesh, batch
-        self._how = {"layout": layout, "storage": storage, "kernels": kernels}
-        self._steps: dict[tuple[int, int], tuple[Any, Tensor]] = {}
-        self.variables: Any = None
+        self._how: dict[str, Any] = {"layout": layout, "storage": storage, "kernels": kernels}
+        self._steps: dict[tuple[int, int], tuple[CompiledStep, Tensor]] = {}
+        self.variables: VariableStore | None = None
 
     def scores(self, lines: Sequence[Line]) -> list[Score]:
         """Scores of all lines, in their order.  Collective."""
@@ -114,10 +115,9 @@ class Scorer:
             counts[row.line] += sum(w > 0 for w in row.weights)
         return [Score(line.number, n, -total) for line, n, total in zip(lines, counts, sums, strict=True)]
 
-    def loaded(self) -> Any:
+    def loaded(self) -> VariableStore:
         """The model's variables, loaded.  Collective."""
-        self._step(1, 1 if self.model.kind == "encoder_decoder" else 0)
-        return self.variables
+        return self._step(1, 1 if self.model.kind == "encoder_decoder" else 0)[0].variables
 
     # ---- rows ----------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Scorer:
             feeds["types"] = np.zeros(shape, np.int32)
         return feeds
 
-    def _step(self, length: int, source_length: int) -> tuple[Any, Tensor]:
+    def _step(self, length: int, source_length: int) -> tuple[CompiledStep, Tensor]:
         key = (length, source_length)
         if key not in self._steps:
             with Graph() as graph:

@@ -21,7 +21,7 @@ from meshmpi.transformer.models import PackedPairs, TransformerConfig, encoder_d
 from meshmpi.transformer.models.encoder_decoder import SOURCE_LENGTH
 from meshmpi.transformer.tasks.base import Batches, Sample, Task
 from meshmpi.transformer.text.base import bits_per_byte
-from meshmpi.transformer.text.ended import PADDING
+from meshmpi.transformer.text.characters import PADDING
 from meshmpi.transformer.text.vocabulary import learnt_size
 from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut
 from meshmpi.transformer.training.model import TrainingGraph, assemble, outputs_with_experts, weighted_sum

@@ -1,7 +1,4 @@
-"""What every vocabulary offers, whether it was made here or came with a checkpoint.
-
-Knows no files, batches or models.
-"""
+"""What every vocabulary offers, whether it was made here or came with a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -97,7 +94,7 @@ def as_text(text: str | bytes) -> str:
         ) from error
 
 
-def optional_package(name: str, extra: str, what: str) -> Any:
+def optional_package(name: str, extra: str, what: str) -> ModuleType:
     """An optional package; raises DataError, which says how to install it, where it is missing."""
     try:
         return import_module(name)
@@ -113,6 +110,6 @@ def bits_per_byte(nats_per_token: float, tokens: int, text_bytes: int) -> float:
     return nats_per_token * tokens / (text_bytes * math.log(2))
 
 
-def count_bytes(vocabulary: Vocabulary, tokens: Sequence[int] | npt.NDArray[Any]) -> int:
+def count_bytes(vocabulary: Vocabulary, tokens: npt.ArrayLike) -> int:
     """Bytes of text that some tokens stand for."""
     return int(vocabulary.token_bytes[np.asarray(tokens)].sum(dtype=np.int64))

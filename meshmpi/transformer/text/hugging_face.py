@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,7 @@ from meshmpi.transformer.text.base import Encoded, Tokens, Vocabulary, as_text, 
 
 
 class HuggingFaceVocabulary(Vocabulary):
-    """A ``tokenizer.json``.
-
-    Args:
-        text: Content of the file.
-        name: The file it came from.
-
-    Raises:
-        DataError: The extra `pretrained` is not installed, or this is not a tokenizer.
-    """
+    """A ``tokenizer.json``: its content, and the file that it came from."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name, self._text = name, text
@@ -116,5 +109,5 @@ def byte_pairs(path: Path) -> HuggingFaceVocabulary:
     return HuggingFaceVocabulary(made.to_str(), str(path))
 
 
-def _package() -> Any:
+def _package() -> ModuleType:
     return optional_package("tokenizers", "pretrained", "a tokenizer.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -114,5 +115,5 @@ class SentencePieceVocabulary(Vocabulary):
         return cls(model.getvalue())
 
 
-def _package() -> Any:
+def _package() -> ModuleType:
     return optional_package("sentencepiece", "text", "a SentencePiece model or a vocabulary 'bpe:<size>'")

@@ -1,6 +1,6 @@
 """The table of vocabulary kinds; making, finding, saving and restoring vocabularies.
 
-A new kind is a class in this room and a row in `KINDS`.  Knows nothing of corpora, batches or models.
+A new kind is a class in this room and a row in `KINDS`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from meshmpi.checkpoint import read_manifest
@@ -17,8 +18,13 @@ from meshmpi.checkpoint.tools import checkpoints_of
 from meshmpi.errors import DataError, suggest
 from meshmpi.files import plain
 from meshmpi.transformer.text.base import Vocabulary, as_text
-from meshmpi.transformer.text.characters import ByteVocabulary, CharacterVocabulary, LetterVocabulary
-from meshmpi.transformer.text.ended import SPECIALS, EndedVocabulary
+from meshmpi.transformer.text.characters import (
+    SPECIALS,
+    ByteVocabulary,
+    CharacterVocabulary,
+    EndedVocabulary,
+    LetterVocabulary,
+)
 from meshmpi.transformer.text.hugging_face import HuggingFaceVocabulary, byte_pairs, word_pieces
 from meshmpi.transformer.text.sentence_pieces import SentencePieceVocabulary
 
@@ -41,11 +47,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
 
 
 def restore_vocabulary(state: dict[str, Any]) -> Vocabulary:
-    """The vocabulary of a `Vocabulary.state`.
-
-    Raises:
-        DataError: Its kind is unknown, or the package that it needs is not installed.
-    """
+    """The vocabulary of a `Vocabulary.state`; DataError where its kind is unknown or its package missing."""
     kind = state.get("kind")
     if kind not in KINDS:
         raise DataError(
@@ -61,32 +63,11 @@ def save_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    """Reads a vocabulary from a JSON file.
-
-    Raises:
-        DataError: The file is missing or is not a vocabulary.
-    """
+    """Reads what `save_vocabulary` wrote; DataError where it is missing or damaged."""
     try:
         return restore_vocabulary(plain.json_table(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a vocabulary: {error}.", "Delete it; it is remade.") from error
-
-
-# ---- by name ---------------------------------------------------------------------------------
-
-
-def check_vocabulary_name(name: str) -> None:
-    """Raises DataError unless ``name`` names a vocabulary; reads no text."""
-    if name.startswith("bpe:"):
-        if learnt_size(name):
-            return
-        raise DataError(f"vocabulary '{name}' has no size.", "Write a number: 'bpe:8192'.")
-    if name.startswith(TOKENIZER) and len(name) > len(TOKENIZER):
-        return
-    if name not in NAMES[:2]:
-        near = suggest(name, NAMES)
-        known = "" if near.startswith("Known") else f" Known names: {', '.join(NAMES)}."
-        raise DataError(f"there is no vocabulary '{name}'.", near + known)
 
 
 def learnt_size(name: str) -> int:
@@ -95,13 +76,23 @@ def learnt_size(name: str) -> int:
     return int(size) if size != name and size.isdigit() else 0
 
 
+def check_vocabulary_name(name: str) -> None:
+    """Raises DataError unless ``name`` names a vocabulary; reads no text."""
+    if name.startswith("bpe:") and not learnt_size(name):
+        raise DataError(f"vocabulary '{name}' has no size.", "Write a number: 'bpe:8192'.")
+    on_disk = name.startswith(TOKENIZER) and name != TOKENIZER
+    if not on_disk and not learnt_size(name) and name not in NAMES[:2]:
+        near = suggest(name, NAMES)
+        known = "" if near.startswith("Known") else f" Known names: {', '.join(NAMES)}."
+        raise DataError(f"there is no vocabulary '{name}'.", near + known)
+
+
 def build_vocabulary(name: str, train: Iterable[bytes], held_out: Iterable[bytes]) -> Vocabulary:
     """Makes a vocabulary for a text.
 
     Args:
         name: "bytes"; "characters" (those of both parts of the text); "bpe:<size>", learnt from
-            the training part; or "tokenizer:<path>", a tokenizer.json, a SentencePiece model, the
-            folder of a checkpoint or that of a run.
+            the training part; or "tokenizer:<path>", see `vocabulary_at`.
         train: The training text, in pieces that end with a line.
         held_out: The held-out text, likewise.
 
@@ -113,11 +104,7 @@ def build_vocabulary(name: str, train: Iterable[bytes], held_out: Iterable[bytes
     if name == "bytes":
         return ByteVocabulary()
     if name == "characters":
-        seen: dict[str, None] = {}
-        for part in (train, held_out):
-            for piece in part:
-                seen.update(dict.fromkeys(as_text(piece)))
-        return CharacterVocabulary(seen)
+        return CharacterVocabulary({c: None for part in (train, held_out) for piece in part for c in as_text(piece)})
     if name.startswith(TOKENIZER):
         return vocabulary_at(name.removeprefix(TOKENIZER))
     lines = (line for piece in train for line in as_text(piece).split("\n"))
@@ -125,17 +112,11 @@ def build_vocabulary(name: str, train: Iterable[bytes], held_out: Iterable[bytes
 
 
 def build_ended(name: str, lines: Iterable[str]) -> EndedVocabulary:
-    """One vocabulary for all sentences, sources and targets alike.
-
-    Args:
-        name: As `build_vocabulary`; the size of "bpe:<size>" counts the two special tokens too.
-        lines: Sentences.
-    """
+    """One vocabulary for sentences, sources and targets alike; the size of "bpe:<size>" counts the special tokens."""
     if learnt_size(name) > SPECIALS:
         name = f"bpe:{learnt_size(name) - SPECIALS}"
         lines = (f" {line}" for line in lines)
-    pieces = [f"{line}\n".encode() for line in lines]
-    return EndedVocabulary(build_vocabulary(name, pieces, []))
+    return EndedVocabulary(build_vocabulary(name, [f"{line}\n".encode() for line in lines], []))
 
 
 def vocabulary_key(name: str) -> str:
@@ -164,31 +145,31 @@ def vocabulary_at(path: str | os.PathLike[str]) -> Vocabulary:
     path = Path(path)
     if is_run(path):
         return restore_vocabulary(read_manifest(checkpoints_of(path)[0]).about["vocabulary"])
-    folder, model, special = path if path.is_dir() else path.parent, "", {}
-    if (folder / "config.json").is_file():
+    folder = path if path.is_dir() else path.parent
+    config, model, special = folder / "config.json", "", {}
+    if config.is_file():
         try:
-            values = plain.json_table(folder / "config.json")
+            values = plain.json_table(config)
         except (OSError, ValueError) as error:
-            raise DataError(f"{folder / 'config.json'} cannot be read: {error}.", "Download it again.") from error
+            raise DataError(f"{config} cannot be read: {error}.", "Download it again.") from error
         model = str(values.get("model_type"))
-        ids = {purpose: values.get(f"{purpose}_token_id") for purpose in ("bos", "eos")}
-        special = {purpose: _token_id(i, folder) for purpose, i in ids.items()}
+        special = {purpose: _token_id(values.get(f"{purpose}_token_id"), config) for purpose in ("bos", "eos")}
     weights = path.name.endswith((".safetensors", ".index.json"))
     return open_tokenizer(folder if weights else path, model, special)
 
 
-def _token_id(value: Any, folder: Path) -> int:
+def _token_id(value: object, file: Path) -> int:
     """A token id in a config.json: the first where there are several, 1 where there is none."""
     found = value[0] if isinstance(value, list) and value else value
     if found in (None, []):
         return 1
     if type(found) is not int or not -1 <= found < 1 << 31:
-        raise DataError(f"a token id in {folder / 'config.json'} is {str(found)[:40]!r}.", "Give a number.")
+        raise DataError(f"a token id in {file} is {str(found)[:40]!r}.", "Give a number.")
     return found
 
 
 def open_tokenizer(
-    path: str | os.PathLike[str], model: str = "", special: Mapping[str, int] | None = None
+    path: str | os.PathLike[str], model: str = "", special: Mapping[str, int] = MappingProxyType({})
 ) -> Vocabulary:
     """The tokenizer in a folder, or in a file.
 
@@ -202,26 +183,22 @@ def open_tokenizer(
     """
     path = Path(path)
     if path.is_dir():
-        found = [path / name for name in FILES if (path / name).is_file()]
-        if not found:
+        found = next((path / name for name in FILES if (path / name).is_file()), None)
+        if found is None:
             raise DataError(
                 f"{path} has no tokenizer ({', '.join(FILES)}).",
                 "Give one with --tokenizer, or numbers with --token-ids.",
             )
-        path = found[0]
+        path = found
     try:
-        return _opened(path, model, special or {})
+        if path.suffix == ".model":
+            before = [special["bos"]] if model == "llama" and "bos" in special else []
+            after = [special["eos"]] if model in ("t5", "switch_transformers") and "eos" in special else []
+            return SentencePieceVocabulary(plain.contents(path), str(path), before, after)
+        if path.name == "vocab.txt":
+            return LetterVocabulary(plain.text(path).split(), str(path)) if model == "esm" else word_pieces(path)
+        if path.name == "vocab.json":
+            return byte_pairs(path)
+        return HuggingFaceVocabulary(plain.text(path), str(path))
     except (OSError, ValueError) as error:
         raise DataError(f"the tokenizer {path} cannot be read: {error}.", "Download it again.") from error
-
-
-def _opened(path: Path, model: str, special: Mapping[str, int]) -> Vocabulary:
-    if path.suffix == ".model":
-        before = [special["bos"]] if model == "llama" and "bos" in special else []
-        after = [special["eos"]] if model in ("t5", "switch_transformers") and "eos" in special else []
-        return SentencePieceVocabulary(plain.contents(path), str(path), before, after)
-    if path.name == "vocab.txt":
-        return LetterVocabulary(plain.text(path).split(), str(path)) if model == "esm" else word_pieces(path)
-    if path.name == "vocab.json":
-        return byte_pairs(path)
-    return HuggingFaceVocabulary(plain.text(path), str(path))

@@ -17,7 +17,7 @@ import numpy as np
 from meshmpi.errors import ConfigError, DataError, suggest
 from meshmpi.files.cache import cache_folder, make_folder
 from meshmpi.transformer.text.base import Vocabulary
-from meshmpi.transformer.text.ended import END
+from meshmpi.transformer.text.characters import END
 from meshmpi.transformer.text.vocabulary import build_ended, check_vocabulary_name, restore_vocabulary
 from meshmpi.transformer.training.corpora import fetched
 from meshmpi.transformer.training.data import token_dtype

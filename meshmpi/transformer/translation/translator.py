@@ -11,7 +11,7 @@ from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.transformer.decoding.decoding import Generator
 from meshmpi.transformer.models import TransformerConfig
 from meshmpi.transformer.text.base import Vocabulary
-from meshmpi.transformer.text.ended import END, PADDING
+from meshmpi.transformer.text.characters import END, PADDING
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.translation.pairs import main_script
 

@@ -4,7 +4,7 @@ Pure Python and NumPy: no files, no MPI, no layout.
 """
 
 from meshmpi.transformer.pretrained.architectures.entries import Architecture, Entry, FileDim
-from meshmpi.transformer.pretrained.architectures.graphs import Inputs, model_inputs, model_logits, model_vectors
+from meshmpi.transformer.pretrained.architectures.graphs import Inputs, model_inputs, model_logits
 from meshmpi.transformer.pretrained.architectures.table import ARCHITECTURES, architecture
 
 __all__ = [
@@ -16,5 +16,4 @@ __all__ = [
     "architecture",
     "model_inputs",
     "model_logits",
-    "model_vectors",
 ]

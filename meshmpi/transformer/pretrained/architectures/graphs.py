@@ -10,7 +10,7 @@ from meshmpi.graph import Tensor
 from meshmpi.graph.ops.elementwise import not_equal
 from meshmpi.graph.ops.sources import placeholder
 from meshmpi.nn.experts import ExpertsOutput
-from meshmpi.transformer.models import encoder, encoder_decoder, lm, masked_lm
+from meshmpi.transformer.models import encoder_decoder, lm, masked_lm
 from meshmpi.transformer.models.encoder_decoder import SOURCE_LENGTH
 from meshmpi.transformer.pretrained.architectures.entries import Architecture
 
@@ -97,18 +97,3 @@ def model_logits(
         )
     model = lm if architecture.kind == "lm" else masked_lm
     return model(config, inputs.tokens, training, mixtures, mask=mask, types=inputs.types)
-
-
-def model_vectors(architecture: Architecture, inputs: Inputs, training: bool = False) -> Tensor:
-    """What an encoder returns for each token, [batch, length, d_model]: embeddings.
-
-    Raises:
-        ShapeError: The model is not an encoder.
-    """
-    if architecture.kind != "encoder":
-        raise ShapeError(
-            f"a {architecture.name} model is of kind {architecture.kind}.",
-            "Take vectors of an encoder, as bert or esm.",
-        )
-    mask = not_equal(inputs.mask, 0)
-    return encoder(architecture.config, inputs.tokens, training, mask=mask, types=inputs.types)
