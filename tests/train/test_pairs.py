@@ -8,7 +8,6 @@ import pytest
 
 from apps.transformer import debian_pairs
 from meshmpi.errors import DataError
-from meshmpi.transformer.translation.bleu import bleu
 from meshmpi.transformer.translation.pairs import (
     Cleaning,
     Pair,
@@ -19,6 +18,7 @@ from meshmpi.transformer.translation.pairs import (
     read_tsv,
     statistics,
 )
+from meshmpi.transformer.translation.translator import bleu
 
 ENGLISH = ["A small house.", "Two big trees stand here.", "The end of it."]
 GERMAN = ["Ein kleines Haus.", "Zwei große Bäume stehen hier.", "Das Ende davon."]

@@ -1,8 +1,7 @@
 """What the training loop needs to know of a task.
 
 A task is used in two ways.  Without data (class methods): the graph of a step, for a plan.  With
-data (an instance): batches, held-out data, a closing sample.  Knows nothing of loops, files of a
-run or signals, and no mesh axis.
+data (an instance): batches, held-out data, a closing sample.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.models import TransformerConfig, parameter_count
 from meshmpi.transformer.text.base import Vocabulary
 from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut
@@ -26,15 +26,7 @@ class Batches(Protocol):
     """Training batches by step number: what resumes needs the number only."""
 
     def feeds(self, step: int, held: Held) -> dict[str, np.ndarray]:
-        """The blocks of one batch that this rank holds.
-
-        Args:
-            step: Number of the step, from 0.
-            held: For each feed (start, stop) along each of its dims; None: the whole.
-
-        Returns:
-            An array for every name of ``held``; the same numbers in every layout.
-        """
+        """The blocks of the batch of a step, from 0, that this rank holds: an array for every name of ``held``."""
         ...
 
 
@@ -59,18 +51,10 @@ class Task(ABC):
     To add a task: subclass this, add a line to `registry.TASKS` and its name to the choices of the
     setting ``task``.
 
-    Args:
-        settings: Settings of the run.
-        mesh: A Mesh, or a SimulatedMesh.
-        say: Takes lines of progress.
-
     Attributes:
         name: The setting ``task`` that chooses it.
-        settings: Settings of the run.
-        mesh: The mesh.
         vocabulary: What the tokens mean.
         digest: Checksum of all training data: a run resumes with equal data only.
-        config: The Transformer.
         tokens_per_step: Tokens that a step learns from, the mean where it varies.
         between: Called between the programs of a sample on all ranks; what it raises ends it.
     """
@@ -132,28 +116,12 @@ class Task(ABC):
 
     @abstractmethod
     def held_out(self, batch: int, limit: int) -> HeldOut:
-        """Held-out data.
-
-        Args:
-            batch: Rows evaluated together.
-            limit: The most rows to take from the start; 0: all.
-        """
+        """Held-out data in batches; ``limit`` is the most rows to take from the start, 0: all."""
 
     @abstractmethod
     def evaluation(self, held_out: HeldOut, total: float, seconds: float) -> Evaluation:
-        """What a sum of held-out losses means.
+        """What a sum of held-out losses, in nats, means."""
 
-        Args:
-            held_out: The data that it is over.
-            total: Sum of the losses, nats.
-            seconds: Time taken.
-        """
-
-    def sample(self, variables: Any, layout: str) -> Sample:
-        """What the trained model shows of itself.  Collective.
-
-        Args:
-            variables: ``step.variables`` of the training step.
-            layout: The computation layout.
-        """
+    def sample(self, variables: VariableStore, layout: str) -> Sample:
+        """What the trained model shows of itself.  Collective."""
         return Sample()

@@ -10,6 +10,7 @@ import numpy as np
 from meshmpi.graph import Tensor
 from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits
+from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.decoding.decoding import Sampling
 from meshmpi.transformer.decoding.sampling import Sampler
 from meshmpi.transformer.models import TransformerConfig, lm, lm_loss
@@ -79,7 +80,7 @@ class LanguageModelTask(Task):
         share = text.predicted / (len(self.data.held_out) - 1)
         return Evaluation(mean, bits, text.predicted, share, seconds)
 
-    def sample(self, variables: object, layout: str) -> Sample:
+    def sample(self, variables: VariableStore, layout: str) -> Sample:
         s = self.settings.sample
         if not s.tokens:
             return Sample()

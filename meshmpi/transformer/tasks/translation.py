@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from meshmpi.graph.ops.sources import placeholder
 from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits
 from meshmpi.runtime.agreement import gathered
+from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.models import PackedPairs, TransformerConfig, encoder_decoder, encoder_decoder_parameter_count
 from meshmpi.transformer.models.encoder_decoder import SOURCE_LENGTH
 from meshmpi.transformer.tasks.base import Batches, Sample, Task
@@ -26,10 +27,9 @@ from meshmpi.transformer.text.vocabulary import learnt_size
 from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut
 from meshmpi.transformer.training.model import TrainingGraph, assemble, outputs_with_experts, weighted_sum
 from meshmpi.transformer.training.settings import Settings, transformer_config
-from meshmpi.transformer.translation.bleu import bleu
 from meshmpi.transformer.translation.data import prepare
 from meshmpi.transformer.translation.packing import PackedRows, RowStream, TokenPairs, pack, permutation
-from meshmpi.transformer.translation.translator import Translator
+from meshmpi.transformer.translation.translator import Translator, bleu
 
 _SHOWN = 5  # translations in the sample at the end
 _HELD_OUT = "held_out_"
@@ -142,14 +142,15 @@ class TranslationTask(Task):
         share = held.predicted / int(self.data.held_out.lengths[:, 1].sum())
         return Evaluation(mean, bits, held.predicted, share, seconds)
 
-    def sample(self, variables: Any, layout: str) -> Sample:
+    def sample(self, variables: VariableStore, layout: str) -> Sample:
         count = min(self.settings.translation.sentences, len(self.data.sentences))
         if not count:
             return Sample()
         translator = Translator(
             self.settings, self.config, self.data.vocabulary, self.mesh, layout, variables, between=self.between
         )
-        fitting = self._fitting(translator.source_length)
+        # Sources that the model can take.
+        fitting = np.flatnonzero(self.data.held_out.lengths[:, 0] <= translator.source_length).tolist()
         sentences = [self.data.sentences[k] for k in fitting[:count]]
         found = translator.translate([source for source, _ in sentences])
         lines = [
@@ -158,10 +159,6 @@ class TranslationTask(Task):
         ]
         heading = "held-out sentences, translations (->) and references (==)"
         return Sample("\n".join(lines), self._scores(found, [t for _, t in sentences]), heading)
-
-    def _fitting(self, source_length: int) -> list[int]:
-        """Numbers of the held-out pairs whose source the model can take."""
-        return np.flatnonzero(self.data.held_out.lengths[:, 0] <= source_length).tolist()
 
     def _scores(self, found: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         try:
@@ -186,13 +183,7 @@ class _Batches:
 
 
 class _HeldOut:
-    """Held-out rows in order.
-
-    Args:
-        packed: The rows.
-        batch: Rows evaluated together; places left over in the last batch stay empty.
-        limit: The most rows; 0: all.
-    """
+    """Held-out rows in order; places left over in the last batch stay empty."""
 
     def __init__(self, packed: PackedRows, batch: int, limit: int) -> None:
         self._packed, self._batch = packed, batch
@@ -219,16 +210,8 @@ def _placeholders(settings: Settings, config: TransformerConfig, batch: int, pre
     source_length = settings.translation.source_length or config.length
     source = Shape([rows, Dimension(SOURCE_LENGTH, source_length)])
     target = Shape([rows, config.length_dim])
-    shapes = {
-        "source": source,
-        "source_segments": source,
-        "source_places": source,
-        "tokens": target,
-        "targets": target,
-        "segments": target,
-        "places": target,
-        "weights": target,
-    }
+    shapes = dict.fromkeys(("source", "source_segments", "source_places"), source)
+    shapes |= dict.fromkeys(("tokens", "targets", "segments", "places", "weights"), target)
     return {
         f"{prefix}{name}": placeholder(f"{prefix}{name}", shape, "float32" if name == "weights" else "int32")
         for name, shape in shapes.items()

@@ -1,7 +1,4 @@
-"""Translation data made ready once: pairs read, cleaned, divided, as tokens in files.
-
-Knows nothing of models, meshes or batches.
-"""
+"""Translation data made ready once: pairs read, cleaned, divided, as tokens in files."""
 
 from __future__ import annotations
 
@@ -68,13 +65,13 @@ def prepare(settings: Settings) -> TranslationData:
     files = _files(settings)
     parts = [_FORMAT, data.vocabulary, repr(asdict(rules)), repr(data.held_out_fraction)]
     for path in files:
-        parts += [str(path.resolve()), _digest(path)]
+        parts += [str(path.resolve()), hashlib.sha256(path.read_bytes()).hexdigest()]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     name = "".join(c if c.isalnum() else "-" for c in f"{files[0].stem}-{data.vocabulary}")
     folder = cache_folder("tokens") / f"pairs-{name[:60]}-{key}"
     named = not s.source and s.pairs in COLLECTIONS
     make_folder(folder, lambda beside: _write(beside, _read(files, named), rules, settings))
-    return load(folder)
+    return _load(folder)
 
 
 def _files(settings: Settings) -> list[Path]:
@@ -100,13 +97,16 @@ def _files(settings: Settings) -> list[Path]:
 
 
 def collection(name: str) -> Path:
-    """The file of a named collection in the cache; asked of its fetcher where it is not there.
+    """The file of a named collection in the cache; its fetcher makes it where it is missing."""
 
-    Raises:
-        DataError: It cannot be had.
-    """
+    def fetch(beside: Path) -> None:
+        pairs = fetched(name, "give files of your own: translation.source and translation.target")
+        lines = (json.dumps(list(pair), ensure_ascii=False) for pair in pairs)
+        (beside / _PAIRS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        seal(beside)
+
     folder = cache_folder("pairs") / f"{name}-{_FORMAT}"
-    return make_folder(folder, lambda beside: _fetch(name, beside)) / _PAIRS
+    return make_folder(folder, fetch) / _PAIRS
 
 
 def _existing(name: str) -> Path:
@@ -114,17 +114,6 @@ def _existing(name: str) -> Path:
     if not path.is_file():
         raise DataError(f"there is no file '{name}'.", "Give the path of a text file.")
     return path
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _fetch(name: str, folder: Path) -> None:
-    pairs = fetched(name, "give files of your own: translation.source and translation.target")
-    lines = (json.dumps(list(pair), ensure_ascii=False) for pair in pairs)
-    (folder / _PAIRS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    seal(folder)
 
 
 def _read(files: Sequence[Path], named: bool) -> list[Pair]:
@@ -173,12 +162,8 @@ def _tokens(vocabulary: Vocabulary, pairs: Iterable[Pair], dtype: np.dtype[Any])
     return np.array([t for s in sequences for t in s], dtype), starts
 
 
-def load(folder: Path) -> TranslationData:
-    """Reads what `prepare` wrote.
-
-    Raises:
-        DataError: A file is missing or damaged.
-    """
+def _load(folder: Path) -> TranslationData:
+    """Reads what `prepare` wrote; DataError where a file is missing or damaged."""
     sealed = Sealed(folder)
     about, state, sentences = (json.loads(sealed.read(f"{name}.json")) for name in ("about", "vocabulary", "sentences"))
     train, held_out = (

@@ -1,7 +1,7 @@
 """Packs several pairs into one row, so that few positions are padding, and makes the arrays of these rows.
 
 A row has room for ``source_length`` tokens of sources and ``length`` of targets.  The rows are made
-once, by a seed; what a rank reads are the rows that it holds.  Knows no text and no files.
+once, by a seed; a rank reads the rows that it holds.
 """
 
 from __future__ import annotations
@@ -135,16 +135,13 @@ class PackedRows:
             prefix: Stands before the names of all feeds.
             weight: Weight of every target.
         """
-        whole = (0, len(numbers))
-        made: dict[tuple[Range, str], np.ndarray] = {}
+        made: dict[Range, dict[str, np.ndarray]] = {}
         found = {}
         for name, ranges in held.items():
-            rows, columns = ranges or (whole, (0, None))
-            kind = name.removeprefix(prefix)
-            if (rows, kind) not in made:
-                arrays = self._arrays(numbers[slice(*rows)], weight)
-                made.update({(rows, k): a for k, a in arrays.items()})
-            found[name] = made[rows, kind][:, slice(*columns)]
+            rows, columns = ranges or ((0, len(numbers)), (0, None))
+            if rows not in made:
+                made[rows] = self._arrays(numbers[slice(*rows)], weight)
+            found[name] = made[rows][name.removeprefix(prefix)][:, slice(*columns)]
         return found
 
     def _arrays(self, numbers: Numbers, weight: float) -> dict[str, np.ndarray]:
@@ -157,19 +154,29 @@ class PackedRows:
         out: dict[str, np.ndarray] = {}
         for side, width in ((0, self.source_length), (1, self.length)):
             start, stop = (self.pairs.starts[2 * pairs + side + k] for k in (0, 1))
-            each = _Flat(row_of, number, start, stop - start, len(numbers), width)
-            tokens = each.filled(self.pairs.tokens[each.places_in_file])
+            lengths = stop - start
+            before = np.cumsum(lengths) - lengths  # tokens of all pairs before
+            firsts = np.maximum.accumulate(np.where(number == 0, before, 0))  # before the pair's row
+            within = _counting(lengths)
+            places = np.repeat(row_of * width + before - firsts, lengths) + within
+            in_file = np.repeat(start, lengths) + within
+
+            def filled(
+                values: npt.ArrayLike, dtype: str = "int32", width: int = width, places: Numbers = places
+            ) -> np.ndarray:
+                rows = np.zeros((len(numbers), width), dtype)
+                rows.reshape(-1)[places] = values
+                return rows
+
             if side == 0:
-                out |= {"source": tokens}
+                out["source"] = filled(self.pairs.tokens[in_file])
             else:
                 # What the decoder sees is moved right by one; a sequence begins with padding.
-                moved = np.where(each.within == 0, 0, self.pairs.tokens[each.places_in_file - 1])
-                weights = each.filled(np.ones(len(each.within))).astype(np.float32) * weight
-                out |= {"targets": tokens, "tokens": each.filled(moved)}
-                out |= {"weights": weights.astype(np.float32)}
-            start_of = "source_" if side == 0 else ""
-            out[f"{start_of}segments"] = each.filled(each.repeated(number + 1))
-            out[f"{start_of}places"] = each.filled(each.within)
+                out["tokens"] = filled(np.where(within == 0, 0, self.pairs.tokens[in_file - 1]))
+                out["targets"] = filled(self.pairs.tokens[in_file])
+                out["weights"] = filled(np.float32(weight), "float32")
+            of = "source_" if side == 0 else ""
+            out |= {f"{of}segments": filled(np.repeat(number + 1, lengths)), f"{of}places": filled(within)}
         return out
 
 
@@ -177,40 +184,6 @@ def _counting(lengths: Numbers) -> Numbers:
     """0, 1, ..., n - 1 for each length n, one after the other."""
     ends = np.cumsum(lengths)
     return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
-
-
-class _Flat:
-    """The tokens of one side of some pairs: where each stands in its row.
-
-    Args:
-        rows: The row of each pair.
-        number: Number of each pair in its row, from 0.
-        start: Where its sequence begins in the file.
-        lengths: Tokens of its sequence.
-        count: Number of rows.
-        width: Places of a row.
-    """
-
-    def __init__(
-        self, rows: Numbers, number: Numbers, start: Numbers, lengths: Numbers, count: int, width: int
-    ) -> None:
-        self._lengths, self._shape = lengths, (count, width)
-        before = np.cumsum(lengths) - lengths  # tokens of all pairs before
-        firsts = np.maximum.accumulate(np.where(number == 0, before, 0))  # of the pair's row
-        self.within = _counting(lengths)
-        column = np.repeat(before - firsts, lengths) + self.within
-        self._places = np.repeat(rows, lengths) * width + column
-        self.places_in_file = np.repeat(start, lengths) + self.within
-
-    def repeated(self, values: Numbers) -> Numbers:
-        """A value of every pair for each of its tokens."""
-        return np.repeat(values, self._lengths)
-
-    def filled(self, values: np.ndarray) -> np.ndarray:
-        """int32 rows with these values, 0 elsewhere."""
-        out = np.zeros(self._shape, np.int32)
-        out.reshape(-1)[self._places] = values
-        return out
 
 
 class RowStream:

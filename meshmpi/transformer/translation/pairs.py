@@ -1,7 +1,4 @@
-"""Pairs of sentences: read from files of the user, cleaned, and divided without leakage.
-
-Knows nothing of tokens, and nothing of where named collections come from.
-"""
+"""Pairs of sentences: read from files of the user, cleaned, and divided without leakage."""
 
 from __future__ import annotations
 
@@ -100,15 +97,7 @@ def file_lines(path: Path) -> list[str]:
 
 
 def text_lines(name: str, data: bytes) -> list[str]:
-    """The lines of a text.
-
-    Args:
-        name: Name of the file, for messages.
-        data: Its content, UTF-8.
-
-    Raises:
-        DataError: It is not UTF-8; names the line.
-    """
+    """The lines of the content of a file; DataError, which names the line, where it is not UTF-8."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -136,24 +125,18 @@ def _checked(paths: Sequence[str | Path], pairs: list[Pair]) -> list[Pair]:
             "Give the translation as target.",
         )
     for what, texts in (("source", [p.source for p in pairs]), ("target", [p.target for p in pairs])):
-        _check_script(names, what, texts)
+        scripts = [main_script(t) for t in texts]
+        if not any(scripts):
+            raise DataError(f"{names}: no {what} has a letter in it.", "Are these the right files?")
+        usual, _ = Counter(filter(None, scripts)).most_common(1)[0]
+        strange = [text for text, s in zip(texts, scripts, strict=True) if s not in ("", usual)]
+        if len(strange) > _STRANGE_SHARE * len(texts):
+            raise DataError(
+                f"{names}: of {len(texts):,} {what} sentences {len(strange):,} are not written in"
+                f" {usual.lower()} letters as the others are; the first is {_short(strange[0])}.",
+                "Two alphabets on one side mean that files or columns were mixed up.",
+            )
     return pairs
-
-
-def _check_script(names: str, what: str, texts: Sequence[str]) -> None:
-    scripts = [main_script(t) for t in texts]
-    written = [s for s in scripts if s]
-    if not written:
-        raise DataError(f"{names}: no {what} has a letter in it.", "Are these the right files?")
-    usual, _ = Counter(written).most_common(1)[0]
-    strange = [k for k, s in enumerate(scripts) if s not in ("", usual)]
-    if len(strange) > _STRANGE_SHARE * len(texts):
-        first = strange[0]
-        raise DataError(
-            f"{names}: of {len(texts):,} {what} sentences {len(strange):,} are not written in"
-            f" {usual.lower()} letters as the others are; the first is {_short(texts[first])}.",
-            "Two alphabets on one side mean that files or columns were mixed up.",
-        )
 
 
 @lru_cache(maxsize=1 << 16)
@@ -220,8 +203,7 @@ def _objection(source: str, target: str, rules: Cleaning) -> str:
     return "" if main_script(source) and main_script(target) else "letters"
 
 
-@dataclass(frozen=True)
-class Division:
+class Division(NamedTuple):
     """Pairs to learn from, and pairs to test with.
 
     Attributes:
@@ -242,7 +224,7 @@ def divide(pairs: Sequence[Pair], fraction: float, seed: str = "held out") -> Di
     held-out pair but for case, digits and punctuation.
 
     Args:
-        pairs: All of them.
+        pairs: Pairs of all documents.
         fraction: Share of the pairs, as nearly as whole documents allow; at least one document.
         seed: Changes the choice.
 
@@ -256,8 +238,7 @@ def divide(pairs: Sequence[Pair], fraction: float, seed: str = "held out") -> Di
             chosen[document] = counts[document]
     held = [p for p in pairs if p.document in chosen]
     held.sort(key=lambda p: _number(seed, f"{p.document}\n{p.source}\n{p.target}"))
-    sources = {_bare(p.source): None for p in held}
-    targets = {_bare(p.target): None for p in held}
+    sources, targets = {_bare(p.source): None for p in held}, {_bare(p.target): None for p in held}
     rest = [p for p in pairs if p.document not in chosen]
     train = [p for p in rest if _bare(p.source) not in sources and _bare(p.target) not in targets]
     if not train or not held:

@@ -1,13 +1,15 @@
-"""Translations of sentences by beam search with a trained encoder-decoder."""
+"""Translations of sentences by beam search with a trained encoder-decoder, and their BLEU."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
+from meshmpi.dims import LayoutLike
 from meshmpi.errors import DataError
 from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.decoding.decoding import Generator
 from meshmpi.transformer.models import TransformerConfig
 from meshmpi.transformer.text.base import Vocabulary
@@ -32,9 +34,6 @@ class Translator:
         variables: ``step.variables`` of a step with the same model, mesh, layout and storage; None
             makes new ones, to be loaded from a checkpoint.
         between: Called before each program; what it raises ends the work.
-
-    Attributes:
-        variables: The model's variables.
     """
 
     def __init__(
@@ -43,8 +42,8 @@ class Translator:
         config: TransformerConfig,
         vocabulary: Vocabulary,
         mesh: AnyMesh,
-        layout: Any = "",
-        variables: Any = None,
+        layout: LayoutLike = "",
+        variables: VariableStore | None = None,
         between: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings, self._config, self._vocabulary = settings.translation, config, vocabulary
@@ -122,3 +121,43 @@ class Translator:
         )
         least = _RARE_SHARE * scripts.total()
         return sorted(script for script, n in scripts.items() if n > least)
+
+
+class Bleu(NamedTuple):
+    """A score of translations.
+
+    Attributes:
+        score: 0 to 100.
+        signature: sacreBLEU's description of the computation; publish it with the score.
+        chrf: The score chrF2 of the same translations, 0 to 100.
+    """
+
+    score: float
+    signature: str
+    chrf: float
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
+    """BLEU and chrF2 of a text, by sacreBLEU, so that figures may be compared with published ones.
+
+    References are not tokenised.
+
+    Raises:
+        DataError: The extra `translate` is not installed, or the numbers of sentences differ.
+    """
+    if len(translations) != len(references) or not references:
+        raise DataError(
+            f"there are {len(translations):,} translations and {len(references):,} references.",
+            "Give one reference for each translation.",
+        )
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError as error:
+        raise DataError(
+            "BLEU needs the package sacrebleu, which is not installed.",
+            "Install it with: pip install 'meshmpi[translate]'",
+        ) from error
+    metric, given = BLEU(), (list(translations), [list(references)])
+    score, chrf = metric.corpus_score(*given).score, CHRF().corpus_score(*given).score
+    return Bleu(score, str(metric.get_signature()), chrf)
