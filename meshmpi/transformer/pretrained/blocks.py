@@ -1,7 +1,4 @@
-"""From the block of a variable that a rank holds to the pieces of an array in a file, and back.
-
-Follows the entries of an architecture; knows no files, no keys and no mesh.
-"""
+"""From the block of a variable that a rank holds to the pieces of an array in a file, and back."""
 
 from __future__ import annotations
 
@@ -45,10 +42,7 @@ class Part:
 def part_of(entry: Entry, order: Shape, block: tuple[Range, ...]) -> Part | None:
     """What ``entry`` contributes to a block of its variable; None if nothing.
 
-    Args:
-        entry: One array of the architecture.
-        order: Shape of the variable.
-        block: (start, stop) of the block along each dim of ``order``.
+    ``order`` is the shape of the variable, ``block`` has (start, stop) along each of its dims.
     """
     ranges = dict(zip(order.names, block, strict=True))
     fixed = {dim.name: index for dim, index in entry.at}
@@ -69,9 +63,7 @@ def part_of(entry: Entry, order: Shape, block: tuple[Range, ...]) -> Part | None
 def file_pieces(dim: FileDim, ranges: Mapping[str, Range]) -> tuple[Range, ...]:
     """The (start, stop) along a dim of a file that a block takes, those that touch joined.
 
-    Args:
-        dim: The dim, which runs over dims of ours.
-        ranges: (start, stop) of the block along these, by name.
+    ``ranges`` has (start, stop) of the block along each of our dims that it runs over.
     """
     indices = np.zeros(1, np.int64)
     for d in dim.dims:

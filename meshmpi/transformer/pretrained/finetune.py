@@ -34,14 +34,14 @@ OF_TRAINING = (
     "expert_jitter",
     "recompute",
 )
-"""Options of a model that do not change what it is: the configuration's own count."""
+"""Options of a model that do not change what it is: those of the configuration hold."""
 
 
 def fine_tuning(settings: Settings, path: str | os.PathLike[str]) -> tuple[Settings, Callable[[Trainer], None]]:
     """Settings of a run that goes on from a trained model, and what gives it first values.
 
     Args:
-        settings: Settings of the run.  From ``model``, only `OF_TRAINING` and a shorter ``length`` count;
+        settings: Settings of the run.  Of ``model``, only `OF_TRAINING` and a shorter ``length`` hold;
             ``data.vocabulary``, unless it is left at its default, replaces the model's own.
         path: A Hugging Face checkpoint, or a run of the trainer.
 

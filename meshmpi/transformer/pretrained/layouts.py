@@ -1,8 +1,4 @@
-"""Layouts in which each weight of a Transformer is held once over the whole mesh.
-
-Suggestions in the strings that ``mm.compile`` takes; any other layout works too.  Names and
-integers only.
-"""
+"""Layouts in which each weight of a Transformer is held once over the whole mesh; any other works too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files with one text a line, as token ids; errors name the line that cannot be used.
-
-Knows tokenizers and limits; no models and no meshes.
-"""
+"""Files with one text a line, as token ids; errors name the line that cannot be used."""
 
 from __future__ import annotations
 
@@ -74,13 +71,7 @@ class Reader:
         return [self.line(row, f"{path}:{k + 1}", k + 1) for k, row in enumerate(rows)]
 
     def line(self, row: bytes, where: str, number: int = 1) -> Line:
-        """One line.
-
-        Args:
-            row: Its bytes, without the line end.
-            where: What messages call it.
-            number: Number of the line, from 1.
-        """
+        """One line, without its line end; ``where`` is what messages call it."""
         try:
             text = row.decode().rstrip("\r")
         except UnicodeDecodeError as error:
@@ -105,7 +96,14 @@ class Reader:
 
     def _encoded(self, text: str, where: str) -> Encoded:
         if self.tokenizer is None:
-            ids = self._numbers(text, where)
+            words = text.split()
+            wrong = next((w for w in words if not (w.isascii() and w.isdigit())), None)
+            if wrong is not None:
+                raise DataError(
+                    f"{where} has {wrong!r}, which is not a token id.",
+                    "Write numbers from 0 separated by spaces, or leave out --token-ids.",
+                )
+            ids = [int(w) for w in words]
             found = Encoded(ids, [t in self.special_ids for t in ids], [])
         else:
             try:
@@ -115,7 +113,8 @@ class Reader:
         if found.unknown and not self.allow_unknown:
             parts = ", ".join(repr(u) for u in dict.fromkeys(found.unknown[:5]))
             raise DataError(
-                f"{where} has {parts}, which the tokenizer {self._name} has no token for.",
+                f"{where} has {parts}, which the tokenizer {self.tokenizer.name if self.tokenizer else ''} has no"
+                " token for.",
                 "Remove it, or give --allow-unknown.",
             )
         beyond = next((t for t in found.ids if t >= self.vocab), None)
@@ -129,20 +128,6 @@ class Reader:
         if self.start is not None and found.ids[0] != self.start:
             found = Encoded([self.start, *found.ids], [True, *found.special], found.unknown)
         return found
-
-    @property
-    def _name(self) -> str:
-        return self.tokenizer.name if self.tokenizer else ""
-
-    def _numbers(self, text: str, where: str) -> list[int]:
-        words = text.split()
-        wrong = next((w for w in words if not (w.isascii() and w.isdigit())), None)
-        if wrong is not None:
-            raise DataError(
-                f"{where} has {wrong!r}, which is not a token id.",
-                "Write numbers from 0 separated by spaces, or leave out --token-ids.",
-            )
-        return [int(w) for w in words]
 
     def _fitted(self, found: Encoded, where: str, side: str) -> tuple[Encoded, int]:
         """At most as many tokens as the model takes, and how many were cut."""
@@ -160,6 +145,6 @@ class Reader:
         while tail < self.most and found.special[-1 - tail]:
             tail += 1
         keep = self.most - tail
-        ids = found.ids[:keep] + found.ids[len(found.ids) - tail :]
-        special = found.special[:keep] + found.special[len(found.ids) - tail :]
+        end = len(found.ids) - tail
+        ids, special = found.ids[:keep] + found.ids[end:], found.special[:keep] + found.special[end:]
         return Encoded(ids, special, found.unknown), over
