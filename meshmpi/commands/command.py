@@ -75,28 +75,21 @@ class Command:
     """A command.
 
     Attributes:
-        name: What users type.
-        run: Does it and returns the exit status.
-        help: One line about it.
-        arguments: Its own arguments.
-        takes: Which shared arguments it takes: "config", "mesh", "ranks".
         start: Does it with ``--ranks`` and returns the exit status.  It is given the arguments of the process too;
             ``options.module`` has the command, see `on_ranks`.
-        one_of: Further arguments, of which exactly one must be given.
-        description: Begins the help of the command; default: the line about it.
         finish: Adds to the parser what rows cannot say.
     """
 
-    name: str
-    run: Callable[[Options], int]
-    help: str
+    name: str  # what users type
+    run: Callable[[Options], int]  # does it and returns the exit status
+    help: str  # one line about it
     arguments: Sequence[Argument] = ()
-    takes: Sequence[str] = ()
+    takes: Sequence[str] = ()  # which shared arguments it takes: "config", "mesh", "ranks"
     start: Callable[[Options, Sequence[str]], int] = lambda options, given: on_ranks(
         options.ranks, given, options.module
     )
-    one_of: Sequence[Argument] = ()
-    description: str = ""
+    one_of: Sequence[Argument] = ()  # further arguments, of which exactly one must be given
+    description: str = ""  # begins the help of the command; default: the line about it
     finish: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 
     def add_to(self, commands: Subparsers) -> None:

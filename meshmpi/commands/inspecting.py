@@ -34,11 +34,7 @@ class Model(NamedTuple):
 
 
 def find_model(options: Options) -> Model:
-    """The graph that the arguments name.
-
-    Raises:
-        ConfigError: There is no such file, module or function, or it returns something else.
-    """
+    """The graph that the arguments name; ConfigError where they name none."""
     text = options.model
     if not text.endswith(".toml") and ":" in text:
         return _from_function(text, options)

@@ -19,15 +19,12 @@ class Part:
 
     Attributes:
         pieces: Along each dim of the file's array the (start, stop) that belong to the block.
-        place: Index of the entry's part in the block.
-        sizes: Sizes of that part, in the order of the file's dims.
-        order: Position in ``sizes`` of each dim of the part, in the variable's order.
     """
 
     pieces: tuple[tuple[Range, ...], ...]
-    place: tuple[slice | int, ...]
-    sizes: tuple[int, ...]
-    order: tuple[int, ...]
+    place: tuple[slice | int, ...]  # index of the entry's part in the block
+    sizes: tuple[int, ...]  # sizes of that part, in the order of the file's dims
+    order: tuple[int, ...]  # position in ``sizes`` of each dim of the part, in the variable's order
 
     def to_block(self, array: np.ndarray) -> np.ndarray:
         """The pieces as the file has them, in the variable's order."""

@@ -177,14 +177,7 @@ class Checkpoint:
     def read(self, key: str, ranges: Ranges | None = None, dtype: str = "float32") -> np.ndarray:
         """A block of a tensor as an array of type ``dtype``; only its own bytes are read.
 
-        Args:
-            key: Key of the tensor.
-            ranges: (start, stop) along each dim; None: all of it.
-            dtype: Type of the result.
-
-        Raises:
-            CheckpointError: There is no such tensor, it is of a type that is not read, the block
-                lies outside, or the file has become shorter.
+        ``ranges`` has (start, stop) along each dim; None: all of the tensor.
         """
         file, stored = self._place(key)
         ranges = [(0, n) for n in stored.shape] if ranges is None else ranges

@@ -12,53 +12,30 @@ from meshmpi.transformer.text.base import Encoded, Vocabulary
 
 
 class Line(NamedTuple):
-    """A line in tokens.
+    """A line in tokens."""
 
-    Attributes:
-        number: From 1.
-        tokens: Token ids of the text, or of the target of a pair.
-        special: For each token whether it was put around the text.
-        source: Token ids of the source of a pair; else empty.
-        cut: Number of tokens left out because the model takes no more.
-    """
-
-    number: int
-    tokens: list[int]
-    special: list[bool]
-    source: list[int]
-    cut: int = 0
+    number: int  # from 1
+    tokens: list[int]  # token ids of the text, or of the target of a pair
+    special: list[bool]  # for each token whether it was put around the text
+    source: list[int]  # token ids of the source of a pair; else empty
+    cut: int = 0  # number of tokens left out because the model takes no more
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Turns lines into tokens.
+    """Turns lines into tokens."""
 
-    Attributes:
-        tokenizer: None: lines are token ids, separated by spaces.
-        vocab: Ids that the model has.
-        most: Tokens that the model takes, on each side of a pair.
-        pairs: Whether a line is source, tab, target.
-        truncate: Whether lines that are too long are cut, rather than refused.
-        allow_unknown: Whether text without tokens is taken as the unknown token.
-        start: Put first where it is not there; None: nothing.
-        special_ids: Ids that stand for no text, where there is no tokenizer.
-    """
-
-    tokenizer: Vocabulary | None
-    vocab: int
-    most: int
-    pairs: bool = False
-    truncate: bool = False
-    allow_unknown: bool = False
-    start: int | None = None
-    special_ids: tuple[int, ...] = ()
+    tokenizer: Vocabulary | None  # None: lines are token ids, separated by spaces
+    vocab: int  # ids that the model has
+    most: int  # tokens that the model takes, on each side of a pair
+    pairs: bool = False  # whether a line is source, tab, target
+    truncate: bool = False  # whether lines that are too long are cut, rather than refused
+    allow_unknown: bool = False  # whether text without tokens is taken as the unknown token
+    start: int | None = None  # put first where it is not there; None: nothing
+    special_ids: tuple[int, ...] = ()  # ids that stand for no text, where there is no tokenizer
 
     def read(self, path: Path) -> list[Line]:
-        """All lines of a file.
-
-        Raises:
-            DataError: The file cannot be read or is empty, or a line cannot be used.
-        """
+        """All lines of a file; a DataError names the line that cannot be used."""
         try:
             data = plain.contents(path, None)
         except OSError as error:

@@ -25,17 +25,11 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was read.
+    """What was read."""
 
-    Attributes:
-        path: The file or index.
-        variables: Names of the variables that were filled.
-        bytes_read: Bytes of tensors that this process read.
-    """
-
-    path: str
-    variables: tuple[str, ...]
-    bytes_read: int
+    path: str  # the file or index
+    variables: tuple[str, ...]  # names of the variables that were filled
+    bytes_read: int  # bytes of tensors that this process read
 
 
 def variables_of(holder: CompiledStep | VariableStore) -> VariableStore:

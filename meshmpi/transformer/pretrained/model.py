@@ -32,15 +32,12 @@ class Model:
     """A model on disk.
 
     Attributes:
-        path: The path that was opened.
-        architecture: Kind, config and entries; a run has no entries.
-        manifest: Manifest of a run's checkpoint; None for a Hugging Face checkpoint.
         generation: Content of generation_config.json, or of config.json in older checkpoints.
     """
 
-    path: Path
-    architecture: Architecture
-    manifest: Manifest | None = None
+    path: Path  # the path that was opened
+    architecture: Architecture  # kind, config and entries; a run has no entries
+    manifest: Manifest | None = None  # manifest of a run's checkpoint; None for a Hugging Face checkpoint
     generation: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -74,14 +71,7 @@ class Model:
             load_run(self.manifest, _trainable_part(variables_of(target)), extra=True)
 
     def tokenizer(self, path: str | os.PathLike[str] | None = None) -> Vocabulary:
-        """The tokenizer that belongs to it.
-
-        Args:
-            path: A folder or file to use instead.
-
-        Raises:
-            DataError: There is none, or a package that reads it is not installed.
-        """
+        """The tokenizer that belongs to it, or that in the folder or file ``path``."""
         if path is None and self.manifest is not None:
             found = restore_vocabulary(self.manifest.about["vocabulary"])
             return found if isinstance(found, EndedVocabulary) else _TextOnly(found)

@@ -35,14 +35,12 @@ class Score(NamedTuple):
     """The log-likelihood of a line.
 
     Attributes:
-        number: Number of the line.
-        tokens: Tokens that were predicted.
         log_likelihood: Sum of their log-probabilities, nats; for a masked model the pseudo
             log-likelihood: each token given all others.
     """
 
-    number: int
-    tokens: int
+    number: int  # number of the line
+    tokens: int  # tokens that were predicted
     log_likelihood: float
 
     @property
@@ -67,15 +65,10 @@ class Scorer:
 
     Args:
         model: A model on disk; its variables are loaded here, each rank reading its own blocks.
-        mesh: A Mesh, or a SimulatedMesh.
-        layout: Computation layout.
-        storage: Storage rules of the variables.
+        mesh: The ranks.
+        layout: As in ``mm.compile``, and so are ``storage`` and ``kernels``.
         batch: Rows computed together.
-        kernels: "auto", "native" or "numpy".
         mask: Token that stands for a hidden one; default: the config's.
-
-    Raises:
-        CheckpointError: The weights cannot be read.
     """
 
     def __init__(

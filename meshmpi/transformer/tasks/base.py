@@ -35,14 +35,12 @@ class Sample:
     """What a trained model shows of itself at the end of a run.
 
     Attributes:
-        text: For people; may be empty.
         measures: Numbers by name, such as ``bleu``; written to the metrics.
-        heading: Stands above the text.
     """
 
-    text: str = ""
+    text: str = ""  # for people; may be empty
     measures: Mapping[str, float] = field(default_factory=dict)
-    heading: str = ""
+    heading: str = ""  # stands above the text
 
 
 class Task(ABC):
@@ -52,16 +50,13 @@ class Task(ABC):
     setting ``task``.
 
     Attributes:
-        name: The setting ``task`` that chooses it.
-        vocabulary: What the tokens mean.
-        digest: Checksum of all training data: a run resumes with equal data only.
         tokens_per_step: Tokens that a step learns from, the mean where it varies.
         between: Called between the programs of a sample on all ranks; what it raises ends it.
     """
 
-    name: ClassVar[str]
-    vocabulary: Vocabulary
-    digest: str
+    name: ClassVar[str]  # the setting ``task`` that chooses it
+    vocabulary: Vocabulary  # what the tokens mean
+    digest: str  # checksum of all training data: a run resumes with equal data only
 
     def __init__(self, settings: Settings, mesh: AnyMesh, say: Callable[[str], None]) -> None:
         self.settings, self.mesh = settings, mesh

@@ -18,11 +18,7 @@ TASKS = {
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task.
-
-    Raises:
-        ConfigError: There is none of that name.
-    """
+    """The class of a task; ConfigError where there is none of that name."""
     place = TASKS.get(name)
     if place is None:
         raise ConfigError(f"there is no task '{name}'.", suggest(name, TASKS))

@@ -18,38 +18,28 @@ Tokens = npt.NDArray[np.int32]
 
 
 class Encoded(NamedTuple):
-    """A text as a model expects it.
+    """A text as a model expects it."""
 
-    Attributes:
-        ids: Token ids, the special ones around the text included.
-        special: For each id whether it was put around the text and stands for none of it.
-        unknown: Parts of the text that have no token.
-    """
-
-    ids: list[int]
-    special: list[bool]
-    unknown: list[str]
+    ids: list[int]  # token ids, the special ones around the text included
+    special: list[bool]  # for each id whether it was put around the text and stands for none of it
+    unknown: list[str]  # parts of the text that have no token
 
 
 class Vocabulary(Protocol):
     """Tokens and what they mean.  Classes inherit from it to get `encoded`.
 
     Attributes:
-        name: What it was asked for by, such as ``"bpe:8192"``, or the file it came from.
-        size: Number of different tokens.
         token_bytes: For each token the number of bytes of text it stands for, int32 [size]; 0 for special
             tokens.  Where a tokenizer changes the text first (lower case, Unicode forms), bytes of the changed text.
         special: Special ids by purpose ("pad", "eos", "mask", ...), as far as they are known.
-        before: Ids that a model expects in front of a text.
-        after: Ids that a model expects behind a text.
     """
 
-    name: str
-    size: int
+    name: str  # what it was asked for by, such as ``"bpe:8192"``, or the file it came from
+    size: int  # number of different tokens
     token_bytes: npt.NDArray[np.int32]
     special: Mapping[str, int] = MappingProxyType({})
-    before: Sequence[int] = ()
-    after: Sequence[int] = ()
+    before: Sequence[int] = ()  # ids that a model expects in front of a text
+    after: Sequence[int] = ()  # ids that a model expects behind a text
 
     @abstractmethod
     def encode(self, text: str | bytes) -> Tokens:

@@ -69,12 +69,7 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
 
 
 class LetterVocabulary(Vocabulary):
-    """One token for each letter, as in ESM's ``vocab.txt``; ``<...>`` are special.
-
-    Args:
-        tokens: All tokens in the order of their ids.
-        name: The file they came from.
-    """
+    """One token for each letter, as in ESM's ``vocab.txt``; ``<...>`` are special; ``name`` is the file."""
 
     def __init__(self, tokens: Sequence[str], name: str) -> None:
         self.name, self._tokens, self.size = name, list(tokens), len(tokens)

@@ -22,11 +22,8 @@ class SentencePieceVocabulary(Vocabulary):
     Args:
         model: Content of the file.
         name: The file it came from; empty: one of `train`, which loses no byte of a text.
-        before: Ids that its model expects in front of a text.
-        after: Ids that its model expects behind a text.
-
-    Raises:
-        DataError: The extra `text` is not installed, or this is not a model.
+        before: Ids in front of a text, as `Vocabulary`.
+        after: Ids behind a text.
     """
 
     def __init__(self, model: bytes, name: str = "", before: Sequence[int] = (), after: Sequence[int] = ()) -> None:
@@ -81,11 +78,7 @@ class SentencePieceVocabulary(Vocabulary):
 
     @classmethod
     def train(cls, lines: Iterable[str], size: int) -> SentencePieceVocabulary:
-        """Learns ``size`` tokens from lines of text without their line ends.
-
-        Raises:
-            DataError: The extra `text` is missing, or the text is too short for this size.
-        """
+        """Learns ``size`` tokens from lines of text without their line ends; DataError for too short a text."""
         sentencepiece, model = _package(), io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(

@@ -97,8 +97,7 @@ def build_vocabulary(name: str, train: Iterable[bytes], held_out: Iterable[bytes
         held_out: The held-out text, likewise.
 
     Raises:
-        DataError: The name is unknown, the text is not UTF-8 or too short, or the extra `text`
-            is not installed.
+        DataError: The name is unknown, the text unfit, or the extra `text` is not installed.
     """
     check_vocabulary_name(name)
     if name == "bytes":

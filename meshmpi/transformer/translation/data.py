@@ -31,23 +31,14 @@ COLLECTIONS = ("debian-en-de", "debian-de-en", "debian-en-fr", "debian-fr-en")
 
 @dataclass(frozen=True)
 class TranslationData:
-    """Pairs in tokens.
+    """Pairs in tokens."""
 
-    Attributes:
-        vocabulary: Shared by source and target.
-        train: Pairs to learn from.
-        held_out: Pairs to test with, in an order in which any first part is a fair sample.
-        sentences: The text of ``held_out``: (source, target).
-        digest: Checksum of all tokens and the vocabulary.
-        report: What was found and left out, to be printed.
-    """
-
-    vocabulary: Vocabulary
-    train: TokenPairs
-    held_out: TokenPairs
-    sentences: list[tuple[str, str]]
-    digest: str
-    report: dict[str, Any]
+    vocabulary: Vocabulary  # shared by source and target
+    train: TokenPairs  # pairs to learn from
+    held_out: TokenPairs  # pairs to test with, in an order in which any first part is a fair sample
+    sentences: list[tuple[str, str]]  # the text of ``held_out``: (source, target)
+    digest: str  # checksum of all tokens and the vocabulary
+    report: dict[str, Any]  # what was found and left out, to be printed
 
 
 def prepare(settings: Settings) -> TranslationData:

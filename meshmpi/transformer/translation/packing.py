@@ -22,15 +22,10 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TokenPairs:
-    """Sequences of tokens: sources at even numbers, targets at odd ones, each with its end token.
+    """Sequences of tokens: sources at even numbers, targets at odd ones, each with its end token."""
 
-    Attributes:
-        tokens: All of them, one after the other.
-        starts: Where each begins, and the end of the last: int64 [2 * pairs + 1].
-    """
-
-    tokens: npt.NDArray[np.integer] | CheckedArray
-    starts: Numbers
+    tokens: npt.NDArray[np.integer] | CheckedArray  # all of them, one after the other
+    starts: Numbers  # where each begins, and the end of the last: int64 [2 * pairs + 1]
 
     def __len__(self) -> int:
         return len(self.starts) // 2
@@ -43,21 +38,13 @@ class TokenPairs:
 
 @dataclass(frozen=True)
 class Rows:
-    """Which pairs are in which row.
+    """Which pairs are in which row."""
 
-    Attributes:
-        order: Numbers of pairs, row after row.
-        starts: Where each row begins in ``order``, and the end: [rows + 1].
-        targets: Target tokens of each row.
-        sources: Source tokens of each row.
-        left_out: Pairs that are longer than a row.
-    """
-
-    order: Numbers
-    starts: Numbers
-    targets: Numbers
-    sources: Numbers
-    left_out: int
+    order: Numbers  # numbers of pairs, row after row
+    starts: Numbers  # where each row begins in ``order``, and the end: [rows + 1]
+    targets: Numbers  # target tokens of each row
+    sources: Numbers  # source tokens of each row
+    left_out: int  # pairs that are longer than a row
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -68,8 +55,8 @@ def pack(pairs: TokenPairs, source_length: int, length: int, order: Numbers, pac
 
     Args:
         pairs: The pairs.
-        source_length: Places for sources in a row, in tokens.
-        length: Places for targets.
+        source_length: Tokens of sources that fit into a row.
+        length: Tokens of targets that fit.
         order: Numbers of the pairs, in the order in which they are placed.
         packed: Whether a row may hold several.
     """
@@ -106,14 +93,7 @@ def _first_fit(lengths: Numbers, room: Numbers) -> Numbers:
 
 
 class PackedRows:
-    """The arrays of packed rows.
-
-    Args:
-        pairs: The pairs.
-        rows: Which of them are in which row.
-        source_length: Places for sources in a row.
-        length: Places for targets.
-    """
+    """The arrays of packed rows, which have room for ``source_length`` and ``length`` tokens."""
 
     def __init__(self, pairs: TokenPairs, rows: Rows, source_length: int, length: int) -> None:
         self.pairs, self.rows = pairs, rows
@@ -187,13 +167,7 @@ def _counting(lengths: Numbers) -> Numbers:
 
 
 class RowStream:
-    """Endless batches of rows by step number: all rows once, then all again in another order.
-
-    Args:
-        rows: Number of rows.
-        batch: Rows of a batch.
-        seed: Any integer.
-    """
+    """Endless batches of rows by step number: all rows once, then all again in another order."""
 
     def __init__(self, rows: int, batch: int, seed: int) -> None:
         self._rows, self._batch, self._seed = rows, batch, seed

@@ -33,11 +33,7 @@ class Pair(NamedTuple):
 
 
 def read_tsv(path: str | Path) -> list[Pair]:
-    """Pairs from lines ``source TAB target``; empty lines are skipped.
-
-    Raises:
-        DataError: The file is missing, not UTF-8, or a line is not a pair; names file and line.
-    """
+    """Pairs from lines ``source TAB target``; empty lines are skipped.  A DataError names file and line."""
     found = []
     for number, line in enumerate(file_lines(Path(path)), start=1):
         if not line.strip():
@@ -54,11 +50,7 @@ def read_tsv(path: str | Path) -> list[Pair]:
 def read_parallel(source: str | Path, target: str | Path) -> list[Pair]:
     """Pairs from two files of which line k of one translates line k of the other.
 
-    Lines that are empty in both are skipped.
-
-    Raises:
-        DataError: A file is missing or not UTF-8, one has more lines, or a line is empty in one of
-            them only; names file and line.
+    Lines that are empty in both are skipped; one that is empty in one of them is a DataError, which names it.
     """
     sources, targets = file_lines(Path(source)), file_lines(Path(target))
     if len(sources) != len(targets):
@@ -155,17 +147,11 @@ def main_script(text: str) -> str:
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Which pairs are kept.
+    """Which pairs are kept."""
 
-    Attributes:
-        least_words: Fewest words of each side.
-        most_words: Most words of each side.
-        ratio: Most words of one side for each word of the other; two words are free.
-    """
-
-    least_words: int = 2
-    most_words: int = 60
-    ratio: float = 2.0
+    least_words: int = 2  # fewest words of each side
+    most_words: int = 60  # most words of each side
+    ratio: float = 2.0  # most words of one side for each word of the other; two words are free
 
 
 _FREE_WORDS = 2  # short sentences differ by a word or two without being wrong; assumption
@@ -204,17 +190,11 @@ def _objection(source: str, target: str, rules: Cleaning) -> str:
 
 
 class Division(NamedTuple):
-    """Pairs to learn from, and pairs to test with.
+    """Pairs to learn from, and pairs to test with."""
 
-    Attributes:
-        train: In the order of the documents.
-        held_out: In an order of their own, in which any first part is a fair sample.
-        leaking: Pairs left out of training because a side is almost that of a held-out pair.
-    """
-
-    train: list[Pair]
-    held_out: list[Pair]
-    leaking: int
+    train: list[Pair]  # in the order of the documents
+    held_out: list[Pair]  # in an order of their own, in which any first part is a fair sample
+    leaking: int  # pairs left out of training because a side is almost that of a held-out pair
 
 
 def divide(pairs: Sequence[Pair], fraction: float, seed: str = "held out") -> Division:
@@ -227,9 +207,6 @@ def divide(pairs: Sequence[Pair], fraction: float, seed: str = "held out") -> Di
         pairs: Pairs of all documents.
         fraction: Share of the pairs, as nearly as whole documents allow; at least one document.
         seed: Changes the choice.
-
-    Raises:
-        DataError: One part would be empty.
     """
     counts = Counter(p.document for p in pairs)
     chosen: dict[str, int] = {}

@@ -23,14 +23,10 @@ single letters of other alphabets; assumption."""
 
 
 class Translator:
-    """Translates sentences.
+    """Translates sentences; the vocabulary is that of both languages.
 
     Args:
         settings: Settings of the run: beams, alpha, sentences together, storage.
-        config: The Transformer.
-        vocabulary: Vocabulary of both languages, an `EndedVocabulary`.
-        mesh: The mesh.
-        layout: The computation layout.
         variables: ``step.variables`` of a step with the same model, mesh, layout and storage; None
             makes new ones, to be loaded from a checkpoint.
         between: Called before each program; what it raises ends the work.
@@ -64,11 +60,7 @@ class Translator:
         self.variables = self._generator.variables
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
-        """The best translation of each sentence; an empty sentence stays empty.  Collective.
-
-        Args:
-            sentences: Without line ends; each as long as the model takes, see `check`.
-        """
+        """The best translation of each sentence that `check` lets pass; an empty one stays empty.  Collective."""
         sources = {k: self._encode(s) for k, s in enumerate(sentences) if s.strip()}
         if not sources:
             return [""] * len(sentences)
@@ -83,15 +75,9 @@ class Translator:
         return [best.get(k, "") for k in range(len(sentences))]
 
     def check(self, sentences: Sequence[str], name: str) -> None:
-        """Raises unless every sentence can be translated.
+        """Raises DataError, which names the line of the file ``name``, for a sentence that cannot be translated.
 
-        Args:
-            sentences: The lines of a file.
-            name: Name of the file, for messages.
-
-        Raises:
-            DataError: A line has more tokens than the model takes, or is written in letters that
-                the model has not seen; names file and line.
+        It is too long, or written in letters that the model has not seen.
         """
         known = self._scripts()
         for number, text in enumerate(sentences, start=1):
@@ -124,26 +110,17 @@ class Translator:
 
 
 class Bleu(NamedTuple):
-    """A score of translations.
+    """A score of translations."""
 
-    Attributes:
-        score: 0 to 100.
-        signature: sacreBLEU's description of the computation; publish it with the score.
-        chrf: The score chrF2 of the same translations, 0 to 100.
-    """
-
-    score: float
-    signature: str
-    chrf: float
+    score: float  # 0 to 100
+    signature: str  # sacreBLEU's description of the computation; publish it with the score
+    chrf: float  # the score chrF2 of the same translations, 0 to 100
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
     """BLEU and chrF2 of a text, by sacreBLEU, so that figures may be compared with published ones.
 
     References are not tokenised.
-
-    Raises:
-        DataError: The extra `translate` is not installed, or the numbers of sentences differ.
     """
     if len(translations) != len(references) or not references:
         raise DataError(

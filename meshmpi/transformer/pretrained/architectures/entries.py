@@ -20,12 +20,11 @@ class FileDim:
             of 12 heads are ``(heads=12, d_kv=64)``.
         start: Where our block of it begins: in a matrix that holds queries, keys and values side by
             side, the keys begin at ``heads * d_kv``.
-        total: Size of the dim in the file; 0: the product of ``dims``.
     """
 
     dims: tuple[Dimension, ...]
     start: int = 0
-    total: int = 0
+    total: int = 0  # size of the dim in the file; 0: the product of ``dims``
 
     @property
     def extent(self) -> int:
@@ -46,10 +45,8 @@ class Entry:
     from one array (queries, keys and values side by side).
 
     Attributes:
-        variable: Name of the variable.
         keys: Names that the array has in files: the present one, which is written, then legacy
             ones.  Those of the inner model may lack `Architecture.prefix` in a file.
-        file_dims: Dims of the array, in its order.
         at: (dim, index) of dims of the variable that the array lacks: the number of the expert.
         ties: Keys of other arrays that a file may hold too, with the same numbers; not written.  A
             file in which they differ contradicts its config.
@@ -57,7 +54,7 @@ class Entry:
 
     variable: str
     keys: tuple[str, ...]
-    file_dims: tuple[FileDim, ...]
+    file_dims: tuple[FileDim, ...]  # dims of the array, in its order
     at: tuple[tuple[Dimension, int], ...] = ()
     ties: tuple[str, ...] = ()
 
@@ -76,27 +73,22 @@ class Architecture:
     """A kind of model as its files describe it: config, variables and where they stand.
 
     Attributes:
-        name: Its ``model_type``, such as "gpt2".
-        kind: "lm" (`mm.transformer.lm`), "encoder_decoder" or "encoder" (with `masked_lm`).
-        config: The Transformer.
-        entries: Every variable of ours, from arrays of files.
         prefix: What the keys of the inner model begin with, as "transformer."; files of models
             saved without their head lack it.
         ignored: Regular expressions of whole keys that hold nothing the model needs: buffers, and
             heads for other tasks.
         special: Token ids by purpose ("pad", "mask", "bos", "eos", "decoder_start"), as far as the
             config has them.
-        values: The content of config.json, to be written next to the weights.
     """
 
-    name: str
-    kind: str
+    name: str  # its ``model_type``, such as "gpt2"
+    kind: str  # "lm" (`mm.transformer.lm`), "encoder_decoder" or "encoder" (with `masked_lm`)
     config: TransformerConfig
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...]  # every variable of ours, from arrays of files
     prefix: str
     ignored: tuple[str, ...]
     special: Mapping[str, int]
-    values: Mapping[str, object]
+    values: Mapping[str, object]  # the content of config.json, to be written next to the weights
 
 
 def entries_of(

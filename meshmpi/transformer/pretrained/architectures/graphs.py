@@ -17,34 +17,19 @@ from meshmpi.transformer.pretrained.architectures.entries import Architecture
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model is fed, all int32; names of the feeds are those of the attributes.
+    """What a model is fed, all int32; names of the feeds are those of the attributes."""
 
-    Attributes:
-        tokens: [batch, length]; for an encoder-decoder the target, moved right by one.
-        mask: [batch, length], 1 for tokens and 0 for padding.
-        source: [batch, source_length], for an encoder-decoder.
-        source_mask: [batch, source_length], the same of the source.
-        types: [batch, length], kinds of tokens, for a model that has them.
-    """
-
-    tokens: Tensor
-    mask: Tensor
-    source: Tensor | None = None
-    source_mask: Tensor | None = None
-    types: Tensor | None = None
+    tokens: Tensor  # [batch, length]; for an encoder-decoder the target, moved right by one
+    mask: Tensor  # [batch, length], 1 for tokens and 0 for padding
+    source: Tensor | None = None  # [batch, source_length], for an encoder-decoder
+    source_mask: Tensor | None = None  # [batch, source_length], the same of the source
+    types: Tensor | None = None  # [batch, length], kinds of tokens, for a model that has them
 
 
 def model_inputs(architecture: Architecture, batch: int, length: int, source_length: int = 0) -> Inputs:
     """Placeholders in the current graph for what the model takes.
 
-    Args:
-        architecture: The model.
-        batch: Rows.
-        length: Tokens of a row.
-        source_length: Tokens of a row of the source, for an encoder-decoder.
-
-    Raises:
-        ShapeError: An encoder-decoder without source_length, or another model with it.
+    An encoder-decoder, and no other model, needs the ``source_length``.
     """
     both = architecture.kind == "encoder_decoder"
     if both != (source_length > 0):
@@ -69,11 +54,8 @@ def model_logits(
 ) -> Tensor:
     """Logits [batch, length, vocab]: of the next token, or of that at the place by an encoder.
 
-    Args:
-        architecture: The model.
-        inputs: Result of `model_inputs`, or tensors like these.
-        training: Whether dropout acts.
-        mixtures: Takes what each mixture of experts returns.
+    The ``inputs`` are those of `model_inputs`, or tensors like these; ``mixtures`` takes what each mixture of experts
+    returns.
 
     Example:
         >>> from meshmpi.transformer.pretrained.architectures import architecture, model_inputs, model_logits

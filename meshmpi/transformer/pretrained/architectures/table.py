@@ -17,23 +17,15 @@ from meshmpi.transformer.pretrained.architectures.options import Options, short
 class Row:
     """What is known of an architecture; called with options, it makes the `Architecture`.
 
-    Attributes:
-        kind: As in `Architecture`.
-        config: Reads the options.
-        names: The table of names, see `entries_of`; a function where it depends on the config.
-        prefix: As in `Architecture`.
-        ignored: As in `Architecture`.
-        special: Token ids by purpose where the file does not say them.
-        legacy: As in `entries_of`.
-        conv1d: As in `entries_of`.
+    Fields without a word are those of `Architecture` and arguments of `entries_of`.
     """
 
     kind: str
-    config: Callable[[Options], configs.Values]
-    names: str | Callable[[TransformerConfig], str]
+    config: Callable[[Options], configs.Values]  # reads the options
+    names: str | Callable[[TransformerConfig], str]  # for `entries_of`; a function where it depends on the config
     prefix: str = ""
     ignored: tuple[str, ...] = ()
-    special: Mapping[str, int] = field(default_factory=dict[str, int])
+    special: Mapping[str, int] = field(default_factory=dict[str, int])  # token ids that a file may leave out
     legacy: tuple[tuple[str, str], ...] = ()
     conv1d: bool = False
 
