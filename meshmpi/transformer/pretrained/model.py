@@ -103,7 +103,18 @@ def open_model(path: str | os.PathLike[str]) -> Model:
     if is_run(path):
         return _run(path)
     folder = path if path.is_dir() else path.parent
-    values = _read_config(folder / "config.json", path)
+    if not os.path.lexists(folder / "config.json"):
+        if not path.exists():
+            raise CheckpointError(
+                f"{path} is missing.",
+                "Give a folder with config.json and model.safetensors, or the folder of a run; a"
+                " name on the Hugging Face hub has to be downloaded first.",
+            )
+        raise CheckpointError(
+            f"there is no config.json beside the weights of {path}.",
+            "Download it as well, or give the folder of a run.",
+        )
+    values = _table(folder / "config.json")
     # Whether an untied T5 has one embedding or two, only the names of its arrays say.
     with Checkpoint(path) as opened:
         found = architecture(values, keys=opened.places)
@@ -114,10 +125,7 @@ def open_model(path: str | os.PathLike[str]) -> Model:
 def _generation(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """How the checkpoint wants texts to be generated; what we use of it is checked."""
     file = folder / "generation_config.json"
-    try:
-        found = plain.json_table(file) if os.path.lexists(file) else {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}.", "Download it again.") from error
+    found = _table(file) if os.path.lexists(file) else {}
     found = {**values, **{k: v for k, v in found.items() if v is not None}}
     for key in ("eos_token_id", "bos_token_id", "decoder_start_token_id"):
         value = found.get(key)
@@ -133,20 +141,9 @@ def _generation(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _read_config(file: Path, path: Path) -> dict[str, Any]:
+def _table(file: Path) -> dict[str, Any]:
     try:
         return plain.json_table(file)
-    except FileNotFoundError as error:
-        if not path.exists():
-            raise CheckpointError(
-                f"{path} is missing.",
-                "Give a folder with config.json and model.safetensors, or the folder of a run; a"
-                " name on the Hugging Face hub has to be downloaded first.",
-            ) from error
-        raise CheckpointError(
-            f"there is no config.json beside the weights of {path}.",
-            "Download it as well, or give the folder of a run.",
-        ) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}.", "Download it again.") from error
 

@@ -6,7 +6,8 @@ Rows of similar length are computed together by one program; programs share the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,9 +101,10 @@ class Scorer:
         rows = [row for n, line in enumerate(lines) for row in self._rows(n, line)]
         # Stable, so that every rank makes the same batches.
         rows.sort(key=self._lengths)
-        for part in self._batches(rows):
-            for row, value in zip(part, self._run(part), strict=True):
-                sums[row.line] += value
+        for _, alike in groupby(rows, key=self._lengths):
+            while part := list(islice(alike, self.batch)):
+                for row, value in zip(part, self._run(part), strict=True):
+                    sums[row.line] += value
         counts = [0] * len(lines)
         for row in rows:
             counts[row.line] += sum(w > 0 for w in row.weights)
@@ -111,8 +113,6 @@ class Scorer:
     def loaded(self) -> VariableStore:
         """The model's variables, loaded.  Collective."""
         return self._step(1, 1 if self.model.kind == "encoder_decoder" else 0)[0].variables
-
-    # ---- rows ----------------------------------------------------------------------------
 
     def _rows(self, index: int, line: Line) -> Iterator[_Row]:
         if self.model.kind == "encoder":
@@ -143,19 +143,6 @@ class Scorer:
         most = self.model.config.length
         source = _bucket(len(row.source), most) if row.source else 0
         return _bucket(len(row.tokens), most), source
-
-    def _batches(self, rows: Sequence[_Row]) -> Iterable[list[_Row]]:
-        start = 0
-        while start < len(rows):
-            stop, lengths = start, self._lengths(rows[start])
-            while stop < len(rows) and stop - start < self.batch:
-                if self._lengths(rows[stop]) != lengths:
-                    break
-                stop += 1
-            yield list(rows[start:stop])
-            start = stop
-
-    # ---- programs ------------------------------------------------------------------------
 
     def _run(self, rows: list[_Row]) -> list[float]:
         """Sums of the losses of some rows."""
