@@ -31,7 +31,7 @@ def _start(options: Options, given: Sequence[str]) -> int:
     """Starts a training on several ranks, and again when its job dies, if restarts are allowed."""
     from meshmpi.transformer.training.supervisor import Supervisor, parse_hosts
 
-    settings = _settings(options)  # a mistake shall be found before ranks are started
+    settings = _settings(options)  # finds mistakes before ranks are started
     recover, run = settings.mesh.recover, _folder(options)
     shape = mesh_shape(settings.mesh, options.ranks)
     spare = options.ranks > shape.size and recover  # they replace lost ranks

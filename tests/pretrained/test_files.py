@@ -261,8 +261,8 @@ def test_bad_shards(tmp_path):
     refused(r"has no tensor 'b'.*one.safetensors has it", {"a": one, "b": two, "c": two})
     refused(r"has a tensor 'b' that", {"a": one, "c": two})
     refused(r"three.safetensors, a shard that .*json names, cannot be read", {"a": "three" + one[3:]})
-    refused("not the name of a file beside it", {"a": "../one.safetensors"})
-    refused("not the name of a file beside it", {"a": 3})
+    refused("not the name of a file next to it", {"a": "../one.safetensors"})
+    refused("not the name of a file next to it", {"a": 3})
     index = sharded(tmp_path)
     (tmp_path / two).write_bytes((tmp_path / two).read_bytes()[:-3])
     with pytest.raises(CheckpointError, match=r"two.safetensors is damaged: it ends within .*'c'"):

@@ -67,7 +67,7 @@ def test_word_pieces_and_byte_pairs(tmp_path):
     pairs = tmp_path / "gpt2"
     pairs.mkdir()
     (pairs / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
-    with pytest.raises(mm.DataError, match="has no merges.txt beside it"):
+    with pytest.raises(mm.DataError, match="has no merges.txt next to it"):
         open_tokenizer(pairs, "gpt2")
     (pairs / "merges.txt").write_text("#version: 0.2\na b\n")
     assert open_tokenizer(pairs, "gpt2").encoded("abb").ids == [2, 1]

@@ -291,6 +291,7 @@ def _read_index(path: Path) -> dict[str, str]:
         # An index comes from elsewhere: it must not lead out of its folder.
         if not plain.is_plain_name(file):
             raise CheckpointError(
-                f"the index {path} places tensor '{key}' in {file!r}, which is not the name of a file beside it.", AGAIN
+                f"the index {path} places tensor '{key}' in {file!r}, which is not the name of a file next to it.",
+                AGAIN,
             )
     return index

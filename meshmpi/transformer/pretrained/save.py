@@ -88,11 +88,11 @@ def save(
     """
     store = variables_of(source)
     mesh, folder = store.mesh, Path(folder)
-    beside = folder.with_name(f".{folder.name}.partial")
+    draft = folder.with_name(f".{folder.name}.partial")
     _check(architecture, store, dtype)
     extras = from_first(mesh, lambda: _extras(architecture, like))
     shards = _shards(architecture, dtype, max_shard_bytes, extras)
-    targets = from_first(mesh, lambda: _make_files(beside, folder, shards))
+    targets = from_first(mesh, lambda: _make_files(draft, folder, shards))
 
     def write() -> None:
         with _errors_of(folder):
@@ -103,9 +103,9 @@ def save(
     try:
         together(mesh, write)
     except MeshmpiError:
-        from_first(mesh, lambda: shutil.rmtree(beside, ignore_errors=True))
+        from_first(mesh, lambda: shutil.rmtree(draft, ignore_errors=True))
         raise
-    from_first(mesh, lambda: _finish(beside, folder, architecture, shards, dtype, like))
+    from_first(mesh, lambda: _finish(draft, folder, architecture, shards, dtype, like))
     gathered(mesh, None)  # nobody returns before the folder is there
     return folder
 
@@ -174,20 +174,20 @@ def _shards(
     return {f"{stem}-{n + 1:05d}-of-{len(parts):05d}.safetensors": part for n, part in enumerate(parts)}
 
 
-def _make_files(beside: Path, folder: Path, shards: Shards) -> dict[str, _Target]:
+def _make_files(draft: Path, folder: Path, shards: Shards) -> dict[str, _Target]:
     """Files with headers, at their full size; where each array belongs."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} exists already.", "Give a new folder, or remove what is there.")
     targets: dict[str, _Target] = {}
     with _errors_of(folder):
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
         for name, part in shards.items():
             header, places = make_header(part, {"format": "pt"})
-            with open(beside / name, "wb") as file:
+            with open(draft / name, "wb") as file:
                 file.write(header)
                 file.truncate(len(header) + max((p.stop for p in places.values()), default=0))
-            targets |= {key: _Target(beside / name, len(header) + place.start) for key, place in places.items()}
+            targets |= {key: _Target(draft / name, len(header) + place.start) for key, place in places.items()}
     return targets
 
 
@@ -244,7 +244,7 @@ def _write(file: int, place: int, data: memoryview) -> None:
 
 
 def _finish(
-    beside: Path,
+    draft: Path,
     folder: Path,
     architecture: Architecture,
     shards: Shards,
@@ -254,17 +254,17 @@ def _finish(
     """Writes what is not weights, and gives the folder its name."""
     with _errors_of(folder):
         if len(shards) > 1:
-            _write_json(beside / INDEX, _index(shards))
+            _write_json(draft / INDEX, _index(shards))
         values = {k: v for k, v in architecture.values.items() if k != "torch_dtype"}
-        _write_json(beside / "config.json", {**values, "dtype": dtype})
+        _write_json(draft / "config.json", {**values, "dtype": dtype})
         if like is not None:
             there = Path(like) if Path(like).is_dir() else Path(like).parent
             for name in BESIDE:
                 if (there / name).is_file():
-                    shutil.copyfile(there / name, beside / name)
+                    shutil.copyfile(there / name, draft / name)
         if folder.exists():
             folder.rmdir()  # empty, as was checked
-        os.rename(beside, folder)
+        os.rename(draft, folder)
 
 
 def _index(shards: Shards) -> dict[str, object]:

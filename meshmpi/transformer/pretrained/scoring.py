@@ -130,7 +130,7 @@ class Scorer:
             raise ConfigError(
                 f"{self.model.path} is a masked model whose config has no mask_token_id, and no"
                 " tokenizer says what stands for a hidden token.",
-                "Add mask_token_id to config.json, or put its tokenizer beside it.",
+                "Add mask_token_id to config.json, or put its tokenizer next to it.",
             )
         for k, special in enumerate(line.special):
             if not special:

@@ -83,26 +83,26 @@ def word_pieces(path: Path) -> HuggingFaceVocabulary:
     _package()
     from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
-    beside = path.with_name("tokenizer_config.json")
-    options = plain.json_table(beside) if beside.is_file() else {}
+    file = path.with_name("tokenizer_config.json")
+    options = plain.json_table(file) if file.is_file() else {}
     lower = bool(options.get("do_lower_case", True))
     return HuggingFaceVocabulary(BertWordPieceTokenizer(str(path), lowercase=lower).to_str(), str(path))
 
 
 def byte_pairs(path: Path) -> HuggingFaceVocabulary:
-    """GPT-2's tokenizer, from its pieces and the merges beside them."""
+    """GPT-2's tokenizer, from its pieces and the merges next to them."""
     _package()
     from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
     merges = path.with_name("merges.txt")
     if not merges.is_file():
-        raise DataError(f"{path} has no merges.txt beside it.", "Download it as well.")
+        raise DataError(f"{path} has no merges.txt next to it.", "Download it as well.")
     made = ByteLevelBPETokenizer(str(path), str(merges))
     # Texts that contain a special token would otherwise have it cut into pieces.
     named = ["<|endoftext|>"]
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        beside = path.with_name(name)
-        values = plain.json_table(beside) if beside.is_file() else {}
+        file = path.with_name(name)
+        values = plain.json_table(file) if file.is_file() else {}
         found = (v.get("content") if isinstance(v, dict) else v for v in values.values())
         named += [v for v in found if isinstance(v, str)]
     made.add_special_tokens([t for t in dict.fromkeys(named) if made.token_to_id(t) is not None])

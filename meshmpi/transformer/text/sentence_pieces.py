@@ -50,7 +50,7 @@ class SentencePieceVocabulary(Vocabulary):
         if found := next((piece for piece in self._refused if piece in text), None):
             raise DataError(
                 f"the text has {found!r}, a special token, which {self.name} would cut into pieces.",
-                "Put tokenizer.json beside it, which knows it, or give --token-ids.",
+                "Put tokenizer.json, which knows it, next to it, or give --token-ids.",
             )
         return np.array(self._processor.encode(text), np.int32)
 

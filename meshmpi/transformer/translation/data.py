@@ -61,7 +61,7 @@ def prepare(settings: Settings) -> TranslationData:
     name = "".join(c if c.isalnum() else "-" for c in f"{files[0].stem}-{data.vocabulary}")
     folder = cache_folder("tokens") / f"pairs-{name[:60]}-{key}"
     named = not s.source and s.pairs in COLLECTIONS
-    make_folder(folder, lambda beside: _write(beside, _read(files, named), rules, settings))
+    make_folder(folder, lambda draft: _write(draft, _read(files, named), rules, settings))
     return _load(folder)
 
 
@@ -90,11 +90,11 @@ def _files(settings: Settings) -> list[Path]:
 def collection(name: str) -> Path:
     """The file of a named collection in the cache; its fetcher makes it where it is missing."""
 
-    def fetch(beside: Path) -> None:
+    def fetch(draft: Path) -> None:
         pairs = fetched(name, "give files of your own: translation.source and translation.target")
         lines = (json.dumps(list(pair), ensure_ascii=False) for pair in pairs)
-        (beside / _PAIRS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        seal(beside)
+        (draft / _PAIRS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        seal(draft)
 
     folder = cache_folder("pairs") / f"{name}-{_FORMAT}"
     return make_folder(folder, fetch) / _PAIRS
