@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshmpi.commands.command import SETTINGS, Command, Options, argument, settings_of
 from meshmpi.errors import ConfigError
@@ -79,10 +79,11 @@ def _from_function(text: str, options: Options) -> Model:
 
 def _verify(options: Options) -> int:
     from meshmpi.checking import verify
+    from meshmpi.runtime.mesh import Mesh
     from meshmpi.runtime.world import world_size
 
     model, ranks = find_model(options), world_size()
-    layouts: Any = [options.layout] if options.layout else options.layouts
+    layouts = [options.layout] if options.layout else options.layouts
     mesh = options.mesh or (f"all:{ranks}" if ranks > 1 else model.mesh)
     report = verify(
         model.graph,
@@ -95,19 +96,9 @@ def _verify(options: Options) -> int:
         precision="own" if options.own_types else "float64",
         storage=model.storage or None,
     )
-    if _is_first():
+    if ranks == 1 or Mesh(f"all:{ranks}").rank == 0:
         print(report.text(options.rows))
     return 0 if report.ok else 1
-
-
-def _is_first() -> bool:
-    from meshmpi.runtime.world import world_size
-
-    if world_size() == 1:
-        return True
-    from meshmpi.runtime.mesh import Mesh
-
-    return Mesh(f"all:{world_size()}").rank == 0
 
 
 def _show(options: Options) -> int:

@@ -158,7 +158,7 @@ def _load(folder: Path) -> TranslationData:
     sealed = Sealed(folder)
     about, state, sentences = (json.loads(sealed.read(f"{name}.json")) for name in ("about", "vocabulary", "sentences"))
     train, held_out = (
-        TokenPairs(sealed.array(f"{name}.bin", about["dtype"]), sealed.array(f"{name}.starts", np.int64)[:])
+        TokenPairs(sealed.array(f"{name}.bin", about["dtype"]), sealed.array(f"{name}.starts", "int64")[:])
         for name in ("train", "held_out")
     )
     return TranslationData(
