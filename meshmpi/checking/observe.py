@@ -14,6 +14,7 @@ from meshmpi.kernels.native import NativeKernels
 from meshmpi.runtime.arrays import block_of
 from meshmpi.runtime.executor import Executor
 from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.operands import AllReduce
 from meshmpi.runtime.variables import VariableStore
 
 Blocks = dict[int, np.ndarray]
@@ -59,8 +60,7 @@ class ObservedExecutor(Executor):
             self._observe(i, v, blocks, sizes)
 
     def _finish(self, blocks: Blocks, axes: Axes, op: str) -> None:
-        arrays = list(blocks.values())
-        self.mesh.bind("all_reduce", arrays if self.simulated else arrays[0], axes, op)()
+        self.mesh.bind(*(AllReduce(block, axes, op) for block in blocks.values()))()
 
 
 def run_observed(

@@ -1,8 +1,7 @@
 """Saving while the next steps run: blocks are copied, and a thread of each rank writes the copies.
 
-No thread calls MPI.  At the end of each step the ranks ask each other whether all files are on
-disk.  Then a thread of rank 0 writes the manifest and renames the folder, and at the end of a later
-step all ranks learn that it is done.  Until then the checkpoint does not exist.
+No thread calls MPI.  At the end of each step the ranks ask each other whether all files are on disk.  Then a thread of
+rank 0 writes the manifest and renames the folder; until all ranks have learned of it the checkpoint does not exist.
 """
 
 from __future__ import annotations
@@ -91,18 +90,7 @@ class BackgroundSaver:
         after: int | None = None,
         compared: bool = False,
     ) -> None:
-        """Copies all variables and begins to write them; the previous save must be done.
-
-        Args:
-            step: Training steps done; names the checkpoint.
-            about: Plain values for the manifest.
-            keep: Newest checkpoints to keep this time.  Default: that of the saver.
-            after, compared: As in `save`.
-
-        Raises:
-            CheckpointError: The folder cannot be made, ``about`` cannot be written, or copies of a
-                variable differ between ranks.
-        """
+        """Copies all variables and begins to write them, as `save` does; the previous save must be done."""
         assert self._save is None, "wait() comes before start()"
         keep = self._keep if keep is None else keep
         saving = Save(self._folder, self._store, step, about, keep, self._buddies, self._say, after, compared)
@@ -126,9 +114,6 @@ class BackgroundSaver:
 
         Returns:
             Its folder, once.
-
-        Raises:
-            CheckpointError: A rank could not write; earlier checkpoints are untouched.
         """
         if self._save is None:
             return None
@@ -167,9 +152,6 @@ class BackgroundSaver:
 
         Returns:
             Its folder; None if none was being written.
-
-        Raises:
-            CheckpointError: A rank could not write; earlier checkpoints are untouched.
         """
         found = None
         while self._save is not None:

@@ -13,17 +13,19 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from meshmpi.checkpoint import disk
 from meshmpi.checkpoint.manifest import Manifest
 from meshmpi.checkpoint.shard import Identity, Shard, file_name, is_whole
 from meshmpi.errors import CheckpointError
-from meshmpi.files import plain
+from meshmpi.files import disk, plain
 from meshmpi.runtime.agreement import first_error, gathered
 from meshmpi.runtime.mesh_protocol import Ranks
+
+if TYPE_CHECKING:
+    from meshmpi.runtime.mpi import MPI
 
 MEMORY = "memory"
 _MESSAGE_BYTES = 1 << 28  # some MPI libraries count bytes in 31 bits
@@ -42,9 +44,6 @@ make a smaller mesh and still have them."""
 
 def buddy_ranks(hosts: Sequence[str]) -> list[int]:
     """For each rank the rank that keeps its copy.
-
-    Args:
-        hosts: Host of each rank.
 
     Example:
         >>> buddy_ranks(["a", "a", "b", "b", "b"])
@@ -81,11 +80,6 @@ class Buddies:
         """Hands files to buddies and takes those of others.  Collective.
 
         Copies of the checkpoint before are kept until `drop_old` says that the new one is whole.
-
-        Args:
-            checkpoint: The name that the checkpoint will have.
-            identity: Of the checkpoint.
-            shards: Files of this process.
         """
         if self._comm is None:
             new = [_Copy(identity, s.file, _joined(s)) for s in shards]
@@ -98,7 +92,7 @@ class Buddies:
         else:
             self._unwritten = new
 
-    def _sent(self, comm: Any, identity: Identity, shards: Sequence[Shard]) -> list[_Copy]:
+    def _sent(self, comm: MPI.Intracomm, identity: Identity, shards: Sequence[Shard]) -> list[_Copy]:
         """One file a rank goes to its buddy; what others have sent to this rank comes back."""
         sizes = comm.allgather(sum(s.record()["bytes"] for s in shards))
         waiting: list[Any] = []
@@ -116,14 +110,7 @@ class Buddies:
         return found
 
     def write(self, checkpoint: Path) -> None:
-        """Puts new copies into the folder, where there is one.
-
-        Args:
-            checkpoint: The name that the checkpoint will have.
-
-        Raises:
-            OSError: They cannot be written.
-        """
+        """Puts new copies into the folder, where there is one."""
         while self._unwritten:
             copy = self._unwritten[-1]
             path = self._path(checkpoint, copy.identity, copy.file)
@@ -165,15 +152,8 @@ class Buddies:
     def restore(self, manifest: Manifest, damaged: Sequence[str]) -> list[str]:
         """Writes damaged files again, where any rank has a good copy.  Collective.
 
-        Args:
-            manifest: Of the checkpoint.
-            damaged: Names of files; the same on all ranks.
-
         Returns:
             What was restored, from where, as lines; the same on all ranks.
-
-        Raises:
-            CheckpointError: A file cannot be written.
         """
         mine = {file: where for file in damaged if (where := self._good_copy(manifest, file))}
         offers = gathered(self.mesh, mine)
@@ -227,7 +207,6 @@ def _bytes_of(path: Path, manifest: Manifest, file: str) -> np.ndarray | None:
 
 
 def _run(checkpoint: Path) -> str:
-    """What distinguishes a run: where its checkpoints are."""
     return os.path.abspath(checkpoint.parent)
 
 
@@ -238,6 +217,5 @@ def messages(data: np.ndarray) -> list[np.ndarray]:
 
 
 def _joined(shard: Shard) -> np.ndarray:
-    """The bytes of a file, copied."""
     parts = [np.frombuffer(shard.header, np.uint8), *shard.data]
     return np.concatenate(parts)

@@ -1,9 +1,8 @@
 """Which checkpoints in a folder count, and what killed jobs have left among them.
 
-Checkpoints are ordered by step.  After a run goes back to an older checkpoint it saves one although
-there are later ones.  These must stop counting in the very moment in which the new one gets its
-name.  So an empty file, written in advance, says which ones the new one gives up, and after the
-rename they are moved into a folder of their own.
+Checkpoints are ordered by step.  A run that goes back to an older one saves the next although there are later ones,
+which must stop counting in the very moment in which the new one gets its name.  So an empty file, written in advance,
+says which ones it gives up; after the rename they are moved into a folder of their own.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from meshmpi.checkpoint import disk
 from meshmpi.checkpoint.shard import Identity
-from meshmpi.files import plain
+from meshmpi.files import disk, plain
 
 PARTIAL, GONE = ".partial", ".gone"
 """Endings of the hidden names of checkpoints that are being written, and being removed."""
@@ -46,15 +44,10 @@ def durable_folder(folder: Path, identity: Identity) -> disk.DurableFolder:
 
 
 class Turn(NamedTuple):
-    """A save that gives up all other checkpoints of steps later than ``after``.
+    """A save that gives up all other checkpoints of steps later than ``after``."""
 
-    Attributes:
-        identity: The checkpoint that is saved.
-        after: The last earlier step that still counts.
-    """
-
-    identity: Identity
-    after: int
+    identity: Identity  # the checkpoint that is saved
+    after: int  # the last earlier step that still counts
 
     @property
     def file(self) -> str:
@@ -110,9 +103,6 @@ def clean(folder: Path) -> list[str]:
 
     Returns:
         Which checkpoints were set aside, as lines.
-
-    Raises:
-        OSError: Something cannot be removed.
     """
     if not folder.is_dir():
         return []
@@ -149,9 +139,6 @@ def announced(folder: Path, turn: Turn | None) -> Iterator[None]:
     """Writes in advance which checkpoints are given up; the rename inside the block makes it true.
 
     After an error it is taken back, unless the new checkpoint has got its name.
-
-    Raises:
-        OSError: The file cannot be written.
     """
     if turn is None:
         yield
@@ -173,11 +160,7 @@ def _revoke(folder: Path, turn: Turn) -> None:
 
 
 def set_aside(folder: Path, turn: Turn) -> str:
-    """Moves the checkpoints that were given up into a folder of their own; returns a line.
-
-    Raises:
-        OSError: One cannot be moved; none of them counts all the same.
-    """
+    """Moves the checkpoints that were given up into a folder of their own; returns a line."""
     aside, moved = folder / turn.aside, []
     for name, step in _checkpoints(sorted(p.name for p in folder.iterdir())):
         if turn.gives_up(name, step) and not (aside / step_name(step)).exists():

@@ -18,9 +18,6 @@ LEAST_BYTES = 256
 def hashes(data: np.ndarray) -> np.ndarray:
     """The checksum of each piece of PIECE_BYTES; the last piece may be shorter.
 
-    Args:
-        data: uint8[n], contiguous.
-
     Returns:
         uint64[ceil(n / PIECE_BYTES)].
     """

@@ -1,9 +1,7 @@
 """Loading: any mesh, layout and storage reads what any other wrote, each rank its own part.
 
-Everything is read into memory of its own and verified there; only when all ranks have all of it is
-it copied into variables.  Where memory is short it is read twice instead.
-
-Knows variables by name and block only.
+Everything is read into memory of its own and verified; only when all ranks have all of it is it copied into variables.
+Where memory is short it is read twice instead.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from meshmpi.checkpoint.manifest import ForeignCheckpointError, Manifest, Ranges
 from meshmpi.checkpoint.shard import DamagedShardError, ShardReader
 from meshmpi.errors import CheckpointError, MeshmpiError
 from meshmpi.runtime.agreement import from_first, gathered
+from meshmpi.runtime.cores import free_memory
 from meshmpi.runtime.variables import VariableStore
 
 MEMORY_SHARE = 0.5
@@ -145,13 +144,9 @@ def fits_twice(store: VariableStore) -> bool:
     As many processes as there are cores are taken to do the same on this host.
     """
     needed = sum(x.nbytes for blocks in store.blocks.values() for x in blocks.values())
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
-    except (OSError, StopIteration, ValueError):
-        return False
+    free = free_memory()
     processes = 1 if store.mesh.comm is None else min(store.mesh.size, os.cpu_count() or 1)
-    return needed * processes <= MEMORY_SHARE * free
+    return math.isfinite(free) and needed * processes <= MEMORY_SHARE * free
 
 
 def load_newest(
@@ -221,11 +216,7 @@ def _arrays(manifest: Manifest, store: VariableStore) -> Iterator[tuple[_Part, n
 
 
 def open_shard(manifest: Manifest, file: str) -> ShardReader:
-    """Opens a file of a checkpoint.
-
-    Raises:
-        DamagedShardError: It is missing or its header is not the one that was written.
-    """
+    """Opens a file of a checkpoint."""
     if file not in manifest.files:
         raise CheckpointError(
             f"the checkpoint {manifest.folder} is damaged ({file} is not in its manifest).",
@@ -235,7 +226,6 @@ def open_shard(manifest: Manifest, file: str) -> ShardReader:
 
 
 def _parts(manifest: Manifest, store: VariableStore, name: str, rank: int) -> list[_Part]:
-    """The pieces of stored blocks that make up one rank's block of a variable."""
     shape = store.mesh.shape
     wanted = store.types[name].type.block(shape, shape.coordinates(rank))
     return [_Part(name, *piece, rank) for piece in pieces(manifest, name, wanted)]
@@ -258,11 +248,6 @@ def pieces(
     manifest: Manifest, name: str, wanted: Ranges
 ) -> Iterator[tuple[str, tuple[int, ...], Ranges, tuple[slice, ...]]]:
     """What makes up a part of a tensor.
-
-    Args:
-        manifest: Of the checkpoint.
-        name: Of the tensor.
-        wanted: (start, stop) along each of its dims.
 
     Yields:
         File; sizes of the stored block; ranges in that block; where they belong in the part.

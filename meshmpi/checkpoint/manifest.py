@@ -1,8 +1,7 @@
 """What a checkpoint says of itself.
 
-The manifest names every file with the hash of its header, in which the hashes of all blocks are;
-it says how tensors are split, so that its length grows with tensors and files, not with blocks.
-Knows no arrays and no stores but their types: what is read here is small.
+The manifest names every file with the hash of its header, which has the hashes of all blocks.  It says how tensors are
+split, so that its length grows with tensors and files, not with blocks.
 """
 
 from __future__ import annotations
@@ -140,7 +139,6 @@ def _overlapping(
 
 
 def _block_of(place: int, size: int, count: int) -> int:
-    """The number of the block that an index is in; see `block_range`."""
     least, longer = divmod(size, count)
     first = longer * (least + 1)  # of the blocks that have the least
     return place // (least + 1) if place < first else longer + (place - first) // least
@@ -188,17 +186,7 @@ def manifest_text(
     time: float,
     step_numbers: Sequence[int] = (),
 ) -> str:
-    """The text of a manifest; its first line vouches for the second.
-
-    Args:
-        identity: Of the checkpoint.
-        mesh: Of the ranks that write it.
-        types: Name -> how the tensor is split.
-        about: Plain values.
-        files: Name -> what `Shard.record` says.
-        time: Now, seconds since 1970.
-        step_numbers: As `VariableStore.step_numbers`.
-    """
+    """The text of a manifest; its first line vouches for the second."""
     tensors = {
         name: {
             "dims": list(t.shape.names),
@@ -225,11 +213,7 @@ def manifest_text(
 
 
 def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
-    """Reads and verifies the manifest of a checkpoint.
-
-    Raises:
-        CheckpointError: It is missing, damaged, of another step, or of another version.
-    """
+    """Reads and verifies the manifest of a checkpoint."""
     folder = Path(checkpoint)
     path = folder / MANIFEST
     try:

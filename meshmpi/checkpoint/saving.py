@@ -1,9 +1,7 @@
 """Saving: every rank writes the blocks that it owns; one rename makes them a checkpoint.
 
-A checkpoint is a folder ``step-00001200`` with one file of tensors for each writing rank, and a manifest.
-A block that several ranks hold is written once, by the lowest of them.
-
-Knows variables by name and block only: no model, no data, no training loop.
+A checkpoint is a folder ``step-00001200`` with a manifest and one file of tensors per writing rank.  A block that
+several ranks hold is written once, by the lowest of them.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from meshmpi.checkpoint import disk
 from meshmpi.checkpoint.buddies import Buddies
 from meshmpi.checkpoint.folder import GONE, MANIFEST, announced, clean, durable_folder, find, set_aside, turn_back
 from meshmpi.checkpoint.manifest import check_plain, manifest_text, read_manifest, size_problem
 from meshmpi.checkpoint.shard import Identity, Shard, make_shard
 from meshmpi.errors import CheckpointError
+from meshmpi.files import disk
 from meshmpi.ir.program import LocalType
 from meshmpi.runtime.agreement import first_error, from_first, gathered
 from meshmpi.runtime.mesh_protocol import AnyMesh
@@ -128,11 +126,7 @@ class Save:
         return [make_shard(self.identity, rank, blocks) for rank, blocks in self._blocks.items() if blocks]
 
     def write(self) -> Records:
-        """Writes the files of this process; returns what the manifest says about them.
-
-        Raises:
-            CheckpointError: It cannot.
-        """
+        """Writes the files of this process; returns what the manifest says about them."""
         shards = self._made() if self._shards is None else self._shards
         with disk.errors_of(self._mesh.rank):
             for shard in shards:
@@ -153,11 +147,7 @@ class Save:
         return {f: r for part in gathered(self._mesh, records) for f, r in part.items()}
 
     def commit(self, files: Records) -> None:
-        """Writes the manifest, gives the folder its name, removes old checkpoints.  Rank 0 only.
-
-        Raises:
-            CheckpointError: The checkpoint is not whole, or not certainly on disk.
-        """
+        """Writes the manifest, gives the folder its name, removes old checkpoints.  Rank 0 only."""
         folder, text = self.place.path.parent, self._manifest(files)
         with disk.errors_of(0):
             turn = turn_back(folder, self.identity, self._after)
@@ -221,11 +211,7 @@ def owned(store: VariableStore, rank: int) -> dict[str, np.ndarray]:
 
 
 def begin(mesh: AnyMesh, folder: Path, step: int, about: Mapping[str, Any]) -> Identity:
-    """Removes what killed saves have left and makes the folder of a new one.  Collective.
-
-    Raises:
-        CheckpointError: It cannot be made, or ``step`` or ``about`` cannot be written.
-    """
+    """Removes what killed saves have left and makes the folder of a new one.  Collective."""
     step = _checked_step(step)
 
     def prepare() -> Identity:
@@ -254,11 +240,7 @@ def _checked_step(step: Any) -> int:
 
 
 def drop_old(folder: Path, keep: int) -> None:
-    """Removes all but the newest ``keep`` checkpoints; those that look damaged do not count.
-
-    Raises:
-        OSError: One cannot be removed.
-    """
+    """Removes all but the newest ``keep`` checkpoints; those that look damaged do not count."""
     whole = 0
     for path in find(folder) if keep else []:
         if whole >= keep:

@@ -1,8 +1,7 @@
 """The file that one rank writes: safetensors, whose header names the checkpoint and all hashes.
 
-A file that is whole but belongs to another checkpoint, step or rank is found, since its header says
-where it belongs and the manifest has the hash of the header.  Knows no variables, meshes or MPI.
-Source of the format: https://github.com/huggingface/safetensors.
+A whole file of another checkpoint, step or rank is found out: its header says where it belongs, and the manifest has
+the hash of the header.  Source of the format: https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations
@@ -55,17 +54,11 @@ class Identity(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A file ready to be written.
+    """A file ready to be written."""
 
-    Attributes:
-        rank: Whose blocks it holds.
-        header: Its first bytes.
-        data: Blocks as uint8[n], in the order of the file.
-    """
-
-    rank: int
-    header: bytes
-    data: list[np.ndarray]
+    rank: int  # whose blocks it holds
+    header: bytes  # its first bytes
+    data: list[np.ndarray]  # blocks as uint8[n], in the order of the file
 
     @property
     def file(self) -> str:
@@ -94,13 +87,7 @@ def header_hash(header: bytes) -> str:
 
 
 def make_shard(identity: Identity, rank: int, blocks: Mapping[str, np.ndarray]) -> Shard:
-    """Hashes blocks and makes the header of their file; the blocks themselves are not copied.
-
-    Args:
-        identity: Of the checkpoint.
-        rank: Whose blocks they are.
-        blocks: Name -> block, of a type in FORMAT_NAMES.
-    """
+    """Hashes blocks and makes the header of their file; the blocks themselves are not copied."""
     kinds = {name: (FORMAT_NAMES[x.dtype.name], x.shape) for name, x in blocks.items()}
     _, places = make_header(kinds)
     data = [np.ascontiguousarray(blocks[n]).reshape(-1).view(np.uint8) for n in places]
@@ -115,12 +102,7 @@ def _text(hashes: np.ndarray) -> str:
 
 
 def is_whole(data: np.ndarray, record: Mapping[str, Any]) -> bool:
-    """Whether the bytes of a file, uint8[n], are all as they were written.
-
-    Args:
-        data: All its bytes.
-        record: What the manifest says of it.
-    """
+    """Whether the bytes of a file, uint8[n], are all as they were written."""
     length = 8 + int.from_bytes(data[:8].tobytes(), "little")
     header = data[:length].tobytes()
     if data.size != record["bytes"] or header_hash(header) != record["header"]:
@@ -149,16 +131,8 @@ def _hashes_in(header: Header) -> dict[str, str]:
 class ShardReader:
     """A file of a checkpoint, open for reading; its header is verified.
 
-    Args:
-        path: The file.
-        record: What the manifest says of it.
-        what: How messages call it, such as "shard rank-00003 of step 1200".
-
     Attributes:
         tensors: Name -> type, shape and place.
-
-    Raises:
-        DamagedShardError: It is missing or its header is not the one that was written.
     """
 
     def __init__(self, path: Path, record: Mapping[str, Any], what: str) -> None:
@@ -218,15 +192,6 @@ class ShardReader:
         """A part of a block; every piece of the file that it touches is verified as it is read.
 
         Only the rows ``ranges[0]`` are read, and what shares a piece with them.
-
-        Args:
-            name: Name of the tensor.
-            shape: Of the block.
-            dtype: A key of FORMAT_NAMES.
-            ranges: (start, stop) along each dim of the block.
-
-        Raises:
-            DamagedShardError: A piece is not what was written.
         """
         stored = self._stored(name, shape, dtype)
         row = math.prod(shape[1:]) * numpy_dtype(dtype).itemsize
@@ -242,11 +207,7 @@ class ShardReader:
         return rows[(slice(None), *(slice(a, b) for a, b in ranges[1:]))]
 
     def verify(self, name: str) -> None:
-        """Reads a whole block, keeping nothing.
-
-        Raises:
-            DamagedShardError: A piece is not what was written.
-        """
+        """Reads a whole block, keeping nothing."""
         stored = self.tensors[name]
         size = stored.stop - stored.start
         buffer = np.empty(min(size, PIECE_BYTES), np.uint8)

@@ -1,13 +1,11 @@
-"""Variables that are still in the memory of ranks when others are lost: are they all there, and how
-do they get to the ranks of another mesh?
-
-Knows variables by name and block only.  Ranks are numbers of a communicator that is handed in.
+"""Variables still in the memory of ranks when others are lost: are they all there, and how do they get to
+the ranks of another mesh?  Ranks are numbers of a communicator that is handed in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,44 +16,31 @@ from meshmpi.dims import Axes, MeshShape
 from meshmpi.ir.program import LocalType
 from meshmpi.runtime.variables import VariableStore
 
+if TYPE_CHECKING:
+    from meshmpi.runtime.mpi import MPI
+
 Wanted = Mapping[str, Ranges]
 """Variable -> (start, stop) along each dim of the block that a rank needs."""
 
 
 class Holding(NamedTuple):
-    """What one rank holds of one mesh's variables.
+    """What one rank holds of one mesh's variables."""
 
-    Attributes:
-        attempt: Which mesh: the n-th that the job made.
-        mesh: Its shape.
-        rank: In that mesh.
-        step: Training steps that the variables have seen.
-        ready: Whether this rank can end one more step alone.
-        splits: The sets of mesh axes over which variables are split.
-    """
-
-    attempt: int
-    mesh: MeshShape
-    rank: int
-    step: int
-    ready: bool
-    splits: tuple[Axes, ...]
+    attempt: int  # which mesh: the n-th that the job made
+    mesh: MeshShape  # its shape
+    rank: int  # in that mesh
+    step: int  # training steps that the variables have seen
+    ready: bool  # whether this rank can end one more step alone
+    splits: tuple[Axes, ...]  # the sets of mesh axes over which variables are split
 
 
 class Source(NamedTuple):
-    """Where all variables of one step are.
+    """Where all variables of one step are."""
 
-    Attributes:
-        attempt: The mesh that they belong to.
-        mesh: Its shape.
-        step: The step.
-        holders: Rank of that mesh -> rank of the survivors.
-    """
-
-    attempt: int
-    mesh: MeshShape
-    step: int
-    holders: Mapping[int, int]
+    attempt: int  # the mesh that they belong to
+    mesh: MeshShape  # its shape
+    step: int  # the step
+    holders: Mapping[int, int]  # rank of that mesh -> rank of the survivors
 
 
 def splits_of(store: VariableStore) -> tuple[Axes, ...]:
@@ -69,9 +54,6 @@ def _axes(t: LocalType, mesh: MeshShape) -> Axes:
 
 def newest(held: Sequence[Sequence[Holding]]) -> Source | None:
     """The newest step of which the survivors together hold every block of every variable.
-
-    Args:
-        held: What each survivor holds.
 
     Returns:
         None where a block of each step is lost.
@@ -92,12 +74,10 @@ def newest(held: Sequence[Sequence[Holding]]) -> Source | None:
 
 
 def _covered(mesh: MeshShape, axes: Axes, ranks: Mapping[int, int]) -> bool:
-    """Whether ranks hold all blocks of what is split over ``axes``."""
     return len({_block(mesh, axes, rank) for rank in ranks}) == mesh.count(axes)
 
 
 def _block(mesh: MeshShape, axes: Axes, rank: int) -> tuple[int, ...]:
-    """Which block of what is split over ``axes`` a rank holds."""
     coordinates = mesh.coordinates(rank)
     return tuple(coordinates[a] for a in axes)
 
@@ -114,7 +94,7 @@ def types_of(store: VariableStore) -> dict[str, LocalType]:
 
 
 def hand_over(
-    comm: Any,
+    comm: MPI.Intracomm,
     source: Source,
     types: Mapping[str, LocalType],
     old: VariableStore | None,
@@ -124,14 +104,6 @@ def hand_over(
     """Fills new stores from those of the survivors.  Collective in ``comm``.
 
     One variable after the other, so that few copies are under way at once.
-
-    Args:
-        comm: Communicator of the survivors.
-        source: Where the variables are.
-        types: Of the variables there, see `types_of`.
-        old: This rank's part of them, if it has one.
-        new: What this rank needs filled, if it takes part in the new mesh.
-        wants: What each rank of ``comm`` needs.
     """
     for name, t in types.items():
         arriving: list[tuple[np.ndarray, np.ndarray]] = []

@@ -1,7 +1,6 @@
 """The header of a safetensors file, read with every check that it allows, and written.
 
-A header that passes describes the data without gap or overlap to the last byte of the file, so that
-nothing read later can lie outside.  Knows no arrays and opens no files.
+A header that passes describes the data without gap or overlap to the last byte of the file.
 Source of the format: https://github.com/huggingface/safetensors.
 """
 
@@ -71,14 +70,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: int) -> Header:
-    """Reads and checks the header of an open file.
-
-    Args:
-        file: Descriptor of the file.
-
-    Raises:
-        HeaderError: The file is cut, longer than it says, or no such file.
-    """
+    """Reads and checks the header of an open file."""
     size, data = os.fstat(file).st_size, os.pread(file, 9, 0)
     if data[8:] != b"{":  # else it is a header, whose length may have the bytes of any other mark
         for begin, meaning in _OTHER_FILES.items():
@@ -95,11 +87,7 @@ def read_header(file: int) -> Header:
 
 
 def parse_header(text: bytes, data_bytes: int) -> Header:
-    """Checks the text of a header, which follows its length, against the bytes behind it.
-
-    Raises:
-        HeaderError: It is not a header, or the data have another length.
-    """
+    """Checks the text of a header, which follows its length, against the bytes behind it."""
     tensors, metadata = _parse(text)
     _check_places(tensors, data_bytes)
     return Header(tensors, metadata, 8 + len(text))
@@ -168,10 +156,6 @@ def make_header(
     tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, dict[str, Stored]]:
     """The first bytes of a file, and where its tensors belong.
-
-    Args:
-        tensors: Name -> type (a key of ITEM_BYTES) and shape.
-        metadata: Free text.
 
     Returns:
         The header with its length; name -> place.  Wide types come first: then every tensor is

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshmpi.checkpoint import disk
 from meshmpi.checkpoint.folder import MANIFEST, durable_folder, find
 from meshmpi.checkpoint.loading import open_shard, pieces
 from meshmpi.checkpoint.manifest import Manifest, Ranges, manifest_text, size_problem
@@ -23,16 +22,13 @@ from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, Shard, make_shard
 from meshmpi.checkpoint.tensor_header import make_header
 from meshmpi.dims import Layout, MeshShape
 from meshmpi.errors import CheckpointError, LayoutError
+from meshmpi.files import disk
 from meshmpi.ir.program import LocalType
 from meshmpi.runtime.arrays import numpy_dtype
 
 
 def checkpoints_of(path: Path) -> list[Path]:
-    """The checkpoints of a run or of a folder of checkpoints, newest first; or the one given.
-
-    Raises:
-        CheckpointError: There is none.
-    """
+    """The checkpoints of a run or of a folder of checkpoints, newest first; or the one given."""
     if (path / MANIFEST).exists():
         return [path]
     found = find(path / "checkpoints") or find(path)
@@ -45,11 +41,7 @@ def checkpoints_of(path: Path) -> list[Path]:
 
 
 def problems(manifest: Manifest) -> Iterator[str]:
-    """Reads every byte; yields what is wrong, naming file, tensor and bytes.
-
-    Args:
-        manifest: Of the checkpoint.
-    """
+    """Reads every byte; yields what is wrong, naming file, tensor and bytes."""
     for file in manifest.files:
         try:
             with open_shard(manifest, file) as shard:
@@ -70,16 +62,7 @@ def problems(manifest: Manifest) -> Iterator[str]:
 
 
 def read_part(manifest: Manifest, name: str, wanted: Ranges) -> np.ndarray:
-    """A part of a tensor, verified.
-
-    Args:
-        manifest: Of the checkpoint.
-        name: Of the tensor.
-        wanted: (start, stop) along each of its dims.
-
-    Raises:
-        CheckpointError: It is damaged.
-    """
+    """A part of a tensor, verified."""
     if problem := size_problem(manifest):  # before memory is asked for
         raise CheckpointError(f"{manifest.folder} is damaged: {problem}.", "Take an older one.")
     dtype = manifest.tensors[name]["dtype"]
@@ -91,11 +74,7 @@ def read_part(manifest: Manifest, name: str, wanted: Ranges) -> np.ndarray:
 
 
 def read_whole(manifest: Manifest, name: str) -> np.ndarray:
-    """A whole tensor, verified.
-
-    Raises:
-        CheckpointError: It is damaged.
-    """
+    """A whole tensor, verified."""
     return read_part(manifest, name, tuple((0, n) for n in manifest.tensors[name]["shape"]))
 
 
@@ -103,29 +82,17 @@ def read_whole(manifest: Manifest, name: str) -> np.ndarray:
 
 
 class Difference(NamedTuple):
-    """How a tensor differs between two checkpoints.
+    """How a tensor differs between two checkpoints."""
 
-    Attributes:
-        name: Of the tensor.
-        what: What differs besides values, or empty.
-        different: Elements whose bits differ.
-        elements: Of the tensor.
-        largest: Largest absolute difference; NaN where one side is NaN and the other is not.
-    """
-
-    name: str
-    what: str
-    different: int = 0
-    elements: int = 0
-    largest: float = 0.0
+    name: str  # of the tensor
+    what: str  # what differs besides values, or empty
+    different: int = 0  # elements whose bits differ
+    elements: int = 0  # of the tensor
+    largest: float = 0.0  # largest absolute difference; NaN where one side is NaN and the other is not
 
 
 def differences(a: Manifest, b: Manifest) -> Iterator[Difference]:
-    """Tensors that are not bit-equal in both.
-
-    Raises:
-        CheckpointError: One is damaged.
-    """
+    """Tensors that are not bit-equal in both."""
     for name in [*a.tensors, *(n for n in b.tensors if n not in a.tensors)]:
         if name not in b.tensors or name not in a.tensors:
             yield Difference(name, f"only in {(b if name in b.tensors else a).folder}")
@@ -151,11 +118,7 @@ def differences(a: Manifest, b: Manifest) -> Iterator[Difference]:
 
 
 def placed(t: LocalType, mesh: MeshShape, layout: Layout, storage: Layout) -> LocalType:
-    """A tensor split as the layouts say: by dims, storage rules before those of the layout.
-
-    Raises:
-        LayoutError: It would be split twice over one mesh axis.
-    """
+    """A tensor split as the layouts say: by dims, storage rules before those of the layout."""
     splits = [layout.axes(d.name) for d in t.shape]
     for rule in storage:
         k = t.shape.find(rule.dim)
@@ -173,7 +136,6 @@ def placed(t: LocalType, mesh: MeshShape, layout: Layout, storage: Layout) -> Lo
 
 
 def _twice(splits: Sequence[tuple[str, ...]]) -> str:
-    """An axis that is there twice, or empty."""
     axes = [a for s in splits for a in s]
     return next((a for a in axes if axes.count(a) > 1), "")
 
@@ -181,19 +143,8 @@ def _twice(splits: Sequence[tuple[str, ...]]) -> str:
 def convert(manifest: Manifest, folder: Path, mesh: MeshShape, layout: Layout, storage: Layout) -> Path:
     """Writes a checkpoint again, split otherwise.
 
-    Args:
-        manifest: Of the checkpoint; every byte is verified as it is read.
-        folder: Where the new one is made, as ``step-...``.
-        mesh: Its mesh; of one rank: one file.
-        layout: How tensors are split over it.
-        storage: Rules that come before those of the layout.
-
     Returns:
         The folder of the new checkpoint.
-
-    Raises:
-        CheckpointError: The old one is damaged, there is one already, or it cannot be written.
-        LayoutError: The layout does not fit.
     """
     names = {d for t in manifest.tensors.values() for d in t["dims"]}
     layout.check(mesh, names)
@@ -232,17 +183,8 @@ def _shards(
 def export(manifest: Manifest, path: Path, only: Sequence[str], without: Sequence[str]) -> int:
     """Writes whole tensors under their names into one plain safetensors file.
 
-    Args:
-        manifest: Of the checkpoint; every byte is verified as it is read.
-        path: The file.
-        only: Patterns of names, as ``layers/*``; empty takes all.
-        without: Patterns of names to leave out.
-
     Returns:
         Number of tensors.
-
-    Raises:
-        CheckpointError: It is damaged, no name matches, or the file cannot be written.
     """
     names = [n for n in manifest.tensors if (not only or _matches(n, only)) and not _matches(n, without)]
     if not names:

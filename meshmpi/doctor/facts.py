@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshmpi.errors import MeshmpiError
 from meshmpi.launch.launch import launch
@@ -33,21 +33,13 @@ _PROBE = ["-m", "meshmpi.runtime.probe"]
 
 @dataclass(frozen=True)
 class Answer:
-    """What another process said.
+    """What another process said."""
 
-    Attributes:
-        lines: Its standard output.
-        text: The end of its error output.
-        status: Exit status; negative: the number of the signal that ended it.
-        seconds: It took.
-        late: Whether it was stopped after the time limit.
-    """
-
-    lines: Sequence[str]
-    text: str = ""
-    status: int = 0
-    seconds: float = 0.0
-    late: bool = False
+    lines: Sequence[str]  # its standard output
+    text: str = ""  # the end of its error output
+    status: int = 0  # exit status; negative: the number of the signal that ended it
+    seconds: float = 0.0  # it took
+    late: bool = False  # whether it was stopped after the time limit
 
     @property
     def end(self) -> str:
@@ -61,41 +53,23 @@ class Answer:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of this machine; what could not be found out is empty.
+    """What is known of this machine; what could not be found out is empty."""
 
-    Attributes:
-        environment: Variables of the reporting process.
-        wanted: Ranks that were asked for.
-        folder: Where checkpoints are going to be.
-        cores: Which this process may use.
-        parts: Answers of `meshmpi.doctor.inside`, by part.
-        died_in: The part in which that process ended, or empty.
-        inside: That process.
-        library: What `meshmpi.runtime.probe --alone` said, with "error" where MPI does not load.
-        library_answer: That process.
-        launcher: The mpirun that meshmpi uses.
-        launcher_error: Why there is none.
-        on_path: The mpirun that a shell would take.
-        jobs: The lists printed by the ranks; one list where they are one job.
-        job_answer: The processes of the job; None where none was started.
-        inside_job: Whether the doctor itself is a rank.
-    """
-
-    environment: Mapping[str, str]
-    wanted: int
-    folder: Path
-    cores: Cores
-    parts: Mapping[str, Mapping[str, Any]]
-    died_in: str
-    inside: Answer
-    library: Mapping[str, Any]
-    library_answer: Answer
-    launcher: Launcher | None
-    launcher_error: str
-    on_path: Launcher | None
-    jobs: Sequence[Sequence[Mapping[str, Any]]] = ()
-    job_answer: Answer | None = None
-    inside_job: bool = False
+    environment: Mapping[str, str]  # variables of the reporting process
+    wanted: int  # ranks that were asked for
+    folder: Path  # where checkpoints are going to be
+    cores: Cores  # which this process may use
+    parts: Mapping[str, Mapping[str, Any]]  # answers of `meshmpi.doctor.inside`, by part
+    died_in: str  # the part in which that process ended, or empty
+    inside: Answer  # that process
+    library: Mapping[str, Any]  # what `meshmpi.runtime.probe --alone` said, with "error" where MPI does not load
+    library_answer: Answer  # that process
+    launcher: Launcher | None  # the mpirun that meshmpi uses
+    launcher_error: str  # why there is none
+    on_path: Launcher | None  # the mpirun that a shell would take
+    jobs: Sequence[Sequence[Mapping[str, Any]]] = ()  # the lists printed by the ranks; one list where they are one job
+    job_answer: Answer | None = None  # the processes of the job; None where none was started
+    inside_job: bool = False  # whether the doctor itself is a rank
 
     @property
     def ranks(self) -> Sequence[Mapping[str, Any]]:
@@ -115,14 +89,7 @@ def kind_of(library: str) -> str:
 
 
 def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> Facts:
-    """Asks everything.
-
-    Args:
-        ranks: How many to start; None: two, or in a job those there are.
-        mpi: As of `find_launcher`.
-        folder: Where checkpoints go; need not exist.
-        seconds: Limit of the job of these ranks.
-    """
+    """Asks everything."""
     here = in_job()
     # First, since the other ranks have begun theirs, see `take_part`.
     job = take_part(seconds) if here else None
@@ -145,23 +112,9 @@ def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> 
     jobs = jobs_in(job) if job is not None else []
     if here and jobs:
         wanted = sum(map(len, jobs))
-    return Facts(
-        dict(os.environ),
-        wanted,
-        folder,
-        available_cores(),
-        parts,
-        died_in,
-        inside,
-        library,
-        alone,
-        launcher,
-        error,
-        launcher_at(found) if found else None,
-        jobs,
-        job,
-        here,
-    )
+    on_path = launcher_at(found) if found else None
+    asked = (dict(os.environ), wanted, folder, available_cores())
+    return Facts(*asked, parts, died_in, inside, library, alone, launcher, error, on_path, jobs, job, here)
 
 
 def take_part(seconds: float) -> Answer:
@@ -288,3 +241,35 @@ def found_by(facts: Facts) -> str:
     if any(folder and os.path.realpath(folder) == os.path.dirname(file) for folder in folders):
         return "found through LD_LIBRARY_PATH"
     return "found by the system's loader"
+
+
+_NETWORK = frozenset(
+    "nfs nfs4 lustre gpfs beegfs ceph cifs smb3 afs 9p panfs fuse.sshfs fuse.glusterfs fuse.ceph".split()  # noqa: SIM905
+)
+_TABLE = Path("/proc/self/mounts")
+
+
+class Mount(NamedTuple):
+    """A mounted file system: where, and of which kind."""
+
+    at: str
+    kind: str
+
+
+def mount_of(folder: Path, table: str | None = None) -> Mount:
+    """The file system of a folder, which need not exist yet."""
+    path = os.path.realpath(folder)
+    text = _TABLE.read_text() if table is None else table
+    best = Mount("/", "")
+    for line in text.splitlines():
+        at, kind = line.split()[1:3]
+        at = at.encode().decode("unicode_escape")  # a blank is written as \040
+        inside = path == at or path.startswith(at.rstrip("/") + "/")
+        if inside and len(at) >= len(best.at):
+            best = Mount(at, kind)
+    return best
+
+
+def is_network(kind: str) -> bool:
+    """Whether files of such a system lie on other machines."""
+    return kind in _NETWORK

@@ -1,7 +1,6 @@
-"""``python -m meshmpi.doctor.inside``: what must be imported or compiled to be known.
+"""``python -m meshmpi.doctor.inside``: what must be imported or compiled to be known; JSON, an object a line.
 
-A process of its own, because a broken package may end it: the name of each part is printed before
-the part is tried, so that the doctor can tell which one did.  Prints JSON, an object a line.
+A process of its own, because a broken package may end it: the name of each part is printed before it is tried.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 REQUIRED = ("numpy", "opt_einsum", "ml_dtypes", "threadpoolctl", "safetensors", "xxhash", "pydantic")
@@ -83,8 +83,7 @@ def _compiler() -> dict[str, Any]:
         _clean(folder, name)
 
 
-def _clean(folder: Any, name: str) -> None:
-    """Takes the library of this run out of the cache: its source names it."""
+def _clean(folder: Path, name: str) -> None:
     for source in folder.glob("*.c"):
         if source.stat().st_size < 200 and name in source.read_text():
             for suffix in (".c", ".so", ".json", ".lock"):

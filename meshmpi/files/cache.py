@@ -1,11 +1,8 @@
 """Files that are made once and then shared: by runs, by ranks and by jobs started together.
 
-Everything the package keeps between runs lies below one folder, by one rule: from that folder on,
-every folder is private (`private`).  Where one is not, a private folder among the temporary files
-serves, and a line says so.  Small documents carry their own hash: a damaged one is not there.
-
-Everything is written under another name and renamed, so that a reader sees whole files or none.
-Knows nothing of what the files hold, and needs no MPI: ranks meet at the file system.
+All that is kept between runs lies below one folder, of which every folder is private (`private`).  Where one is not, a
+private folder among the temporary files serves, and a line says so.  Small documents carry their own hash.  Everything
+is written under another name and renamed, so that a reader sees whole files or none.
 """
 
 from __future__ import annotations
@@ -32,11 +29,7 @@ _SEAL_BYTES = len(_SEAL) + 64 + 1
 
 
 def wanted_folder() -> Path:
-    """Where the cache belongs: $MESHMPI_CACHE, $XDG_CACHE_HOME/meshmpi or ~/.cache/meshmpi.
-
-    Raises:
-        OSError: None of them is known: the user has no home folder.
-    """
+    """Where the cache belongs: $MESHMPI_CACHE, $XDG_CACHE_HOME/meshmpi or ~/.cache/meshmpi."""
     named = os.environ.get("MESHMPI_CACHE")
     if named:
         return Path(named)
@@ -49,15 +42,7 @@ def wanted_folder() -> Path:
 
 
 def opened(*parts: str, programs: bool = False) -> Folder:
-    """A folder of the cache, made where it is missing, held open.
-
-    Args:
-        parts: Names of the folders from the cache's root on.
-        programs: Whether libraries are to be loaded from it.
-
-    Raises:
-        DataError: No folder can be made, among the temporary files neither.
-    """
+    """A folder of the cache, made where it is missing, held open."""
     try:
         return _usable(Folder.at(wanted_folder()), parts, programs)
     except OSError as error:
@@ -139,16 +124,7 @@ _told: dict[str, None] = {}
 
 
 def remember(folder: Folder, name: str, document: Any) -> None:
-    """Keeps a document, anything that JSON can hold, with a hash of it and its name.
-
-    Args:
-        folder: By `opened`.
-        name: Of the file.
-        document: What to keep.
-
-    Raises:
-        OSError: There is no room.
-    """
+    """Keeps a document, anything that JSON can hold, with a hash of it and its name."""
     write_sealed(folder, name, json.dumps(document).encode())
 
 
@@ -159,11 +135,7 @@ def recall(folder: Folder, name: str) -> Any:
 
 
 def write_sealed(folder: Folder, name: str, data: bytes) -> None:
-    """Keeps a small file; a last line, a comment in TOML, has a hash of it and its name.
-
-    Raises:
-        OSError: There is no room.
-    """
+    """Keeps a small file; a last line, a comment in TOML, has a hash of it and its name."""
     folder.write(name, data + _SEAL + _hash(name, data) + b"\n")
 
 
@@ -203,12 +175,7 @@ def exclusive(path: Path) -> Iterator[bool]:
 
 
 def make_file(path: Path, write: Callable[[Path], None]) -> Path:
-    """Makes a file once: ``write`` fills one beside it, which is then renamed.
-
-    Args:
-        path: The file wanted; nothing happens when it exists.
-        write: Called with the path to write to.
-    """
+    """Makes a file once: ``write`` fills another one next to it, which is then renamed."""
     if not path.exists():
         with exclusive(path) as held:
             if not path.exists():
@@ -219,12 +186,7 @@ def make_file(path: Path, write: Callable[[Path], None]) -> Path:
 
 
 def make_folder(path: Path, fill: Callable[[Path], None]) -> Path:
-    """Makes a folder once: ``fill`` puts files into one beside it, which is then renamed.
-
-    Args:
-        path: The folder wanted; nothing happens when it exists.
-        fill: Called with an empty folder.
-    """
+    """Makes a folder once: ``fill`` puts files into another one next to it, which is then renamed."""
 
     def make(beside: Path) -> None:
         beside.mkdir()
@@ -234,7 +196,6 @@ def make_folder(path: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def _sweep(path: Path) -> None:
-    """Removes what processes left that were killed while they made ``path``; its lock is held."""
     begins = f".{path.name}."
     for entry in list(path.parent.iterdir()):
         if entry.name.startswith(begins) and "." not in entry.name[len(begins) :]:

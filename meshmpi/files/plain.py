@@ -1,13 +1,9 @@
 """Files that somebody else may have made: read whole, or refused, by one rule.
 
-A file is a plain file, not a folder, named pipe, socket or device: opening one never blocks.  Its
-length is known, and compared with what the reader takes at most, before memory is asked for.
-Documents are refused by a `ValueError` whatever is wrong with them: nesting that exhausts the
-stack, a name that comes twice, shapes that the file is too short for.
-
-Functions here raise `OSError` (its ``strerror`` says what is wrong) and `ValueError`; a caller adds
-which file it wanted, why, and what to do.  Knows nothing of what files hold.  Packages are imported
-where they are needed: `meshmpi doctor` reads files by this where there are none.
+A file is a plain file, not a folder, named pipe, socket or device: opening one never blocks.  Its length is compared
+with what the reader takes at most before memory is asked for.  Functions raise `OSError`, whose ``strerror`` says what
+is wrong, and `ValueError` for a document that is damaged, nests too deep or has a name twice; a caller adds which file
+it wanted, why, and what to do.  Packages are imported where they are needed: `meshmpi doctor` runs without them.
 """
 
 from __future__ import annotations
@@ -47,16 +43,7 @@ def is_plain_name(name: object) -> bool:
 
 
 def opened(path: str | os.PathLike[str], links: bool = True, folder: int | None = None) -> int:
-    """Opens a plain file for reading; returns its descriptor.
-
-    Args:
-        path: Of the file.
-        links: Whether ``path`` itself may be a symbolic link.
-        folder: Descriptor of the folder that a relative ``path`` starts from.
-
-    Raises:
-        OSError: It cannot be opened, or is not a plain file.
-    """
+    """Opens a plain file for reading; returns its descriptor."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         fd = os.open(path, flags if links else flags | os.O_NOFOLLOW, dir_fd=folder)
@@ -80,16 +67,7 @@ def _not_plain(kind: int, path: str | os.PathLike[str]) -> OSError:
 
 
 def contents(path: str | os.PathLike[str], most: int | None = MOST_DOCUMENT_BYTES, links: bool = True) -> bytes:
-    """All bytes of a plain file.
-
-    Args:
-        path: Of the file.
-        most: Longest length that is taken; None: any.
-        links: As `opened`.
-
-    Raises:
-        OSError: It cannot be read, is not a plain file, or is longer.
-    """
+    """All bytes of a plain file."""
     with open(opened(path, links), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
@@ -140,11 +118,7 @@ def parse_toml(document: str) -> dict[str, Any]:
 
 
 def parse_npy(data: bytes) -> np.ndarray:
-    """The array that the bytes of a .npy file hold.
-
-    Raises:
-        ValueError: It is none, holds Python objects, or is longer or shorter than its header says.
-    """
+    """The array that the bytes of a .npy file hold."""
     import numpy as np
 
     file = io.BytesIO(data)

@@ -1,14 +1,11 @@
 """Folders and files of this user alone, so that nobody else can have put anything into them.
 
-A folder is private when this user owns it and nobody else may write to it.  It is held open by its
-descriptor, and everything in it is reached from there: whoever renames or replaces a folder above
-cannot lead a reader elsewhere.  No link is followed.
+A folder is private when this user owns it and nobody else may write to it.  It is held open by its descriptor, and
+everything in it is reached from there, so that whoever renames a folder above cannot lead a reader elsewhere.  No link
+is followed.  Functions raise `OSError` for what is not private, is a link, or finds no room.
 
-Root is a user like others: it takes nothing from a folder of somebody else.  A folder that the
-user's group may write to is refused too, even where the group has one member: who is in a group
-cannot be known.  So is one whose owner shows as another user, as on a file server that maps users.
-
-Knows nothing of what files hold.
+Root is a user like others.  A folder that the user's group may write to is refused even if the group has one member:
+who is in a group cannot be known.  So is one whose owner shows as another user, as on a file server that maps users.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from meshmpi.files import plain
 
@@ -49,10 +46,6 @@ def _refuse(path: str | Path, why: str) -> NoReturn:
 class Folder:
     """A private folder, held open.
 
-    Args:
-        path: Its path, to show and for programs that need a name.
-        descriptor: The open folder; closed with this object.
-
     Attributes:
         path: As given.
     """
@@ -69,11 +62,7 @@ class Folder:
 
     @classmethod
     def at(cls, path: Path) -> Folder:
-        """Opens a folder, which is made where it is missing, with those above it.
-
-        Raises:
-            OSError: It is not private, is a link, or cannot be made.
-        """
+        """Opens a folder, which is made where it is missing, with those above it."""
         path = Path(os.path.abspath(path))
         missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
         for folder in reversed(missing):
@@ -82,15 +71,7 @@ class Folder:
 
     @classmethod
     def new(cls, place: Path, prefix: str) -> Folder:
-        """Makes a folder that nobody can guess the name of.
-
-        Args:
-            place: Where, as /tmp; nobody else may be able to rename what this user has made there.
-            prefix: How its name begins.
-
-        Raises:
-            OSError: The place is not safe, or nothing can be made there.
-        """
+        """Makes a folder that nobody can guess the name of."""
         status = os.stat(place)
         sticky = status.st_mode & stat.S_ISVTX
         if status.st_uid not in (0, os.geteuid()):
@@ -102,11 +83,7 @@ class Folder:
         return cls(path, _opened(path, None))
 
     def child(self, name: str) -> Folder:
-        """Opens a folder in this one, made where it is missing.
-
-        Raises:
-            OSError: It is not private, is a link, or cannot be made.
-        """
+        """Opens a folder in this one, made where it is missing."""
         path = self.path / name
         try:
             if not self.has(name):  # asked first: a read-only file system refuses before it looks
@@ -151,28 +128,15 @@ class Folder:
         return True
 
     def create(self, name: str) -> int:
-        """A new file, open for reading and writing, of mode 0600.
-
-        Raises:
-            OSError: There is something under this name, or no room.
-        """
+        """A new file, open for reading and writing, of mode 0600."""
         return os.open(name, _NEW, 0o600, dir_fd=self._fd)
 
     def read(self, name: str, most: int = MOST_BYTES) -> bytes | None:
-        """The content of a file; None where there is none, or it is not this user's alone.
-
-        Args:
-            name: Of the file.
-            most: Longer ones are not read.
-        """
+        """The content of a file; None where there is none, or it is not this user's alone."""
         return read_plain(name, most, self._fd)
 
     def write(self, name: str, data: bytes) -> None:
-        """Puts a whole file under a name at once, in place of what is there.
-
-        Raises:
-            OSError: There is no room.
-        """
+        """Puts a whole file under a name at once, in place of what is there."""
         beside = f".{name}.{secrets.token_hex(8)}"
         try:
             with open(self.create(beside), "wb") as file:
@@ -237,21 +201,26 @@ class Folder:
 
 
 def new_file(path: Path) -> int:
-    """A new file of mode 0600, open for reading and writing, in a private folder.
-
-    Raises:
-        OSError: There is something under this name, or no room.
-    """
+    """A new file of mode 0600, open for reading and writing, in a private folder."""
     return os.open(path, _NEW, 0o600)
 
 
-def open_plain(path: str | Path, folder: int | None = None) -> int | None:
-    """A plain file of this user alone, open for reading; None for anything else, links included.
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """A file that takes its name, and the place of what is there, when it is whole; removed after an error."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(new_file(unfinished), "wb") as file:
+            yield file
+            os.fchmod(file.fileno(), mode)
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
-    Args:
-        path: Of the file.
-        folder: Descriptor of the folder that ``path`` starts from.
-    """
+
+def open_plain(path: str | Path, folder: int | None = None) -> int | None:
+    """A plain file of this user alone, open for reading; None for anything else, links included."""
     try:
         fd = plain.opened(path, links=False, folder=folder)
     except OSError:
@@ -263,13 +232,7 @@ def open_plain(path: str | Path, folder: int | None = None) -> int | None:
 
 
 def read_plain(path: str | Path, most: int = MOST_BYTES, folder: int | None = None) -> bytes | None:
-    """The content of a plain file of this user alone; None for anything else, links included.
-
-    Args:
-        path: Of the file.
-        most: Longer ones are not read.
-        folder: Descriptor of the folder that ``path`` starts from.
-    """
+    """The content of a plain file of this user alone; None for anything else, links included."""
     fd = open_plain(path, folder)
     if fd is None:
         return None

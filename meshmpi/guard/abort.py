@@ -1,15 +1,11 @@
-"""Failing together: an error on one rank ends the job on all, with one traceback and no hang.
+"""An error on one rank ends the job on all, with one traceback and no hang.
 
-Plain Python under mpirun hangs when one rank raises: the rank waits in MPI_Finalize for the
-others, they wait for it in a collective.  Here an uncaught exception, in any thread, calls
-MPI_Abort; a rank that leaves with a status other than 0 gives the others a few seconds to leave
-too, then aborts.
+Under plain mpirun a rank that raises waits in MPI_Finalize for the others, and they wait for it in a collective.
+Here an uncaught exception, in any thread, calls MPI_Abort; a rank that leaves with a status other than 0 gives the
+others a few seconds to leave too, then aborts.
 
-What this changes in the interpreter, and when (docs/hangs.md): `sys.excepthook`,
-`threading.excepthook` and an atexit function, once a mesh of several ranks is made or the launcher's
-own start runs the program.  The hooks are given back when the last mesh is freed.
-
-Not known here: meshes, programs.  mpi4py is used only when it is initialised, never imported first.
+It changes `sys.excepthook` and `threading.excepthook` and adds an atexit function, once a mesh of several ranks is made
+or the launcher runs the program; the hooks are given back when the last mesh is freed (docs/hangs.md).
 """
 
 from __future__ import annotations
@@ -39,11 +35,7 @@ _meshes, _keeps = 0, False
 
 
 def install(comm: MPI.Intracomm) -> None:
-    """Makes errors of any rank of ``comm`` end the job.  Collective; once for a communicator.
-
-    Args:
-        comm: An intracommunicator; with one rank nothing is done.
-    """
+    """Makes errors of any rank of ``comm`` end the job.  Collective; once for a communicator."""
     from meshmpi.runtime.mpi import MPI
 
     if comm.size == 1:

@@ -1,8 +1,7 @@
 """Whether ranks wait for each other and none of them can go on, from what was seen of each.
 
-A rank that computes, reads a file or is stopped by a debugger is slow, not stuck: whoever waits for
-it is only waiting.  A job is stuck when ranks wait for calls that nobody can make any more.
-Pure reasoning over `rings.Seen`: no files, no MPI, no clock.
+A rank that computes, reads a file or is stopped by a debugger is slow, not stuck.  A job is stuck when ranks wait for
+calls that nobody can make any more.  Pure reasoning over `rings.Seen`: no files, no MPI, no clock.
 """
 
 from __future__ import annotations
@@ -16,32 +15,18 @@ from meshmpi.guard.rings import Call, Seen
 
 
 class Finding(NamedTuple):
-    """Why a job cannot go on.
+    """Why a job cannot go on."""
 
-    Attributes:
-        kind: lost, differ, stuck or stalled.
-        problem: What is wrong: one sentence.
-        ranks: Those it is about, ascending.
-        waiting: Ranks that wait in a collective.
-        remedy: What to do, or empty.
-        status: Exit status for the job.
-    """
-
-    kind: str
-    problem: str
-    ranks: tuple[int, ...]
-    waiting: tuple[int, ...]
-    remedy: str = ""
-    status: int = 1
+    kind: str  # lost, differ, stuck or stalled
+    problem: str  # what is wrong: one sentence
+    ranks: tuple[int, ...]  # those it is about, ascending
+    waiting: tuple[int, ...]  # ranks that wait in a collective
+    remedy: str = ""  # what to do, or empty
+    status: int = 1  # exit status for the job
 
 
 def find(ranks: Mapping[int, Seen], stall_seconds: float | None = None) -> Finding | None:
-    """The gravest thing that is wrong, or None.
-
-    Args:
-        ranks: What was seen of each rank; of a rank that is missing nothing is known.
-        stall_seconds: A rank that waits longer is taken for stuck; None: never.
-    """
+    """The gravest thing that is wrong, or None."""
     return lost(ranks) or differing(ranks) or stuck(ranks) or (stalled(ranks, stall_seconds) if stall_seconds else None)
 
 

@@ -13,10 +13,10 @@ import threading
 import time
 import traceback
 from types import ModuleType, TracebackType
-from typing import Protocol
 
 from meshmpi.errors import without_library
 from meshmpi.guard import flight, outcome
+from meshmpi.guard.rings import Host
 
 STAGGER_SECONDS, STAGGER_STEP, STAGGER_RANKS = 1.0, 0.25, 12
 """Rank r > 0 waits STAGGER_SECONDS + STAGGER_STEP * min(r - 1, STAGGER_RANKS) before it reports, so
@@ -29,18 +29,6 @@ REPORT_SECONDS = 3.0
 that Open MPI had damaged (ranks gave unequal counts): formatting the traceback never returned."""
 HARD_SECONDS = 8.0
 """A rank that still runs this long after another one claimed the end kills itself."""
-
-
-class Host(Protocol):
-    """The ranks of this host, only one of which ends the job."""
-
-    def claim(self) -> bool:
-        """Claims the end of the job; False where another rank of this host has."""
-        ...
-
-    def clean(self) -> None:
-        """Removes what the ranks of this host have written of themselves."""
-        ...
 
 
 _lock = threading.Lock()
@@ -83,14 +71,7 @@ def stagger_seconds(rank: int) -> float:
 
 
 def fail_job(error: BaseException, tb: TracebackType | None, thread: str, status: int) -> None:
-    """Ends the job of several ranks with the traceback of an error; returns where there is none.
-
-    Args:
-        error: The exception.
-        tb: Its traceback.
-        thread: ``" in thread NAME"``, or empty for the main thread.
-        status: The exit status of the job.
-    """
+    """Ends the job of several ranks with the traceback of an error; returns where there is none."""
     mpi = running_mpi()
     if mpi is not None:
         _wait_for_turn(mpi)
@@ -98,13 +79,10 @@ def fail_job(error: BaseException, tb: TracebackType | None, thread: str, status
 
 
 def end_job(text: str, status: int, at_once: bool = False, claimed: bool = False) -> None:
-    """Ends the job of several ranks, with a message in place of a traceback; returns where there is none.
+    """Ends the job of several ranks with a message of whole lines; returns where there is none.
 
-    Args:
-        text: Whole lines; where all ranks call this, only rank 0's are shown.
-        status: The exit status of the job.
-        at_once: Without waiting for the turn of lower ranks: the caller knows that it is alone.
-        claimed: The caller has claimed the end of the job already.
+    Where all ranks call this, only rank 0's message is shown.  ``at_once``: the caller is alone and waits
+    for no other rank's turn; ``claimed``: it has claimed the end of the job already.
     """
     mpi = running_mpi()
     if mpi is not None:
@@ -148,7 +126,7 @@ def _end(mpi: ModuleType, thread: str, text: str, status: int, claimed: bool = F
             _host.clean()
         elif ring is not None:
             ring.remove()
-        outcome.tell(status)
+        outcome.tell(status, text)
         world.Abort(status)
 
 

@@ -1,9 +1,8 @@
-"""With which status this rank is about to end, as far as somebody knows it.
+"""The status with which this rank is about to end, as far as it is known.
 
-Python does not say: `sys.excepthook` is not called for SystemExit, and atexit functions get no status.
-Whoever runs the program knows (`meshmpi.launch.start`, the command ``meshmpi``), and an exception
-hook knows of an uncaught exception.  Under plain ``mpirun python script.py`` the status of a
-``sys.exit`` is not known: `pending` is then None, and the rank counts as one that has left in order.
+Python does not tell: `sys.excepthook` is not called for SystemExit, and atexit functions get no status.  Whoever runs
+the program knows (`meshmpi.launch.start`, the command ``meshmpi``).  Under plain ``mpirun python script.py`` the status
+of a ``sys.exit`` is not known, and the rank counts as one that has left in order.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""What this rank does, in a file mapped into memory: its last collectives and its phase.
+"""The flight recorder: the last collectives and the phase of this rank, in a file mapped into memory.
 
-Others read the file while the rank runs, hangs or has died: the watchdog (`watchdog`) and ``meshmpi
-status``.  A record is a few integers, written by one call; what the integers mean is appended to a
-text file next to it, once for each kind of call.  Files lie in memory (/dev/shm), in a private folder
-(`private`) of each process whose name nobody can guess, and go with the rank.  What a process left
-that was killed, the user's next job removes: the name of its folder says whose it is.
-
-Knows no MPI and no meshes; layout of the file: constants below, read by `rings`.
+The watchdog and ``meshmpi status`` read it while the rank runs, hangs or has died.  A record is a few integers; what
+they mean is appended to a text file next to it, once per kind of call.  The files lie in /dev/shm, in a private folder
+with a name that nobody can guess, and go with the rank.  The user's next job removes what a killed process left: the
+name of the folder says whose it is.
 """
 
 from __future__ import annotations
@@ -75,19 +72,11 @@ class Channel:
 class Ring:
     """The files of this rank.
 
-    Args:
-        place: Where their folder is made.
-        rank: In MPI.COMM_WORLD.
-        size: Its number of ranks.
-
     Attributes:
         path: The ring's file; the table has the suffix ``.txt``.
         count: Collectives called.
         rank: In MPI.COMM_WORLD.
         size: Number of ranks in MPI.COMM_WORLD.
-
-    Raises:
-        OSError: They cannot be made there, or there is no room.
     """
 
     def __init__(self, place: Path, rank: int, size: int):
@@ -122,12 +111,7 @@ class Ring:
         os.write(self._table, row.encode(errors="backslashreplace"))
 
     def channel(self, key: str, members: Sequence[int]) -> Channel:
-        """The calls of a communicator, which has the same ``key`` on all its ranks.
-
-        Args:
-            key: Unique in the job.
-            members: Its ranks in MPI.COMM_WORLD.
-        """
+        """The calls of a communicator, which has the same ``key`` on all its ranks."""
         found = self._channels.get(key)
         if found is None:
             found = self._channels[key] = Channel(len(self._channels))
@@ -135,13 +119,7 @@ class Ring:
         return found
 
     def entry(self, kind: CallKind, nbytes: int, line: str) -> int:
-        """The number of a call in the table, which is made at the first time.
-
-        Args:
-            kind: What it is.
-            nbytes: Bytes that this rank sends.
-            line: ``file:line`` of the user's code, or empty.
-        """
+        """The number of a call in the table, which is made at the first time."""
         key = (*kind, nbytes, line)
         found = self._entries.get(key)
         if found is None:
@@ -197,11 +175,7 @@ class Ring:
         self._floats[HEARTBEAT] = time.perf_counter()
 
     def beside(self, others: Sequence[tuple[int, int]]) -> None:
-        """Notes ranks of the job on this host: while one runs, it may look at these files.
-
-        Args:
-            others: Number and start time of each process.
-        """
+        """Notes ranks of the job on this host: while one runs, it may look at these files."""
         self._say("M", 0, ",".join(f"{pid}-{start}" for pid, start in others))
 
     def remove(self) -> None:
@@ -240,11 +214,7 @@ def start(rank: int, size: int) -> Ring | None:
 
 
 def remove(ring: Path) -> None:
-    """Removes all files of a rank but the claim of the job's end, and the folder if that is all.
-
-    Args:
-        ring: Path of its ring.
-    """
+    """Removes all files of a rank but the claim of the job's end, and the folder if that is all."""
     for suffix in (".ring", ".txt", ".stacks"):
         ring.with_suffix(suffix).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the claim is there, or somebody else has just removed it
@@ -264,7 +234,6 @@ def neighbours(ring: Ring) -> list[Path]:
 
 
 def _beginning() -> str:
-    """The beginning of a folder's name, which says whose it is."""
     return f"meshmpi-{os.geteuid()}-{processes.mark()}-"
 
 
@@ -324,12 +293,7 @@ def ring() -> Ring | None:
 
 
 def phase(name: str, step: int | None = None) -> None:
-    """Says what this rank does outside of collectives, for ``meshmpi status`` and reports.
-
-    Args:
-        name: Such as load, compile, step, evaluate, save.
-        step: The step it belongs to.
-    """
+    """Says what this rank does outside of collectives, for ``meshmpi status`` and reports."""
     global _early
     _early = (name, step)
     if _ring is not None and _owner == os.getpid():
@@ -338,11 +302,7 @@ def phase(name: str, step: int | None = None) -> None:
 
 @contextlib.contextmanager
 def folder_of_job(variables: dict[str, str]) -> Iterator[None]:
-    """A folder for the files of a job's ranks on this host, which goes with the job.
-
-    Args:
-        variables: Environment of the ranks; takes the folder's name.
-    """
+    """A folder for the files of a job's ranks on this host, which goes with the job."""
     if FOLDER_VARIABLE in variables:
         yield
         return

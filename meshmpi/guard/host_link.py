@@ -1,15 +1,11 @@
-"""How hosts of a job tell each other what their ranks do, without MPI: one connection to the first.
+"""How the hosts of a job tell each other what their ranks do, without MPI: one connection to the first host.
 
-The lowest rank of every host holds a TCP connection to the lowest rank of the first host.  Before
-anything is parsed, both ends prove that they know a secret of the job, by an answer to the other's
-fresh random bytes.  A connection without it, or that says something unreadable, is closed, and the
-job goes on.
+The lowest rank of every host holds a TCP connection to that of the first.  Before anything is parsed, both ends prove
+that they know a secret of the job.  A connection without it, or with unreadable content, is closed; the job goes on.
 
-The kernels answer for processes that are stopped, so a slow rank closes nothing; a process that
-dies closes its end at once; a lost host or link closes it after `SILENT_SECONDS`.  What is told is
-asked for, one answer to a question, so that nothing piles up for a process that does not read.
-
-Used by the watchdog's threads only; `connect` alone, which exchanges addresses, calls MPI.
+Kernels answer for stopped processes, so a slow rank closes nothing; a process that dies closes its end at once; a lost
+host or link closes it after `SILENT_SECONDS`.  Every answer is asked for, so that nothing piles up.
+Used by the watchdog's threads; only `connect`, which exchanges addresses, calls MPI.
 """
 
 from __future__ import annotations
@@ -22,12 +18,11 @@ import selectors
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from meshmpi.guard import flight
 from meshmpi.guard.line import Line
-from meshmpi.guard.members import Member
-from meshmpi.guard.rings import Seen, from_json, to_json
+from meshmpi.guard.rings import Host, Member, Seen, from_json, to_json
 
 if TYPE_CHECKING:
     from meshmpi.runtime.mpi import MPI
@@ -53,40 +48,11 @@ NOT_UNDERSTOOD = (ValueError, LookupError, TypeError, AttributeError)
 """What parsing a document raises that is none of ours."""
 
 
-class HostRanks(Protocol):
-    """What a host knows of its own ranks: the watchdog of its lowest one."""
-
-    me: Member
-    link: HostLink | None
-
-    def look(self) -> dict[int, Seen]:
-        """What is seen of the ranks of this host."""
-        ...
-
-    def hosts(self) -> dict[str, list[Member]]:
-        """Place -> its ranks, that of the lowest rank first."""
-        ...
-
-    def claim(self) -> bool:
-        """Claims the end of the job for a rank of this host."""
-        ...
-
-    def gather_stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Stacks of the ranks of this host."""
-        ...
-
-
 class HostLink:
-    """What the watchdog of one rank knows of other hosts.
+    """What the watchdog of one rank knows of other hosts."""
 
-    Args:
-        lines: Place of a host -> the connection to its lowest rank; on ranks that only answer,
-            the one to the first host.
-        asks: Whether this is the rank that asks.
-    """
-
-    def __init__(self, watchdog: HostRanks, lines: dict[str, Line], asks: bool):
-        self._watchdog, self._lines, self.asks = watchdog, lines, asks
+    def __init__(self, host: Host, lines: dict[str, Line], asks: bool):
+        self._host, self._lines, self.asks = host, lines, asks
         self._last: dict[str, dict[int, Seen]] = {}
         self._asked: dict[str, float] = {}
         self._glanced = time.monotonic()
@@ -96,12 +62,7 @@ class HostLink:
         return [line.fileno() for line in self._lines.values() if not line.closed]
 
     def exchange(self, own: dict[int, Seen], again: bool = False) -> dict[int, Seen]:
-        """What is seen of the ranks of all hosts, on the first; of those of its own on others.
-
-        Args:
-            own: What is seen of the ranks of this host.
-            again: Whether something is to be confirmed: then all are asked in any case.
-        """
+        """What is seen of the ranks of all hosts, on the first; of those of its own on others."""
         if not self.asks:
             self._answer(own)
             return own | self._lost()
@@ -116,7 +77,7 @@ class HostLink:
                 self._asked[place] = now
         for place in list(self._asked):
             self._take(place, 0.5)
-        found = self._watchdog.look()  # anew: others have answered since, and calls must overlap
+        found = self._host.look()  # anew: others have answered since, and calls must overlap
         for seen in self._last.values():
             found |= seen
         return found | self._lost()
@@ -143,7 +104,7 @@ class HostLink:
     def _lost(self) -> dict[int, Seen]:
         """Ranks of hosts whose connection is closed."""
         found = {}
-        hosts = self._watchdog.hosts()
+        hosts = self._host.hosts()
         for place, line in self._lines.items():
             if line.closed and not line.left:
                 last = self._last.get(place, {})
@@ -163,15 +124,15 @@ class HostLink:
                     most = CALLS_TOLD[question]
                     line.say({"seen": {r: to_json(s, most) for r, s in own.items()}})
                 elif isinstance(question, list):  # ranks whose stacks are wanted
-                    self._watchdog.claim()
-                    line.say({str(r): t for r, t in self._watchdog.gather_stacks(question).items()})
+                    self._host.claim()
+                    line.say({str(r): t for r, t in self._host.gather_stacks(question).items()})
                 else:
                     line.refuse(f"no question ({question})")
 
     def gather_stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """Stacks of ranks of other hosts."""
         found: dict[int, str] = {}
-        hosts = self._watchdog.hosts() if self.asks else {}
+        hosts = self._host.hosts() if self.asks else {}
         for place, line in self._lines.items():
             wanted = [m.rank for m in hosts.get(place, []) if m.rank in ranks]
             if wanted and not line.closed and place not in self._asked:
@@ -193,43 +154,37 @@ class HostLink:
 
 
 def _quiet(own: dict[int, Seen]) -> bool:
-    """Whether no rank here waits long: then nothing is asked, and lost packets matter little."""
     return all(s.life == "running" and (s.waiting is None or s.waiting.seconds < 2.0) for s in own.values())
 
 
-def connect(comm: MPI.Intracomm, members: Sequence[Member], watchdog: HostRanks | None) -> None:
+def connect(comm: MPI.Intracomm, members: Sequence[Member], host: Host | None, linked: bool) -> HostLink | None:
     """Connects the lowest ranks of all hosts of a communicator.  Collective; once for its hosts.
 
-    Args:
-        comm: The ranks.
-        members: They, in the order of the communicator.
-        watchdog: That of this rank.
+    ``members`` are in the order of the communicator; ``linked``: this rank has a link already.
     """
     leads: dict[str, int] = {}
     for number, m in enumerate(members):
         leads.setdefault(m.place, number)
     first, *others = leads.values()
-    known = watchdog is not None and watchdog.link is not None
-    if any(comm.allgather(known)):  # within hosts that are connected already
-        return
-    leading = comm.rank in leads.values() and watchdog is not None
+    if any(comm.allgather(linked)):  # within hosts that are connected already
+        return None
+    leading = comm.rank in leads.values() and host is not None
     numbers = comm.gather(_own_numbers() if leading else [], root=first)
     told: tuple[list[Address], dict[str, bytes]] | None = None
     servers: list[socket.socket] = []
-    if comm.rank == first and watchdog is not None and numbers is not None:
+    if comm.rank == first and host is not None and numbers is not None:
         servers = _listening(sorted({n for k in others for n in numbers[k]}))
         tokens = {members[k].place: secrets.token_bytes(32) for k in others}
         told = _addresses(servers), tokens
     told = comm.bcast(told, root=first)
-    if told is None or watchdog is None:
-        return
+    if told is None or host is None:
+        return None
     if servers:
-        lines = _accepted(servers, told[1])
-        watchdog.link = HostLink(watchdog, lines, True)
-    elif comm.rank in others:
-        line = _dialled(told[0], told[1][watchdog.me.place])
-        lines = {} if line is None else {members[first].place: line}
-        watchdog.link = HostLink(watchdog, lines, False)
+        return HostLink(host, _accepted(servers, told[1]), True)
+    if comm.rank in others:
+        line = _dialled(told[0], told[1][host.me.place])
+        return HostLink(host, {} if line is None else {members[first].place: line}, False)
+    return None
 
 
 Address = tuple[str, int]
@@ -237,11 +192,7 @@ Address = tuple[str, int]
 
 
 def _listening(others: Sequence[str]) -> list[socket.socket]:
-    """Servers on those addresses of this host by which it reaches the others, and no more.
-
-    Args:
-        others: Numbers of their network interfaces.
-    """
+    """Servers on those addresses of this host by which it reaches the others, and no more."""
     own, needed = _own_numbers(), dict[str, None]()
     for number in others:
         if number not in own:  # else a bridge that each host has, or hosts that are one machine
@@ -256,7 +207,6 @@ def _listening(others: Sequence[str]) -> list[socket.socket]:
 
 
 def _addresses(servers: Sequence[socket.socket]) -> list[Address]:
-    """Where other hosts may find the servers: by number, or by the name of this host."""
     bound = [s.getsockname()[:2] for s in servers]
     name = socket.gethostname()
     return [*(b for b in bound if b[0] != "0.0.0.0"), *((name, port) for _, port in bound)]
@@ -307,17 +257,11 @@ class _Guest:
 
 
 def _proof(token: bytes, who: bytes, *nonces: bytes) -> bytes:
-    """That an end knows the token; another one at each connection and for each end."""
     return hmac.digest(token, b"".join((who, *nonces)), "sha256")
 
 
 def _accepted(servers: Sequence[socket.socket], tokens: Mapping[str, bytes]) -> dict[str, Line]:
-    """Connections by place, of those who know its token; strangers hold up nobody.
-
-    Args:
-        servers: Listening; closed afterwards.
-        tokens: Place -> its secret.
-    """
+    """Connections by place, of those who know its token; strangers hold up nobody."""
     lines: dict[str, Line] = {}
     guests = _Guests(servers)
     deadline = time.monotonic() + CONNECT_SECONDS
@@ -339,11 +283,7 @@ def _accepted(servers: Sequence[socket.socket], tokens: Mapping[str, bytes]) -> 
 
 
 class _Guests:
-    """All connections that have yet to prove themselves, and the doors by which they come.
-
-    Args:
-        servers: Listening; closed at the end.
-    """
+    """All connections that have yet to prove themselves, and the doors by which they come."""
 
     def __init__(self, servers: Sequence[socket.socket]):
         self._doors = servers
@@ -354,7 +294,7 @@ class _Guests:
             self._selector.register(door, selectors.EVENT_READ)
 
     def complete(self, deadline: float) -> list[_Guest]:
-        """Waits for something to come; those who have said all, and are no guests any more."""
+        """Waits for something to come; returns the guests who have said everything, and forgets them."""
         now = time.monotonic()
         for guest in [g for g in self._guests if g.until <= now]:
             self._forget(guest).connection.close()

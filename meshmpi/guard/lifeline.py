@@ -1,11 +1,7 @@
-"""A rank ends when the process that started it is gone.
+"""A rank ends when the process that started it (mpirun, its daemon on another host, Slurm's) is gone.
 
-That process is mpirun, its daemon on another host, or Slurm's.  Killed, it cannot end its ranks,
-which would go on, or wait for each other, for ever.  Nothing happens when the shell or the script
-that called mpirun goes: mpirun lives on, and so do its ranks.
-
-A thread waits, without a core: no MPI, no program is known here.  It cannot run while MPI_Init
-holds the interpreter; Open MPI ends such a rank by itself.
+A killed launcher cannot end its ranks, which would go on, or wait for each other, for ever.  A thread waits for it
+without using a core.  It cannot run while MPI_Init holds the interpreter; Open MPI ends such a rank by itself.
 """
 
 from __future__ import annotations

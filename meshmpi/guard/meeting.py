@@ -1,10 +1,7 @@
 """Ranks come together for a new mesh, and see who does not come.
 
-Before the first mesh there is no watchdog that knows all ranks.  So ranks that make a mesh wait for
-each other by asking again and again, and a rank that leaves the program without one tells those
-that wait (`leave`).  All of them also see here whether they want the same mesh.
-
-Not known here: what a mesh is.  mpi4py is used, never imported first.
+Before the first mesh no watchdog knows all ranks.  So ranks that make a mesh ask for each other again and again, and a
+rank that leaves the program without one tells those that wait (`leave`).  They also see whether they want one mesh.
 """
 
 from __future__ import annotations
@@ -39,18 +36,7 @@ _leaving: list[Any] = []
 
 
 def wait_for_all(comm: MPI.Intracomm, shape: str, members: Sequence[int], line: str, ring: flight.Ring | None) -> None:
-    """Returns when all ranks are here; ends the job when one has left instead.
-
-    Args:
-        comm: The ranks.
-        shape: The mesh that they make; must be the same on all of them.
-        members: The ranks in MPI.COMM_WORLD.
-        line: ``file:line`` that makes the mesh.
-        ring: The record of this rank.
-
-    Raises:
-        MeshError: On all ranks alike, where they want different meshes.
-    """
+    """Returns when all ranks are here; ends the job when one has left instead."""
     global _met_all
     digest = int.from_bytes(hashlib.blake2b(shape.encode(), digest_size=7).digest(), "little")
     request, told = _tell(comm, HERE, digest)
@@ -69,7 +55,6 @@ def wait_for_all(comm: MPI.Intracomm, shape: str, members: Sequence[int], line: 
 
 
 def _tell(comm: MPI.Intracomm, state: int, digest: int = 0) -> tuple[Any, np.ndarray]:
-    """Begins to tell all ranks what this one does, and to hear of them: [rank, (state, digest)]."""
     told = np.zeros((comm.size, 2), np.int64)
     return comm.Iallgather(np.array([state, digest], np.int64), told), told
 
@@ -130,13 +115,7 @@ def _say_who_waits(ring: flight.Ring | None, size: int, line: str) -> None:
 
 
 def leave(status: int | None, seconds: float, give_up: Callable[[], None]) -> None:
-    """Tells ranks that may wait for this one that it leaves; for one that made no mesh with them.
-
-    Args:
-        status: Its exit status; None: not known.
-        seconds: How long it waits for them to leave too, where it failed.
-        give_up: Ends the job; called where they have not by then.
-    """
+    """Tells ranks that may wait for this one that it leaves; for one that made no mesh with them."""
     from meshmpi.runtime.mpi import MPI
 
     if _met_all or _leaving:

@@ -1,40 +1,92 @@
-"""What meshes are told and asked: the guard's answer to `meshmpi.runtime.hooks`.
+"""The guard's answer to `meshmpi.runtime.hooks`, and its debug mode.
 
-Knows communicators, names and ranks; no mesh, no program.
+In debug mode the ranks tell each other before every collective what they are about to do, and raise the same error
+where they differ, instead of wrong numbers, a hang or a damaged heap.  Ranks in different communicators cannot tell
+each other; the watchdog finds that.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from meshmpi.guard import abort, crosscheck, flight, meeting, recovery, watchdog
+from meshmpi.errors import ConfigError, ProgramError, suggest
+from meshmpi.guard import abort, flight, meeting, recovery, watchdog
+from meshmpi.guard.deadlock import named
 from meshmpi.runtime.calls import Call, CallKind, Tally, counted
-from meshmpi.runtime.hooks import Met
+from meshmpi.runtime.hooks import Met, Watch
 
 if TYPE_CHECKING:
     from meshmpi.runtime.mpi import MPI
 
 T = TypeVar("T")
+DEBUG_VARIABLE = "MESHMPI_DEBUG"
+MODES = ("collectives",)
+FIELDS = ("kind", "op", "dtype", "axes", "elements", "shape", "about")
+_SAID = {"op": "operation", "dtype": "data type", "axes": "order of axes", "about": "instruction"}
 
 
-class MeshWatch:
+def wanted() -> bool:
+    """Whether MESHMPI_DEBUG asks for it."""
+    modes = [m.strip() for m in os.environ.get(DEBUG_VARIABLE, "").split(",") if m.strip()]
+    for mode in modes:
+        if mode not in MODES:
+            raise ConfigError(f"{DEBUG_VARIABLE} names '{mode}'.", suggest(mode, MODES))
+    return "collectives" in modes
+
+
+def checked(
+    comm: MPI.Intracomm, members: Sequence[int], kind: CallKind, line: str, run: Callable[[], T]
+) -> Callable[[], T]:
+    """``run``, before which the ranks of ``comm`` compare what they do."""
+    mine = (kind, line)
+
+    def check_and_run() -> T:
+        given = comm.allgather(mine)
+        if any(k != given[0][0] for k, _ in given):
+            raise _difference([CallKind(*k) for k, _ in given], [at for _, at in given], members)
+        return run()
+
+    return check_and_run
+
+
+def _difference(kinds: Sequence[CallKind], lines: Sequence[str], members: Sequence[int]) -> Exception:
+    groups: dict[tuple[CallKind, str], list[int]] = {}
+    for kind, line, rank in zip(kinds, lines, members, strict=True):
+        groups.setdefault((kind, line), []).append(rank)
+    first = kinds[0]
+    names = [f for f in FIELDS if any(getattr(k, f) != getattr(first, f) for k in kinds)]
+    what = "kind" if "kind" in names else ", ".join(_SAID.get(n, n) for n in names)
+    told = "; ".join(
+        f"{named(ranks)}: {shown(kind)}{f' at {line}' if line else ''}" for (kind, line), ranks in groups.items()
+    )
+    return ProgramError(
+        f"ranks of one group call collectives of different {what}: {told}.",
+        "Every rank of a group must call the same collectives in the same order, with the same"
+        " sizes, data type and operation.",
+    )
+
+
+def shown(kind: CallKind) -> str:
+    """A collective in words, as ``all_reduce(sum, float32, 1000) over rows``."""
+    inside = ", ".join(x for x in (kind.op, kind.dtype, kind.shape) if x)
+    return f"{kind.kind}({inside})" + (f" over {kind.axes}" if kind.axes else "")
+
+
+class MeshWatch(Watch):
     """Records what ranks do, has them watched, and ends or goes on together."""
 
     mesh_begins = staticmethod(abort.mesh_begins)
     mesh_ends = staticmethod(abort.mesh_ends)
     made = staticmethod(recovery.made)
     outlives_ranks = staticmethod(recovery.watching)
-    wants_checks = staticmethod(crosscheck.wanted)
-    checked = staticmethod(crosscheck.checked)
+    wants_checks = staticmethod(wanted)
+    checked = staticmethod(checked)
 
     def meet(self, comm: MPI.Intracomm, shape: str, line: str, make: Callable[[], MPI.Intracomm]) -> Met:
-        """Makes the communicator of a mesh, whose ranks are watched from then on.  Collective.
-
-        Raises:
-            MeshError: On all ranks alike, where they want different meshes.
-        """
+        """Makes the communicator of a mesh, whose ranks are watched from then on.  Collective."""
         from meshmpi.runtime.mpi import MPI
 
         if comm.size == 1:

@@ -1,9 +1,7 @@
 """How each rank of a job has ended, as told by the rank itself.
 
-An exit status does not tell: mpirun of Open MPI 5.0.11 ends with 0 when it has lost a host.  So the
-ranks of one start of a job find an empty folder; each says there that it has begun and, at its very
-end, with which status.  Who started them reads it (`verdict`): a job whose ranks have not all told
-that they are done has not finished.
+An exit status does not tell: mpirun of Open MPI 5.0.11 ends with 0 when it has lost a host.  So each rank writes into a
+folder of its job that it has begun and, at its very end, with which status.  Who started the job reads it (`verdict`).
 
     python -m meshmpi.guard.outcome FOLDER RANKS STATUS     ends with the status of the job
 """
@@ -27,6 +25,7 @@ from typing import NamedTuple
 
 from meshmpi.errors import ConfigError, MeshError
 from meshmpi.files import plain
+from meshmpi.files.private import replacing
 from meshmpi.guard.exit_status import LOST
 from meshmpi.runtime import processes
 from meshmpi.runtime.world import rank_by_environment
@@ -48,6 +47,8 @@ _BEGUN = "begun"
 """Before the name of the process of a rank that has not told how it ends."""
 _WITHOUT = "others lost"
 """After the status of a rank: it went on without ranks that were lost."""
+_REPORT = "report-"
+_MOST_REPORT_BYTES = 1 << 16
 _MOST_BYTES = 128
 """Longest file of a rank that is read; the longest that is written has about half of that."""
 
@@ -67,11 +68,7 @@ _told = 0
 
 
 def begin() -> None:
-    """Says that this rank has begun, and will say how it ends; nothing where nobody asks.
-
-    Raises:
-        ConfigError: This host does not see the folder.
-    """
+    """Says that this rank has begun, and will say how it ends; nothing where nobody asks."""
     global _mine
     folder = os.environ.pop(OUTCOME_VARIABLE, "")
     if not folder:
@@ -90,8 +87,11 @@ def begin() -> None:
         ) from None
 
 
-def tell(status: int) -> None:
-    """Says how this rank ends; a failure that was told stays."""
+def tell(status: int, report: str = "") -> None:
+    """Says how this rank ends; a failure that was told stays.
+
+    Of a ``report`` a copy is kept: what a rank prints last may be lost where its launcher ends the job.
+    """
     global _told
     if _mine is None or _mine.pid != os.getpid():  # a forked child is not the rank
         return
@@ -100,17 +100,19 @@ def tell(status: int) -> None:
     note = f" {_WITHOUT}" if recovery is not None and recovery.lost_some() else ""
     with contextlib.suppress(OSError):  # whoever reads takes this rank for lost
         _write(f"{_told}{note}")
+        if report:
+            path = _mine.path.with_name(_mine.path.name.replace("rank-", _REPORT))
+            path.write_text(report[-_MOST_REPORT_BYTES:], errors="backslashreplace")
 
 
 def _write(text: str) -> None:
     assert _mine is not None
-    unfinished = _mine.path.with_suffix(".new")
-    unfinished.write_bytes(_content(_mine.path, text))
-    os.replace(unfinished, _mine.path)
+    with replacing(_mine.path, 0o644) as file:
+        file.write(_content(_mine.path, text))
 
 
 def _content(path: Path, text: str) -> bytes:
-    """What a rank writes: with a hash, since one bit makes 1, a failure, to 0."""
+    """What a rank writes: with a hash, since one flipped bit turns a failure, 1, into 0."""
     seal = hashlib.sha256(f"{path.parent.name}/{path.name} {text}".encode()).hexdigest()[:16]
     return f"{text} # {seal}\n".encode()
 
@@ -120,15 +122,7 @@ def _content(path: Path, text: str) -> bytes:
 
 @contextlib.contextmanager
 def place(several_hosts: bool, beside: Path | None = None) -> Iterator[Path]:
-    """An empty folder for one start of a job, which goes afterwards.
-
-    Args:
-        several_hosts: Whether ranks of other hosts must see it.
-        beside: Where to make it, on a file system that all hosts see.
-
-    Raises:
-        MeshError: It can be made nowhere.
-    """
+    """An empty folder for one start of a job, which goes afterwards."""
     shared = os.environ.get(SHARED_VARIABLE, "")
     roots = [Path(shared)] if shared else [beside] if beside else [Path.cwd(), Path.home()]
     for root in roots if several_hosts else [Path(tempfile.gettempdir())]:
@@ -148,21 +142,13 @@ def place(several_hosts: bool, beside: Path | None = None) -> Iterator[Path]:
 
 
 class Outcome(NamedTuple):
-    """What ranks have told.
+    """What ranks have told."""
 
-    Attributes:
-        begun: Ranks that have begun.
-        told: Rank -> its exit status.
-        without: Whether ranks went on without others that were lost.
-        damaged: Ranks of which a file is there, but not as they wrote it.
-        gone: Ranks of this host that have not told, and whose processes have ended.
-    """
-
-    begun: tuple[int, ...]
-    told: dict[int, int]
-    without: bool
-    damaged: tuple[int, ...] = ()
-    gone: tuple[int, ...] = ()
+    begun: tuple[int, ...]  # ranks that have begun
+    told: dict[int, int]  # Rank -> its exit status
+    without: bool  # whether ranks went on without others that were lost
+    damaged: tuple[int, ...] = ()  # ranks of which a file is there, but not as they wrote it
+    gone: tuple[int, ...] = ()  # ranks of this host that have not told, and whose processes have ended
 
 
 def read(folder: Path) -> Outcome:
@@ -198,10 +184,6 @@ def ended_by_silence(folder: Path, launcher: subprocess.Popen[str]) -> Iterator[
     So does one that calls os._exit(0) before MPI starts in it: no launcher minds, and the others
     wait for it in MPI_Init for ever, where no Python of theirs runs.
 
-    Args:
-        folder: Where ranks tell how they end.
-        launcher: The job's, started in a session of its own.
-
     Yields:
         An empty list, which takes what to tell the user where the job is ended.
     """
@@ -233,17 +215,10 @@ def ended_by_silence(folder: Path, launcher: subprocess.Popen[str]) -> Iterator[
 
 
 def verdict(found: Outcome, ranks: int, status: int, all_tell: bool = False) -> tuple[int, str]:
-    """The exit status of a job, whatever its launcher says.
+    """The exit status of a job, 0 only if every rank told so, and what to tell the user, or nothing.
 
-    Args:
-        found: What ranks have told.
-        ranks: Number of ranks of the job.
-        status: With which the launcher ended.
-        all_tell: Whether the program tells all its failures, as `meshmpi` does: what is not told is
-            no status of the program, but one that a launcher has made up for a lost rank.
-
-    Returns:
-        The status, 0 only if every rank told so, and what to tell the user, or nothing.
+    ``status`` is the launcher's.  ``all_tell``: the program tells all its failures, as `meshmpi` does;
+    what is not told is then one that a launcher has made up for a lost rank.
     """
     failures = [s for _, s in sorted(found.told.items()) if s]
     if failures:
@@ -264,6 +239,25 @@ def verdict(found: Outcome, ranks: int, status: int, all_tell: bool = False) -> 
         f"meshmpi: {named(missing)} {are} not told the end of the program, though its launcher"
         f" ended with status {status}: {why}; exit status {LOST}\n"
     )
+
+
+def of_silence(folder: Path, ranks: int, launcher: str, status: int) -> str:
+    """What to tell the user of a job that failed without a line on stderr.
+
+    Seen under load with Open MPI 5.0.11: mpirun ends with status 1 and has passed on nothing.
+    """
+    from meshmpi.guard.deadlock import named
+
+    found = read(folder)
+    failed = [f"rank {rank} by status {s}" for rank, s in sorted(found.told.items()) if s]
+    begun = f"{named(found.begun)} of {ranks} had begun" if found.begun else f"none of {ranks} ranks had begun"
+    text = f"meshmpi: the job ended with status {status} and said nothing; {begun}"
+    text += f", and ended {', '.join(failed)}.\n" if failed else f": {launcher} itself has failed.\n"
+    for path in sorted(folder.glob(f"{_REPORT}*"))[:1]:
+        with contextlib.suppress(OSError):
+            lost = plain.contents(path, most=8 * _MOST_REPORT_BYTES).decode(errors="replace")
+            text += f"What rank {int(path.name.removeprefix(_REPORT))} reported:\n{lost}"
+    return text
 
 
 def judged(folder: Path, ranks: int, status: int, patience: float = 0.0, all_tell: bool = False) -> tuple[int, str]:

@@ -1,11 +1,7 @@
 """What a rank gets where meshmpi itself starts the program: by the launcher, or as the command ``meshmpi``.
 
-Its errors are reported once for the whole job and with the user's lines only, also before there is a
-mesh; ranks that wait for it are told when it leaves; it ends when whoever started it is gone; a child
-that it forks leaves without a word to MPI.  A program that is started otherwise is left alone until
-it makes a mesh (`meshmpi.guard.abort`).
-
-Knows nothing of meshes or programs.
+Its errors are reported once for the job, with the user's lines only, also before there is a mesh; ranks that wait for
+it are told when it leaves; it ends when its launcher is gone; a child that it forks leaves without a word to MPI.
 """
 
 from __future__ import annotations
@@ -55,7 +51,6 @@ def _leave() -> None:
 
 
 def _leave_as_child() -> None:
-    """Ends a forked child here: what comes later would end MPI, which belongs to its parent."""
     if "mpi4py.MPI" in sys.modules:
         ending.flush()
         os._exit(exit_status.pending() or 0)

@@ -1,11 +1,8 @@
 """Going on without ranks that were lost: the job's survivors, the communicators, the next mesh.
 
-MPI calls this user-level failure mitigation (ULFM): when a process dies, calls that need it return
-an error.  Whoever gets it revokes all communicators, so that no rank keeps waiting for one that has
-turned back; then the survivors agree and shrink.  Open MPI 5 does so when its launcher is given
-``--with-ft ulfm``.
-
-Knows nothing of what the ranks compute; mpi4py is imported when a `Survivors` is made.
+MPI calls this user-level failure mitigation (ULFM): when a process dies, calls that need it return an error.  Whoever
+gets it revokes all communicators, so that no rank waits for one that has turned back; then the survivors agree and
+shrink.  Open MPI 5 does so when its launcher is given ``--with-ft ulfm``.
 """
 
 from __future__ import annotations
@@ -48,17 +45,11 @@ FINISHED, TO_THE_END = 1, 2
 
 
 class LostRank(NamedTuple):
-    """A rank that was lost.
+    """A rank that was lost."""
 
-    Attributes:
-        rank: In MPI.COMM_WORLD.
-        host: Name of its host.
-        pid: Its process there.
-    """
-
-    rank: int
-    host: str
-    pid: int
+    rank: int  # in MPI.COMM_WORLD
+    host: str  # name of its host
+    pid: int  # its process there
 
     def __str__(self) -> str:
         return f"rank {self.rank} (host {self.host}, pid {self.pid})"
@@ -91,10 +82,6 @@ def made(parent: MPI.Intracomm, make: Callable[[], T]) -> T:
 
     After this returns, every rank has noted it: one that failed in ``make`` revokes the parent, in
     whose barrier the others wait.
-
-    Args:
-        parent: A communicator of all ranks that take part.
-        make: Makes the communicator.
     """
     comm = make()
     if _made is not None:
@@ -186,9 +173,6 @@ class Survivors:
     Attributes:
         rank: This rank among the survivors.
         size: Number of survivors.
-
-    Raises:
-        ConfigError: The MPI library or its launcher cannot do without a lost rank.
     """
 
     def __init__(self) -> None:
@@ -222,13 +206,7 @@ class Survivors:
         return self._comm
 
     def outside(self, kind: str, run: Callable[[], T], op: str = "") -> Callable[[], T]:
-        """``run``, a collective of the survivors, recorded like those of a `Mesh`.
-
-        Args:
-            kind: What to call it in reports.
-            run: Calls MPI.
-            op: A detail that is the same on all ranks, as ``root 0``.
-        """
+        """``run``, a collective of the survivors, recorded like those of a `Mesh`."""
         # Also on ranks to spare: one that takes part in a later mesh has made the same calls.
         ring = flight.start(self._mpi.COMM_WORLD.rank, self._mpi.COMM_WORLD.size)
         if ring is None or self.size == 1:
@@ -248,12 +226,7 @@ class Survivors:
         return self.outside("broadcast", give, f"root {rank}")()
 
     def first(self, size: int, use: Callable[[MPI.Intracomm], T]) -> T | None:
-        """What ``use`` makes of the first survivors; None on those that are left over.  Collective.
-
-        Args:
-            size: How many take part.
-            use: Called with their communicator, for instance to make a mesh.
-        """
+        """What ``use`` makes of the first survivors; None on those that are left over.  Collective."""
         comm = self._comm
         color = 0 if comm.rank < size else self._mpi.UNDEFINED
         split = functools.partial(comm.Split, color, comm.rank)
@@ -300,7 +273,6 @@ class Survivors:
         return lost
 
     def _decide(self, finding: Finding) -> bool:
-        """Whether the job goes on although the watchdog has found something."""
         if finding.kind != "lost":
             return False
         now = time.monotonic()

@@ -1,20 +1,22 @@
 """Reads what other ranks write of themselves (`flight`), while they run or after their death.
 
-Knows no MPI.  A file may change while it is read: what was caught in the middle of a record is left
-out, and who draws conclusions looks twice.
+A file may change while it is read: a record caught in the middle is left out, and who draws conclusions looks twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from meshmpi.files.private import open_plain, read_plain
 from meshmpi.guard import flight
+from meshmpi.runtime import processes
 from meshmpi.runtime.calls import CallKind
 
 _WORDS = struct.Struct("<14q")
@@ -24,28 +26,63 @@ _RING_BYTES = flight.HEADER_BYTES + flight.RECORDS * flight.RECORD_BYTES
 _MOST_TABLE_BYTES = 1 << 24  # taken in at a look; assumption: 1 KB for each of `MOST_ENTRIES`
 
 
+class Member(NamedTuple):
+    """A rank as others can find it."""
+
+    rank: int  # in MPI.COMM_WORLD
+    host: str  # name of its host, to show
+    place: str  # equal for ranks that see each other's processes and files
+    pid: int  # number of the process
+    start: int  # its start time
+    ring: str  # path of its ring, or empty
+
+
+def member(rank: int, ring: flight.Ring | None) -> Member:
+    """This process as a rank that others can find."""
+    pid, host = os.getpid(), os.uname().nodename
+    where = [host, processes.boot()]
+    if ring is not None:
+        where.append(str(os.stat(ring.path.parent).st_dev))
+    return Member(rank, host, "|".join(where), pid, processes.start_time(pid), str(ring.path) if ring else "")
+
+
+class Host(Protocol):
+    """The ranks of this host: what is known of them, and who of them ends the job (`watchdog.Watchdog`)."""
+
+    me: Member
+
+    def look(self) -> dict[int, Seen]:
+        """What is seen of the ranks of this host."""
+        ...
+
+    def hosts(self) -> dict[str, list[Member]]:
+        """Place of each host of the job -> its ranks, that of the lowest rank first."""
+        ...
+
+    def claim(self) -> bool:
+        """Claims the end of the job; False where another rank of this host has."""
+        ...
+
+    def gather_stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Stacks of the ranks of this host."""
+        ...
+
+    def clean(self) -> None:
+        """Removes what the ranks of this host have written of themselves."""
+        ...
+
+
 class Call(NamedTuple):
-    """One collective that a rank called.
+    """One collective that a rank called."""
 
-    Attributes:
-        group: Key of the communicator.
-        number: The call's number among those of the communicator, from 1.
-        kind: What it is.
-        nbytes: Bytes that the rank sends.
-        line: ``file:line`` of the user's code, or empty.
-        digest: A digest of the communicator's calls up to this one.
-        seconds: Since it began, while it is not ended; else how long it took.
-        waits: Whether it has not ended.
-    """
-
-    group: str
-    number: int
-    kind: CallKind
-    nbytes: int
-    line: str
-    digest: int
-    seconds: float
-    waits: bool
+    group: str  # key of the communicator
+    number: int  # the call's number among those of the communicator, from 1
+    kind: CallKind  # what it is
+    nbytes: int  # bytes that the rank sends
+    line: str  # ``file:line`` of the user's code, or empty
+    digest: int  # A digest of the communicator's calls up to this one
+    seconds: float  # since it began, while it is not ended; else how long it took
+    waits: bool  # whether it has not ended
 
     def __str__(self) -> str:
         k = self.kind
@@ -63,34 +100,22 @@ class Seen:
     """What was seen of a rank.
 
     Attributes:
-        rank: In MPI.COMM_WORLD.
-        host: Its name.
-        pid: Number of the process.
-        life: running, stopped, gone, or left: the program is over there.
-        status: Exit status where it has left; None where it is not known.
-        phase: What it does outside of collectives, or empty.
-        step: The step that belongs to it, or None.
-        phase_seconds: Since the phase began.
-        count: Collectives called.
-        calls: The last of them, oldest first.
         reached: Key of a communicator -> (calls begun, their digest).
-        members: Key of a communicator -> its ranks.
-        why: How it is known to be gone, or empty.
     """
 
-    rank: int
-    host: str
-    pid: int
-    life: str
-    status: int | None = None
-    phase: str = ""
-    step: int | None = None
-    phase_seconds: float = 0.0
-    count: int = 0
-    calls: list[Call] = field(default_factory=list)
+    rank: int  # in MPI.COMM_WORLD
+    host: str  # its name
+    pid: int  # number of the process
+    life: str  # running, stopped, gone, or left: the program is over there
+    status: int | None = None  # exit status where it has left; None where it is not known
+    phase: str = ""  # what it does outside of collectives, or empty
+    step: int | None = None  # the step that belongs to it, or None
+    phase_seconds: float = 0.0  # since the phase began
+    count: int = 0  # collectives called
+    calls: list[Call] = field(default_factory=list)  # the last of them, oldest first
     reached: dict[str, tuple[int, int]] = field(default_factory=dict)
-    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    why: str = ""
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)  # key of a communicator -> its ranks
+    why: str = ""  # how it is known to be gone, or empty
 
     @property
     def waiting(self) -> Call | None:
@@ -109,11 +134,7 @@ def to_json(seen: Seen, most: int = flight.RECORDS) -> dict[str, Any]:
 
 
 def from_json(told: dict[str, Any]) -> Seen:
-    """What `to_json` was given, after a way through JSON.
-
-    Raises:
-        TypeError, ValueError, LookupError, AttributeError: It is something else.
-    """
+    """What `to_json` was given, after a way through JSON."""
     calls = [Call(c[0], c[1], CallKind(*c[2]), *c[3:]) for c in told["calls"]]
     reached = {k: (int(v[0]), int(v[1])) for k, v in told["reached"].items()}
     members = {k: tuple(int(r) for r in v) for k, v in told["members"].items()}
@@ -133,11 +154,7 @@ def from_json(told: dict[str, Any]) -> Seen:
 
 
 class Reader:
-    """Looks at the files of one rank again and again.
-
-    Args:
-        path: The file of its ring.
-    """
+    """Looks at the files of one rank again and again."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -157,13 +174,7 @@ class Reader:
         return _FLOATS.unpack(data)[flight.HEARTBEAT] if len(data) == _FLOATS.size else 0.0
 
     def look(self, host: str, life: str, most: int = flight.RECORDS) -> Seen | None:
-        """What the rank does now; None where the files are not there, or not yet whole.
-
-        Args:
-            host: To note.
-            life: What the process does: running, stopped or gone.
-            most: Calls to bring, at the most.
-        """
+        """What the rank does now; None where the files are not there, or not yet whole."""
         data = read_plain(self.path, _RING_BYTES)
         if data is None or len(data) != _RING_BYTES or not self._read_table():
             return None

@@ -6,13 +6,11 @@ Knows no MPI.
 from __future__ import annotations
 
 import faulthandler
-import os
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshmpi.files.private import new_file
+from meshmpi.files.private import replacing
 from meshmpi.guard.deadlock import named
 
 MOST_STACKS = 4
@@ -23,18 +21,12 @@ _OWN = ("meshmpi/guard/watchdog.py", "meshmpi/guard/stacks.py")
 
 def dump(path: Path) -> None:
     """Writes the stacks of all threads; the file appears when it is whole."""
-    unfinished = path.with_suffix(f".{secrets.token_hex(4)}.part")  # two threads may do it at once
-    with open(new_file(unfinished), "w", encoding="utf-8") as file:
+    with replacing(path) as file:
         faulthandler.dump_traceback(file, all_threads=True)
-    os.replace(unfinished, path)
 
 
 def shown(dumps: Mapping[int, str]) -> str:
-    """The stacks of many ranks, equal ones once.
-
-    Args:
-        dumps: Rank -> text of `dump`.
-    """
+    """The stacks of many ranks, equal ones once."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(dumps.items()):
         groups.setdefault(_threads(text), []).append(rank)

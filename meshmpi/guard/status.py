@@ -1,7 +1,7 @@
 """What every rank of a run does, in files of the run's folder, and as a table.
 
-Each rank keeps ``RUN/status/rank-00000.json`` up to date, some seconds old at the most; on the host
-of a rank its ring (`flight`) tells the present moment.  After the end the files say how it ended.
+Each rank keeps ``RUN/status/rank-00000.json`` up to date to some seconds; on its own host its ring (`flight`) tells
+the present moment.  After the end the files say how it ended.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 from meshmpi.errors import DataError
 from meshmpi.files import plain
-from meshmpi.files.private import new_file
+from meshmpi.files.private import replacing
 from meshmpi.guard import abort, flight, watchdog
-from meshmpi.guard.members import Member, member
-from meshmpi.guard.rings import Reader, Seen, from_json, to_json
+from meshmpi.guard.rings import Member, Reader, Seen, from_json, member, to_json
 from meshmpi.runtime import processes
 from meshmpi.runtime.world import in_job
 
@@ -30,24 +29,14 @@ MOST_BYTES = 1 << 22
 
 
 class Row(NamedTuple):
-    """What is known of one rank.
+    """What is known of one rank."""
 
-    Attributes:
-        seen: Its state.
-        age: Seconds since it was seen so; 0 for now.
-    """
-
-    seen: Seen
-    age: float
+    seen: Seen  # its state
+    age: float  # seconds since it was seen so; 0 for now
 
 
 class Publisher:
-    """Writes the files of ranks.
-
-    Args:
-        folder: The run's folder.
-        size: Ranks of the job.
-    """
+    """Writes the files of ranks."""
 
     def __init__(self, folder: Path, size: int):
         self._folder, self._size = folder / FOLDER, size
@@ -68,12 +57,8 @@ class Publisher:
         path = self._folder / f"rank-{seen.rank:05d}.json"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".part")
-            unfinished.unlink(missing_ok=True)  # where others write to the run's folder: no link
-            with open(new_file(unfinished), "wb") as file:
+            with replacing(path, 0o644) as file:
                 file.write(json.dumps(about).encode())
-                os.fchmod(file.fileno(), 0o644)
-            unfinished.replace(path)
         except OSError as error:
             self._broken = True
             sys.stderr.write(
@@ -83,11 +68,7 @@ class Publisher:
 
 
 def publish(folder: str | os.PathLike[str]) -> None:
-    """From now on ``meshmpi status FOLDER`` shows what this rank does.
-
-    Args:
-        folder: The run's folder.
-    """
+    """From now on ``meshmpi status FOLDER`` shows what this rank does."""
     dog = watchdog.current()
     if dog is None and not in_job():
         abort.install_hooks()  # they remove the files at the end
@@ -99,14 +80,7 @@ def publish(folder: str | os.PathLike[str]) -> None:
 
 
 def read(folder: str | os.PathLike[str]) -> list[Row]:
-    """What is known of each rank of the newest job of a run, by rank.
-
-    Args:
-        folder: The run's folder.
-
-    Raises:
-        DataError: There is nothing.
-    """
+    """What is known of each rank of the newest job of a run, by rank."""
     files = sorted((Path(folder) / FOLDER).glob("rank-*.json"))
     found = [_parsed(f) for f in files]
     if not found:

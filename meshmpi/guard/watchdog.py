@@ -1,9 +1,8 @@
 """A thread of every rank that ends the job when ranks wait for each other and none can go on.
 
-It wakes once a second.  On each host the lowest rank whose thread runs looks at what all ranks of
-the host write of themselves (`rings`), and with several hosts at what the others tell
-(`host_link`); `deadlock` draws the conclusion.  Slow ranks are no reason: stopped processes, long
-computations, debuggers, slow disks.  Threads never call MPI, except to abort.
+It wakes once a second.  On each host the lowest rank whose thread runs looks at what the ranks there record (`rings`),
+and with several hosts at what the others tell (`host_link`); `deadlock` draws the conclusion.  Stopped processes, long
+computations, debuggers and slow disks are not deadlocks.  Threads never call MPI, except to abort.
 
 Who finds something first claims the end of the job by a file; ranks that see it show their stacks.
 """
@@ -27,8 +26,7 @@ from meshmpi.errors import ConfigError, HangError
 from meshmpi.files.private import new_file
 from meshmpi.guard import deadlock, ending, flight, outcome, stacks
 from meshmpi.guard.deadlock import Finding
-from meshmpi.guard.members import Member, member
-from meshmpi.guard.rings import Reader, Seen
+from meshmpi.guard.rings import Member, Reader, Seen, member
 from meshmpi.runtime import processes
 
 if TYPE_CHECKING:
@@ -55,13 +53,7 @@ OFF_VARIABLE = "MESHMPI_WATCHDOG"
 
 
 class Watchdog:
-    """The thread and what it knows.
-
-    Args:
-        me: This rank.
-        ring: Its files.
-        stall_seconds: The longest that a rank may wait in a collective; None: for ever.
-    """
+    """The thread and what it knows."""
 
     def __init__(self, me: Member, ring: flight.Ring, stall_seconds: float | None):
         self.me, self._ring, self._stall = me, ring, stall_seconds
@@ -202,11 +194,7 @@ class Watchdog:
         return True
 
     def look(self, most: int = flight.RECORDS) -> dict[int, Seen]:
-        """What is seen of the ranks of this host.
-
-        Args:
-            most: Calls of each, at the most.
-        """
+        """What is seen of the ranks of this host."""
         found = {}
         for m in self.here():
             reader = self._readers.get(m.rank)
@@ -236,7 +224,6 @@ class Watchdog:
             self._found(finding, seen)
 
     def _turn(self) -> float:
-        """Seconds that this host waits for the first one, and those before it, to report."""
         if self.link is None or self.link.asks:
             return 0.0
         place = list(self.hosts()).index(self.me.place)
@@ -397,11 +384,7 @@ def current() -> Watchdog | None:
 
 
 def stall_seconds() -> float | None:
-    """The user's limit of a wait, or None.
-
-    Raises:
-        ConfigError: MESHMPI_STALL_SECONDS is not a number of seconds.
-    """
+    """The user's limit of a wait, or None."""
     text = os.environ.get(STALL_VARIABLE, "0")
     try:
         seconds = float(text)
@@ -414,9 +397,6 @@ def stall_seconds() -> float | None:
 
 def join(comm: MPI.Intracomm) -> tuple[str, tuple[int, ...]]:
     """Has the ranks of a communicator watched.  Collective.
-
-    Args:
-        comm: A communicator of several ranks.
 
     Returns:
         A name of the communicator, unique in the job, and its ranks in MPI.COMM_WORLD.
@@ -433,7 +413,10 @@ def join(comm: MPI.Intracomm) -> tuple[str, tuple[int, ...]]:
     if os.environ.get(OFF_VARIABLE) != "0" and len({m.place for m in members}) > 1:
         from meshmpi.guard import host_link
 
-        host_link.connect(comm, members, current())
+        found = current()
+        link = host_link.connect(comm, members, found, found is not None and found.link is not None)
+        if found is not None and link is not None:
+            found.link = link
     return f"{members[0].rank}.{rows[0][1]}", tuple(m.rank for m in members)
 
 
@@ -454,11 +437,9 @@ def _start(me: Member, ring: flight.Ring, limit: float | None) -> Watchdog:
 
 
 def hand_over(handler: Callable[[Finding], bool] | None) -> None:
-    """Has findings decided by somebody else, as by the recovery of a job that has lost a rank.
+    """Has findings decided by ``handler``, as by the recovery of a job that has lost a rank.
 
-    Args:
-        handler: Called on the watchdog's thread, on the ranks that look; true: the job goes on.
-            It must not call MPI.  None: the job is ended, as it is without.
+    It is called on the watchdog's thread and must not call MPI; true: the job goes on.
     """
     found = current()
     if found is not None:

@@ -1,7 +1,7 @@
 """The command line and the environment that start ranks on this machine.
 
 It tells Open MPI, MPICH and Intel MPI apart and looks after root, containers, more ranks than cores,
-binding and threads per rank.  Nothing is started here.
+binding and threads.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Starts a program on several ranks, with the settings that this machine needs found by itself.
+"""Starts a program on several ranks, with the settings that this machine needs.
 
     python -m meshmpi.launch -n 4 train.py --steps 100
     python -m meshmpi.launch -n 4 --timeout 60 -m package.module
     python -m meshmpi.launch -n 4 -- any-command
 
-It finds mpirun (`launchers`), makes its command line (`command`), hands signals on and keeps a time
-limit that leaves no process behind.  The process that launches is not part of the MPI job: mpi4py is
-not imported.
+It hands signals on and keeps a time limit that leaves no process behind.  The process that launches is not part of the
+MPI job and does not import mpi4py.
 """
 
 from __future__ import annotations
@@ -87,18 +86,30 @@ def launch(
         )
         alone = list(argv) in (command[1:], ["--", *command])
         with guarded(f"{JOB_VARIABLE}={mark}"), flight.folder_of_job(variables):
+            notices = Notices(n)
             done = _run(
-                n, command, variables, timeout_seconds, capture_output, cwd, stop_by, stopped, alone, several_hosts
+                notices,
+                command,
+                variables,
+                timeout_seconds,
+                capture_output,
+                cwd,
+                stop_by,
+                stopped,
+                alone,
+                several_hosts,
             )
         if is_wrapped(command) and done.returncode not in (TIMED_OUT, LOST):
             patience = outcome.PATIENCE_SECONDS if several_hosts else 0.0
             done.returncode, note = outcome.judged(folder, n, done.returncode, patience)
+            if done.returncode == 1 and not notices.said:
+                note += outcome.of_silence(folder, n, command[0], done.returncode)
             _add(done, note)
     return done
 
 
 def _run(
-    n: int,
+    notices: Notices,
     command: list[str],
     variables: dict[str, str],
     seconds: float | None,
@@ -113,7 +124,7 @@ def _run(
     pipe = subprocess.PIPE if capture else None
     # A terminal belongs to this session only; a file or a pipe may be read by the job.
     own_input = sys.__stdin__ is not None and not sys.__stdin__.closed and not os.isatty(0)
-    errors = contextlib.nullcontext(pipe) if capture or alone else filtered(n)
+    errors = contextlib.nullcontext(pipe) if capture or alone else filtered(notices)
     with (
         _forwarding(stop_by) as signals,
         errors as stderr,
@@ -146,14 +157,12 @@ def _run(
             # A launcher that was killed has ended nobody, and nobody can save without it.
             end_marked(f"{JOB_VARIABLE}={variables[JOB_VARIABLE]}", grace_seconds=1.0)
     if done.stderr:
-        notices = Notices(n)
         shown = notices.feed(done.stderr.encode(errors="surrogateescape")) + notices.end()
         done.stderr = shown.decode(errors="surrogateescape")
     return done
 
 
 def _add(done: subprocess.CompletedProcess[str], note: str) -> None:
-    """Adds a line of ours to what the job printed on stderr."""
     if done.stderr is None:  # it was passed through
         sys.stderr.write(note)
     else:
@@ -163,7 +172,7 @@ def _add(done: subprocess.CompletedProcess[str], note: str) -> None:
 def _ended(
     process: subprocess.Popen[str], command: list[str], seconds: float | None
 ) -> subprocess.CompletedProcess[str]:
-    """Waits for the end of a job, so long at most; nothing of it runs on."""
+    """Waits at most this long for the end of a job; nothing of it runs on."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -181,9 +190,7 @@ def _ended(
 class _Signals:
     """Hands signals on to a job; those that come before it has begun, then.
 
-    Args:
-        stop_by: As of `launch`.  A launcher that has not yet started its ranks forgets it, so it
-            is sent a few times.
+    A launcher that has not yet started its ranks forgets ``stop_by``, so it is sent a few times.
     """
 
     def __init__(self, stop_by: int | None) -> None:

@@ -29,14 +29,7 @@ class Launcher(NamedTuple):
 
 
 def find_launcher(mpi: str | None = None) -> Launcher:
-    """Finds the mpirun that belongs to this Python, or else the first on PATH.
-
-    Args:
-        mpi: A kind (a key of LAUNCHERS) or the path of an mpirun; None takes any.
-
-    Raises:
-        MeshError: There is none, or none of that kind.
-    """
+    """Finds the mpirun that belongs to this Python, or else the first on PATH."""
     if mpi is not None and mpi not in LAUNCHERS:
         candidates = [mpi] if os.access(mpi, os.X_OK) else []
     else:

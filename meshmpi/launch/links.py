@@ -1,8 +1,7 @@
 """Whether a launcher still gets answers from the hosts it has started ranks on.
 
-Open MPI's mpirun, told to end a job, waits for all hosts to confirm it: for a quarter of an hour
-when one of them has lost its power.  The kernel knows earlier: it counts how often it has sent the
-same bytes again.  Reads /proc, so it is for Linux; elsewhere nothing is found.
+Open MPI's mpirun, told to end a job, waits a quarter of an hour for a host that has lost its power.  The kernel knows
+earlier: /proc counts how often it has sent the same bytes again.
 """
 
 from __future__ import annotations
@@ -28,9 +27,6 @@ _ESTABLISHED = "01"
 def unanswered(pid: int) -> tuple[str, int]:
     """The connection of a process whose bytes were sent again most often.
 
-    Args:
-        pid: The process.
-
     Returns:
         Address of the other end, and how often; ("", 0) where nothing is known.
     """
@@ -47,7 +43,6 @@ def unanswered(pid: int) -> tuple[str, int]:
 
 
 def _address(text: str) -> str:
-    """``0100007F:1F90``, as the kernel writes it, as a name or 127.0.0.1."""
     number = socket.inet_ntoa(int(text.partition(":")[0], 16).to_bytes(4, sys.byteorder))
     with contextlib.suppress(OSError):
         return f"{socket.gethostbyaddr(number)[0]} ({number})"

@@ -1,10 +1,8 @@
-"""What an MPI launcher says of MPI_Abort, left out where a rank has told why before.
+"""Leaves out what an MPI launcher says of MPI_Abort where a rank has already told why.
 
-An error of a rank is reported by `meshmpi.guard.abort` as ``[rank 1 of 4] Traceback ...``; then
-the rank calls MPI_Abort, and the launcher adds up to 14 lines which tell nothing more and push the
-report off the screen.  Only these lines, word for word, and only about a rank that has reported,
-are left out.  Whatever else is written passes unchanged: a launcher's words about a process that
-was killed, or that left without a report, are the first cause.
+A rank reports its error as ``[rank 1 of 4] Traceback ...`` and calls MPI_Abort; the launcher adds up to 14 lines that
+push the report off the screen.  Only these lines, word for word, and only about a rank that has reported, are left
+out: a launcher's words about a process that was killed, or left without a report, are the first cause.
 """
 
 from __future__ import annotations
@@ -50,11 +48,7 @@ _BEGINNINGS = (b"-" * 74 + b"\n", b"Abort(")
 
 
 class Notices:
-    """A filter for what a launcher and its ranks write to stderr.
-
-    Args:
-        ranks: Number of ranks of the job.
-    """
+    """A filter for what a launcher and its ranks write to stderr."""
 
     def __init__(self, ranks: int):
         self._report = re.compile(rb"(?:.*\r)?\[rank (\d+) of %d\b" % ranks)
@@ -63,6 +57,8 @@ class Notices:
         self._line = b""  # the beginning of a line, not shown yet
         self._shown = b""  # the beginning of a line, shown already
         self._dropped = False
+        self.said = False
+        """Whether anything but blanks was to be shown."""
 
     def feed(self, data: bytes) -> bytes:
         """What of ``data``, and of lines held back before, is to be shown now."""
@@ -76,17 +72,18 @@ class Notices:
             else:
                 self._shown += piece
                 shown += piece
+        self.said = self.said or bool(shown.strip())
         return bytes(shown)
 
     def end(self) -> bytes:
         """What is still held back, at the end of the stream."""
         rest = b"".join(self._held) + self._line
         self._held, self._line = [], b""
+        self.said = self.said or bool(rest.strip(b"\0\n "))
         # Open MPI 5 ends its notices with a zero byte.
         return b"" if rest == b"\0" and self._dropped else rest
 
     def _may_begin(self, piece: bytes) -> bool:
-        """Whether more of the line may make it the beginning of a notice, or the zero byte."""
         if not self._reported:
             return False
         return piece == b"\0" or any(b.startswith(piece) or piece.startswith(b) for b in _BEGINNINGS)
@@ -135,14 +132,10 @@ def _rank_in(lines: Sequence[bytes], notice: Sequence[bytes]) -> bytes | None:
 
 
 @contextlib.contextmanager
-def filtered(ranks: int) -> Iterator[int]:
-    """A descriptor for the stderr of a job; what is written there comes out at our own stderr.
-
-    Args:
-        ranks: Number of ranks of the job.
-    """
+def filtered(notices: Notices) -> Iterator[int]:
+    """A descriptor for the stderr of a job; what is written there comes out at our own stderr."""
     reading, writing = os.pipe()
-    thread = threading.Thread(target=_pass_on, args=(reading, Notices(ranks)), daemon=True)
+    thread = threading.Thread(target=_pass_on, args=(reading, notices), daemon=True)
     thread.start()
     try:
         yield writing

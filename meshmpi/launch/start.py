@@ -1,10 +1,8 @@
 """Runs a program as a rank of a job, and knows how it ends.
 
-The launcher puts it before the user's words: ``python start.py script.py ...``, ``-m module`` or
-``-c text``.  The program runs as it would alone, as ``__main__``.  What is added: this rank tells
-whoever started it how it ends (`outcome`), and what `own_start` adds to a rank.
-
-It is named by its path, so that a program needs no meshmpi that Python can find.
+The launcher puts this file, by its path, before the user's words: ``script.py ...``, ``-m module`` or ``-c text``; so a
+program needs no meshmpi that Python can find.  The program runs as ``__main__``; this rank tells whoever started it how
+it ends (`outcome`), and gets what `own_start` adds.
 """
 
 from __future__ import annotations
@@ -74,19 +72,18 @@ def _status(argv: list[str]) -> int:
         sys.stderr.write(f"{end.code}\n")
         return 1
     except BaseException as error:
-        from meshmpi.guard import outcome
+        from meshmpi.guard import ending, outcome
 
-        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        status, tb = 130 if isinstance(error, KeyboardInterrupt) else 1, _below(error.__traceback__)
         outcome.tell(status)  # before the others are ended
-        tb = _below(error.__traceback__)
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, tb
         sys.excepthook(type(error), error.with_traceback(tb), tb)
+        outcome.tell(status, ending.report(error, tb))
         return status
     return 0
 
 
 def _below(tb: TracebackType | None) -> TracebackType | None:
-    """A traceback from the program's own first line on."""
     while tb is not None and tb.tb_frame.f_code.co_filename in (__file__, runpy.__file__, _FROZEN):
         tb = tb.tb_next
     return tb
@@ -96,7 +93,6 @@ _FROZEN = "<frozen runpy>"
 
 
 def _safe_path() -> bool:
-    """Whether Python must not look for modules in the program's folder."""
     return getattr(sys.flags, "safe_path", False)
 
 

@@ -36,6 +36,7 @@ from meshmpi.kernels.binding import BFLOAT16
 from meshmpi.kernels.native import available
 from meshmpi.planner.disturbance import disturbances, look
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from, rounds
+from meshmpi.runtime import operands
 from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.cores import cgroup_quota, group_memory
 from meshmpi.runtime.mesh_protocol import AnyMesh
@@ -248,7 +249,7 @@ class _Probe:
         if self.alone:
             return None
         self.say("waiting for one another ...")
-        meet = self.mesh.bind("all_reduce", np.zeros(16, np.float32), self.mesh.shape.names)
+        meet = self.mesh.bind(operands.AllReduce(np.zeros(16, np.float32), self.mesh.shape.names))
         product = self._product(np.dtype(np.float32), 1, 64, 64, 64)
         once, meeting = self.seconds(product), self.together(meet)
         points = []
@@ -344,25 +345,25 @@ def _collectives(mesh: AnyMesh, axes: tuple[str, ...], n: int) -> dict[str, Call
 
     def all_reduce(count: int) -> Callable[[], Any]:
         x = np.zeros(count, np.float32)
-        return mesh.bind("all_reduce", x, axes)
+        return mesh.bind(operands.AllReduce(x, axes))
 
     def all_gather(count: int) -> Callable[[], Any]:
         x, out = floats(count), floats(count * n)
-        return mesh.bind("all_gather", x, out, 0, [count] * n, axes)
+        return mesh.bind(operands.AllGather(x, out, 0, [count] * n, axes))
 
     def reduce_scatter(count: int) -> Callable[[], Any]:
         x, out = floats(count), floats(count // n)
-        return mesh.bind("reduce_scatter", x, out, 0, [count // n] * n, axes)
+        return mesh.bind(operands.ReduceScatter(x, out, 0, [count // n] * n, axes))
 
     def all_to_all(count: int) -> Callable[[], Any]:
         x, out = floats(count).reshape(n, -1), floats(count).reshape(1, -1)
         rows, columns = [1] * n, [count // n] * n
-        return mesh.bind("all_to_all", x, out, 0, 1, rows, columns, axes)
+        return mesh.bind(operands.AllToAll(x, out, 0, 1, rows, columns, axes))
 
     def shift(count: int) -> Callable[[], Any]:
         x, out = floats(count), floats(count)
         exchange = HaloExchange(n, (count * n,), (count,), count * n, 1, True)
-        return mesh.bind("shift", [x], out, 0, exchange, axes, 0.0)
+        return mesh.bind(operands.Shift([x], out, 0, exchange, axes, 0.0))
 
     return {
         "all_reduce": all_reduce,

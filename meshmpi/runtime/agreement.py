@@ -1,8 +1,4 @@
-"""What the ranks of a run tell each other outside of programs: results, errors, one flag a step.
-
-Works on a Mesh, where this process is one rank, and on a SimulatedMesh, where it is all of them.
-Knows nothing of what the values mean.
-"""
+"""What the ranks of a run tell each other outside of programs: results, errors, one flag a step."""
 
 from __future__ import annotations
 
@@ -19,13 +15,7 @@ T = TypeVar("T")
 
 
 def gathered(ranks: Ranks, value: T, what: str = "gather") -> list[T]:
-    """The values of all processes, on every one of them; collective.
-
-    Args:
-        ranks: Processes are its ranks; one process plays all ranks of a simulated mesh.
-        value: This process's value.
-        what: What reports of waiting ranks call it.
-    """
+    """The values of all processes, on each; one process plays all ranks of a simulated mesh.  Collective."""
     if ranks.comm is None:
         return [value]
     return ranks.outside(what, functools.partial(ranks.comm.allgather, value))()
@@ -37,11 +27,9 @@ def any_of(ranks: Ranks, value: bool, what: str = "agree") -> bool:
 
 
 def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
-    """What ``make`` returns on rank 0, on every rank; its own errors are raised on all; collective.
+    """What ``make`` returns on rank 0, on every rank.  Collective.
 
-    Args:
-        ranks: Who waits for the result.
-        make: Called on rank 0 only; an error that is not meshmpi's own ends the job.
+    An error of meshmpi in it is raised on all; any other ends the job.
     """
     if ranks.comm is None:
         return make()

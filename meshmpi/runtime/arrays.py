@@ -15,6 +15,7 @@ from meshmpi.ir.kinds import AllGather
 from meshmpi.ir.program import LocalType
 from meshmpi.ir.scalar import ITEM_BYTES
 from meshmpi.kernels.binding import numpy_dtype
+from meshmpi.runtime import operands
 from meshmpi.runtime.mesh_protocol import AnyMesh
 
 
@@ -169,7 +170,7 @@ def gather_whole(mesh: AnyMesh, t: LocalType, blocks: dict[int, np.ndarray]) -> 
         out = np.empty(t_next.local_sizes(mesh.shape, at), x.dtype)
         axis = t.shape.position(move.dim)
         sizes = block_sizes(out.shape[axis], mesh.shape.count(move.axes))
-        mesh.bind("all_gather", np.ascontiguousarray(x), out, axis, sizes, move.axes)()
+        mesh.bind(operands.AllGather(np.ascontiguousarray(x), out, axis, sizes, move.axes))()
         t, x = t_next, out
     return x.copy() if x is next(iter(blocks.values())) else x
 

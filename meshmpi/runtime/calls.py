@@ -22,25 +22,15 @@ T = TypeVar("T")
 
 
 class CallKind(NamedTuple):
-    """What a collective is: ranks whose calls differ in this do not belong together.
+    """What a collective is: ranks whose calls differ in this do not belong together."""
 
-    Attributes:
-        kind: all_reduce, ..., wait, broadcast, agree.
-        op: Reduction, root, or empty.
-        dtype: Data type of the elements.
-        axes: Mesh axes joined by +.
-        elements: A count that must be equal on all ranks of the group.
-        shape: Extents that must be equal on all ranks of the group, joined by x.
-        about: Digest of the program and number of the instruction, or empty.
-    """
-
-    kind: str
-    op: str = ""
-    dtype: str = ""
-    axes: str = ""
-    elements: int = 0
-    shape: str = ""
-    about: str = ""
+    kind: str  # all_reduce, ..., wait, broadcast, agree
+    op: str = ""  # reduction, root, or empty
+    dtype: str = ""  # data type of the elements
+    axes: str = ""  # mesh axes joined by +
+    elements: int = 0  # A count that must be equal on all ranks of the group
+    shape: str = ""  # extents that must be equal on all ranks of the group, joined by x
+    about: str = ""  # digest of the program and number of the instruction, or empty
 
     @property
     def signature(self) -> int:
@@ -105,12 +95,7 @@ _described: list[tuple[str, str]] = []
 
 @contextlib.contextmanager
 def described(line: str, about: str) -> Iterator[None]:
-    """Calls that are bound in here belong to ``line`` and to an instruction of a program.
-
-    Args:
-        line: ``file:line`` of the user's code.
-        about: Digest of the program and number of the instruction.
-    """
+    """Calls that are bound in here belong to ``line`` and to an instruction of a program."""
     _described.append((line, about))
     try:
         yield

@@ -1,13 +1,8 @@
-"""The collectives on NumPy arrays over one group of ranks, by MPI.
+"""The collectives on NumPy arrays over one group of ranks, by MPI; importing this initialises MPI.
 
-A dimension that is split over mesh axes ``(a, b)`` has its blocks numbered in *that* order, while
-MPI numbers the ranks of a communicator in the order of the mesh; `Group.blocks` translates.
-Messages are cut into pieces, the same on every rank, so that scratch memory stays small.  A
-collective is bound once to its arrays: views and arguments are prepared, and a call does little
-more than call MPI.
-
-Not known here: named tensors, layouts, programs.  Counting is the mesh's business.
-Importing this module initialises MPI.
+A dimension that is split over mesh axes ``(a, b)`` has its blocks numbered in that order, MPI numbers the ranks of
+a communicator in the order of the mesh; `Group.blocks` translates.  Messages are cut into pieces, the same on every
+rank, so that scratch memory stays small.  Views and arguments are prepared once; a call does little more than call MPI.
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +19,22 @@ from mpi4py import MPI
 
 from meshmpi.dims import Axes
 from meshmpi.ir.collective_bytes import PIECE_BYTES, REDUCED_IN, all_to_all_rows, pieces
-from meshmpi.ir.halos import HaloExchange, pieces_to, sent_by, unfilled_positions
+from meshmpi.ir.halos import pieces_to, sent_by, unfilled_positions
 from meshmpi.kernels.binding import Bound, nothing, run_all
-from meshmpi.runtime.blocks import as_bits, block, piece_source, piece_target, replaced, scratch, starts
+from meshmpi.runtime.operands import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    ReduceScatter,
+    Shift,
+    as_bits,
+    block,
+    piece_source,
+    piece_target,
+    replaced,
+    scratch,
+    starts,
+)
 
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _BOOL_OPS = {"sum": MPI.MAX, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.MIN}
@@ -45,19 +53,12 @@ takes the own block.  Measured with Open MPI 5.0.11 on two ranks of one machine,
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that hold the blocks of one split dimension, seen by one of them.
+    """The ranks that hold the blocks of one split dimension, seen by one of them."""
 
-    Attributes:
-        axes: Mesh axes, major first, in the order in which blocks are numbered.
-        comm: Communicator of the group.
-        blocks: Number of the block that each rank of ``comm`` holds.
-        index: Number of this rank's block.
-    """
-
-    axes: Axes
-    comm: MPI.Intracomm
-    blocks: tuple[int, ...]
-    index: int
+    axes: Axes  # mesh axes, major first, in the order in which blocks are numbered
+    comm: MPI.Intracomm  # communicator of the group
+    blocks: tuple[int, ...]  # number of the block that each rank of ``comm`` holds
+    index: int  # number of this rank's block
 
     @functools.cached_property
     def n(self) -> int:
@@ -82,7 +83,6 @@ class Group:
 
 
 def _reducible(x: np.ndarray) -> np.ndarray:
-    """``x`` flat, in a data type that MPI can reduce or that `scratch` memory converts."""
     flat = x.reshape(-1)
     return flat.view(np.uint8) if x.dtype == np.bool_ else flat
 
@@ -111,23 +111,22 @@ def _nan_keeping_op(op: str, dtype: np.dtype) -> MPI.Op:
 
 
 def _wire_dtype(dtype: np.dtype) -> np.dtype:
-    """The data type in which a reduction of ``dtype`` is done."""
     if dtype == np.bool_:
         return np.dtype(np.uint8)  # as 0 and 1, by max and min
     return np.dtype(REDUCED_IN.get(dtype.name, dtype))
 
 
-def bind_all_reduce(group: Group, x: np.ndarray, op: str, workspace: np.ndarray | None = None) -> Bound:
-    """Reduces ``x`` in place over the group, in pieces."""
+def _bind_all_reduce(group: Group, c: AllReduce) -> Bound:
+    x = c.x
     if group.n == 1 or x.size == 0:
         return nothing
-    flat, wire, mpi_op = _reducible(x), _wire_dtype(x.dtype), _mpi_op(op, x.dtype)
+    flat, wire, mpi_op = _reducible(x), _wire_dtype(x.dtype), _mpi_op(c.op, x.dtype)
     step = PIECE_BYTES // wire.itemsize
     parts = [flat[start : start + step] for start in range(0, flat.size, step)]
     reduce = functools.partial(group.comm.Allreduce, MPI.IN_PLACE)
     if flat.dtype == wire:
         return run_all([functools.partial(reduce, part, mpi_op) for part in parts])
-    buffer, steps = scratch(workspace, min(flat.size, step), wire), list[Bound]()
+    buffer, steps = scratch(c.workspace, min(flat.size, step), wire), list[Bound]()
     for part in parts:
         sent = buffer[: part.size]
         steps += [_copy(sent, part), functools.partial(reduce, sent, mpi_op), _copy(part, sent)]
@@ -135,19 +134,11 @@ def bind_all_reduce(group: Group, x: np.ndarray, op: str, workspace: np.ndarray 
 
 
 def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
-    """Copies and converts."""
     return functools.partial(np.copyto, to, source, casting="unsafe")
 
 
 def start_all_reduce(group: Group, x: np.ndarray, op: str, requests: list[MPI.Request]) -> None:
-    """Begins to reduce ``x`` in place; it must not be touched before ``requests`` are complete.
-
-    Args:
-        group: The ranks.
-        x: C-contiguous.
-        op: sum, max, min or prod.
-        requests: Takes one for each message.
-    """
+    """Begins to reduce ``x`` in place; it must not be touched before the ``requests`` added here are complete."""
     if group.n == 1 or x.size == 0:
         return
     flat, mpi_op = _reducible(x), _mpi_op(op, x.dtype)
@@ -157,14 +148,12 @@ def start_all_reduce(group: Group, x: np.ndarray, op: str, requests: list[MPI.Re
         requests.append(group.comm.Iallreduce(MPI.IN_PLACE, part, mpi_op))
 
 
-def bind_all_gather(
-    group: Group, x: np.ndarray, out: np.ndarray, axis: int, sizes: Sequence[int], workspace: np.ndarray | None = None
-) -> Bound:
-    """Concatenates the group's blocks ``x`` along ``axis`` into ``out``."""
+def _bind_all_gather(group: Group, c: AllGather) -> Bound:
+    x, out, axis = c.x, c.out, c.axis
     if group.n == 1:
         return _copy(out, x)
     rows, post = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
-    widths = [size * post for size in sizes]
+    widths = [size * post for size in c.sizes]
     total = sum(widths)
     mine = as_bits(x).reshape(rows, widths[group.index])
     whole = as_bits(out).reshape(rows, total)
@@ -174,7 +163,7 @@ def bind_all_gather(
     for first, end, _, _ in pieces(rows, widths, out.itemsize):
         n = end - first
         if buffer is None:  # the first piece is the largest
-            buffer = scratch(workspace, n * total, whole.dtype)
+            buffer = scratch(c.workspace, n * total, whole.dtype)
         received = buffer[: n * total]
         steps.append(_gather(group, mine[first:end], received, [n * width for width in widths]))
         for start, width in zip(begin[:-1], widths, strict=True):
@@ -184,26 +173,17 @@ def bind_all_gather(
 
 
 def _gather(group: Group, mine: np.ndarray, whole: np.ndarray, widths: Sequence[int]) -> Bound:
-    """The call of MPI that lays blocks of ``widths`` elements one behind the other."""
     if group.in_order and len(set(widths)) == 1:
         return functools.partial(group.comm.Allgather, mine, whole)
     return functools.partial(group.comm.Allgatherv, mine, [whole, group.by_rank(widths)])
 
 
-def bind_reduce_scatter(
-    group: Group,
-    x: np.ndarray,
-    out: np.ndarray,
-    axis: int,
-    sizes: Sequence[int],
-    op: str,
-    workspace: np.ndarray | None = None,
-) -> Bound:
-    """Reduces ``x`` over the group and leaves block ``group.index`` along ``axis`` in ``out``."""
+def _bind_reduce_scatter(group: Group, c: ReduceScatter) -> Bound:
+    x, out, axis, op = c.x, c.out, c.axis, c.op
     if group.n == 1:
         return _copy(out, x)
     rows, post = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    widths, wire = [size * post for size in sizes], _wire_dtype(x.dtype)
+    widths, wire = [size * post for size in c.sizes], _wire_dtype(x.dtype)
     whole = _reducible(x).reshape(rows, sum(widths))
     mine = _reducible(out).reshape(rows, widths[group.index])
     algorithm = reduce_scatter_algorithm(rows * max(widths) * wire.itemsize)
@@ -221,7 +201,7 @@ def bind_reduce_scatter(
         counts = [(end - first) * (stop - start) for start, stop in cuts]
         if buffer is None:  # the first piece is the largest
             received = counts[group.index] * group.n if algorithm == "all_to_all" else 0
-            buffer = scratch(workspace, received + (0 if direct else sum(counts)), wire)
+            buffer = scratch(c.workspace, received + (0 if direct else sum(counts)), wire)
         rows_now = whole[first:end]
         start, stop = (c - begin[group.index] for c in cuts[group.index])
         target = mine[first:end, start:stop]
@@ -281,26 +261,14 @@ def _exchange_and_reduce(
 
 
 def reduce_scatter_algorithm(block_bytes: int) -> str:
-    """The algorithm of `REDUCE_SCATTER_ALGORITHMS` for the running MPI library.
-
-    Args:
-        block_bytes: Bytes of the largest block on the wire.
-    """
+    """The algorithm of `REDUCE_SCATTER_ALGORITHMS` for the running library and its largest block on the wire."""
     rows = REDUCE_SCATTER_ALGORITHMS.get(MPI.get_vendor()[0], ((0, "reduce_scatter"),))
     return [algorithm for limit, algorithm in rows if block_bytes >= limit][-1]
 
 
-def bind_all_to_all(
-    group: Group,
-    x: np.ndarray,
-    out: np.ndarray,
-    split_axis: int,
-    concat_axis: int,
-    split_sizes: Sequence[int],
-    concat_sizes: Sequence[int],
-    workspace: np.ndarray | None = None,
-) -> Bound:
-    """Cuts ``x`` along ``split_axis``, sends each rank its block, joins along ``concat_axis``."""
+def _bind_all_to_all(group: Group, c: AllToAll) -> Bound:
+    x, out, split_axis, concat_axis = c.x, c.out, c.split_axis, c.concat_axis
+    split_sizes, concat_sizes = c.split_sizes, c.concat_sizes
     if group.n == 1:
         return _copy(out, x)
     lead = min(split_axis, concat_axis)
@@ -311,7 +279,7 @@ def bind_all_to_all(
     row_sent, row_kept = math.prod(x.shape[lead:]), math.prod(out.shape[lead:])
     pack = math.prod(x.shape[:split_axis]) != 1
     unpack = math.prod(out.shape[:concat_axis]) != 1
-    buffer = scratch(workspace, rows * (pack * row_sent + unpack * row_kept), sent.dtype)
+    buffer = scratch(c.workspace, rows * (pack * row_sent + unpack * row_kept), sent.dtype)
     send, split, concat = buffer[: pack * rows * row_sent], split_axis - lead, concat_axis - lead
     receive, steps = buffer[pack * rows * row_sent :], list[Bound]()
     # Decided by what all ranks see alike: the two calls of MPI do not match each other.
@@ -337,12 +305,10 @@ def bind_all_to_all(
 
 
 def _pack(x: np.ndarray, axis: int, sizes: Sequence[int], flat: np.ndarray) -> list[Bound]:
-    """Lays the blocks of ``x`` along ``axis`` one after another into ``flat``."""
     return [_copy(part, own) for part, own in _parts(x, axis, sizes, flat)]
 
 
 def _unpack(flat: np.ndarray, axis: int, sizes: Sequence[int], out: np.ndarray) -> list[Bound]:
-    """The reverse of `_pack`."""
     return [_copy(own, part) for part, own in _parts(out, axis, sizes, flat)]
 
 
@@ -356,36 +322,18 @@ def _parts(x: np.ndarray, axis: int, sizes: Sequence[int], flat: np.ndarray) -> 
 
 
 class BoundShift:
-    """A `shift` on fixed arrays: copies between views, one message to and from each other block.
+    """A `shift` on fixed arrays: copies between views, one message to and from each other block."""
 
-    Args:
-        group: Ranks that hold the blocks of the dimension.
-        xs: This rank's block of each input.
-        out: Takes what `HaloExchange.target` says.
-        axis: Array axis of the dimension.
-        exchange: Who sends what.
-        value: Fills the elements of ``out`` that no input has.
-        workspace: uint8 array of `shift_workspace_bytes`; allocated when not given.
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        xs: Sequence[np.ndarray],
-        out: np.ndarray,
-        axis: int,
-        exchange: HaloExchange,
-        value: float,
-        workspace: np.ndarray | None,
-    ):
-        self.comm, self.value = group.comm, value
+    def __init__(self, group: Group, c: Shift):
+        xs, out, axis, exchange = c.xs, c.out, c.axis, c.exchange
+        self.comm, self.value = group.comm, c.value
         rank_of = {block: rank for rank, block in enumerate(group.blocks)}
         mine = group.index
         arriving = [p for p in pieces_to(exchange, mine) if p.source != mine]
         leaving = sent_by(exchange, mine)
         others = math.prod(replaced(out.shape, axis, 1))
         rows = sum(p.count for p in (*leaving, *arriving))
-        buffer = scratch(workspace, rows * others, as_bits(out[:0]).dtype).view(out.dtype)
+        buffer = scratch(c.workspace, rows * others, as_bits(out[:0]).dtype).view(out.dtype)
         self.fills = [block(out, axis, start, stop) for start, stop in unfilled_positions(exchange, mine)]
         self.copies = [
             (piece_target(out, axis, exchange, p), piece_source(xs, axis, exchange, p))
@@ -425,3 +373,13 @@ class BoundShift:
             MPI.Request.Waitall(requests)
         for to, part in self.unpacks:
             to[...] = part
+
+
+BINDERS: dict[str, Callable[[Group, Any], Bound]] = {
+    "all_reduce": _bind_all_reduce,
+    "all_gather": _bind_all_gather,
+    "reduce_scatter": _bind_reduce_scatter,
+    "all_to_all": _bind_all_to_all,
+    "shift": BoundShift,
+}
+"""Kind of collective -> what prepares it."""

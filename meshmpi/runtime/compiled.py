@@ -13,12 +13,12 @@ from meshmpi.errors import FeedError, MeshError, ProgramError, suggest
 from meshmpi.graph import Tensor
 from meshmpi.graph.arguments import shown
 from meshmpi.ir.kinds import Write
-from meshmpi.ir.program import LocalType, Program
+from meshmpi.ir.program import LocalType, Program, VariableType
 from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.arrays import LocalBlock, ShardedArray, block_of
 from meshmpi.runtime.executor import Executor, instruction_workspace
 from meshmpi.runtime.mesh_protocol import AnyMesh
-from meshmpi.runtime.replicas import Fed, Replicas, Typed
+from meshmpi.runtime.replicas import Replicas
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.values import conversion, unfit
 
@@ -231,9 +231,10 @@ class CompiledStep:
     def _compare_feeds(self) -> None:
         """Raises FeedError, the same on all ranks, where two of them feed one block differently."""
         (state,) = self._executor.states
-        types = {name: Typed(t) for name, t in self.program.feeds.items()}
-        blocks = {name: {state.rank: block} for name, block in state.feeds.items()}
-        found = Replicas(Fed(self.mesh, [state.rank], types, blocks)).differences()
+        fed = VariableStore(self.mesh, [state.rank])
+        fed.types = {name: VariableType(name, t, None) for name, t in self.program.feeds.items()}
+        fed.blocks = {name: {state.rank: block} for name, block in state.feeds.items()}
+        found = Replicas(fed).differences()
         if found:
             raise FeedError(
                 f"ranks feed different values: {found[0].where('feed')}. What they compute from it would drift apart.",

@@ -1,13 +1,14 @@
-"""How many processor cores and how much memory this process may really use.
+"""How many cores and how much memory this process may use, and what it has used.
 
-Affinity masks, hardware threads and the quotas of containers all lower the number; asking only
-`os.cpu_count` would oversubscribe a container.  Knows nothing of MPI.
+Affinity masks, hardware threads and the quotas of containers lower the number that `os.cpu_count` gives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,17 +19,11 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 class Cores(NamedTuple):
-    """What the machine lends to this process.
+    """What the machine lends to this process."""
 
-    Attributes:
-        logical: Processors in the affinity mask, at most the container's quota.
-        physical: The same, with the hardware threads of one core counted once.
-        whole_machine: True when neither mask nor quota takes anything away.
-    """
-
-    logical: int
-    physical: int
-    whole_machine: bool
+    logical: int  # processors in the affinity mask, at most the container's quota
+    physical: int  # the same, with the hardware threads of one core counted once
+    whole_machine: bool  # true when neither mask nor quota takes anything away
 
 
 def available_cores() -> Cores:
@@ -42,7 +37,6 @@ def available_cores() -> Cores:
 
 
 def _siblings(cpu: int) -> str:
-    """The hardware threads of one core, as the kernel lists them; the processor if it does not."""
     try:
         return (_TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -51,10 +45,6 @@ def _siblings(cpu: int) -> str:
 
 def cgroup_quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float | None:
     """Processors that the control groups of this process allow, or None without a limit.
-
-    Args:
-        root: Where the control groups are mounted, version 1 or 2.
-        membership: The kernel's list of the groups that this process is in.
 
     Returns:
         Quota divided by period, the smallest of the own group and all groups above it.
@@ -70,12 +60,7 @@ def cgroup_quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float
 
 
 def group_memory(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
-    """Bytes of memory that the control groups of this process allow, or None without a limit.
-
-    Args:
-        root: Where the control groups are mounted, version 1 or 2.
-        membership: The kernel's list of the groups that this process is in.
-    """
+    """Bytes of memory that the control groups of this process allow, or None without a limit."""
     limits = []
     for controllers, path in _groups(membership):
         if not controllers or "memory" in controllers:
@@ -85,6 +70,15 @@ def group_memory(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int |
                     limits.append(int((folder / name).read_text()))
     # Version 1 writes "no limit" as a huge number.
     return min((n for n in limits if n < 1 << 60), default=None)
+
+
+def free_memory() -> float:
+    """Bytes of memory that this host can still give; infinite where Linux does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return math.inf
 
 
 def _groups(membership: Path) -> list[tuple[list[str], str]]:
@@ -97,7 +91,6 @@ def _groups(membership: Path) -> list[tuple[list[str], str]]:
 
 
 def _upward(base: Path, path: str) -> Iterator[Path]:
-    """The folder of a group and those of the groups above it, up to ``base``."""
     parts = [p for p in path.split("/") if p not in ("", "..")]
     for n in range(len(parts), -1, -1):
         yield base.joinpath(*parts[:n])
@@ -118,3 +111,36 @@ def _quota_v1(folder: Path) -> float | None:
     except (OSError, ValueError):
         return None
     return None if quota <= 0 or period <= 0 else quota / period
+
+
+# ---- what the operating system has measured of this process and its host ------------------------
+
+NETWORK, FABRIC = Path("/proc/net/dev"), Path("/sys/class/infiniband")
+_SENT_COLUMN = 8  # of a line of /proc/net/dev, behind the name
+_FABRIC_WORD = 4  # bytes of one count of port_xmit_data
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has held so far, libraries and shared pages included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def network_bytes_sent() -> int | None:
+    """Bytes that this host has sent to others, by all processes, since it started.
+
+    Its network interfaces but the loopback, and InfiniBand, whose traffic those do not see.
+    """
+    try:
+        lines = NETWORK.read_text().splitlines()[2:]
+    except OSError:
+        return None
+    rows = [line.replace(":", " ", 1).split() for line in lines]
+    sent = sum(int(row[1 + _SENT_COLUMN]) for row in rows if row and row[0] != "lo")
+    return sent + sum(_counted(path) for path in FABRIC.glob("*/ports/*/counters/port_xmit_data"))
+
+
+def _counted(path: Path) -> int:
+    try:
+        return _FABRIC_WORD * int(path.read_text())
+    except (OSError, ValueError):
+        return 0

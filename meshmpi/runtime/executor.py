@@ -1,7 +1,6 @@
 """Runs a program: one arena per rank, every instruction bound once, then a list of calls.
 
-One class serves both meshes: under MPI this process plays one rank, on a simulated mesh it plays
-all of them, instruction by instruction.
+Under MPI this process plays one rank, on a simulated mesh it plays all of them, instruction by instruction.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,10 +19,11 @@ from meshmpi.dims import Axes, block_sizes
 from meshmpi.errors import ConfigError
 from meshmpi.ir.kinds import AllGather, AllReduce, AllToAll, ReduceScatter, Shift, Tiled, Wait, Write
 from meshmpi.ir.kinds.regions import region_types
-from meshmpi.ir.program import Alias, Instruction, Program
+from meshmpi.ir.program import Alias, Instruction, LocalType, Program
 from meshmpi.kernels import Runtime, bind, blas, product_choice, workspace_bytes
 from meshmpi.kernels.binding import run_all
 from meshmpi.kernels.native import CompilerError, NativeKernels
+from meshmpi.runtime import operands
 from meshmpi.runtime.agreement import Flag, gathered
 from meshmpi.runtime.arrays import aligned_empty, numpy_dtype, view_of
 from meshmpi.runtime.calls import described
@@ -37,8 +37,8 @@ Thunk = Callable[[], None]
 KERNELS = ("auto", "native", "numpy")
 """Which kernels a step can be asked to run."""
 NATIVE_POINTS = 2_000_000
-"""From so many points a step on, "auto" builds native kernels.  Status: assumption; a build takes
-about a second, NumPy some nanoseconds a point, and a program that is built runs many steps."""
+"""`kernels='auto'` compiles C once a step evaluates at least this many elements.  Status: assumption; a build takes
+about a second, NumPy some nanoseconds an element, and a program that is built runs many steps."""
 
 
 def instruction_workspace(i: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
@@ -62,12 +62,11 @@ class RankState:
             self.arrays[v] = self._array(v)
 
     def _workspace_bytes(self) -> int:
-        """Scratch that the instructions need on this rank: smaller blocks may need more."""
         program, here = self.program, self.coordinates
         needed = (instruction_workspace(i, program, here) for i in program.instructions)
         return round_up(max(needed, default=0))
 
-    def _buffer(self, t: Any) -> np.ndarray:
+    def _buffer(self, t: LocalType) -> np.ndarray:
         sizes = t.local_sizes(self.program.mesh, self.coordinates)
         nbytes = int(np.prod(sizes, dtype=np.int64)) * numpy_dtype(t.dtype).itemsize
         return view_of(aligned_empty(nbytes), 0, sizes, t.dtype)
@@ -121,13 +120,6 @@ class RankState:
 
 class Executor:
     """Runs a program on a mesh.
-
-    Args:
-        program: Verified, the same on every rank.
-        mesh: A Mesh (this process is one rank) or a SimulatedMesh (it plays all).
-        store: Variables; those of the program are in it.
-        kernels: "numpy", "native", or "auto": native where a compiler is found and it pays.
-        atomic: Whether ranks wait for each other before a step changes variables.
 
     Attributes:
         progress: How far the step got that is under way or has failed: "before" variables changed;
@@ -191,7 +183,6 @@ class Executor:
         return advance
 
     def _writes(self, i: Instruction) -> bool:
-        """Whether an instruction changes the memory of a variable."""
         if i.traits.free:
             return False
         roots = [self.plan.root(v) for v in i.outputs]
@@ -305,45 +296,39 @@ class Executor:
             stacklevel=2,
         )
 
-    def _arrays(self, v: int) -> Any:
-        """The array of value v, as the mesh's collectives want it: one, or a list by rank."""
-        arrays = [s.arrays[v] for s in self.states]
-        return arrays if self.simulated else arrays[0]
-
     def _bind_collective(self, i: Instruction) -> Thunk:
-        a, mesh = i.attrs, self.mesh
-        workspace = None if self.simulated else self.states[0].workspace
+        a, program = i.attrs, self.program
         if isinstance(a, AllReduce):
-            return self._bind_all_reduce(i, a, workspace)
-        if isinstance(a, Shift):
-            return self._bind_shift(i, a, workspace)
-        x, out = self._arrays(i.inputs[0]), self._arrays(i.outputs[0])
-        one = self.states[0]
+            return self._bind_all_reduce(i, a)
+        (v, *_), (w, *_) = i.inputs, i.outputs
+        arrays = [(s.arrays[v], s.arrays[w], s.workspace) for s in self.states]
+        whole_in, whole_out = self.states[0].arrays[v].shape, self.states[0].arrays[w].shape
         if isinstance(a, AllToAll):
-            exchange = a.exchange(self.program, i, one.coordinates)
-            return mesh.bind("all_to_all", x, out, *exchange, a.axes, workspace)
-        assert isinstance(a, (AllGather, ReduceScatter)), i.kind
-        axis, n = self.program.types[i.inputs[0]].shape.position(a.dim), self.program.mesh.count(a.axes)
+            exchange = a.exchange(program, i, self.states[0].coordinates)
+            return self.mesh.bind(*(operands.AllToAll(x, y, *exchange, a.axes, space) for x, y, space in arrays))
+        assert isinstance(a, (AllGather, ReduceScatter, Shift)), i.kind
+        axis, n = program.types[w].shape.position(a.dim), program.mesh.count(a.axes)
         if isinstance(a, AllGather):
-            sizes = block_sizes(one.arrays[i.outputs[0]].shape[axis], n)
-            return mesh.bind("all_gather", x, out, axis, sizes, a.axes, workspace)
-        sizes = block_sizes(one.arrays[i.inputs[0]].shape[axis], n)
-        return mesh.bind("reduce_scatter", x, out, axis, sizes, a.axes, a.op, workspace)
+            sizes = block_sizes(whole_out[axis], n)
+            return self.mesh.bind(*(operands.AllGather(x, y, axis, sizes, a.axes, space) for x, y, space in arrays))
+        if isinstance(a, ReduceScatter):
+            sizes = block_sizes(whole_in[axis], n)
+            calls = (operands.ReduceScatter(x, y, axis, sizes, a.axes, a.op, space) for x, y, space in arrays)
+            return self.mesh.bind(*calls)
+        rule, inputs = a.exchange(program, i), [[s.arrays[v] for v in i.inputs] for s in self.states]
+        both = zip(inputs, arrays, strict=True)
+        return self.mesh.bind(
+            *(operands.Shift(xs, y, axis, rule, a.axes, a.value, space) for xs, (_, y, space) in both)
+        )
 
-    def _bind_shift(self, i: Instruction, a: Shift, workspace: np.ndarray | None) -> Thunk:
-        xs, out = [self._arrays(v) for v in i.inputs], self._arrays(i.outputs[0])
-        axis = self.program.types[i.outputs[0]].shape.position(a.dim)
-        exchange = a.exchange(self.program, i)
-        return self.mesh.bind("shift", xs, out, axis, exchange, a.axes, a.value, workspace)
-
-    def _bind_all_reduce(self, i: Instruction, a: AllReduce, workspace: np.ndarray | None) -> Thunk:
+    def _bind_all_reduce(self, i: Instruction, a: AllReduce) -> Thunk:
         if a.start and not self.simulated:
             return self._bind_start(i, a)
         if len(i.outputs) != 1:
             return self._bind_packed(i, a)
         (v, *_), (w,) = i.inputs, i.outputs
         pairs = [(s.arrays[v], s.arrays[w]) for s in self.states if s.plan.shares.get(w) != v]
-        reduce = self.mesh.bind("all_reduce", self._arrays(w), a.axes, a.op, workspace)
+        reduce = self.mesh.bind(*(operands.AllReduce(s.arrays[w], a.axes, a.op, s.workspace) for s in self.states))
         return run_all([*(partial(np.copyto, y, x) for x, y in pairs), reduce])
 
     def _bind_start(self, i: Instruction, a: AllReduce) -> Thunk:
@@ -374,12 +359,12 @@ class Executor:
     def _bind_packed(self, i: Instruction, a: AllReduce) -> Thunk:
         """Several values in one message, packed one behind the other in the workspace."""
         packed = [_pack(s, i, self.program) for s in self.states]
-        message = [m for m, _ in packed] if self.simulated else packed[0][0]
         rows = [row for _, rows in packed for row in rows]
         copy = partial(np.copyto, casting="unsafe")
         before = [partial(copy, part, x) for x, part, _ in rows]
         after = [partial(copy, y, part) for _, part, y in rows]
-        return run_all([*before, self.mesh.bind("all_reduce", message, a.axes, a.op), *after])
+        reduce = self.mesh.bind(*(operands.AllReduce(message, a.axes, a.op) for message, _ in packed))
+        return run_all([*before, reduce, *after])
 
 
 def built_on_all(mesh: AnyMesh, programs: Sequence[Program], coordinates: Sequence[Mapping[str, int]]) -> NativeKernels:
@@ -387,14 +372,6 @@ def built_on_all(mesh: AnyMesh, programs: Sequence[Program], coordinates: Sequen
 
     All ranks use the same kind, since replicated values must stay equal to the last bit; an
     instruction whose C one rank cannot build is left to NumPy on all.
-
-    Args:
-        mesh: Of all ranks that call this.
-        programs: Verified, the same on every rank.
-        coordinates: Of each rank that this process plays.
-
-    Raises:
-        CompilerError: One rank has no compiler that works.  The same on every rank.
     """
     native, problem = None, ""
     try:

@@ -1,13 +1,12 @@
-"""A mesh of MPI ranks: coordinates, groups, sub-communicators, and counted collectives.
+"""A mesh of MPI ranks: coordinates, groups, communicators, and counted collectives.
 
-Not known here: tensors, layouts, programs.  mpi4py is imported when a `Mesh` is made, not before.
+mpi4py is imported when a `Mesh` is made, not before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -17,14 +16,23 @@ import numpy as np
 from meshmpi.dims import Axes, MeshShape, MeshShapeLike
 from meshmpi.errors import MeshError, ProgramError
 from meshmpi.ir.collective_bytes import REDUCED_IN
-from meshmpi.ir.halos import HaloExchange
 from meshmpi.ir.kinds import bytes_sent, wire_bytes
 from meshmpi.runtime import hooks
 from meshmpi.runtime.agreement import any_of, gathered
-from meshmpi.runtime.blocks import check_array, check_axes, check_op, check_out, check_shift, check_sizes, replaced
 from meshmpi.runtime.calls import Call, CallKind, Channel, Tally, counted, description, kind_of
-from meshmpi.runtime.mesh_sizes import refuse_singletons, size_error
-from meshmpi.runtime.world import without_networks
+from meshmpi.runtime.operands import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Collective,
+    Handed,
+    ReduceScatter,
+    Shift,
+    as_method,
+    check_array,
+    checked_axes,
+)
+from meshmpi.runtime.world import refuse_singletons, size_error, without_networks
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,18 +49,13 @@ Counters = dict[str, dict[str, list]]
 _wire_bytes = functools.lru_cache(wire_bytes)  # naming a dtype takes longer than a short message
 
 
-_PREPARED: dict[str, Callable[..., Bound]] = {}
-"""Name of a collective -> what checks its arguments and returns it as a function without any."""
+def _at_once(collective: Callable[P, Collective]) -> Callable[Concatenate[Mesh, P], None]:
+    """The method that does a collective once; `Mesh.bind` prepares one that is called often."""
 
-
-def _collective(prepare: Callable[Concatenate[Mesh, P], Bound]) -> Callable[Concatenate[Mesh, P], None]:
-    """A method that does a collective at once; `Mesh.bind` gives the function that it calls."""
-    _PREPARED[prepare.__name__] = prepare
-
-    @functools.wraps(prepare)
     def run(self: Mesh, *arguments: P.args, **named: P.kwargs) -> None:
-        prepare(self, *arguments, **named)()
+        self.bind(collective(*arguments, **named))()
 
+    as_method(run, collective)
     return run
 
 
@@ -199,21 +202,41 @@ class Mesh:
         axes = (axes,) if isinstance(axes, str) else tuple(axes)
         group = self._groups.get(axes)
         if group is None:
-            check_axes(self.shape, axes)
+            checked_axes(self.shape, axes)
             numbers = [self.shape.block_index(axes, self.shape.coordinates(r)) for r in self.group(axes)]
             index = self.shape.block_index(axes, self.coordinates)
             group = self._collectives.Group(axes, self.communicator(axes), tuple(numbers), index)
             self._groups[axes] = group
         return group
 
-    def _counted(
-        self, kind: str, group: Group, elements: int, dtype: np.dtype, run: Bound, shared: tuple[int, ...], op: str = ""
-    ) -> Bound:
+    def bind(self, *calls: Collective) -> Bound:
+        """A collective as a function without arguments, prepared once for arrays that stay.
+
+        Args:
+            calls: One object of `meshmpi.runtime.operands`: what this rank hands in.
+
+        Example:
+            >>> x = np.ones(3)
+            >>> Mesh("rows:1").bind(AllReduce(x, "rows"))()
+        """
+        (call,) = calls
+        group = self._group(call.axes)
+        handed = call.check(group.n, group.index)
+        return self._counted(call, group, handed, self._collectives.BINDERS[call.kind](group, call), call.op)
+
+    def _counted(self, call: Collective, group: Group, handed: Handed, run: Bound, op: str) -> Bound:
         """``run``, which counts and records itself; a short message takes a microsecond."""
         # One tally for all collectives which hand in as much, over the same axes.
-        sent = bytes_sent(kind, elements, _wire_bytes(kind, dtype), group.n)
-        tally = self._tallies.setdefault((kind, group.name, elements, sent), Tally())
-        return self._recorded(kind_of(kind, op, dtype, group.name, shared), sent, run, tally)
+        elements, dtype, shared = handed
+        sent = bytes_sent(call.kind, elements, _wire_bytes(call.kind, dtype), group.n)
+        tally = self._tallies.setdefault((call.kind, group.name, elements, sent), Tally())
+        return self._recorded(kind_of(call.kind, op, dtype, group.name, shared), sent, run, tally)
+
+    all_reduce = _at_once(AllReduce)
+    all_gather = _at_once(AllGather)
+    reduce_scatter = _at_once(ReduceScatter)
+    all_to_all = _at_once(AllToAll)
+    shift = _at_once(Shift)
 
     def _recorded(self, kind: CallKind, nbytes: int, run: Callable[[], T], tally: Tally) -> Callable[[], T]:
         """``run``, counted in ``tally`` and shown to whoever watches; checked first in debug mode."""
@@ -235,7 +258,6 @@ class Mesh:
         return found
 
     def _world(self, axes: Axes) -> tuple[int, ...]:
-        """Ranks in MPI.COMM_WORLD of the group over ``axes``, in the order of its communicator."""
         return tuple(self._members[r] for r in self.group(axes))
 
     def outside(self, kind: str, run: Callable[[], T], op: str = "", axes: Axes | None = None) -> Callable[[], T]:
@@ -272,59 +294,23 @@ class Mesh:
                 row[3] += tally.seconds
         return table
 
-    def bind(self, collective: str, *arguments: Any, **named: Any) -> Bound:
-        """A collective as a function without arguments, prepared once for arrays that stay.
-
-        Args:
-            collective: Name of the method: all_reduce, all_gather, reduce_scatter, all_to_all or shift.
-            arguments: What the method takes.
-            named: The same, by name.
-
-        Example:
-            >>> x = np.ones(3)
-            >>> Mesh("rows:1").bind("all_reduce", x, "rows")()
-        """
-        return _PREPARED[collective](self, *arguments, **named)
-
-    @_collective
-    def all_reduce(
-        self, x: np.ndarray, axes: Iterable[str], op: str = "sum", workspace: np.ndarray | None = None
-    ) -> Bound:
-        """Reduces ``x`` in place over the ranks that differ only in ``axes``.
-
-        bfloat16 is reduced in float32 and rounded once.  On bool, sum and max mean "or", prod and
-        min mean "and".  What max and min make of NaN is up to the MPI library.
-
-        Args:
-            x: C-contiguous array of the same shape on all ranks of the group.
-            axes: Mesh axes.
-            op: sum, max, min or prod.
-            workspace: uint8 array of `all_reduce_workspace_bytes`; allocated when not given.
-        """
-        check_op(op)
-        check_array("all_reduce", "array", x)
-        group = self._group(axes)
-        run = self._collectives.bind_all_reduce(group, x, op, workspace)
-        return self._counted("all_reduce", group, x.size, x.dtype, run, x.shape, op)
-
     def start_all_reduce(self, x: np.ndarray, axes: Iterable[str], op: str = "sum") -> list[MPI.Request]:
         """Begins an `all_reduce`; ``x`` must not be touched before `wait` of what is returned.
 
         Raises:
             ProgramError: The data type is reduced in another one (`REDUCED_IN`).
         """
-        check_op(op)
-        check_array("all_reduce", "array", x)
+        call = AllReduce(x, axes, op)
+        group, requests = self._group(axes), list[Any]()
+        handed = call.check(group.n, group.index)
         if str(x.dtype) in REDUCED_IN:
             raise ProgramError(
                 f"an all_reduce of {x.dtype} cannot run in the background: it is reduced in"
                 f" {REDUCED_IN[str(x.dtype)]}.",
                 "Use all_reduce().",
             )
-        group, requests = self._group(axes), list[Any]()
         start = functools.partial(self._collectives.start_all_reduce, group, x, op, requests)
-        op = f"start {op}"
-        self._counted("all_reduce", group, x.size, x.dtype, start, x.shape, op)()
+        self._counted(call, group, handed, start, f"start {op}")()
         return requests
 
     def advance(self, requests: list[MPI.Request]) -> None:
@@ -339,132 +325,6 @@ class Mesh:
         self._recorded(CallKind("wait", "", "", group.name), 0, finish, Tally())()
         key = ("all_reduce", group.name, 0, 0)
         self._tallies.setdefault(key, Tally()).seconds += time.perf_counter() - began
-
-    @_collective
-    def all_gather(
-        self,
-        x: np.ndarray,
-        out: np.ndarray,
-        axis: int,
-        sizes: Sequence[int],
-        axes: Iterable[str],
-        workspace: np.ndarray | None = None,
-    ) -> Bound:
-        """Joins the blocks ``x`` of the group along array axis ``axis`` into ``out``.
-
-        Args:
-            x: This rank's block.
-            out: Takes the whole.
-            axis: Array axis along which the blocks follow each other.
-            sizes: Extent of each block along it; may differ, may be 0.
-            axes: Mesh axes over which it is split, major first: they number the blocks.
-            workspace: uint8 array of `all_gather_workspace_bytes`; allocated when not given.
-        """
-        group = self._group(axes)
-        check_out("all_gather", x, out, replaced(x.shape, axis, sum(sizes)))
-        check_sizes("all_gather", sizes, group.n, out.shape[axis], "an output")
-        check_sizes("all_gather", [x.shape[axis]], 1, sizes[group.index], "a block")
-        run = self._collectives.bind_all_gather(group, x, out, axis, sizes, workspace)
-        return self._counted("all_gather", group, x.size, x.dtype, run, out.shape)
-
-    @_collective
-    def reduce_scatter(
-        self,
-        x: np.ndarray,
-        out: np.ndarray,
-        axis: int,
-        sizes: Sequence[int],
-        axes: Iterable[str],
-        op: str = "sum",
-        workspace: np.ndarray | None = None,
-    ) -> Bound:
-        """Reduces ``x`` over the group and keeps in ``out`` this rank's block along ``axis``.
-
-        Args:
-            x: Array of the same shape on all ranks of the group; it is not changed.
-            out: Takes this rank's block.
-            axis: Array axis that is cut.
-            sizes: Extent of each block along it; may differ, may be 0.
-            axes: Mesh axes, major first: they number the blocks.
-            op: sum, max, min or prod, as in `all_reduce`.
-            workspace: uint8 array of `reduce_scatter_workspace_bytes`; allocated when not given.
-        """
-        check_op(op)
-        group = self._group(axes)
-        check_sizes("reduce_scatter", sizes, group.n, x.shape[axis], "an input")
-        check_out("reduce_scatter", x, out, replaced(x.shape, axis, sizes[group.index]))
-        run = self._collectives.bind_reduce_scatter(group, x, out, axis, sizes, op, workspace)
-        return self._counted("reduce_scatter", group, x.size, x.dtype, run, x.shape, op)
-
-    @_collective
-    def all_to_all(
-        self,
-        x: np.ndarray,
-        out: np.ndarray,
-        split_axis: int,
-        concat_axis: int,
-        split_sizes: Sequence[int],
-        concat_sizes: Sequence[int],
-        axes: Iterable[str],
-        workspace: np.ndarray | None = None,
-    ) -> Bound:
-        """Moves a cut from array axis ``concat_axis`` to ``split_axis``.
-
-        Args:
-            x: Whole along ``split_axis``, this rank's block along ``concat_axis``.
-            out: The other way round.
-            split_axis: Array axis that is cut after.
-            concat_axis: Array axis that was cut before.
-            split_sizes: Extent of each block along ``split_axis``.
-            concat_sizes: Extent of each block along ``concat_axis``.
-            axes: Mesh axes, major first: they number the blocks of both.
-            workspace: uint8 array of `all_to_all_workspace_bytes`; allocated when not given.
-        """
-        group = self._group(axes)
-        if split_axis == concat_axis:
-            raise ProgramError(f"all_to_all from axis {split_axis} to itself.", "Give two axes.")
-        check_sizes("all_to_all", split_sizes, group.n, x.shape[split_axis], "an input")
-        check_sizes("all_to_all", concat_sizes, group.n, out.shape[concat_axis], "an output")
-        check_sizes("all_to_all", [x.shape[concat_axis]], 1, concat_sizes[group.index], "a block")
-        shape = replaced(x.shape, split_axis, split_sizes[group.index])
-        check_out("all_to_all", x, out, replaced(shape, concat_axis, sum(concat_sizes)))
-        run = self._collectives.bind_all_to_all(
-            group, x, out, split_axis, concat_axis, split_sizes, concat_sizes, workspace
-        )
-        shared = replaced(x.shape, concat_axis, sum(concat_sizes))
-        return self._counted("all_to_all", group, x.size, x.dtype, run, shared)
-
-    @_collective
-    def shift(
-        self,
-        xs: Sequence[np.ndarray],
-        out: np.ndarray,
-        axis: int,
-        exchange: HaloExchange,
-        axes: Iterable[str],
-        value: float = 0,
-        workspace: np.ndarray | None = None,
-    ) -> Bound:
-        """Each rank gets the elements along array axis ``axis`` that ``exchange`` says.
-
-        Only ranks that need something of each other exchange messages, all at the same time.
-
-        Args:
-            xs: This rank's block of each input.
-            out: Takes this rank's block of the result, or its halo.
-            axis: Array axis along which elements move.
-            exchange: Which elements go where.
-            axes: Mesh axes over which they are split, major first: they number the blocks.
-            value: Fills elements that no input has.
-            workspace: uint8 array of `shift_workspace_bytes`; allocated when not given.
-        """
-        group = self._group(axes)
-        check_sizes("shift", [1] * exchange.blocks, group.n, exchange.blocks, "a dimension")
-        check_shift(xs, out, axis, exchange, group.index)
-        run = self._collectives.BoundShift(group, xs, out, axis, exchange, value, workspace)
-        elements = exchange.rows_sent(group.index) * math.prod(replaced(out.shape, axis, 1))
-        shared = replaced(out.shape, axis, exchange.size)
-        return self._counted("shift", group, elements, out.dtype, run, shared)
 
     def broadcast(self, x: np.ndarray, axes: Iterable[str], root: int = 0) -> None:
         """Copies ``x`` of one rank into that of all ranks that differ from it only in ``axes``.

@@ -1,7 +1,6 @@
 """What a `Mesh` and a `SimulatedMesh` have in common: all that steps, checkpoints and loops may use.
 
-Code that must tell them apart asks `AnyMesh.simulated`; only `agreement` and what sends messages of
-its own look at `AnyMesh.comm`.
+Code that must tell them apart asks `AnyMesh.simulated`; only `agreement` and what sends its own messages use ``comm``.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from meshmpi.kernels.binding import Bound
+    from meshmpi.runtime.operands import Collective
 
 T = TypeVar("T")
 
@@ -81,14 +81,8 @@ class AnyMesh(Ranks, Protocol):
         """Ranks of this rank's group over ``axes``, ascending."""
         ...
 
-    def bind(self, collective: str, *arguments: Any, **named: Any) -> Bound:
-        """A collective of this mesh as a function without arguments, prepared once for arrays that stay.
-
-        Args:
-            collective: Name of the method: all_reduce, all_gather, reduce_scatter, all_to_all or shift.
-            arguments: What the method takes.
-            named: The same, by name.
-        """
+    def bind(self, *calls: Collective) -> Bound:
+        """A collective as a function without arguments; ``calls`` has one object for each rank played here."""
         ...
 
     def start_all_reduce(self, x: Any, /, axes: Iterable[str], op: str = "sum") -> list[Any]:

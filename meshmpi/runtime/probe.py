@@ -1,8 +1,7 @@
-"""``python -m meshmpi.runtime.probe [--alone]``: what each rank of a job says about itself.
+"""``python -m meshmpi.runtime.probe [--alone]``: what each rank of a job says about itself, for the doctor.
 
-For the doctor, which initialises no MPI in its own process.  Rank 0 prints one line that begins
-with `MARK`, a list of one object a rank; ranks that were started together but do not form a job are
-each rank 0 of 1 and print a line each.  ``--alone`` loads MPI without initialising it.
+Rank 0 prints one line that begins with `MARK`, a list of one object per rank; ranks that do not form a job are each
+rank 0 of 1 and print a line each.  ``--alone`` loads MPI without initialising it.
 """
 
 from __future__ import annotations
@@ -87,7 +86,6 @@ def _before_mpi() -> dict[str, Any]:
 
 
 def _digest(package: Path) -> str:
-    """A digest of all sources: different states of them may have the same version number."""
     total = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.c")]):
         total.update(str(path.relative_to(package)).encode() + path.read_bytes())

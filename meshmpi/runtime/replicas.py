@@ -1,9 +1,8 @@
-"""Variables and feeds that several ranks hold must be equal to the last bit: this compares them.
+"""Compares, to the last bit, variables and feeds that several ranks hold.
 
-Each rank digests its blocks, and ranks that hold the same block compare digests: 16 bytes a
-variable travel.  Where they differ the elements are looked up, and the rank that most others
-contradict is named.  Of two copies no majority can be told; then the one is suspected that holds
-what no other element of the block comes near, as a flipped exponent does, or else both are named.
+Ranks that hold the same block compare digests: 16 bytes a variable travel.  Where they differ the elements are looked
+up, and the rank that most others contradict is named.  Two copies have no majority: then the one is suspected that
+holds a number far from all others of the block, as a flipped exponent makes it, or else both are named.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import functools
 import hashlib
 import math
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from meshmpi.dims import Axes
 from meshmpi.ir.program import LocalType
 from meshmpi.runtime.agreement import gathered
-from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.variables import VariableStore
 
 CHUNK_WORDS = 8192
 """Words of 8 bytes that are summed into one: a sum never overlooks one flipped bit."""
@@ -51,25 +50,15 @@ def digest(block: np.ndarray) -> int:
 
 
 class Difference(NamedTuple):
-    """A variable whose replicas differ.
+    """A variable whose replicas differ."""
 
-    Attributes:
-        name: The variable's name.
-        type: Its type.
-        ranks: All that hold this block.
-        damaged: Those whose copy is wrong; empty where it cannot be told.
-        index: Global index of the first element that differs.
-        values: Rank -> what it holds there.
-        hosts: Rank -> its host.
-    """
-
-    name: str
-    type: LocalType
-    ranks: tuple[int, ...]
-    damaged: tuple[int, ...]
-    index: tuple[int, ...]
-    values: Mapping[int, float]
-    hosts: Mapping[int, str]
+    name: str  # the variable's name
+    type: LocalType  # its type
+    ranks: tuple[int, ...]  # all that hold this block
+    damaged: tuple[int, ...]  # those whose copy is wrong; empty where it cannot be told
+    index: tuple[int, ...]  # global index of the first element that differs
+    values: Mapping[int, float]  # Rank -> what it holds there
+    hosts: Mapping[int, str]  # Rank -> its host
 
     def where(self, what: str) -> str:
         """The first element that differs, with the value of each rank; ``what`` comes first."""
@@ -89,37 +78,18 @@ class Difference(NamedTuple):
         return f"{text}. Which copy is right cannot be told"
 
 
-def _ranks(ranks: Any) -> str:
+def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_listed(ranks)}"
 
 
-def _listed(ranks: Any) -> str:
+def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
-class Typed(NamedTuple):
-    """What `Replicas` needs to know of a value."""
-
-    type: LocalType
-
-
-class Fed(NamedTuple):
-    """The feeds of a step, in the form of a store."""
-
-    mesh: AnyMesh
-    ranks: list[int]
-    types: Mapping[str, Typed]
-    blocks: Mapping[str, Mapping[int, np.ndarray]]
-
-
 class Replicas:
-    """Compares the replicated blocks of a store.
+    """Compares the replicated blocks of a store of variables, or of feeds in the form of one."""
 
-    Args:
-        store: Variables, as `CompiledStep.variables`; or feeds.
-    """
-
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: VariableStore) -> None:
         self._store, self._mesh = store, store.mesh
         self._simulated = store.mesh.simulated
 
@@ -243,19 +213,13 @@ def _minority(copies: Mapping[int, bytes]) -> tuple[int, ...]:
 
 
 def _largest_other(block: np.ndarray, place: int) -> float:
-    """The largest magnitude of the elements of a block but one."""
     flat = np.abs(block.reshape(-1).astype(np.float64))
     rest = [part for part in (flat[:place], flat[place + 1 :]) if part.size]
     return max((float(part.max()) for part in rest), default=math.inf)
 
 
-def compared(store: Any, repairs: bool, say: Callable[[str], None]) -> str:
+def compared(store: VariableStore, repairs: bool, say: Callable[[str], None]) -> str:
     """Compares all replicas of a store, and repairs them where asked for.  Collective.
-
-    Args:
-        store: Variables.
-        repairs: Whether to copy what most ranks hold.
-        say: Takes a line for each repair, on rank 0 only.
 
     Returns:
         What is wrong and was not repaired, the same on every rank; empty: nothing.

@@ -166,9 +166,6 @@ class OverlaidStore(VariableStore):
     """Variables of its own, and all those of another store, which are kept only there.
 
     What a program adds is its own; so caches do not get into the checkpoints of parameters.
-
-    Args:
-        below: The other store.
     """
 
     def __init__(self, below: VariableStore):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from meshmpi import checkpoint
-from meshmpi.checkpoint import disk
 from meshmpi.checkpoint.folder import durable_folder
 from meshmpi.checkpoint.saving import begin
 from meshmpi.errors import CheckpointError
+from meshmpi.files import disk
 from tests.soak.stores import Placed, equal, store, values
 
 PLACED = Placed("all:2", "model:all;vocab:all")

@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 from meshmpi import checkpoint
-from meshmpi.checkpoint import disk
 from meshmpi.checkpoint.tools import convert
 from meshmpi.dims import Layout, MeshShape
 from meshmpi.errors import CheckpointError
+from meshmpi.files import disk
 from tests.soak.stores import Placed, equal, store, values
 
 PLACED = Placed("all:2", "model:all;vocab:all")

@@ -71,7 +71,7 @@ def test_another_mesh_is_noted(tmp_path):
 
 
 def test_a_failing_write_ends_the_run_with_its_reason(tmp_path, monkeypatch):
-    from meshmpi.checkpoint.disk import DurableFolder
+    from meshmpi.files.disk import DurableFolder
 
     def full(self, name, pieces):
         raise OSError(28, "No space left on device", str(self.partial / name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,8 @@ import pytest
 
 from meshmpi.doctor import checks
 from meshmpi.doctor.checks import building, job, library, processors, storage
-from meshmpi.doctor.facts import Answer, Facts, jobs_in, kind_of
-from meshmpi.doctor.findings import BROKEN, WARNING, Finding, summary, verdict
-from meshmpi.doctor.mounts import is_network, mount_of
+from meshmpi.doctor.facts import Answer, Facts, is_network, jobs_in, kind_of, mount_of
+from meshmpi.doctor.findings import BROKEN, CATALOGUE, WARNING, Finding, found, summary, verdict
 from meshmpi.launch.launchers import Launcher
 from meshmpi.runtime.cores import Cores, group_memory
 from meshmpi.runtime.probe import MARK
@@ -157,3 +157,12 @@ def test_the_verdict_is_the_worst():
     text = summary([warning, broken])
     assert text.startswith("BROKEN b: what.") and text.endswith("1 broken, 1 warning.")
     assert "    one\n    two" in text
+
+
+def test_the_catalogue_has_what_the_checks_find_and_nothing_else():
+    folder = Path(checks.__file__).parent
+    text = "".join(path.read_text() for path in folder.glob("*.py"))
+    listed = {line.split()[1] for line in CATALOGUE.splitlines() if line[:1].strip()}
+    assert all(f'"{name}"' in text for name in listed), listed
+    assert set(re.findall(r'found\(\s*"([^"]+)"', text)) <= listed
+    assert all(found(name, "x").why.endswith(".") and found(name, "x").paste for name in listed)

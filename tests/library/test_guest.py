@@ -125,7 +125,7 @@ def test_a_rank_that_leaves_by_sys_exit_is_found():
     assert "HangError: rank 1 left the program while other ranks still run" in done.stderr, done.stderr
 
 
-@pytest.mark.matrix
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("status", [0, 3])
 def test_ranks_leave_at_different_times(status: int):
     done = plainly(MESH + f"time.sleep(7 * mesh.rank)\nsys.exit({status})")
@@ -146,12 +146,13 @@ import sys
 import numpy as np
 import meshmpi as mm
 from meshmpi.runtime import hooks
+from meshmpi.runtime.operands import AllReduce
 hooks.on_first_mesh(None)
 hook = sys.excepthook
 with mm.Mesh("rows:2;cols:1") as mesh:
     x = np.ones(3)
     mesh.all_reduce(x, "rows")
-    mesh.bind("all_reduce", x, ("rows", "cols"))()
+    mesh.bind(AllReduce(x, ("rows", "cols")))()
     assert x.tolist() == [4.0] * 3
     assert mesh.counters["all_reduce"]["rows"][:2] == [1, 3]
     assert mesh.hosts == 1 and not mesh.simulated

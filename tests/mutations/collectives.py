@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,27 +14,42 @@ from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from tests.mutations.registry import Patch, mutation
 
 
+def _spoilt(m: Patch, kind: str, calls: Callable[[Any], Any], after: Callable[[Any], None] | None = None) -> None:
+    """A collective whose calls are changed before, or whose results are changed after it."""
+    right = simulated_mesh.MEANINGS[kind]
+
+    def wrong(group: Sequence[Any], by_rank: Sequence[Any]) -> None:
+        right([calls(c) for c in group], [calls(c) for c in by_rank])
+        if after is not None:
+            after(group)
+
+    m.setitem(simulated_mesh.MEANINGS, kind, wrong)
+
+
+def _same(call: Any) -> Any:
+    return call
+
+
 @mutation("matmul_transposed")
 def all_reduce_is_forgotten(m: Patch) -> None:
-    m.setattr(SimulatedMesh, "all_reduce", lambda self, xs, axes, op="sum", workspace=None: None)
+    m.setitem(simulated_mesh.MEANINGS, "all_reduce", lambda group, by_rank: None)
 
 
 @mutation("matmul_transposed")
 def all_reduce_takes_the_largest(m: Patch) -> None:
-    right = SimulatedMesh.all_reduce
-    m.setattr(
-        SimulatedMesh, "all_reduce", lambda self, xs, axes, op="sum", workspace=None: right(self, xs, axes, "max")
-    )
+    _spoilt(m, "all_reduce", lambda call: replace(call, op="max"))
 
 
 @mutation("matmul_transposed")
 def all_reduce_runs_over_the_first_axis_only(m: Patch) -> None:
-    right = SimulatedMesh.all_reduce
-    m.setattr(
-        SimulatedMesh,
-        "all_reduce",
-        lambda self, xs, axes, op="sum", workspace=None: right(self, xs, tuple(axes)[:1], op),
-    )
+    right = SimulatedMesh.bind
+
+    def wrong(self: Any, *calls: Any) -> Any:
+        if calls[0].kind == "all_reduce":
+            calls = tuple(replace(c, axes=tuple(c.axes)[:1]) for c in calls)
+        return right(self, *calls)
+
+    m.setattr(SimulatedMesh, "bind", wrong)
 
 
 @mutation("rename")
@@ -43,60 +60,45 @@ def blocks_are_ordered_by_rank(m: Patch) -> None:
 
 @mutation("constrained_and_released")
 def reduce_scatter_keeps_the_mirrored_block(m: Patch) -> None:
-    right = SimulatedMesh.reduce_scatter
-
-    def wrong(self: Any, xs: list, outs: list, axis: int, sizes: list, axes: Any, *rest: Any) -> None:
-        right(self, [np.flip(x, axis).copy() for x in xs], outs, axis, sizes, axes, *rest)
-
-    m.setattr(SimulatedMesh, "reduce_scatter", wrong)
+    _spoilt(m, "reduce_scatter", lambda call: replace(call, x=np.flip(call.x, call.axis).copy()))
 
 
 @mutation("einsum_of_three")
 def all_to_all_swaps_its_axes(m: Patch) -> None:
-    right = SimulatedMesh.all_to_all
+    def after(group: Any) -> None:
+        for c in group:
+            c.out[...] = np.flip(c.out, c.concat_axis)
 
-    def wrong(self: Any, xs: list, outs: list, split: int, concat: int, *rest: Any, **more: Any) -> None:
-        right(self, xs, outs, split, concat, *rest, **more)
-        for out in outs:
-            out[...] = np.flip(out, concat)
-
-    m.setattr(SimulatedMesh, "all_to_all", wrong)
+    _spoilt(m, "all_to_all", _same, after)
 
 
 @mutation("einsum_of_three")
 def all_gather_joins_blocks_in_reverse(m: Patch) -> None:
-    right = SimulatedMesh.all_gather
+    def after(group: Any) -> None:
+        for c in group:
+            c.out[...] = np.concatenate(np.split(c.out, np.cumsum(c.sizes)[:-1], c.axis)[::-1], c.axis)
 
-    def wrong(self: Any, xs: list, outs: list, axis: int, sizes: list, *rest: Any) -> None:
-        right(self, xs, outs, axis, sizes, *rest)
-        cuts = np.cumsum(sizes)[:-1]
-        for out in outs:
-            out[...] = np.concatenate(np.split(out, cuts, axis)[::-1], axis)
-
-    m.setattr(SimulatedMesh, "all_gather", wrong)
+    _spoilt(m, "all_gather", _same, after)
 
 
 @mutation("einsum_of_three")
 def all_gather_leaves_gaps_between_uneven_blocks(m: Patch) -> None:
     """Blocks are put where blocks of equal size would begin."""
-    right = SimulatedMesh.all_gather
 
-    def wrong(self: Any, xs: list, outs: list, axis: int, sizes: list, *rest: Any) -> None:
-        right(self, xs, outs, axis, sizes, *rest)
-        for out in outs:
-            parts, whole = np.split(out.copy(), np.cumsum(sizes)[:-1], axis), out.shape[axis]
+    def after(group: Any) -> None:
+        for c in group:
+            parts, whole = np.split(c.out.copy(), np.cumsum(c.sizes)[:-1], c.axis), c.out.shape[c.axis]
             for k, part in enumerate(parts):
-                start = min(k * max(sizes), whole - part.shape[axis])
-                index = (slice(None),) * axis + (slice(start, start + part.shape[axis]),)
-                out[index] = part
+                start = min(k * max(c.sizes), whole - part.shape[c.axis])
+                index = (slice(None),) * c.axis + (slice(start, start + part.shape[c.axis]),)
+                c.out[index] = part
 
-    m.setattr(SimulatedMesh, "all_gather", wrong)
+    _spoilt(m, "all_gather", _same, after)
 
 
 @mutation("reduce_max_shares_ties")
 def every_all_reduce_is_a_sum(m: Patch) -> None:
-    right = SimulatedMesh.all_reduce
-    m.setattr(SimulatedMesh, "all_reduce", lambda self, xs, axes, op="sum", workspace=None: right(self, xs, axes))
+    _spoilt(m, "all_reduce", lambda call: replace(call, op="sum"))
 
 
 @mutation("matmul_transposed")
@@ -112,15 +114,13 @@ def all_reduce_adds_the_first_rank_twice(m: Patch) -> None:
 @mutation("einsum_of_three")
 def all_to_all_keeps_what_it_should_send(m: Patch) -> None:
     """Each rank ends up with its own block instead of those of the others."""
-    right = SimulatedMesh.all_to_all
 
-    def wrong(self: Any, xs: list, outs: list, split: int, concat: int, *rest: Any) -> None:
-        right(self, xs, outs, split, concat, *rest)
-        for x, out in zip(xs, outs, strict=True):
-            both = tuple(slice(0, min(a, b)) for a, b in zip(x.shape, out.shape, strict=True))
-            out[both] = x[both]
+    def after(group: Any) -> None:
+        for c in group:
+            both = tuple(slice(0, min(a, b)) for a, b in zip(c.x.shape, c.out.shape, strict=True))
+            c.out[both] = c.x[both]
 
-    m.setattr(SimulatedMesh, "all_to_all", wrong)
+    _spoilt(m, "all_to_all", _same, after)
 
 
 @mutation("matmul_transposed")
@@ -138,16 +138,9 @@ def ranks_are_numbered_with_the_first_axis_fastest(m: Patch) -> None:
 
 @mutation("constrained_and_released")
 def reduce_scatter_gives_every_rank_the_first_block(m: Patch) -> None:
-    right = SimulatedMesh.reduce_scatter
+    def after(group: Any) -> None:
+        first = group[0].out.copy()
+        for c in group:
+            c.out[...] = first[(slice(None),) * c.axis + (slice(0, c.out.shape[c.axis]),)]
 
-    def wrong(
-        self: Any, xs: list, outs: list, axis: int, sizes: list, axes: Any, op: str = "sum", workspace: object = None
-    ) -> None:
-        right(self, xs, outs, axis, sizes, axes, op)
-        for group in self.shape.groups(axes):
-            first = outs[group[0]].copy()
-            for r in group:
-                cut = (slice(None),) * axis + (slice(0, outs[r].shape[axis]),)
-                outs[r][...] = first[cut]
-
-    m.setattr(SimulatedMesh, "reduce_scatter", wrong)
+    _spoilt(m, "reduce_scatter", _same, after)

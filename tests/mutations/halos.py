@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import meshmpi as mm
@@ -12,7 +13,7 @@ from meshmpi.graph.ops import structure as ops_structure
 from meshmpi.ir import convolutions as slides
 from meshmpi.ir import halos
 from meshmpi.ir.halos import HaloExchange, Piece
-from meshmpi.runtime.simulated_mesh import SimulatedMesh
+from meshmpi.runtime import simulated_mesh
 from tests.mutations.registry import Patch, mutation
 
 lowering = sys.modules["meshmpi.compiler.lowering.lower"]
@@ -70,14 +71,12 @@ def only_the_first_tensor_reaches_other_blocks(m: Patch) -> None:
 
 @mutation("pad")
 def what_lies_outside_is_zero_whatever_the_number(m: Patch) -> None:
-    right = SimulatedMesh.shift
+    right = simulated_mesh.MEANINGS["shift"]
 
-    def wrong(
-        self: Any, xs: Any, outs: Any, axis: int, exchange: Any, axes: Any, value: float = 0, workspace: object = None
-    ) -> None:
-        right(self, xs, outs, axis, exchange, axes, 0)
+    def wrong(group: Any, by_rank: Any) -> None:
+        right([replace(c, value=0) for c in group], by_rank)
 
-    m.setattr(SimulatedMesh, "shift", wrong)
+    m.setitem(simulated_mesh.MEANINGS, "shift", wrong)
 
 
 @mutation("shift")

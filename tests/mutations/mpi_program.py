@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from mpi4py import MPI
 from meshmpi.ir import collective_bytes
 from meshmpi.runtime import collectives
 from meshmpi.runtime.mesh import Mesh
+from meshmpi.runtime.operands import AllReduce
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from tests.runtime.mpi_programs.check_collectives import ALGORITHMS, PIECE_BYTES, simulate
 from tests.runtime.mpi_programs.collective_cases import Case, call, cases, inputs, outputs
@@ -37,13 +39,13 @@ def mutation(put: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 @mutation
 def only_the_first_piece_is_reduced(m: Patch) -> None:
-    right = collectives.bind_all_reduce
+    right = collectives._bind_all_reduce
 
-    def wrong(group: Any, x: np.ndarray, op: str, workspace: Any = None) -> Any:
-        step = collectives.PIECE_BYTES // collectives._wire_dtype(x.dtype).itemsize
-        return right(group, x.reshape(-1)[:step], op, workspace)
+    def wrong(group: Any, call: AllReduce) -> Any:
+        step = collectives.PIECE_BYTES // collectives._wire_dtype(call.x.dtype).itemsize
+        return right(group, replace(call, x=call.x.reshape(-1)[:step]))
 
-    m.setattr(collectives, "bind_all_reduce", wrong)
+    m.setitem(collectives.BINDERS, "all_reduce", wrong)
 
 
 @mutation

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from meshmpi.errors import DataError
-from meshmpi.guard import flight, members, status
+from meshmpi.guard import flight, rings, status
 from meshmpi.guard.flight import Ring
 from meshmpi.guard.rings import Reader, from_json, to_json
 from meshmpi.runtime import processes
@@ -174,7 +174,7 @@ def test_states_of_a_process():
 
 
 def test_status_of_a_run(tmp_path: Path, ring: Ring):
-    me = members.member(1, ring)
+    me = rings.member(1, ring)
     publish = status.Publisher(tmp_path, 2)
     ring.phase("save", 40)
     publish(me, look(ring))
@@ -190,7 +190,7 @@ def test_status_of_a_run(tmp_path: Path, ring: Ring):
 
 
 def test_status_of_a_run_that_was_killed(tmp_path: Path, ring: Ring):
-    me = members.member(1, ring)._replace(start=1)
+    me = rings.member(1, ring)._replace(start=1)
     status.Publisher(tmp_path, 2)(me, look(ring))
     ring.remove()
     (row,) = status.read(tmp_path)
@@ -198,7 +198,7 @@ def test_status_of_a_run_that_was_killed(tmp_path: Path, ring: Ring):
 
 
 def test_ranks_of_an_earlier_larger_job_are_left_out(tmp_path: Path, ring: Ring):
-    me, seen = members.member(1, ring), look(ring)
+    me, seen = rings.member(1, ring), look(ring)
     seen.rank = 3
     status.Publisher(tmp_path, 4)(me, seen)
     seen.rank = 1

@@ -78,12 +78,12 @@ def answering(pair, seen):
 def test_ranks_of_the_other_host_are_seen(pair):
     own, there = {0: state(0, 5.0)}, {1: state(1, 4.0), 2: state(2)}
     done, thread = answering(pair, there)
-    pair.asks._watchdog.seen = own
+    pair.asks._host.seen = own
     assert pair.asks.exchange(own) == {**own, **there}
     assert pair.asks.gather_stacks([0, 2]) == {2: "stack 2"}
     done.set()
     thread.join()
-    assert pair.answers._watchdog.claimed, "it shows stacks only where the job ends"
+    assert pair.answers._host.claimed, "it shows stacks only where the job ends"
 
 
 def test_nothing_is_sent_while_nobody_waits(pair):
@@ -95,7 +95,7 @@ def test_nothing_is_sent_while_nobody_waits(pair):
 
 def test_a_host_that_does_not_answer_is_slow(pair):
     """As a stopped one: it is asked once, and nothing is known of its ranks."""
-    pair.asks._watchdog.seen = {0: state(0, 5.0)}
+    pair.asks._host.seen = {0: state(0, 5.0)}
     for _ in range(3):
         assert set(pair.asks.exchange({0: state(0, 5.0)})) == {0}
     pair.far.setblocking(False)
@@ -104,7 +104,7 @@ def test_a_host_that_does_not_answer_is_slow(pair):
 
 def test_a_connection_that_breaks_is_a_host_lost(pair):
     pair.far.close()
-    pair.asks._watchdog.seen = {0: state(0, 5.0)}
+    pair.asks._host.seen = {0: state(0, 5.0)}
     found = pair.asks.exchange({0: state(0, 5.0)})
     assert [found[r].life for r in (0, 1, 2)] == ["running", "gone", "gone"]
     assert "does not answer" in found[1].why
@@ -118,6 +118,6 @@ def test_the_other_hosts_notice_too(pair):
 
 def test_a_host_that_says_good_bye_is_not_lost(pair):
     pair.answers.close()
-    pair.asks._watchdog.seen = {0: state(0, 5.0)}
+    pair.asks._host.seen = {0: state(0, 5.0)}
     for _ in range(2):
         assert set(pair.asks.exchange({0: state(0, 5.0)})) == {0}

@@ -18,9 +18,9 @@ from meshmpi.errors import MeshError, ProgramError
 from meshmpi.ir import collective_bytes as cost
 from meshmpi.ir.kinds import COLLECTIVES, bytes_sent
 from meshmpi.launch.launch import launch
-from meshmpi.runtime.blocks import replaced
-from meshmpi.runtime.mesh_sizes import alternatives, size_error
+from meshmpi.runtime.operands import replaced
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
+from meshmpi.runtime.world import alternatives, size_error
 from tests.runtime.mpi_programs.collective_cases import (
     MESHES,
     Case,

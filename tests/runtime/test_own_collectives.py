@@ -193,7 +193,7 @@ _UNRECORDED = {
     "guard/abort.py": "the barrier at the end, which asks again and again",
     "guard/recovery.py __init__": "before ranks know of each other",
     "guard/recovery.py shrink": "returns whoever is lost; all others come from agree",
-    "guard/crosscheck.py": "inside of the record of the collective that is checked",
+    "guard/mesh_watch.py check_and_run": "inside of the record of the collective that is checked",
     "runtime/trace.py _clock_offset": "called by a recorded one",
     "runtime/probe.py": "a program of its own that the doctor runs with a limit",
     "checkpoint/buddies.py _sent": "called by a recorded one",

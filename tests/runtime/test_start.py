@@ -306,3 +306,37 @@ def test_ranks_outlive_the_shell_that_called_mpirun(tmp_path: Path):
     finally:
         os.kill(mpirun, signal.SIGKILL)
         until(lambda: run_no_more(pids), MOST_SECONDS, "ranks run on")
+
+
+# ---- a launcher that passes nothing on -----------------------------------------------------------
+
+
+def silent_launcher(folder: Path, then: str) -> str:
+    """An mpirun that answers as Open MPI's, does what ``then`` says and ends with status 1 without a word."""
+    path = folder / "mpirun"
+    path.write_text(
+        f"#!{sys.executable}\nimport subprocess, sys\n"
+        "if '--version' in sys.argv: print('mpirun (Open MPI) 5.0.11'); sys.exit(0)\n"
+        f"program = sys.argv[sys.argv.index({sys.executable!r}):]\n{then}\nsys.exit(1)\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_launcher_that_fails_without_a_word_is_named(tmp_path: Path):
+    mpirun = silent_launcher(tmp_path, "")
+    done = launch(2, ["-c", "pass"], mpi=mpirun, capture_output=True, timeout_seconds=60)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "meshmpi: the job ended with status 1 and said nothing; none of 2 ranks had begun:"
+        f" {mpirun} itself has failed.\n"
+    )
+
+
+def test_a_report_that_a_launcher_has_lost_is_shown(tmp_path: Path):
+    mpirun = silent_launcher(tmp_path, "subprocess.run(program, stderr=subprocess.DEVNULL)")
+    program = ["-c", "raise ValueError('by order')"]
+    done = launch(2, program, mpi=mpirun, capture_output=True, timeout_seconds=60)
+    assert done.returncode == 1
+    assert "rank 0 of 2 had begun, and ended rank 0 by status 1" in done.stderr
+    assert "What rank 0 reported:\nTraceback" in done.stderr and "ValueError: by order" in done.stderr

@@ -12,8 +12,7 @@ import meshmpi as mm
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
 from meshmpi.launch.launch import launch
-from meshmpi.runtime.trace import Call, Trace, Tracer, _aligned, waits
-from meshmpi.runtime.trace_report import describe_trace, straggler, write_trace
+from meshmpi.runtime.trace import Call, Trace, Tracer, _aligned, describe_trace, straggler, waits, write_trace
 from tests.runtime.mpi_programs.trace_steps import SLEEP_SECONDS, SLOW_RANK, STEPS
 
 LOCAL = Call("contract", (), "y", "model.py:3", 0, 1000)

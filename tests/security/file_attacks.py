@@ -15,7 +15,7 @@ import pytest
 
 from meshmpi.errors import DataError
 from meshmpi.files.private import Folder
-from meshmpi.guard import flight, members, stacks, status
+from meshmpi.guard import flight, rings, stacks, status
 from meshmpi.guard.flight import Ring
 from meshmpi.guard.rings import Reader
 from meshmpi.runtime import processes
@@ -213,7 +213,7 @@ def _status(scene: Scene, ring: str, **more: object) -> Path:
     own = Ring(scene.folder, 0, 1)
     seen = Reader(own.path).look("host", "running")
     assert seen is not None
-    status.Publisher(scene.folder / "run", 1)(members.member(0, own), seen)
+    status.Publisher(scene.folder / "run", 1)(rings.member(0, own), seen)
     own.remove()
     (file,) = (scene.folder / "run" / "status").glob("rank-*.json")
     told = {**json.loads(file.read_text()), "ring": ring, **more}
@@ -292,7 +292,7 @@ def a_link_where_the_status_goes(scene: Scene) -> str:
     """In a run's folder that a group shares, a link has a file of the victim's overwritten."""
     precious = victims_file(scene)
     (scene.folder / "run" / "status").mkdir(parents=True)
-    for name in ("rank-00000.part", "rank-00000.json"):
+    for name in ("rank-00000.part", ".rank-00000.json.part", "rank-00000.json"):
         (scene.folder / "run" / "status" / name).symlink_to(precious)
     _status(scene, "")
     return same(precious)

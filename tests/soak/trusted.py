@@ -24,7 +24,7 @@ from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError, DataError
 from meshmpi.files import cache
 from meshmpi.files.private import Folder
-from meshmpi.guard import members, outcome, status
+from meshmpi.guard import outcome, rings, status
 from meshmpi.guard.exit_status import LOST
 from meshmpi.guard.flight import Ring
 from meshmpi.guard.rings import Reader
@@ -188,7 +188,7 @@ def _status(folder: Path) -> Good:
         ring = Ring(folder, rank, 2)
         seen = Reader(ring.path).look("host", "running")
         assert seen is not None
-        publish(members.member(rank, ring), seen)
+        publish(rings.member(rank, ring), seen)
         ring.remove()
 
     def look() -> str:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi import checkpoint
-from meshmpi.checkpoint import disk
 from meshmpi.errors import CheckpointError
+from meshmpi.files import disk
 from meshmpi.runtime.agreement import gathered
 from tests.soak.rows import Row
 from tests.soak.stores import Placed, equal, store, values

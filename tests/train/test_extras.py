@@ -8,7 +8,7 @@ import pytest
 
 from meshmpi import checkpoint
 from meshmpi.launch.launch import launch
-from meshmpi.runtime import counters
+from meshmpi.runtime import cores as counters
 from meshmpi.transformer.training.extras import Extras
 from meshmpi.transformer.training.metrics import read_metrics
 from tests.train.test_progress import command

@@ -17,6 +17,7 @@ from meshmpi.ir.collective_bytes import (
     all_to_all_workspace_bytes,
     reduce_scatter_workspace_bytes,
 )
+from meshmpi.runtime import operands
 
 PIECE = 16 << 20
 """Bytes of a piece in the column "mpi4py in pieces".  Measured: docs/performance.md."""
@@ -59,7 +60,7 @@ def _all_reduce(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
             mesh.comm.Allreduce(MPI.IN_PLACE, piece)
 
     found = {
-        "meshmpi": mesh.bind("all_reduce", x, ("all",), workspace=space),
+        "meshmpi": mesh.bind(operands.AllReduce(x, ("all",), workspace=space)),
         "mpi4py": lambda: mesh.comm.Allreduce(MPI.IN_PLACE, y),
     }
     return {**found, "pieces": in_pieces} if len(pieces) > 1 else found
@@ -70,7 +71,7 @@ def _all_gather(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
     space = _workspace(all_gather_workspace_bytes((block,), "float32", 0, sizes))
     x, out, y, whole = _zeros(block), _zeros(n), _zeros(block), _zeros(n)
     return {
-        "meshmpi": mesh.bind("all_gather", x, out, 0, sizes, ("all",), workspace=space),
+        "meshmpi": mesh.bind(operands.AllGather(x, out, 0, sizes, ("all",), workspace=space)),
         "mpi4py": lambda: mesh.comm.Allgather(y, whole),
     }
 
@@ -82,7 +83,7 @@ def _all_to_all(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
     space = _workspace(all_to_all_workspace_bytes(x.shape, "float32", 0, 1, rows, columns, index))
     y, z = _zeros(n), _zeros(n)
     return {
-        "meshmpi": mesh.bind("all_to_all", x, out, 0, 1, rows, columns, ("all",), workspace=space),
+        "meshmpi": mesh.bind(operands.AllToAll(x, out, 0, 1, rows, columns, ("all",), workspace=space)),
         "mpi4py": lambda: mesh.comm.Alltoall(y, z),
     }
 
@@ -92,7 +93,7 @@ def _reduce_scatter(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
     space = _workspace(reduce_scatter_workspace_bytes((n,), "float32", 0, sizes))
     x, out, y, block = _zeros(n), _zeros(n // RANKS), _zeros(n), _zeros(n // RANKS)
     return {
-        "meshmpi": mesh.bind("reduce_scatter", x, out, 0, sizes, ("all",), workspace=space),
+        "meshmpi": mesh.bind(operands.ReduceScatter(x, out, 0, sizes, ("all",), workspace=space)),
         "mpi4py": lambda: mesh.comm.Reduce_scatter_block(y, block),
     }
 

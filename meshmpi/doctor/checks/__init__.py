@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from meshmpi.doctor.checks import building, job, library, packages, processors, storage
 from meshmpi.doctor.facts import Facts
-from meshmpi.doctor.findings import WARNING, Finding
+from meshmpi.doctor.findings import Finding, found
 
 Check = Callable[[Facts], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (
@@ -46,13 +46,5 @@ def examine(facts: Facts) -> list[Finding]:
             out += check(facts)
         except Exception as error:
             name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
-            out.append(
-                Finding(
-                    WARNING,
-                    "check-failed",
-                    f"the check {name} ended with {type(error).__name__}: {error}.",
-                    "What it looks for is not known on this machine.",
-                    "# please report this line, with the output of: meshmpi doctor --json",
-                )
-            )
+            out.append(found("check-failed", f"the check {name} ended with {type(error).__name__}: {error}."))
     return out

@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshmpi.doctor.facts import Facts
-from meshmpi.doctor.findings import BROKEN, WARNING, Finding
-from meshmpi.doctor.mounts import mount_of
+from meshmpi.doctor.facts import Facts, mount_of
+from meshmpi.doctor.findings import Finding, found
 from meshmpi.launch.command import free_bytes
 from meshmpi.runtime.cores import group_memory
 
@@ -26,63 +25,27 @@ LEAST_MEMORY_BYTES = 1 << 30
 
 
 def checkpoints(facts: Facts, slow: float = SLOW_BYTES_PER_SECOND) -> Iterator[Finding]:
-    """A folder for checkpoints that cannot be written, is nearly full, slow or forgotten soon.
-
-    Args:
-        facts: Their folder, or the nearest one above it that exists, is tried.
-        slow: Bytes per second that are slow.
-    """
+    """A folder for checkpoints that cannot be written, is nearly full, slow or forgotten soon."""
     folder = facts.folder.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    other = "meshmpi train CONFIG --out /path/with/space"
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        yield Finding(
-            BROKEN,
-            "checkpoints-not-writable",
-            f"nothing can be written to {folder}.",
-            "Training ends at its first checkpoint.",
-            other,
-        )
+        yield found("checkpoints-not-writable", f"nothing can be written to {folder}.", look="")
         return
-    free = free_bytes(str(folder))
-    mount = mount_of(folder)
+    free, mount = free_bytes(str(folder)), mount_of(folder)
     try:
         speed = written_per_second(folder, min(_TRIED_BYTES, max(free // 2, 4096)))
     except OSError as error:
-        full = free < 1 << 20
-        yield Finding(
-            BROKEN,
-            "checkpoints-full" if full else "checkpoints-not-writable",
-            f"a file cannot be written to {folder}: {error.strerror}; {_text(free)} are free at {mount.at}.",
-            "Training ends at its first checkpoint.",
-            f"df -h {folder}\n{other}",
-        )
+        what = f"a file cannot be written to {folder}: {error.strerror}; {_text(free)} are free at {mount.at}."
+        name = "checkpoints-full/nothing" if free < 1 << 20 else "checkpoints-not-writable"
+        yield found(name, what, look=f"df -h {folder}\n", folder=folder)
         return
     if free < LEAST_CHECKPOINT_BYTES:
-        yield Finding(
-            WARNING,
-            "checkpoints-full",
-            f"{_text(free)} are free in {folder} ({mount.at}).",
-            "Several checkpoints are kept; a model of 100 million parameters needs 1.2 GB for each with Adam.",
-            f"df -h {folder}\n{other}",
-        )
+        yield found("checkpoints-full", f"{_text(free)} are free in {folder} ({mount.at}).", folder=folder)
     if speed < slow:
-        yield Finding(
-            WARNING,
-            "checkpoints-slow",
-            f"{folder} ({mount.kind} at {mount.at}) took {_text(speed)} per second.",
-            "Every rank waits while its part of a checkpoint is written.",
-            other,
-        )
+        yield found("checkpoints-slow", f"{folder} ({mount.kind} at {mount.at}) took {_text(speed)} per second.")
     if mount.kind in ("tmpfs", "ramfs"):
-        yield Finding(
-            WARNING,
-            "checkpoints-in-memory",
-            f"{folder} is on {mount.kind}, that is in memory.",
-            "Checkpoints take memory from ranks, and are lost with the host.",
-            other,
-        )
+        yield found("checkpoints-in-memory", f"{folder} is on {mount.kind}, that is in memory.")
 
 
 def written_per_second(folder: Path, count: int) -> float:
@@ -100,33 +63,17 @@ def written_per_second(folder: Path, count: int) -> float:
 
 def shared_memory(facts: Facts) -> Iterator[Finding]:
     """Room for the segments by which ranks of one host exchange messages."""
-    if not os.path.isdir("/dev/shm"):
-        yield Finding(
-            WARNING,
-            "shared-memory-missing",
-            "there is no /dev/shm.",
-            "Ranks of one host exchange messages through files in it.",
-            "sudo mkdir /dev/shm && sudo mount -t tmpfs tmpfs /dev/shm",
-        )
-        return
     free, ranks = free_bytes("/dev/shm"), max(facts.wanted, 1)
-    if free < ranks * SHARED_BYTES_PER_RANK:
-        yield Finding(
-            WARNING,
-            "shared-memory-small",
-            f"/dev/shm has {_text(free)} left, for {ranks} ranks.",
-            "MPI libraries put messages between ranks of one host there, and end with a bus error"
-            " when it is full; meshmpi's launcher moves Open MPI's to TMPDIR.",
-            "docker run --shm-size=1g ...        # a container's is 64 MB by default\n"
-            "sudo mount -o remount,size=1g /dev/shm",
-        )
+    if not os.path.isdir("/dev/shm"):
+        yield found("shared-memory-missing", "there is no /dev/shm.")
+    elif free < ranks * SHARED_BYTES_PER_RANK:
+        yield found("shared-memory-small", f"/dev/shm has {_text(free)} left, for {ranks} ranks.")
 
 
 def temporary(facts: Facts) -> Iterator[Finding]:
     """Launchers and compilers put files into TMPDIR."""
     folder = facts.environment.get("TMPDIR") or "/tmp"
-    free = free_bytes(folder)
-    problem = ""
+    free, problem = free_bytes(folder), ""
     if not os.path.isdir(folder):
         problem = "does not exist"
     elif not os.access(folder, os.W_OK):
@@ -134,50 +81,24 @@ def temporary(facts: Facts) -> Iterator[Finding]:
     elif free < LEAST_TEMPORARY_BYTES:
         problem = f"has {_text(free)} left"
     if problem:
-        yield Finding(
-            WARNING,
-            "temporary-folder",
-            f"the folder of temporary files, {folder}, {problem}.",
-            "Launchers put their sockets there, and compilers their files.",
-            "export TMPDIR=$HOME/tmp && mkdir -p $TMPDIR",
-        )
+        yield found("temporary-folder", f"the folder of temporary files, {folder}, {problem}.")
 
 
 def copying(facts: Facts) -> Iterator[Finding]:
     """Whether one process may copy from another's memory: a ban, as older containers have it."""
     if facts.parts.get("processes", {}).get("can_read") is False and facts.kind != "mpich":
-        yield Finding(
-            WARNING,
-            "copying-forbidden",
-            "the kernel forbids a process to copy from another's memory (process_vm_readv).",
-            "Open MPI tries it for long messages: they fail or go through a slower path;"
-            " meshmpi's launcher turns it off.",
-            "export OMPI_MCA_smsc=^cma OMPI_MCA_btl_vader_single_copy_mechanism=none\n"
-            "docker run --cap-add=SYS_PTRACE ...   # allows it instead",
-        )
+        what = "the kernel forbids a process to copy from another's memory (process_vm_readv)."
+        yield found("copying-forbidden", what)
 
 
 def memory(facts: Facts) -> Iterator[Finding]:
     """Limits of memory by the shell and by control groups."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        yield Finding(
-            WARNING,
-            "address-space-limited",
-            f"a process may use {_text(limit)} of addresses (ulimit -v).",
-            "MPI libraries and BLAS reserve more than they use; they fail with errors of mmap.",
-            "ulimit -v unlimited",
-        )
-    group = group_memory()
-    ranks = max(facts.wanted, 1)
+        yield found("address-space-limited", f"a process may use {_text(limit)} of addresses (ulimit -v).")
+    group, ranks = group_memory(), max(facts.wanted, 1)
     if group is not None and group < ranks * LEAST_MEMORY_BYTES:
-        yield Finding(
-            WARNING,
-            "memory-limited",
-            f"this container or job may use {_text(group)} of memory, for {ranks} ranks.",
-            "The kernel ends a rank that asks for more, without a message.",
-            "#SBATCH --mem=16G      # or: docker run --memory=16g ...",
-        )
+        yield found("memory-limited", f"this container or job may use {_text(group)} of memory, for {ranks} ranks.")
 
 
 def _text(count: float) -> str:

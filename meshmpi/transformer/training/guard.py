@@ -19,6 +19,7 @@ from meshmpi.compiler.lowering import lower
 from meshmpi.dims import Layout
 from meshmpi.errors import MeshmpiError
 from meshmpi.runtime.agreement import gathered
+from meshmpi.runtime.cores import free_memory
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.replicas import compared
 from meshmpi.transformer.training.model import TrainingGraph
@@ -157,7 +158,7 @@ class Guard:
             Layout(s.mesh.storage or None),
             s.train.seed,
         )
-        needed, free = needed_bytes(program), _free_bytes()
+        needed, free = needed_bytes(program), free_memory()
         fits = needed * _ranks_here(step.mesh) < free
         if all(gathered(step.mesh, fits)):
             found = first_wrong(step, program, number)
@@ -223,16 +224,6 @@ def _finite(block: np.ndarray) -> bool:
     if block.dtype.name == "bfloat16":
         block = block.astype(np.float32)
     return block.size == 0 or (math.isfinite(block.min()) and math.isfinite(block.max()))
-
-
-def _free_bytes() -> float:
-    """Memory that this host can still give, bytes; infinite where it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            found = next(line for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return math.inf
-    return 1024.0 * int(found.split()[1])
 
 
 def _ranks_here(mesh: AnyMesh) -> int:

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 from meshmpi.errors import ConfigError
 from meshmpi.planner.machines import find_machine
 from meshmpi.planner.timing import predict_time
-from meshmpi.runtime.counters import network_bytes_sent, peak_resident_bytes
+from meshmpi.runtime.cores import network_bytes_sent, peak_resident_bytes
 from meshmpi.runtime.mesh import Mesh
-from meshmpi.runtime.trace import Trace, Tracer
-from meshmpi.runtime.trace_report import describe_trace, write_trace
+from meshmpi.runtime.trace import Trace, Tracer, describe_trace, write_trace
 from meshmpi.transformer.training.compare import write_facts
 from meshmpi.transformer.training.extras import Extras
 from meshmpi.transformer.training.settings import Settings

@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from meshmpi.errors import MeshError, MeshmpiError, ProgramError
+from meshmpi.runtime import operands
 from meshmpi.runtime.mesh import Mesh
 from tests.runtime.mpi_programs.collective_cases import MESHES
 
@@ -72,12 +73,12 @@ def check_bound(mesh: Mesh) -> None:
     mine = mesh.shape.block_index(axes, mesh.coordinates)
     x, y = np.zeros(3, ml_dtypes.bfloat16), np.zeros(4)
     before = mesh.counters
-    calls = [mesh.bind("all_reduce", x, axes), mesh.bind("all_reduce", y, axes, "max")]
+    calls = [mesh.bind(operands.AllReduce(x, axes)), mesh.bind(operands.AllReduce(y, axes, "max"))]
     whole, scattered = np.zeros((2, n)), np.zeros((2, 1))
     own, turned = np.zeros((2, 1)), np.zeros((n, 1))
-    gather = mesh.bind("all_gather", own, whole, 1, [1] * n, axes)
-    scatter = mesh.bind("reduce_scatter", whole, scattered, 1, [1] * n, axes)
-    turn = mesh.bind("all_to_all", own.T, turned, 1, 0, [1] * n, [1] * n, axes) if n == 2 else None
+    gather = mesh.bind(operands.AllGather(own, whole, 1, [1] * n, axes))
+    scatter = mesh.bind(operands.ReduceScatter(whole, scattered, 1, [1] * n, axes))
+    turn = mesh.bind(operands.AllToAll(own.T, turned, 1, 0, [1] * n, [1] * n, axes)) if n == 2 else None
     assert mesh.counters == before, "nothing has run"
     for k in range(3):
         x[...], y[...], own[...] = k, mesh.rank + k, [[mine], [k]]

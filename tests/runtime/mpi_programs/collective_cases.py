@@ -15,7 +15,7 @@ import numpy as np
 from meshmpi.dims import Axes, MeshShape, block_range
 from meshmpi.ir import collective_bytes as cost
 from meshmpi.ir.halos import HaloExchange, HaloRegion
-from meshmpi.runtime.blocks import replaced
+from meshmpi.runtime.operands import replaced
 
 MESHES = {
     1: ("rows:1", "rows:1;cols:1", ""),

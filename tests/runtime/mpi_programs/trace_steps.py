@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import meshmpi as mm
-from meshmpi.runtime.trace import Tracer
-from meshmpi.runtime.trace_report import describe_trace, write_trace
+from meshmpi.runtime.trace import Tracer, describe_trace, write_trace
 
 SLOW_RANK, SLEEP_SECONDS, STEPS = 1, 0.02, 3
 

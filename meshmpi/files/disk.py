@@ -1,7 +1,4 @@
-"""Files and folders that are on disk when the call returns, and that appear whole or not at all.
-
-Every error carries a path.  Knows nothing of what is written.
-"""
+"""Files and folders that are on disk when the call returns, and appear whole or not at all; errors carry the path."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ def errors_of(rank: int) -> Iterator[None]:
 
 
 def _call(path: Path, function: Callable[..., T], *arguments: Any) -> T:
-    """Calls; the path is in the error even where the system was given only a file number."""
     try:
         return function(*arguments)
     except OSError as error:
@@ -53,15 +49,7 @@ def _open(path: Path, flags: int) -> Iterator[int]:
 
 
 def write_file(path: Path, pieces: Iterable[Any]) -> None:
-    """Writes a file and waits until its bytes are on disk.
-
-    Args:
-        path: The file; an existing one is overwritten.
-        pieces: Buffers of bytes, one after the other.
-
-    Raises:
-        OSError: With the path, the system's number and text.
-    """
+    """Writes a file and waits until its bytes are on disk."""
     with _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
         for piece in pieces:
             view = memoryview(piece).cast("B")
@@ -71,11 +59,7 @@ def write_file(path: Path, pieces: Iterable[Any]) -> None:
 
 
 def replace_file(path: Path, pieces: Iterable[Any]) -> None:
-    """Writes a file beside its name and renames it: readers find the old file or the whole new one.
-
-    Raises:
-        OSError: With the path; what was there before is untouched.
-    """
+    """Writes a file under another name and renames it: readers find the old file or the whole new one."""
     beside = path.with_name(f".{path.name}.partial")
     try:
         write_file(beside, pieces)
@@ -98,11 +82,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and all missing ones above it, and waits until their names are on disk.
-
-    Raises:
-        OSError: One cannot be made.
-    """
+    """Makes a folder and all missing ones above it, and waits until their names are on disk."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -139,11 +119,6 @@ class DurableFolder:
 
     As a context manager it is published at the end of the block and discarded after an error.
     Several processes may write into one: one of them makes and publishes it.
-
-    Args:
-        path: Its name.
-        partial: Where it is written, in the same parent.
-        replaced: Where a folder of the same name goes in the moment of the rename.
     """
 
     def __init__(self, path: Path, partial: Path, replaced: Path) -> None:
