@@ -24,7 +24,7 @@ from meshmpi.graph.ops.scan import cumsum
 from meshmpi.graph.ops.sources import VariableDType, get_variable, ones, random_uniform
 from meshmpi.graph.ops.structure import reshape, unstack
 from meshmpi.nn.functions import one_hot, reduce_logsumexp, softmax, widened
-from meshmpi.nn.layers import wide_type
+from meshmpi.nn.normalization import wide_type
 from meshmpi.nn.randomness import multiplicative_jitter
 
 _CHOICES = {

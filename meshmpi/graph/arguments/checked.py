@@ -121,6 +121,13 @@ def checked(function: F, name: str = "") -> F:
     return cast("F", call)
 
 
+def named(function: F, name: str, doc: str) -> F:
+    """A function that a factory made, under the name and docstring that users see."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
 def asked(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
     """What a user's function returns; where it takes another number of arguments, an error.
 
