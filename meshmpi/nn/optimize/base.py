@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar, NamedTuple
 
 from meshmpi.dims import Layout, LayoutLike, Shape
 from meshmpi.errors import ConfigError, ShapeError, VariableError
@@ -85,6 +86,7 @@ def chosen(choice: Choice, variable: Variable) -> bool:
     return not any(re.search(pattern, variable.name) for pattern in choice)
 
 
+@dataclass(eq=False, repr=False)
 class Optimizer:
     """Base of the optimizers.
 
@@ -103,19 +105,16 @@ class Optimizer:
             bool without dims; else None.
     """
 
-    finite: Tensor | None = None
-    slot_names: tuple[str, ...] = ()
+    learning_rate: LearningRate
+    _: KW_ONLY
+    clip_norm: float | None = None
+    storage: LayoutLike = None
+    name: str
+    finite: Tensor | None = field(default=None, init=False)
+    slot_names: ClassVar[tuple[str, ...]] = ()
     """Names of the slots that have the shape of their variable, in float32 or wider."""
-    weight_decay: Rate = 0.0
+    weight_decay = 0.0
     """Share of a weight taken off per unit of learning rate, where an optimizer has that."""
-
-    def __init__(
-        self, learning_rate: LearningRate, *, clip_norm: float | None = None, storage: LayoutLike = None, name: str
-    ):
-        self.learning_rate = learning_rate
-        self.clip_norm = clip_norm
-        self.storage = Layout(storage)
-        self.name = name
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} '{self.name}'>"
@@ -229,7 +228,7 @@ class Optimizer:
 
     def _own_rules(self, variable: Variable) -> Layout | None:
         shape = variable.shape
-        rules = {r.dim + "?" * r.optional: r.axes for r in self.storage if shape.find(r.dim) >= 0}
+        rules = {r.dim + "?" * r.optional: r.axes for r in Layout(self.storage) if shape.find(r.dim) >= 0}
         return Layout(rules) if rules else None
 
     def _kept(self, variable: Variable) -> Variable:
