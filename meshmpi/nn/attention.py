@@ -370,8 +370,7 @@ def multihead_self_attention_memory_compressed(
             that returns nothing is added, so that the first queries, which see no group, get 0.
         compression_factor: Positions in a group; must divide the length.
 
-    Lowers: as `multihead_attention`; where length is split, what is gathered is smaller by the
-    factor.
+    Lowers: as `multihead_attention`; where length is split, what is gathered is smaller by the factor.
 
     Source: Liu et al. 2018; Mesh-TensorFlow's function of that name.
     """

@@ -4,8 +4,7 @@ Tokens are sent by index: a place of an expert gathers the row of its token (no 
 the reference multiplies with a one-hot matrix (2 * tokens * experts * capacity * io FLOP per group,
 each way).  Then dims are renamed: ``all_experts`` becomes ``experts``, and every dim of groups, say
 ``batch``, becomes ``expert_batch``.  Where a layout sends ``batch`` and ``experts`` to one mesh
-axis, this is an all_to_all: each rank gets what all ranks have for its experts.  No layout is known
-here.
+axis, this is an all_to_all: each rank gets what all ranks have for its experts.  No layout is known here.
 """
 
 from __future__ import annotations
@@ -99,9 +98,8 @@ def mixture_of_experts(
     Lowers: with ``batch`` and ``experts`` split over one axis, one all_to_all of the chosen tokens
     to the experts and one back, each twice more for gradients.  Inside, dims of groups have the
     prefix ``expert_`` (at the first of two levels ``outer_``).  Where a layout does not mention
-    them they stay split as outside, but for axes that other dims use there: with
-    ``"batch:rows;experts:cols"`` each row of ranks keeps its tokens, with
-    ``"batch:rows+cols;experts:cols"`` they move over cols only.
+    them they stay split as outside, but for axes that other dims use there: with ``"batch:rows;experts:cols"`` each
+    row of ranks keeps its tokens, with ``"batch:rows+cols;experts:cols"`` they move over cols only.
 
     Source: Shazeer et al. 2017; Mesh-TensorFlow's moe.py.
 

@@ -75,8 +75,7 @@ def softmax(
     Returns:
         A tensor of x's shape.
 
-    Lowers: where ``reduced_dim`` is split, two all_reduces (max, sum) without that dim; in the
-    gradient one.
+    Lowers: where ``reduced_dim`` is split, two all_reduces (max, sum) without that dim; in the gradient one.
     """
     parts = _shifted_exp(x, reduced_dim, extra_logit, band)
     share = ew.reciprocal(parts.total)

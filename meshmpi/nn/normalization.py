@@ -162,8 +162,7 @@ def batch_norm(
 
     Args:
         x: [..., channels]; bfloat16 is normalised in float32.
-        is_training: Whether mean and variance are those of x over all other dims, or the moving
-            averages.
+        is_training: Whether mean and variance are those of x over all other dims, or the moving averages.
         momentum: Share of the old value that a moving average keeps at each step.
         epsilon: Added to the variance (of the whole population, not n - 1).
         scale_initializer: Default ones; zeros for the last norm of a residual branch.
@@ -175,8 +174,7 @@ def batch_norm(
         (a tensor of x's shape and type; in training the updates of the moving averages, which
         `mm.compile` is given together with those of the optimizer, else none).
 
-    Lowers: where a dim that is averaged over is split, in training an all_reduce of the mean and
-    one of the variance.
+    Lowers: where a dim that is averaged over is split, in training an all_reduce of the mean and one of the variance.
 
     Source: Ioffe and Szegedy 2015.
     """

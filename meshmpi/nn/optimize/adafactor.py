@@ -35,8 +35,7 @@ class Adafactor(Optimizer):
 
         learning_rate: None: `default_learning_rate`.
         decay_exponent: 0.8 in the paper.
-        beta2: Instead, d is that of Adam with bias correction: beta2 (1 - beta2**(t - 1)) / (1 -
-            beta2**t).
+        beta2: Instead, d is that of Adam with bias correction: beta2 (1 - beta2**(t - 1)) / (1 - beta2**t).
         beta1: With a value above 0 the steps u are averaged in a slot of the variable's shape.
         clipping_threshold: Largest root mean square of u; None: not clipped.
         multiply_by_parameter_scale: Whether steps are relative to rms(w).

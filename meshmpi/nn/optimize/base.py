@@ -160,10 +160,9 @@ class Optimizer:
 
         Args:
             pairs: (gradient, variable or its tensor); None in place of a gradient is skipped.
-            watch: Where given, a step whose gradients, learning rates or one of these tensors
-                (mostly the loss) are not all finite leaves variables, slots and step count as they
-                were, to the last bit; the attribute ``finite`` tells.  A gradient whose sum of
-                squares overflows counts as not finite.
+            watch: Where given, a step whose gradients, learning rates or one of these tensors (mostly the loss) are
+                not all finite leaves variables, slots and step count as they were, to the last bit; the attribute
+                ``finite`` tells.  A gradient whose sum of squares overflows counts as not finite.
 
         Returns:
             Updates of variables, slots and the step count, for ``mm.compile(updates=...)``; also

@@ -1,4 +1,4 @@
-"""Transformer models: ``mm.nn.transformer.lm(config, tokens)``."""
+"""Transformer models: ``mm.transformer.lm(config, tokens)``."""
 
 from types import ModuleType as _ModuleType
 

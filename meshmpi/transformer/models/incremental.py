@@ -1,9 +1,8 @@
 """Decoders that take a few tokens at a time and keep the keys and values of earlier ones.
 
-Caches are variables [memory_length, batch, heads, d_kv] (with beams [.., batch, beam, ..]): new
-rows are put in place, and as the first positions of a cache are one piece of memory, a program that
-looks at these only costs no more.  Each row of the batch stands at its own position.  Projections,
-norms and layers are those of `lm` and `encoder_decoder`.
+Caches are variables [memory_length, batch, heads, d_kv] (with beams [.., batch, beam, ..]): new rows are put in place,
+and as the first positions of a cache are one piece of memory, a program that looks at these only costs no more.  Each
+row of the batch stands at its own position.  Projections, norms and layers are those of `lm` and `encoder_decoder`.
 """
 
 from __future__ import annotations
@@ -104,8 +103,7 @@ def incremental_lm(config: TransformerConfig, chunk: Chunk) -> Decoded:
     Returns:
         The logits that `lm` gives at the last token of each row, and the updates of the caches.
 
-    Lowers: where memory_length is split, three small all_reduces per layer for the softmax; the
-    rest as `lm`.
+    Lowers: where memory_length is split, three small all_reduces per layer for the softmax; the rest as `lm`.
     """
     stack = Stack(undropped(config))
     with scope("decoder"):

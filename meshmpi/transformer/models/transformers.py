@@ -26,8 +26,7 @@ class PackedPairs:
     """Where the pairs are of which several share a row; they do not see each other.
 
     Attributes:
-        source_segments: int32 [batch, source_length]: number of the pair in its row, 1, 2, ...; 0
-            where there is none.
+        source_segments: int32 [batch, source_length]: number of the pair in its row, 1, 2, ...; 0 where there is none.
         segments: The same, [batch, length], of the decoder's tokens.
         source_places: int32 [batch, source_length]: place of a token in its own sequence, from 0.
         places: The same, [batch, length].
@@ -55,8 +54,7 @@ def lm(
         tokens: int32 [batch, length], length at most ``config.length``.
         training: Whether dropout and jitter act.
         mixtures: Takes what each mixture of experts returns, for its losses.
-        mask: bool [batch, length], True for tokens and False for padding, which no token sees;
-            None: all are tokens.
+        mask: bool [batch, length], True for tokens and False for padding, which no token sees; None: all are tokens.
         types: int32 [batch, length], kinds of tokens for a config with ``token_types``; None: 0.
 
     Returns:
@@ -217,8 +215,7 @@ def encoder_decoder(
 
         config: The model; ``layers`` are those of the decoder, and of the encoder too unless
             ``encoder_layers`` says otherwise.
-        source: int32 [batch, source_length]; ``config.padding_id`` marks padding, which nothing
-            attends to.
+        source: int32 [batch, source_length]; ``config.padding_id`` marks padding, which nothing attends to.
         decoder_tokens: int32 [batch, length], the target moved right by one.
         packing: Where several pairs share a row.
         source_mask: bool [batch, source_length], True for tokens, False for padding; None: as
