@@ -98,10 +98,7 @@ def dense(
         name: Variables are ``name/kernel`` [expert, reduced, new] and ``name/bias`` [expert, new].
 
     Returns:
-        The dims of x that are left, then ``new_dims``.
-
-    Raises:
-        ShapeError: A new dim has the name of a dim of x.
+        The dims of x that are left, then ``new_dims``, which must have other names.
 
     Lowers: where a reduced dim is split, an all_reduce of the result.
 
