@@ -144,7 +144,7 @@ class Optimizer:
         wanted = graph.trainable_variables if variables is None else variables
         targets = [as_variable(v) for v in wanted]
         with graph:
-            pairs = list(zip(gradients(loss, targets), targets, strict=True))
+            pairs = list(zip(gradients([loss], targets), targets, strict=True))
         if all(g is None for g, _ in pairs):
             raise ShapeError(
                 f"minimize: the loss depends on none of {[v.name for v in targets]}.",

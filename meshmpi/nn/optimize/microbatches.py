@@ -122,7 +122,7 @@ def serialize_training_step(
             collected.setdefault(key, []).append(y)
         targets = loss.graph.trainable_variables if variables is None else [as_variable(v) for v in variables]
         # Before the next part is built: what this part keeps for its gradients is then free.
-        for v, g in zip(targets, gradients(share, targets), strict=True):
+        for v, g in zip(targets, gradients([share], targets), strict=True):
             fence = f"{v.name} part {j}" if j < num_splits - 1 else ""
             totals[v.name] = _sum(totals.get(v.name), g, fence)
     return {key: _joined(ys, name) for key, ys in collected.items()}, [(totals[v.name], v) for v in targets]
