@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 def unfit(array: np.ndarray, dtype: str) -> str:
     """Why the values of an array cannot be kept as ``dtype``; empty where they can.
 
-    Floats become floats, rounded; integers become integers that have their range; bools stay bools.
-    Nothing else is converted, since a value would change silently: 1.7 would become 1, and NaN some
-    integer.
+    Floats become floats, rounded; integers become integers that have their range; bools stay bools.  Nothing else is
+    converted, since a value would change silently: 1.7 would become 1, and NaN some integer.
 
     Args:
         array: Of any NumPy type.

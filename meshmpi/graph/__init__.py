@@ -17,21 +17,3 @@ from meshmpi.graph.graph import (
     scope,
     shared_turns,
 )
-
-__all__ = [
-    "MOST_NAMED",
-    "Graph",
-    "Operation",
-    "Tensor",
-    "Update",
-    "Variable",
-    "building",
-    "builds_graphs",
-    "call_of",
-    "check_dtype",
-    "current_graph",
-    "layer_name",
-    "only",
-    "scope",
-    "shared_turns",
-]

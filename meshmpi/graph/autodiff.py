@@ -28,9 +28,8 @@ def gradients(
 
     Args:
         ys: Tensors to differentiate, or one; usually one scalar loss.
-        xs: Tensors to differentiate by, or one: variables, placeholders, or any intermediate
-            tensor.  A Variable (of ``graph.trainable_variables``) stands for all tensors that it
-            is read as.
+        xs: Tensors to differentiate by, or one: variables, placeholders, or any intermediate tensor.  A Variable (of
+            ``graph.trainable_variables``) stands for all tensors that it is read as.
         grad_ys: Gradient of each of ys (same shapes); default ones.
 
     Returns:
@@ -38,8 +37,7 @@ def gradients(
         where no y depends on x through differentiable operations.
 
     Raises:
-        ShapeError: A shape in grad_ys differs, an x is not a tensor, or an operation on the way has no
-            gradient.
+        ShapeError: A shape in grad_ys differs, an x is not a tensor, or an operation on the way has no gradient.
     """
     if not ys:
         raise ShapeError("gradients: there are no ys.", "Give at least one tensor.")

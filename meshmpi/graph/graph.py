@@ -46,12 +46,7 @@ _COMPUTE = "Fetch it: step = mm.compile(graph, mesh, fetches=[x]), then step(...
 
 
 def call_of(what: str, *inputs: Tensor) -> str:
-    """``"<what> of <tensors> made at <file>:<line>"``: the user's line that is running, for errors.
-
-    Args:
-        what: Name of an operation.
-        inputs: Its tensors.
-    """
+    """``"<operation> of <tensors> made at <file>:<line>"``: the user's line that is running, for errors."""
     return str(user_source(what + _listed(inputs)))
 
 
@@ -101,15 +96,7 @@ class Tensor:
         return f"<Tensor {self.users_name} {self.dtype}{self.shape}>"
 
     def dim(self, name: str, what: str) -> Dimension:
-        """The dimension called ``name``.
-
-        Args:
-            name: Name of a dimension.
-            what: The operation that asks, for the message.
-
-        Raises:
-            ShapeError: There is none.
-        """
+        """The dimension called ``name``; else a ShapeError of the operation ``what``."""
         if self.shape.find(name) < 0:
             raise ShapeError(
                 f"{what}: {self.users_name} {self.dtype}{self.shape} has no dimension '{name}'.",
@@ -119,15 +106,7 @@ class Tensor:
         return self.shape.dim(name)
 
     def at(self, position: int, what: str) -> Dimension:
-        """The dimension at a position, from the end where it is negative.
-
-        Args:
-            position: Such as -1, the last.
-            what: The operation that asks, for the message.
-
-        Raises:
-            ShapeError: It has fewer dimensions.
-        """
+        """The dimension at a position, from the end where it is negative; else a ShapeError of ``what``."""
         needed = -position if position < 0 else position + 1
         if len(self.shape) < needed:
             raise ShapeError(
@@ -188,27 +167,13 @@ class Tensor:
 
     if TYPE_CHECKING:  # installed by meshmpi.graph.ops.operators
 
-        def __add__(self, other: Tensor | float) -> Tensor: ...
-        def __radd__(self, other: float) -> Tensor: ...
-        def __sub__(self, other: Tensor | float) -> Tensor: ...
-        def __rsub__(self, other: float) -> Tensor: ...
-        def __mul__(self, other: Tensor | float) -> Tensor: ...
-        def __rmul__(self, other: float) -> Tensor: ...
-        def __truediv__(self, other: Tensor | float) -> Tensor: ...
-        def __rtruediv__(self, other: float) -> Tensor: ...
-        def __floordiv__(self, other: Tensor | float) -> Tensor: ...
-        def __rfloordiv__(self, other: float) -> Tensor: ...
-        def __mod__(self, other: Tensor | float) -> Tensor: ...
-        def __rmod__(self, other: float) -> Tensor: ...
-        def __pow__(self, other: Tensor | float) -> Tensor: ...
-        def __rpow__(self, other: float) -> Tensor: ...
-        def __lt__(self, other: Tensor | float) -> Tensor: ...
-        def __le__(self, other: Tensor | float) -> Tensor: ...
-        def __gt__(self, other: Tensor | float) -> Tensor: ...
-        def __ge__(self, other: Tensor | float) -> Tensor: ...
-        def __neg__(self) -> Tensor: ...
-        def __abs__(self) -> Tensor: ...
-        def __matmul__(self, other: Tensor) -> Tensor: ...
+        def _with(self, other: Tensor | float) -> Tensor: ...
+        def _alone(self) -> Tensor: ...
+
+        __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _with
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = _with
+        __lt__ = __le__ = __gt__ = __ge__ = __matmul__ = _with
+        __neg__ = __abs__ = _alone
 
         # array * tensor must reach the graph instead of being broadcast by NumPy.
         def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any: ...
@@ -256,13 +221,8 @@ class Operation:
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Gradient with respect to every input, given those of the outputs, as new graph nodes.
 
-        Args:
-            dys: For each output the gradient, or None where nothing depends on it; at least one is
-                a tensor.
-
-        Returns:
-            For each input its gradient or None.  One with more dims than the input is summed over
-            them by `gradients`: where an input is repeated, the rule need not say so.
+        None stands for no gradient; at least one of ``dys`` is a tensor.  `gradients` sums one with more
+        dims than the input over them: where an input is repeated, the rule need not say so.
         """
         raise ShapeError(
             f"{self.name} ({type(self).__name__}) has no gradient.",
@@ -376,12 +336,7 @@ class Graph:
         self.operations.append(operation)
 
     def align(self, dim: str, other: str) -> None:
-        """Splits ``dim`` like ``other``, as far as possible, in layouts that do not mention ``dim``.
-
-        Args:
-            dim: A name that the library chose and that users need not know.
-            other: The user's name for the same elements elsewhere.
-        """
+        """Splits a dim of the library like a user's, as far as possible, in layouts that do not mention it."""
         self.aligned[dim] = other
 
     def _new_source(self, name: str) -> Source:
@@ -424,13 +379,7 @@ class Graph:
         like: Variable | None = None,
         decays: bool = True,
     ) -> Variable:
-        """A new variable of that (scoped) name; where the scope says so, the existing one.
-
-        Raises:
-            VariableError: It exists and is not to be shared, or not with this shape or data type;
-                or it is to be shared and does not exist; or its type cannot keep what the
-                initializer gives.
-        """
+        """A new variable of that (scoped) name; where the scope says so, the existing one."""
         full, reuse = self.scoped(name), self.scopes.reuse
         old = self.variables.get(full)
         if old is None:
@@ -438,15 +387,16 @@ class Graph:
             if reuse is True:
                 raise VariableError(
                     f"there is no variable '{full}' to share, as `mm.scope(reuse=True)` asks for.",
-                    suggest(full, self.variables) or "Make it first, outside of that scope.",
+                    suggest(full, self.variables),
                 )
             source = user_source(f"variable '{full}'")
             if initializer is not None:
                 first_value(full, shape, dtype, initializer, str(source))
-            new = Variable(full, shape, dtype, initializer, trainable, storage, like, source, decays)
-            self.variables[full] = new
             self.scopes.take(full)
-            return new
+            self.variables[full] = old = Variable(
+                full, shape, dtype, initializer, trainable, storage, like, source, decays
+            )
+            return old
         if (old.shape, old.dtype) != (shape, dtype):
             raise VariableError(
                 f"variable '{full}' exists as {old.dtype}{old.shape} and is asked for as {dtype}{shape}.",
@@ -470,13 +420,8 @@ class Graph:
     @property
     def dims(self) -> list[Dimension]:
         """All dimensions of all tensors, in order of appearance; a name may have several sizes."""
-        dims: dict[Dimension, None] = {}
-        for operation in self.operations:
-            for t in operation.outputs:
-                dims.update(dict.fromkeys(t.shape))
-        for v in self.variables.values():
-            dims.update(dict.fromkeys(v.shape))
-        return list(dims)
+        tensors = (t for operation in self.operations for t in operation.outputs)
+        return list(dict.fromkeys(d for x in (*tensors, *self.variables.values()) for d in x.shape))
 
     @property
     def dim_names(self) -> list[str]:

@@ -46,8 +46,7 @@ class Scopes:
         Args:
             name: Prefix of names made inside; empty: none.
             reuse: None: as outside.
-            since: The n-th unnamed layer made inside is the n-th after this mark; default: after
-                the beginning.
+            since: The n-th unnamed layer made inside is the n-th after this mark; default: after the beginning.
         """
         outer = self._open[-1]
         prefix = f"{outer.prefix}{name}/" if name else outer.prefix

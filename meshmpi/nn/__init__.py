@@ -3,7 +3,9 @@
 Sees graph, ops and autodiff only: no layout, no lowering, no arrays, no MPI.
 """
 
-from typing import TYPE_CHECKING, Any
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from meshmpi.graph.arguments import check_all as _check_all
 from meshmpi.nn import schedules
@@ -12,11 +14,16 @@ from meshmpi.nn.attention import (
     AttentionInitializers,
     AttentionOptions,
     attention_initializers,
+    attention_mask_autoregressive,
+    attention_mask_ignore_padding,
+    attention_mask_local,
+    attention_mask_same_segment,
+    compress_mean,
     dot_product_attention,
     multihead_attention,
+    multihead_self_attention_memory_compressed,
     rename_length_to_memory_length,
 )
-from meshmpi.nn.compressed_attention import compress_mean, multihead_self_attention_memory_compressed
 from meshmpi.nn.control import cwise, repeat, while_loop
 from meshmpi.nn.convolution import (
     conv1d,
@@ -28,9 +35,9 @@ from meshmpi.nn.convolution import (
     separable_conv1d,
     separable_conv2d,
 )
-from meshmpi.nn.embeddings import embedding, embedding_weights
 from meshmpi.nn.experts import ExpertsOutput, mixture_of_experts
 from meshmpi.nn.functions import (
+    clip_activation_gradient,
     clip_by_global_norm,
     clip_by_value,
     global_norm,
@@ -56,10 +63,9 @@ from meshmpi.nn.layers import (
     dense,
     dense_product,
     dense_relu_dense,
-    layer_norm,
-    rms_norm,
-    rms_norm_subsampled,
-    scale_norm,
+    embedding,
+    embedding_weights,
+    residual,
 )
 from meshmpi.nn.local_attention import (
     halo_exchange,
@@ -76,13 +82,7 @@ from meshmpi.nn.losses import (
     weighted_mean,
     weights_nonzero,
 )
-from meshmpi.nn.masks import (
-    attention_mask_autoregressive,
-    attention_mask_ignore_padding,
-    attention_mask_local,
-    attention_mask_same_segment,
-)
-from meshmpi.nn.normalization import batch_norm
+from meshmpi.nn.normalization import batch_norm, layer_norm, rezero, rms_norm, rms_norm_subsampled, scale_norm
 from meshmpi.nn.ordering import (
     argmax,
     argmin,
@@ -102,119 +102,17 @@ from meshmpi.nn.positions import (
     rotary,
     sinusoid_positions,
 )
-from meshmpi.nn.randomness import dropout, multiplicative_jitter, sample_with_temperature
-from meshmpi.nn.residuals import annealed_dropout, clip_activation_gradient, residual, rezero
+from meshmpi.nn.randomness import annealed_dropout, dropout, multiplicative_jitter, sample_with_temperature
 from meshmpi.nn.routing import Gating
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
     from meshmpi.nn import optimize
 
-__all__ = [
-    "ACTIVATIONS",
-    "GATED_UNITS",
-    "AttentionInitializers",
-    "AttentionOptions",
-    "Distribution",
-    "ExpertsOutput",
-    "Gating",
-    "Initializer",
-    "RotaryScaling",
-    "annealed_dropout",
-    "argmax",
-    "argmin",
-    "argsort",
-    "attention_initializers",
-    "attention_mask_autoregressive",
-    "attention_mask_ignore_padding",
-    "attention_mask_local",
-    "attention_mask_same_segment",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "batch_norm",
-    "clip_activation_gradient",
-    "clip_by_global_norm",
-    "clip_by_value",
-    "compress_mean",
-    "constant_initializer",
-    "conv1d",
-    "conv2d",
-    "conv2d_transpose",
-    "conv3d",
-    "conv3d_transpose",
-    "corr",
-    "cwise",
-    "default_initializer",
-    "dense",
-    "dense_product",
-    "dense_relu_dense",
-    "depthwise_conv",
-    "dot_product_attention",
-    "dropout",
-    "dynamic_shift",
-    "elu",
-    "embedding",
-    "embedding_weights",
-    "gelu",
-    "global_norm",
-    "halo_exchange",
-    "layer_norm",
-    "leaky_relu",
-    "left_halo_exchange",
-    "local_attention_1d",
-    "local_attention_2d",
-    "local_self_attention",
-    "local_self_attention_2d",
-    "log_softmax",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "mixture_of_experts",
-    "multihead_attention",
-    "multihead_self_attention_memory_compressed",
-    "multiplicative_jitter",
-    "nth_largest_element",
-    "nth_smallest_element",
-    "one_hot",
-    "ones_initializer",
-    "random_normal_initializer",
-    "random_uniform_initializer",
-    "reduce_first",
-    "reduce_logsumexp",
-    "relative_position_bias",
-    "relative_position_bucket",
-    "relu",
-    "rename_length_to_memory_length",
-    "repeat",
-    "residual",
-    "rezero",
-    "rms_norm",
-    "rms_norm_subsampled",
-    "rotary",
-    "sample_with_temperature",
-    "scale_norm",
-    "schedules",
-    "selu",
-    "separable_conv1d",
-    "separable_conv2d",
-    "sigmoid_cross_entropy_with_logits",
-    "silu",
-    "sinusoid_positions",
-    "softmax",
-    "softmax_cross_entropy_with_logits",
-    "softplus",
-    "sort",
-    "squared_relu",
-    "swish",
-    "top_1",
-    "truncated_normal_initializer",
-    "variance_scaling_initializer",
-    "weighted_mean",
-    "weights_nonzero",
-    "while_loop",
-    "zeros_initializer",
-]
-
+__all__ = sorted(
+    name
+    for name, value in vars().items()
+    if not name.startswith("_") and (value is schedules or not isinstance(value, _ModuleType))
+)
 _check_all(globals(), __all__)
 
 LATER = {"optimize": "meshmpi.nn.optimize"}
@@ -222,7 +120,7 @@ LATER = {"optimize": "meshmpi.nn.optimize"}
 The front adds those of the upper floors."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name in LATER:
         import importlib
 

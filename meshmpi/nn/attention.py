@@ -1,23 +1,26 @@
-"""Attention over named dimensions.
+"""Attention over named dimensions, and masks of who may attend to whom.
 
 Query and memory positions are different dims ("length", "memory_length"), so a layout may split
-either; renaming one into the other is where a split length is gathered.  No layout is known here.
+either; renaming one into the other is where a split length is gathered.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, layer_name, scope
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.contraction import einsum
+from meshmpi.graph.ops.positions import band_mask
+from meshmpi.graph.ops.positions import range as index_range
+from meshmpi.graph.ops.reductions import reduce_mean
 from meshmpi.graph.ops.sources import VariableDType, get_variable
-from meshmpi.graph.ops.structure import DimLike, dim_name, rename_dimension
+from meshmpi.graph.ops.structure import DimLike, dim_name, rename_dimension, reshape
 from meshmpi.ir.bands import Band
 from meshmpi.nn.functions import TensorOrNumber, softmax, widened
 from meshmpi.nn.initializers import random_normal_initializer, zeros_initializer
@@ -27,12 +30,52 @@ from meshmpi.nn.positions import RotaryScaling, rotary
 MASKED_LOGIT = -1e9
 """Finite, so that no row of logits is ever all -inf, and representable in bfloat16."""
 
+# -- from queries, keys and values ---------------------------------------------------------------
+
 
 def rename_length_to_memory_length(
     x: Tensor, length_name: str = "length", memory_length_name: str = "memory_length"
 ) -> Tensor:
     """x as the memory of an attention: a view where length is whole, a gather where it is split."""
     return rename_dimension(x, length_name, memory_length_name)
+
+
+class Weighting(NamedTuple):
+    """How attention weights are made of products of queries and keys; see `dot_product_attention`."""
+
+    is_training: bool
+    dropout_rate: float
+    dropout_broadcast_dims: Sequence[DimLike]
+    scale: float | None
+    mask: Tensor | None = None
+    band: Band | None = None
+    position_bias: Tensor | None = None
+    extra_logit: TensorOrNumber | None = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, memory: DimLike, key: DimLike, value: DimLike) -> Tensor:
+        """The weighted means of v."""
+        key_dim, memory_dim = q.shape.dim(dim_name(key)), k.shape.dim(dim_name(memory))
+        scale = 1.0 / math.sqrt(key_dim.size) if self.scale is None else self.scale
+        # Softmax in at least float32, whatever q and k are.
+        logits = widened(einsum([q, k], _logits_shape(q, k, key_dim, memory_dim), band=self.band))
+        if scale != 1.0:
+            logits = ew.multiply(logits, scale)
+        if self.position_bias is not None:
+            logits = ew.add(logits, ew.cast(self.position_bias, logits.dtype), output_shape=logits.shape)
+        if self.mask is not None:
+            logits = ew.where(self.mask, logits, MASKED_LOGIT, output_shape=logits.shape)
+        weights = ew.cast(softmax(logits, memory_dim, self.extra_logit, band=self.band), v.dtype)
+        weights = dropout_over(weights, self.is_training, self.dropout_rate, self.dropout_broadcast_dims)
+        value_dim = v.shape.dim(dim_name(value))
+        return einsum([weights, v], Shape([value_dim if d == key_dim else d for d in q.shape]), band=self.band)
+
+
+def _logits_shape(q: Tensor, k: Tensor, key: Dimension, memory: Dimension) -> Shape:
+    """Dims shared by q and k, then those of q alone, then of k alone: one GEMM per shared index."""
+    shared = [d for d in q.shape if d in k.shape and d != key]
+    alone = [d for d in q.shape if d not in k.shape]
+    extra = [d for d in k.shape if d not in q.shape and d != memory]
+    return Shape([*shared, *alone, *extra, memory])
 
 
 def dot_product_attention(
@@ -70,38 +113,20 @@ def dot_product_attention(
         is_training: Whether dropout acts.
         scale: Factor of the logits; default 1 / sqrt(size of ``key_dim``).
         position_bias: Added to the logits, over some of their dims; see `relative_position_bias`.
-        band: Which pairs of a query's and a memory's position there are, as
-            ``mm.Band.causal("length", "memory_length")``.  What stands outside takes no part,
-            whatever its values, and whole blocks of it are not computed.
+        band: Pairs of query and memory positions, as ``mm.Band.causal("length", "memory_length")``.
+            What stands outside takes no part, whatever its values, and whole blocks of it are not computed.
 
     Returns:
         The dims of q with ``value_dim`` in place of ``key_dim``.
 
     Source: Vaswani et al. 2017.
     """
-    key, memory = q.shape.dim(dim_name(key_dim)), k.shape.dim(dim_name(memory_length_dim))
-    scale = 1.0 / math.sqrt(key.size) if scale is None else scale
-    # Softmax in at least float32, whatever q and k are.
-    logits = widened(einsum([q, k], _logits_shape(q, k, key, memory), band=band))
-    if scale != 1.0:
-        logits = ew.multiply(logits, scale)
-    if position_bias is not None:
-        bias = ew.cast(position_bias, logits.dtype)
-        logits = ew.add(logits, bias, output_shape=logits.shape)
-    if mask is not None:
-        logits = ew.where(mask, logits, MASKED_LOGIT, output_shape=logits.shape)
-    weights = ew.cast(softmax(logits, memory, extra_logit, band=band), v.dtype)
-    weights = dropout_over(weights, is_training, dropout_rate, dropout_broadcast_dims)
-    value = v.shape.dim(dim_name(value_dim))
-    return einsum([weights, v], Shape([value if d == key else d for d in q.shape]), band=band)
+    dropout = (is_training, dropout_rate, dropout_broadcast_dims)
+    how = Weighting(*dropout, scale, mask, band, position_bias, extra_logit)
+    return how.attend(q, k, v, memory_length_dim, key_dim, value_dim)
 
 
-def _logits_shape(q: Tensor, k: Tensor, key: Dimension, memory: Dimension) -> Shape:
-    """Dims shared by q and k, then those of q alone, then of k alone: one GEMM per shared index."""
-    shared = [d for d in q.shape if d in k.shape and d != key]
-    alone = [d for d in q.shape if d not in k.shape]
-    extra = [d for d in k.shape if d not in q.shape and d != memory]
-    return Shape([*shared, *alone, *extra, memory])
+# -- layers with projections -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -128,20 +153,18 @@ def attention_initializers(
     """
     qk = io.size**-0.5 * (kv.size**-0.25 if folded_scale else 1.0)
     o = (heads.size * (io.size if folded_scale else kv.size)) ** -0.5
-    v = random_normal_initializer(0.0, io.size**-0.5)
-    q, k = random_normal_initializer(0.0, qk), random_normal_initializer(0.0, qk)
-    return AttentionInitializers(q, k, v, random_normal_initializer(0.0, o))
+    q, k, v, out = (random_normal_initializer(0.0, stddev) for stddev in (qk, qk, io.size**-0.5, o))
+    return AttentionInitializers(q, k, v, out)
 
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What else an attention layer can be.
+    """Variants of an attention layer.
 
     Attributes:
-        num_memory_heads: Heads of keys and values: 0 as many as queries have; 1 a single one for
-            all (multi-query, Shazeer 2019); else a divisor of the number of heads, each for as many
-            queries' heads (grouped-query, Ainslie et al. 2023).  The dim of heads then has this
-            size, and ``query_heads`` is the rest of them.
+        num_memory_heads: Heads of keys and values: 0: one for each head of the queries; 1: a single
+            one for all (multi-query, Shazeer 2019); else a divisor of the number of heads (grouped-query,
+            Ainslie et al. 2023).  The dim of heads then has this size, and ``query_heads`` is the rest.
         shared_kv: Whether keys are the values too, with one projection.
         rotary: Whether queries and keys are rotated by their positions (see `rotary`).
         rotary_base: Sets the slowest rotation.
@@ -174,6 +197,72 @@ class AttentionOptions:
         return [memory, Dimension("query_heads", heads.size // n)], [memory]
 
 
+@dataclass(frozen=True)
+class Projections:
+    """The projections of an attention layer, as variables of the current scope.
+
+    Attributes:
+        io: Dim of input and output.
+        kv: Dim of keys and values of one head.
+        positions: Where the tokens stand that are rotated; None: at 0, 1, 2, ...
+    """
+
+    io: Dimension
+    kv: Dimension
+    heads: Dimension
+    options: AttentionOptions
+    initializers: AttentionInitializers | None
+    dtype: VariableDType
+    use_bias: bool
+    positions: Tensor | None = None
+
+    @property
+    def per_query(self) -> list[Dimension]:
+        return [*self.options.heads_dims(self.heads)[0], self.kv]
+
+    @property
+    def per_memory(self) -> list[Dimension]:
+        return [*self.options.heads_dims(self.heads)[1], self.kv]
+
+    def around(
+        self, attend: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, memory: Tensor, name: str
+    ) -> Tensor:
+        """The layer: ``attend`` of the queries of x, and the keys and values of a memory."""
+        with scope(name):
+            return self.output(attend(self.queries(x), *self.memories(memory)))
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[batch dims, length, heads, kv] of [batch dims, length, io]."""
+        return self._rotated(self._made(x, "q", [self.io], self.per_query), x)
+
+    def memories(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a memory [batch dims, memory length, io]."""
+        if self.options.shared_kv:
+            kv = self._made(memory, "kv", [self.io], self.per_memory)
+            return self._rotated(kv, memory), kv
+        k, v = (self._made(memory, name, [self.io], self.per_memory) for name in ("k", "v"))
+        return self._rotated(k, memory), v
+
+    def output(self, y: Tensor) -> Tensor:
+        """[batch dims, length, io] of [batch dims, length, heads, kv]."""
+        return self._made(y, "o", self.per_query, [self.io])
+
+    def _rotated(self, y: Tensor, x: Tensor) -> Tensor:
+        o = self.options
+        return rotary(y, x.shape[-2], self.kv, o.rotary_base, self.positions, o.rotary_scaling) if o.rotary else y
+
+    def _made(self, x: Tensor, name: str, reduced: list[Dimension], new: list[Dimension]) -> Tensor:
+        initializers = self.initializers or attention_initializers(self.io, self.kv, self.heads)
+        initializer = getattr(initializers, "k" if name == "kv" else name)
+        weight = get_variable(name, Shape([*reduced, *new]), self.dtype, initializer)
+        y = einsum([x, weight], Shape([*x.shape.without(d.name for d in reduced), *new]))
+        own = self.options.output_bias if name == "o" else None
+        if not (self.use_bias if own is None else own):
+            return y
+        bias = get_variable(f"{name}_bias", Shape(new), self.dtype, zeros_initializer(), decays=False)
+        return ew.add(y, bias, output_shape=y.shape)
+
+
 def multihead_attention(
     query_antecedent: Tensor,
     memory_antecedent: Tensor | None,
@@ -195,28 +284,18 @@ def multihead_attention(
 ) -> Tensor:
     """Attention with heads, and its projections.
 
-    Args:
+    Args: mask, dropout, scale and position_bias as `dot_product_attention`, and
+
         query_antecedent: [batch dims, query length, io].
-        memory_antecedent: [batch dims, memory length, io], its length under another name; None:
-            the query itself, renamed to ``memory_length`` (self-attention).
-        mask: As `dot_product_attention`.
-        kv_channels: Dim of keys and values of one head.
-        heads: Dim of heads.
-        is_training: Whether dropout acts.
-        dropout_rate: Share of the attention weights that is dropped.
-        dropout_broadcast_dims: Dims along which dropout repeats its mask.
+        memory_antecedent: [batch dims, memory length, io], its length under another name; None: the query
+            itself, renamed to ``memory_length`` (self-attention).
+        kv_channels, heads: Dims of keys and values of one head, and of heads.
         use_bias: Whether the projections have biases.
-        scale: Factor of the logits; default 1 / sqrt(size of ``kv_channels``).
-        initializers: Default `attention_initializers`.
-        variable_dtype: Types of the variables; default as `variable_type`.
+        initializers, variable_dtype: Default `attention_initializers` and `variable_type`.
         name: Variables are ``name/q``, ``k``, ``v`` [io, heads, kv] and ``name/o`` [heads, kv, io];
             biases ``name/q_bias`` and so on; with shared keys and values ``name/kv``.
-        position_bias: As `dot_product_attention`.
         options: Memory heads, shared keys and values, rotations.
         causal: Whether a position sees no later memory; what it does not see is not computed.
-
-    Returns:
-        A tensor of the shape of ``query_antecedent``.
 
     Lowers: where heads are split, one all_reduce of the result; where length is split, one
     all_gather of the antecedent.
@@ -228,96 +307,124 @@ def multihead_attention(
         ...     mm.multihead_attention(x, None, None, d_kv, heads).shape
         [batch=8, length=16, d_model=32]
     """
-    name = layer_name(name, "attention")
-    x, memory = query_antecedent, memory_antecedent
+    name, x, memory = layer_name(name, "attention"), query_antecedent, memory_antecedent
     if x.shape.ndims < 2:
         raise ShapeError(f"multihead_attention: the antecedent is {x.shape}.", "Give [..., length, io].", str(x.source))
     if memory is None:
         memory = rename_length_to_memory_length(x, x.shape[-2].name)
-    layer = Projections(
-        x.shape[-1], kv_channels, heads, options, initializers, variable_type(variable_dtype, x), use_bias
-    )
-    length = memory.at(-2, "multihead_attention")
-    with scope(name):
-        q, (k, v) = layer.queries(x), layer.memories(memory)
-        y = dot_product_attention(
-            q,
-            k,
-            v,
-            length,
-            kv_channels,
-            kv_channels,
-            mask,
-            dropout_rate,
-            dropout_broadcast_dims,
-            is_training=is_training,
-            scale=scale,
-            position_bias=position_bias,
-            band=Band.causal(x.shape[-2].name, memory.shape[-2].name) if causal else None,
-        )
-        return layer.output(y)
+    length, kv, dtype = memory.at(-2, "multihead_attention"), kv_channels, variable_type(variable_dtype, x)
+    band = Band.causal(x.shape[-2].name, length.name) if causal else None
+    how = Weighting(is_training, dropout_rate, dropout_broadcast_dims, scale, mask, band, position_bias)
+    layer = Projections(x.shape[-1], kv, heads, options, initializers, dtype, use_bias)
+    return layer.around(lambda q, k, v: how.attend(q, k, v, length, kv, kv), x, memory, name)
 
 
-class Projections:
-    """The projections of an attention layer, as variables of the current scope.
+def compress_mean(x: Tensor, dim: DimLike, compression_factor: int) -> Tensor:
+    """Means of ``compression_factor`` neighbours along ``dim``, which keeps its name.
 
     Args:
-        io: Dim of input and output.
-        kv: Dim of keys and values of one head.
-        heads: Dim of heads.
-        options: See `AttentionOptions`.
-        initializers: Default `attention_initializers`.
-        dtype: Types of the variables.
-        use_bias: Whether all have biases.
+        x: Any floating-point tensor.
+        dim: The dim (or its name); its size must be a multiple of the factor.
+        compression_factor: Elements in a mean.
+
+    Lowers: nothing, where every rank holds whole groups; else an exchange first.
+
+    Source: Mesh-TensorFlow's compress_mean.
     """
+    whole = x.shape.dim(dim_name(dim))
+    if compression_factor < 1 or whole.size % compression_factor:
+        raise ShapeError(
+            f"compress_mean: {compression_factor} does not divide {whole}.", "Give a divisor, or pad x.", str(x.source)
+        )
+    i = x.shape.position(whole.name)
+    few = Dimension(whole.name, whole.size // compression_factor)
+    group = Dimension(f"_{whole.name}_group", compression_factor)
+    x = reshape(x, Shape([*x.shape[:i], few, group, *x.shape[i + 1 :]]))
+    return reduce_mean(x, reduced_dim=group)
 
-    def __init__(
-        self,
-        io: Dimension,
-        kv: Dimension,
-        heads: Dimension,
-        options: AttentionOptions,
-        initializers: AttentionInitializers | None,
-        dtype: VariableDType,
-        use_bias: bool,
-    ):
-        queries, memories = options.heads_dims(heads)
-        self.per_query, self.per_memory = [*queries, kv], [*memories, kv]
-        self.io, self.kv, self.options = io, kv, options
-        self.initializers = initializers or attention_initializers(io, kv, heads)
-        self.dtype, self.use_bias = dtype, use_bias
 
-    def queries(self, x: Tensor) -> Tensor:
-        """[batch dims, length, heads, kv] of [batch dims, length, io]."""
-        return self._rotated(self._made(x, "q", [self.io], self.per_query), x)
+def multihead_self_attention_memory_compressed(
+    x: Tensor,
+    mask_right: bool,
+    compression_factor: int,
+    kv_channels: Dimension,
+    heads: Dimension,
+    is_training: bool = False,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Sequence[DimLike] = (),
+    *,
+    use_bias: bool = False,
+    scale: float | None = None,
+    initializers: AttentionInitializers | None = None,
+    variable_dtype: DTypeLike = None,
+    name: str | None = None,
+    options: AttentionOptions = AttentionOptions(),
+) -> Tensor:
+    """Self-attention whose memories are means of groups of positions.
 
-    def memories(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a memory [batch dims, memory length, io]."""
-        if self.options.shared_kv:
-            kv = self._made(memory, "kv", [self.io], self.per_memory)
-            return self._rotated(kv, memory), kv
-        k = self._made(memory, "k", [self.io], self.per_memory)
-        v = self._made(memory, "v", [self.io], self.per_memory)
-        return self._rotated(k, memory), v
+    Args: as `multihead_attention`, and
 
-    def output(self, y: Tensor) -> Tensor:
-        """[batch dims, length, io] of [batch dims, length, heads, kv]."""
-        return self._made(y, "o", self.per_query, [self.io])
+        x: [batch dims, length, io].
+        mask_right: Whether a query sees only groups that have ended: those all of whose positions
+            are its own or earlier.  (The reference shows it all of the group it stands in.)  A logit of 0
+            that returns nothing is added, so that the first queries, which see no group, get 0.
+        compression_factor: Positions in a group; must divide the length.
 
-    def _rotated(self, y: Tensor, x: Tensor) -> Tensor:
-        options = self.options
-        if not options.rotary:
-            return y
-        return rotary(y, x.shape[-2], self.kv, options.rotary_base, scaling=options.rotary_scaling)
+    Lowers: as `multihead_attention`; where length is split, what is gathered is smaller by the factor.
 
-    def _made(self, x: Tensor, name: str, reduced: list[Dimension], new: list[Dimension]) -> Tensor:
-        initializer = getattr(self.initializers, "k" if name == "kv" else name)
-        weight = get_variable(name, Shape([*reduced, *new]), self.dtype, initializer)
-        y = einsum([x, weight], Shape([*x.shape.without(d.name for d in reduced), *new]))
-        biased = self.use_bias
-        if name == "o" and self.options.output_bias is not None:
-            biased = self.options.output_bias
-        if not biased:
-            return y
-        bias = get_variable(f"{name}_bias", Shape(new), self.dtype, zeros_initializer(), decays=False)
-        return ew.add(y, bias, output_shape=y.shape)
+    Source: Liu et al. 2018; Mesh-TensorFlow's function of that name.
+    """
+    name, what = layer_name(name, "attention"), "multihead_self_attention_memory_compressed"
+    if options.rotary:
+        raise ShapeError(
+            "memory-compressed attention: a mean of positions has no position to rotate by.",
+            "Use options without rotary.",
+        )
+    length, kv, dtype = x.at(-2, what), kv_channels, variable_type(variable_dtype, x)
+    memory = rename_length_to_memory_length(compress_mean(x, length, compression_factor), length.name)
+    layer = Projections(x.shape[-1], kv, heads, options, initializers, dtype, use_bias)
+    groups, mask = memory.shape[-2], None
+    if mask_right:
+        last = ew.add(ew.multiply(index_range(groups), compression_factor), compression_factor - 1)
+        mask = ew.greater_equal(index_range(length), last, output_shape=Shape([length, groups]))
+    how = Weighting(is_training, dropout_rate, dropout_broadcast_dims, scale, mask)
+    how = how._replace(extra_logit=0.0 if mask_right else None)
+    return layer.around(lambda q, k, v: how.attend(q, k, v, groups, kv, kv), x, memory, name)
+
+
+# -- masks -----------------------------------------------------------------------------------------
+# bool over query and memory positions, True where allowed; `mm.logical_and` combines them.  They are
+# data: every pair is computed.  A `mm.Band` says what depends on distances only, and pairs outside it
+# do not exist.
+
+
+def attention_mask_autoregressive(query_length: Dimension, memory_length: Dimension) -> Tensor:
+    """True where a query may see a memory: [query_length, memory_length], memory <= query."""
+    return band_mask(Band.causal(query_length.name, memory_length.name), query_length, memory_length)
+
+
+def attention_mask_ignore_padding(memory_ids: Tensor, padding_id: int = 0) -> Tensor:
+    """True where a memory position holds a token: not_equal(ids, padding_id)."""
+    return ew.not_equal(memory_ids, padding_id)
+
+
+def attention_mask_same_segment(query_segment: Tensor, memory_segment: Tensor) -> Tensor:
+    """True where both are of one segment, so that packed sequences do not see each other.
+
+    Args:
+        query_segment: Integers [batch dims, query length], the number of each position's sequence.
+        memory_segment: The same over [batch dims, memory length].
+    """
+    return ew.equal(query_segment, memory_segment)
+
+
+def attention_mask_local(
+    query_length: Dimension, memory_length: Dimension, window: int, autoregressive: bool = True
+) -> Tensor:
+    """True where a memory is less than ``window`` positions away, and not later if autoregressive.
+
+    Returns:
+        [query_length, memory_length].  With ``window`` 1 a position sees itself only.
+    """
+    band = Band.local(query_length.name, memory_length.name, window, autoregressive)
+    return band_mask(band, query_length, memory_length)

@@ -25,8 +25,7 @@ def repeat(
     """``n`` times inputs = body(*inputs), with a gradient: the graph is unrolled.
 
     Args:
-        body: Takes the state, returns the new one: a tensor or as many as it took.  Dims may
-            change from turn to turn.
+        body: Takes the state, returns the new one: a tensor or as many as it took.  Dims may change from turn to turn.
         n: How many times; 0 returns the inputs.
         inputs: The state at the beginning.
         shared_variables: True: variables that body makes by name are the same in each turn (a
@@ -36,8 +35,7 @@ def repeat(
     Returns:
         The state at the end.
 
-    Lowers: what body lowers to, n times.  With `mm.recompute_grad` inside body the memory is that
-    of one turn.
+    Lowers: what body lowers to, n times.  With `mm.recompute_grad` inside body the memory is that of one turn.
     """
     name = layer_name(name, "repeat")
     if n < 0:

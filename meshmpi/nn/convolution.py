@@ -1,7 +1,7 @@
 """Convolution layers in one, two and three dimensions: ordinary, transposed, depthwise, separable.
 
 The dims that slide are the last ones before the channels unless they are named; any of them, and
-the channels and all others, may be split by the layout.  No layout is known here.
+the channels and all others, may be split by the layout.
 """
 
 from __future__ import annotations
@@ -12,93 +12,109 @@ from typing import Any, NamedTuple
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, layer_name, scope
+from meshmpi.graph.arguments import named
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.contraction import einsum
 from meshmpi.graph.ops.convolution import conv
 from meshmpi.graph.ops.sources import get_variable
 from meshmpi.graph.ops.structure import DimLike, dim_name
-from meshmpi.ir.convolutions import ConvDims
 from meshmpi.nn.activations import Activation, activation_function
 from meshmpi.nn.initializers import variance_scaling_initializer, zeros_initializer
 from meshmpi.nn.layers import DTypeLike, variable_type
-from meshmpi.nn.sliding import Geometry, Padding, Sizes, each, geometry, resized, sliding_dims
+from meshmpi.nn.sliding import Padding, Sizes, each, geometry, sliding_dims
 
 
 class _Layer(NamedTuple):
-    """The variables and activation of a convolution layer, as its caller wants them."""
+    """A convolution layer: its input, how its filter slides, its variables and activation."""
 
+    x: Tensor
+    name: str
+    taps: Sizes
+    strides: Sizes
+    dilations: Sizes | None
+    padding: Padding
     use_bias: bool
     activation: Activation
     variable_dtype: DTypeLike
     filter_initializer: Any
     bias_initializer: Any
-    name: str
+    spatial_dims: Sequence[DimLike] | None
+    channels: DimLike | None
 
+    def convolved(self, count: int, output_dim: Dimension) -> Tensor:
+        """Along ``count`` dims, with ``output_dim`` as new channels."""
+        dims, channel = self._dims(count)
+        new = [self._new(output_dim)]
+        return self._made(dims, channel, new)
 
-def _convolved(
-    x: Tensor,
-    output_dims: Sequence[Dimension],
-    found: Sequence[Geometry],
-    slides: Sequence[ConvDims],
-    channel: Dimension,
-    output_shape: Shape,
-    layer: _Layer,
-) -> Tensor:
-    """The layer's variables, the convolution, bias and activation.
+    def transposed(self, count: int, output_dim: Dimension) -> Tensor:
+        """The gradient of the convolution that takes the result's size to that of x."""
+        dims, channel = self._dims(count)
+        new = [self._new(output_dim)]
+        taps, steps = each(self.taps, count, "filter_size"), each(self.strides, count, "strides")
+        longer = [
+            Dimension(d.name, d.size * s + (max(k - s, 0) if self.padding == "VALID" else 0))
+            for d, k, s in zip(dims, taps, steps, strict=True)
+        ]
+        return self._made(longer, channel, new, transposed=True)
 
-    With ``output_dims`` that contain the channels the filter works on each channel alone.
-    """
-    dtype = variable_type(layer.variable_dtype, x)
-    fans = [g.filter_dim for g in found] + ([] if channel in output_dims else [channel])
-    initializer = layer.filter_initializer
-    if initializer is None:
-        initializer = variance_scaling_initializer(fan_in=fans)
-    with scope(layer.name):
-        kernel = get_variable("kernel", Shape([*fans, *output_dims]), dtype, initializer)
-        if slides:
-            y = conv(x, kernel, slides, output_shape)
-        else:
-            y = einsum([x, kernel], output_shape)
-        if layer.use_bias:
-            first = layer.bias_initializer
-            first = zeros_initializer() if first is None else first
-            bias = get_variable("bias", Shape(output_dims), dtype, first, decays=False)
-            y = ew.add(y, bias, output_shape=y.shape)
-        return activation_function(layer.activation)(y)
+    def depthwise(self, multiplier: Dimension | None = None) -> Tensor:
+        """With filters of their own for every channel."""
+        assert not isinstance(self.taps, int)
+        dims, channel = self._dims(len(self.taps))
+        return self._made(dims, channel, [channel] if multiplier is None else [channel, self._new(multiplier)])
 
-
-def _with_channels(shape: Shape, channel: Dimension, new: Sequence[Dimension]) -> Shape:
-    return Shape([e for d in shape for e in (new if d.name == channel.name else (d,))])
-
-
-def _new_dim(x: Tensor, output_dim: Dimension, what: str) -> Dimension:
-    """``output_dim``, which must not be the name of a dim of x."""
-    if x.shape.find(output_dim.name) >= 0:
-        raise ShapeError(
-            f"{what}: the new dimension '{output_dim.name}' is already in x {x.shape}.",
-            "Rename one of them with mm.rename_dimension().",
-            str(x.source),
+    def separable(self, output_dim: Dimension, depthwise_initializer: Any) -> Tensor:
+        """A depthwise convolution, then the layer as a matrix product of the channels."""
+        each_alone = self._replace(
+            name="depthwise", use_bias=False, activation=None, filter_initializer=depthwise_initializer
         )
-    return output_dim
+        with scope(self.name):
+            y = each_alone.depthwise()
+            channel = self.x.shape[-1] if self.channels is None else self.x.shape.dim(dim_name(self.channels))
+            product = self._replace(x=y, name="pointwise")
+            return product._made([], channel, [product._new(output_dim)])
 
+    def _dims(self, count: int) -> tuple[list[Dimension], Dimension]:
+        return sliding_dims(self.x, count, self.spatial_dims, self.channels, self.name)
 
-def _conv(
-    count: int,
-    x: Tensor,
-    output_dim: Dimension,
-    filter_size: Sizes,
-    strides: Sizes,
-    dilations: Sizes | None,
-    padding: Padding,
-    layer: _Layer,
-    spatial_dims: Sequence[DimLike] | None,
-    channels: DimLike | None,
-) -> Tensor:
-    dims, channel = sliding_dims(x, count, spatial_dims, channels, layer.name)
-    new = [_new_dim(x, output_dim, layer.name)]
-    found = geometry(dims, filter_size, strides, dilations, padding, layer.name)
-    shape = resized(_with_channels(x.shape, channel, new), found)
-    return _convolved(x, new, found, [g.slide() for g in found], channel, shape, layer)
+    def _new(self, dim: Dimension) -> Dimension:
+        """``dim``, which must not be the name of a dim of x."""
+        if self.x.shape.find(dim.name) >= 0:
+            raise ShapeError(
+                f"{self.name}: the new dimension '{dim.name}' is already in x {self.x.shape}.",
+                "Rename one of them with mm.rename_dimension().",
+                str(self.x.source),
+            )
+        return dim
+
+    def _made(
+        self, dims: Sequence[Dimension], channel: Dimension, new: Sequence[Dimension], transposed: bool = False
+    ) -> Tensor:
+        """The variables, the convolution along ``dims``, bias and activation; a channel that is new too is not summed.
+
+        A transposed convolution gets the dims of its result.
+        """
+        found = geometry(dims, self.taps, self.strides, self.dilations, self.padding, self.name) if dims else []
+        sizes = {g.dim.name: g.dim.size if transposed else g.size for g in found}
+        shape = [e for d in self.x.shape for e in (new if d.name == channel.name else (d,))]
+        shape = Shape([Dimension(d.name, sizes.get(d.name, d.size)) for d in shape])
+        fans = [g.filter_dim for g in found] + ([] if channel in new else [channel])
+        initializer, dtype = self.filter_initializer, variable_type(self.variable_dtype, self.x)
+        if initializer is None:
+            initializer = variance_scaling_initializer(fan_in=fans)
+        with scope(self.name):
+            kernel = get_variable("kernel", Shape([*fans, *new]), dtype, initializer)
+            if dims:
+                slides = [g.slide().of_input() if transposed else g.slide() for g in found]
+                y = conv(self.x, kernel, slides, shape)
+            else:
+                y = einsum([self.x, kernel], shape)
+            if self.use_bias:
+                first = zeros_initializer() if self.bias_initializer is None else self.bias_initializer
+                bias = get_variable("bias", Shape(new), dtype, first, decays=False)
+                y = ew.add(y, bias, output_shape=y.shape)
+            return activation_function(self.activation)(y)
 
 
 def conv1d(
@@ -119,28 +135,40 @@ def conv1d(
     channels: DimLike | None = None,
 ) -> Tensor:
     """Convolution along one dim; see `conv2d`."""
+    rest = (use_bias, activation, variable_dtype, filter_initializer, bias_initializer, spatial_dims, channels)
     name = layer_name(name, "conv1d")
-    layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    return _conv(1, x, output_dim, filter_size, stride, dilations, padding, layer, spatial_dims, channels)
+    return _Layer(x, name, filter_size, stride, dilations, padding, *rest).convolved(1, output_dim)
 
 
-def conv2d(
-    x: Tensor,
-    output_dim: Dimension,
-    filter_size: Sizes = (3, 3),
-    strides: Sizes = (1, 1),
-    dilations: Sizes | None = None,
-    padding: Padding = "SAME",
-    use_bias: bool = True,
-    activation: Activation = None,
-    variable_dtype: DTypeLike = None,
-    filter_initializer: Any = None,
-    bias_initializer: Any = None,
-    name: str | None = None,
-    *,
-    spatial_dims: Sequence[DimLike] | None = None,
-    channels: DimLike | None = None,
-) -> Tensor:
+def _convolution(count: int, doc: str):
+    """``conv2d`` or ``conv3d``."""
+
+    def layer(
+        x: Tensor,
+        output_dim: Dimension,
+        filter_size: Sizes = (3,) * count,
+        strides: Sizes = (1,) * count,
+        dilations: Sizes | None = None,
+        padding: Padding = "SAME",
+        use_bias: bool = True,
+        activation: Activation = None,
+        variable_dtype: DTypeLike = None,
+        filter_initializer: Any = None,
+        bias_initializer: Any = None,
+        name: str | None = None,
+        *,
+        spatial_dims: Sequence[DimLike] | None = None,
+        channels: DimLike | None = None,
+    ) -> Tensor:
+        rest = (use_bias, activation, variable_dtype, filter_initializer, bias_initializer, spatial_dims, channels)
+        name = layer_name(name, f"conv{count}d")
+        return _Layer(x, name, filter_size, strides, dilations, padding, *rest).convolved(count, output_dim)
+
+    return named(layer, f"conv{count}d", doc)
+
+
+conv2d = _convolution(
+    2,
     """activation(convolution of x with a filter, plus bias).
 
     Args:
@@ -175,109 +203,47 @@ def conv2d(
         ...     x = mm.placeholder("x", "batch:8;height:28;width:28;channels:1")
         ...     mm.conv2d(x, mm.Dimension("features", 16), (5, 5), (2, 2)).shape
         [batch=8, height=14, width=14, features=16]
-    """
-    name = layer_name(name, "conv2d")
-    layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    return _conv(2, x, output_dim, filter_size, strides, dilations, padding, layer, spatial_dims, channels)
+    """,
+)
+conv3d = _convolution(3, "Convolution along three dims; see `conv2d`.")
 
 
-def conv3d(
-    x: Tensor,
-    output_dim: Dimension,
-    filter_size: Sizes = (3, 3, 3),
-    strides: Sizes = (1, 1, 1),
-    dilations: Sizes | None = None,
-    padding: Padding = "SAME",
-    use_bias: bool = True,
-    activation: Activation = None,
-    variable_dtype: DTypeLike = None,
-    filter_initializer: Any = None,
-    bias_initializer: Any = None,
-    name: str | None = None,
-    *,
-    spatial_dims: Sequence[DimLike] | None = None,
-    channels: DimLike | None = None,
-) -> Tensor:
-    """Convolution along three dims; see `conv2d`."""
-    name = layer_name(name, "conv3d")
-    layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    return _conv(3, x, output_dim, filter_size, strides, dilations, padding, layer, spatial_dims, channels)
+def _transposed(count: int, doc: str):
+    """``conv2d_transpose`` or ``conv3d_transpose``."""
+
+    def layer(
+        x: Tensor,
+        output_dim: Dimension,
+        filter_size: Sizes = (2,) * count,
+        strides: Sizes = (2,) * count,
+        padding: str = "SAME",
+        use_bias: bool = True,
+        activation: Activation = None,
+        variable_dtype: DTypeLike = None,
+        filter_initializer: Any = None,
+        bias_initializer: Any = None,
+        name: str | None = None,
+        *,
+        spatial_dims: Sequence[DimLike] | None = None,
+        channels: DimLike | None = None,
+    ) -> Tensor:
+        rest = (use_bias, activation, variable_dtype, filter_initializer, bias_initializer, spatial_dims, channels)
+        name = layer_name(name, f"conv{count}d_transpose")
+        return _Layer(x, name, filter_size, strides, None, padding, *rest).transposed(count, output_dim)
+
+    return named(layer, f"conv{count}d_transpose", doc)
 
 
-def _conv_transpose(
-    count: int,
-    x: Tensor,
-    output_dim: Dimension,
-    filter_size: Sizes,
-    strides: Sizes,
-    padding: str,
-    layer: _Layer,
-    spatial_dims: Sequence[DimLike] | None,
-    channels: DimLike | None,
-) -> Tensor:
-    """The gradient of the convolution that takes the result's size to that of x."""
-    dims, channel = sliding_dims(x, count, spatial_dims, channels, layer.name)
-    new = [_new_dim(x, output_dim, layer.name)]
-    taps, steps = each(filter_size, count, "filter_size"), each(strides, count, "strides")
-    longer = [
-        Dimension(d.name, d.size * s + (max(k - s, 0) if padding == "VALID" else 0))
-        for d, k, s in zip(dims, taps, steps, strict=True)
-    ]
-    found = geometry(longer, taps, steps, None, padding, layer.name)
-    sizes = {d.name: d for d in longer}
-    shape = Shape([sizes.get(d.name, d) for d in _with_channels(x.shape, channel, new)])
-    slides = [g.slide().of_input() for g in found]
-    return _convolved(x, new, found, slides, channel, shape, layer)
-
-
-def conv2d_transpose(
-    x: Tensor,
-    output_dim: Dimension,
-    filter_size: Sizes = (2, 2),
-    strides: Sizes = (2, 2),
-    padding: str = "SAME",
-    use_bias: bool = True,
-    activation: Activation = None,
-    variable_dtype: DTypeLike = None,
-    filter_initializer: Any = None,
-    bias_initializer: Any = None,
-    name: str | None = None,
-    *,
-    spatial_dims: Sequence[DimLike] | None = None,
-    channels: DimLike | None = None,
-) -> Tensor:
+conv2d_transpose = _transposed(
+    2,
     """Transposed convolution: the gradient of a `conv2d` with respect to its input.
 
-    Args:
+    Args: as `conv2d`, but for the sizes of the result:
+
         padding: "SAME": size * stride results; "VALID": size * stride + max(filter - stride, 0).
-        x, output_dim, filter_size, strides, use_bias, activation, variable_dtype,
-            filter_initializer, bias_initializer, name, spatial_dims, channels: As `conv2d`.
-    """
-    name = layer_name(name, "conv2d_transpose")
-    layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    return _conv_transpose(2, x, output_dim, filter_size, strides, padding, layer, spatial_dims, channels)
-
-
-def conv3d_transpose(
-    x: Tensor,
-    output_dim: Dimension,
-    filter_size: Sizes = (2, 2, 2),
-    strides: Sizes = (2, 2, 2),
-    padding: str = "SAME",
-    use_bias: bool = True,
-    activation: Activation = None,
-    variable_dtype: DTypeLike = None,
-    filter_initializer: Any = None,
-    bias_initializer: Any = None,
-    name: str | None = None,
-    *,
-    spatial_dims: Sequence[DimLike] | None = None,
-    channels: DimLike | None = None,
-) -> Tensor:
-    """Transposed convolution along three dims; see `conv2d_transpose`."""
-    name = layer_name(name, "conv3d_transpose")
-    layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    return _conv_transpose(3, x, output_dim, filter_size, strides, padding, layer, spatial_dims, channels)
+    """,
+)
+conv3d_transpose = _transposed(3, "Transposed convolution along three dims; see `conv2d_transpose`.")
 
 
 def depthwise_conv(
@@ -299,23 +265,16 @@ def depthwise_conv(
 ) -> Tensor:
     """Convolution of each channel with a filter of its own, along ``len(filter_size)`` dims.
 
-    Args:
-        multiplier_dim: Number of filters for each channel, as a dim that the result gets behind
-            the channels; default one filter and no such dim.
-        x, filter_size, strides, dilations, padding, use_bias, activation, variable_dtype,
-            filter_initializer, bias_initializer, name, spatial_dims, channels: As `conv2d`;
-            ``name/kernel`` is [filter dims, channels, multiplier_dim].
+    Args: as `conv2d`, and
+
+        multiplier_dim: Number of filters for each channel, as a dim that the result gets behind the channels;
+            default one filter and no such dim.  ``name/kernel`` is [filter dims, channels, multiplier_dim].
 
     Lowers: where a dim that slides is split, halos by `shift`; split channels send nothing.
     """
+    rest = (use_bias, activation, variable_dtype, filter_initializer, bias_initializer, spatial_dims, channels)
     name = layer_name(name, "depthwise_conv")
-    layer = _Layer(use_bias, activation, variable_dtype, filter_initializer, bias_initializer, name)
-    dims, channel = sliding_dims(x, len(filter_size), spatial_dims, channels, name)
-    found = geometry(dims, filter_size, strides, dilations, padding, name)
-    more = [] if multiplier_dim is None else [_new_dim(x, multiplier_dim, name)]
-    shape = resized(_with_channels(x.shape, channel, [channel, *more]), found)
-    slides = [g.slide() for g in found]
-    return _convolved(x, [channel, *more], found, slides, channel, shape, layer)
+    return _Layer(x, name, filter_size, strides, dilations, padding, *rest).depthwise(multiplier_dim)
 
 
 def separable_conv1d(
@@ -336,15 +295,12 @@ def separable_conv1d(
 ) -> Tensor:
     """A depthwise convolution over relative positions, then a matrix product of the channels.
 
-    Args:
+    Args: as `conv2d`, and
+
         x: [..., length, channels].
-        output_dim: New channels.
-        min_relative_pos, max_relative_pos: Position p sees p + min to p + max; -2 and 0 see only
-            what came before.
+        min_relative_pos, max_relative_pos: Position p sees p + min to p + max; -2 and 0 see only what came before.
         depthwise_filter_initializer, pointwise_filter_initializer: For ``name/depthwise/kernel``
             [filter_length, channels] and ``name/pointwise/kernel`` [channels, output_dim].
-        use_bias, bias_initializer, activation, variable_dtype, spatial_dims, channels: As `conv2d`.
-        name: Prefix of the variables.
 
     Raises:
         ShapeError: There is no position between the two.
@@ -357,23 +313,17 @@ def separable_conv1d(
             "Make the first the smaller one.",
             str(x.source),
         )
-    with scope(name):
-        y = depthwise_conv(
-            x,
-            [taps],
-            padding=[(-min_relative_pos, max_relative_pos)],
-            variable_dtype=variable_dtype,
-            filter_initializer=depthwise_filter_initializer,
-            name="depthwise",
-            spatial_dims=spatial_dims,
-            channels=channels,
-        )
-        return _pointwise(
-            y,
-            x.shape[-1] if channels is None else x.shape.dim(dim_name(channels)),
-            output_dim,
-            _Layer(use_bias, activation, variable_dtype, pointwise_filter_initializer, bias_initializer, "pointwise"),
-        )
+    rest = (
+        use_bias,
+        activation,
+        variable_dtype,
+        pointwise_filter_initializer,
+        bias_initializer,
+        spatial_dims,
+        channels,
+    )
+    layer = _Layer(x, name, [taps], 1, None, [(-min_relative_pos, max_relative_pos)], *rest)
+    return layer.separable(output_dim, depthwise_filter_initializer)
 
 
 def separable_conv2d(
@@ -395,29 +345,15 @@ def separable_conv2d(
     channels: DimLike | None = None,
 ) -> Tensor:
     """A depthwise convolution, then a matrix product of the channels; args as `conv2d`."""
+    rest = (
+        use_bias,
+        activation,
+        variable_dtype,
+        pointwise_filter_initializer,
+        bias_initializer,
+        spatial_dims,
+        channels,
+    )
     name = layer_name(name, "separable_conv2d")
-    with scope(name):
-        y = depthwise_conv(
-            x,
-            filter_size,
-            strides,
-            dilations,
-            padding,
-            variable_dtype=variable_dtype,
-            filter_initializer=depthwise_filter_initializer,
-            name="depthwise",
-            spatial_dims=spatial_dims,
-            channels=channels,
-        )
-        return _pointwise(
-            y,
-            x.shape[-1] if channels is None else x.shape.dim(dim_name(channels)),
-            output_dim,
-            _Layer(use_bias, activation, variable_dtype, pointwise_filter_initializer, bias_initializer, "pointwise"),
-        )
-
-
-def _pointwise(x: Tensor, channel: Dimension, output_dim: Dimension, layer: _Layer) -> Tensor:
-    """A matrix product of the channels, in their place."""
-    new = [_new_dim(x, output_dim, layer.name)]
-    return _convolved(x, new, [], [], channel, _with_channels(x.shape, channel, new), layer)
+    layer = _Layer(x, name, filter_size, strides, dilations, padding, *rest)
+    return layer.separable(output_dim, depthwise_filter_initializer)

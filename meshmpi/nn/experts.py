@@ -4,13 +4,12 @@ Tokens are sent by index: a place of an expert gathers the row of its token (no 
 the reference multiplies with a one-hot matrix (2 * tokens * experts * capacity * io FLOP per group,
 each way).  Then dims are renamed: ``all_experts`` becomes ``experts``, and every dim of groups, say
 ``batch``, becomes ``expert_batch``.  Where a layout sends ``batch`` and ``experts`` to one mesh
-axis, this is an all_to_all: each rank gets what all ranks have for its experts.  No layout is known
-here.
+axis, this is an all_to_all: each rank gets what all ranks have for its experts.  No layout is known here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from meshmpi.graph.ops.sources import VariableDType, ones
 from meshmpi.graph.ops.structure import DimLike, pad, rename, reshape, transpose
 from meshmpi.graph.ops.structure import slice as slice_dim
 from meshmpi.nn.layers import Activations, DTypeLike, dense, dropout_over, variable_type
-from meshmpi.nn.routing import Gating, Routing, route
+from meshmpi.nn.routing import Gating, route
 
 TOKENS = "group_tokens"
 """Dim of the tokens of a group, whole in most layouts."""
@@ -35,22 +34,15 @@ class ExpertsOutput(NamedTuple):
     Attributes:
         output: A tensor of the input's shape; 0 for tokens that found no place.
         loss: To be added to the training loss: balance and router z-loss with their factors.
-        balance_loss: Load-balancing loss without its factor, 1 when even; of two levels their sum.
-        z_loss: Router z-loss without its factor; of two levels their sum.
-        dropped: Share of what tokens asked for that found no place; of two levels, at the last.
+        balance_loss: Load-balancing loss without its factor, 1 when even; for two levels their sum.
+        z_loss: Router z-loss without its factor; for two levels their sum.
+        dropped: Share of what tokens asked for that found no place; for two levels, at the last.
     """
 
     output: Tensor
     loss: Tensor
     balance_loss: Tensor
     z_loss: Tensor
-    dropped: Tensor
-
-
-class _Losses(NamedTuple):
-    loss: Tensor
-    balance: Tensor
-    z: Tensor
     dropped: Tensor
 
 
@@ -68,10 +60,6 @@ class _Level(NamedTuple):
     def inside(self, name: str) -> str:
         """The name of a dim of groups once its tokens are with the experts."""
         return self.new_prefix + name.removeprefix(self.old_prefix)
-
-
-Body = Callable[[Tensor, Callable[[], Tensor]], tuple[Tensor, list[_Losses]]]
-"""(Tokens of each expert, their mask when asked for) -> (results, losses of inner levels)."""
 
 
 def mixture_of_experts(
@@ -93,7 +81,8 @@ def mixture_of_experts(
 ) -> ExpertsOutput:
     """Each token's result is the sum, weighted by gates, of those of its chosen experts.
 
-    Args:
+    Args: activation, biases, dropout, types and initializers as `dense_relu_dense`, and
+
         x: [token dims, io]; by default each row along the last token dim is a group, whose tokens
             share the capacities of experts (see `Gating`).
         experts: Their dim; or (outer, inner) for two levels: a token first chooses one or more of
@@ -102,30 +91,15 @@ def mixture_of_experts(
         gating: How tokens choose; for two levels one for each or a common one.
         is_training: Whether training capacities, jitter, sampling and dropout act.
         mask: bool over token dims: those that are not padding.  Padding takes no place and gets 0.
-        activation: Activation of the hidden layer, as `dense`.
-        use_bias: Whether the experts' layers have biases.
-        dropout_rate: Share of hidden activations that is dropped.
-        dropout_broadcast_dims: Dims along which dropout repeats its mask.
-        variable_dtype: Types of the variables; default see `variable_type`.
-        initializers: Initializers of the kernels in and out; default as `dense`.
-        router_initializer: Initializer of the router.
         name: Variables are ``name/router`` [io, all_experts], ``name/wi/kernel`` [experts, io,
             hidden], ``name/wo/kernel`` [experts, hidden, io]; the inner router of two levels is
             ``name/inner/router`` [outer, io, all_inner].
 
-    Returns:
-        See `ExpertsOutput`.
-
     Lowers: with ``batch`` and ``experts`` split over one axis, one all_to_all of the chosen tokens
     to the experts and one back, each twice more for gradients.  Inside, dims of groups have the
     prefix ``expert_`` (at the first of two levels ``outer_``).  Where a layout does not mention
-    them they stay split as outside, but for axes that other dims use there: with
-    ``"batch:rows;experts:cols"`` each row of ranks keeps its tokens, with
-    ``"batch:rows+cols;experts:cols"`` they move over cols only.
-
-    Raises:
-        ShapeError: x has no token dim, or the mask has other dims.
-        ConfigError: A token chooses more experts than there are.
+    them they stay split as outside, but for axes that other dims use there: with ``"batch:rows;experts:cols"`` each
+    row of ranks keeps its tokens, with ``"batch:rows+cols;experts:cols"`` they move over cols only.
 
     Source: Shazeer et al. 2017; Mesh-TensorFlow's moe.py.
 
@@ -136,27 +110,14 @@ def mixture_of_experts(
         ...     mm.mixture_of_experts(x, experts, d_ff, mm.Gating(choices=2)).output.shape
         [batch=8, length=16, d_model=32]
     """
-    name = layer_name(name, "experts")
     if x.shape.ndims < 2:
         raise ShapeError(f"mixture_of_experts: the input is {x.shape}.", "Give [token dims, io].", str(x.source))
-    dtype = variable_type(variable_dtype, x)
-    levels = _levels(experts, gating)
-
-    def feed_forward(h: Tensor, mask: Callable[[], Tensor]) -> tuple[Tensor, list[_Losses]]:
-        io, per_expert = h.shape[-1], [level.experts for level in levels]
-        into, out_of = initializers
-        h = dense(h, hidden, io, per_expert, use_bias, activation, dtype, into, "wi")
-        h = dropout_over(h, is_training, dropout_rate, dropout_broadcast_dims)
-        return dense(h, io, hidden, per_expert, use_bias, None, dtype, out_of, "wo"), []
-
-    def inner(h: Tensor, filled: Callable[[], Tensor]) -> tuple[Tensor, list[_Losses]]:
-        return _send(h, levels[1], is_training, filled(), dtype, router_initializer, feed_forward)
-
-    with scope(name):
-        body = feed_forward if len(levels) == 1 else inner
-        y, losses = _send(x, levels[0], is_training, mask, dtype, router_initializer, body)
-    loss, balance, z = (ew.add_n([one[i] for one in losses]) for i in (0, 1, 2))
-    return ExpertsOutput(y, loss, balance, z, losses[-1].dropped)
+    dropout = (is_training, dropout_rate, dropout_broadcast_dims)
+    variables = (use_bias, activation, variable_type(variable_dtype, x), initializers, router_initializer)
+    with scope(layer_name(name, "experts")):
+        y, levels = _Mixture(_levels(experts, gating), hidden, *dropout, *variables).send(x, 0, mask)
+    loss, balance, z = (ew.add_n([one[i] for one in levels]) for i in (1, 2, 3))
+    return ExpertsOutput(y, loss, balance, z, levels[-1].dropped)
 
 
 def _levels(experts: Dimension | tuple[Dimension, Dimension], gating: Gating | tuple[Gating, Gating]) -> list[_Level]:
@@ -175,55 +136,60 @@ def _levels(experts: Dimension | tuple[Dimension, Dimension], gating: Gating | t
     ]
 
 
-def _send(
-    x: Tensor,
-    level: _Level,
-    is_training: bool,
-    mask: Tensor | None,
-    dtype: VariableDType,
-    router_initializer: Any,
-    body: Body,
-) -> tuple[Tensor, list[_Losses]]:
-    """Tokens to experts, through ``body``, and back."""
-    groups, gating = _Groups(x, level), level.gating
-    grouped, tokens = groups.cut(x), groups.tokens
-    everyone = Dimension(f"all_{level.experts.name}", level.experts.size)
-    size = gating.capacity(tokens.size, everyone.size, is_training)
-    capacity = Dimension(f"{level.new_prefix}capacity", size)
-    with scope(level.name) if level.name else nullcontext():
-        routing = route(
-            grouped,
-            tokens,
-            everyone,
-            capacity,
-            gating,
-            is_training,
-            groups.real(mask),
-            level.outer,
-            dtype,
-            router_initializer,
-        )
-    there = {d.name: level.inside(d.name) for d in groups.kept}
-    for old, new in there.items():
-        x.graph.align(new, old)
-    there[everyone.name] = level.experts.name
-    first = Shape([*level.outer, level.experts])
+class _Mixture(NamedTuple):
+    """The levels of a mixture, and its feed-forward layers."""
 
-    def sent(t: Tensor) -> Tensor:
-        t = rename(t, there)
-        return transpose(t, first + t.shape.without(first.names))
+    levels: Sequence[_Level]
+    hidden: Dimension
+    is_training: bool
+    dropout_rate: float
+    dropout_broadcast_dims: Sequence[DimLike]
+    use_bias: bool
+    activation: Activations
+    dtype: VariableDType
+    initializers: tuple[Any, Any]
+    router_initializer: Any
 
-    chosen = gather(grouped, routing.token, tokens, may_miss=True)
-    y, inner = body(sent(chosen), lambda: sent(ew.greater_equal(routing.token, 0)))
-    y = rename(y, {new: old for old, new in there.items()})
-    y = ew.multiply(y, ew.cast(routing.weight, y.dtype), output_shape=chosen.shape)
-    y = scatter_add(y, routing.token, tokens, grouped.shape, may_miss=True)
-    return groups.join(y), [_losses(routing, gating), *inner]
+    def send(self, x: Tensor, number: int, mask: Tensor | None) -> tuple[Tensor, list[ExpertsOutput]]:
+        """(What experts make of tokens; the results of level ``number`` and those inside it)."""
+        level = self.levels[number]
+        groups, gating = _Groups(x, level), level.gating
+        grouped, tokens = groups.cut(x), groups.tokens
+        everyone = Dimension(f"all_{level.experts.name}", level.experts.size)
+        size = gating.capacity(tokens.size, everyone.size, self.is_training)
+        dims = (tokens, everyone, Dimension(f"{level.new_prefix}capacity", size))
+        with scope(level.name) if level.name else nullcontext():
+            real, variables = groups.real(mask), (level.outer, self.dtype, self.router_initializer)
+            routing = route(grouped, *dims, gating, self.is_training, real, *variables)
+        there = {d.name: level.inside(d.name) for d in groups.kept}
+        for old, new in there.items():
+            x.graph.align(new, old)
+        there[everyone.name] = level.experts.name
+        first = Shape([*level.outer, level.experts])
 
+        def sent(t: Tensor) -> Tensor:
+            t = rename(t, there)
+            return transpose(t, first + t.shape.without(first.names))
 
-def _losses(routing: Routing, gating: Gating) -> _Losses:
-    loss = ew.add(ew.multiply(routing.balance_loss, gating.balance_loss), ew.multiply(routing.z_loss, gating.z_loss))
-    return _Losses(loss, routing.balance_loss, routing.z_loss, routing.dropped)
+        chosen = gather(grouped, routing.token, tokens, may_miss=True)
+        h, inner = sent(chosen), list[ExpertsOutput]()
+        if number + 1 < len(self.levels):
+            y, inner = self.send(h, number + 1, sent(ew.greater_equal(routing.token, 0)))
+        else:
+            y = self._feed_forward(h)
+        y = rename(y, {new: old for old, new in there.items()})
+        y = ew.multiply(y, ew.cast(routing.weight, y.dtype), output_shape=chosen.shape)
+        y = groups.join(scatter_add(y, routing.token, tokens, grouped.shape, may_miss=True))
+        balance, z = routing.balance_loss, routing.z_loss
+        loss = ew.add(ew.multiply(balance, gating.balance_loss), ew.multiply(z, gating.z_loss))
+        return y, [ExpertsOutput(y, loss, balance, z, routing.dropped), *inner]
+
+    def _feed_forward(self, h: Tensor) -> Tensor:
+        io, experts = h.shape[-1], [level.experts for level in self.levels]
+        into, out_of = self.initializers
+        h = dense(h, self.hidden, io, experts, self.use_bias, self.activation, self.dtype, into, "wi")
+        h = dropout_over(h, self.is_training, self.dropout_rate, self.dropout_broadcast_dims)
+        return dense(h, io, self.hidden, experts, self.use_bias, None, self.dtype, out_of, "wo")
 
 
 class _Groups:

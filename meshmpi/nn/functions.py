@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshmpi.dims import Dimension
+from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, only
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.placement import CustomGradient, stop_gradient
 from meshmpi.graph.ops.positions import inside_band
 from meshmpi.graph.ops.positions import range as index_range
-from meshmpi.graph.ops.reductions import reduce_max, reduce_sum
+from meshmpi.graph.ops.reductions import reduce_max, reduce_mean, reduce_sum
+from meshmpi.graph.ops.regions import custom_gradient
 from meshmpi.graph.ops.structure import DimLike, sum_to
 from meshmpi.ir.bands import Band
 
@@ -73,8 +75,7 @@ def softmax(
     Returns:
         A tensor of x's shape.
 
-    Lowers: where ``reduced_dim`` is split, two all_reduces (max, sum) without that dim; in the
-    gradient one.
+    Lowers: where ``reduced_dim`` is split, two all_reduces (max, sum) without that dim; in the gradient one.
     """
     parts = _shifted_exp(x, reduced_dim, extra_logit, band)
     share = ew.reciprocal(parts.total)
@@ -148,3 +149,27 @@ def clip_by_global_norm(tensors: Sequence[Tensor | None], clip_norm: float) -> t
     factor = ew.divide(clip_norm, ew.maximum(norm, clip_norm))
     scaled = [None if t is None else ew.multiply(t, ew.cast(factor, t.dtype), output_shape=t.shape) for t in tensors]
     return scaled, norm
+
+
+def clip_activation_gradient(x: Tensor, clip_rms_norm: float) -> Tensor:
+    """x, whose gradient is scaled down where its root mean square exceeds ``clip_rms_norm``.
+
+    Args:
+        x: Any floating-point tensor.
+        clip_rms_norm: Largest root mean square of the gradient over all elements of x.
+
+    Lowers: in the backward pass an all_reduce of one number over the axes x is split over.
+
+    Source: Mesh-TensorFlow's clip_activation_gradient.
+    """
+    if clip_rms_norm <= 0:
+        raise ShapeError(f"clip_activation_gradient: clip_rms_norm is {clip_rms_norm}.", "Give a positive one.")
+
+    def clipped(xs: Sequence[Tensor], ys: Sequence[Tensor], dys: Sequence[Tensor]) -> list[Tensor]:
+        (dy,) = dys
+        rms = ew.sqrt(reduce_mean(ew.square(widened(dy))))
+        # An infinite gradient becomes NaN instead of being hidden.
+        factor = ew.divide(clip_rms_norm, ew.maximum(rms, clip_rms_norm))
+        return [ew.multiply(dy, ew.cast(factor, dy.dtype), output_shape=dy.shape)]
+
+    return custom_gradient(ew.identity, clipped, [x])

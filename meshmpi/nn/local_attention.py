@@ -2,9 +2,8 @@
 
 A dim of positions becomes a dim of blocks, which keeps its name and so its layout, and a dim of
 positions in a block.  A block sees itself and a halo of positions of the neighbouring blocks: where
-blocks are split, neighbouring ranks exchange halos by `mm.shift` and nothing else travels.  What a
-query may see is said by distances between positions, whatever the blocks are.  No layout is known
-here.
+blocks are split, neighbouring ranks exchange halos by `mm.shift` and send nothing else.  Distances
+between positions say what a query may see, whatever the blocks are.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from collections.abc import Sequence
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, layer_name, scope
+from meshmpi.graph import Tensor, layer_name
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.positions import band_mask
 from meshmpi.graph.ops.positions import range as index_range
 from meshmpi.graph.ops.structure import DimLike, concat, dim_name, pad, rename_dimension, reshape, shift, transpose
 from meshmpi.graph.ops.structure import slice as slice_dim
 from meshmpi.ir.bands import Band
-from meshmpi.nn.attention import AttentionInitializers, AttentionOptions, Projections, dot_product_attention
+from meshmpi.nn.attention import AttentionInitializers, AttentionOptions, Projections, Weighting
 from meshmpi.nn.layers import DTypeLike, variable_type
 
 IN_BLOCK, MEMORY = "_in_block", "_memory"
@@ -32,30 +31,27 @@ def halo_exchange(
     """Every block with ``halo_size`` elements of the blocks on both sides; zeros at the ends.
 
     Args:
-        x: With both dims.
+        x: [..., blocks, block].
         blocks_dim: Dim (or name) of blocks.
         block_size_dim: Dim (or name) of positions in a block; grows by 2 * ``halo_size``.
         halo_size: May be larger than a block.
         wrap: Whether the first block follows the last.
 
-    Returns:
-        [..., blocks, halo + block + halo].
-
     Lowers: where blocks are split, shifts of the halos between neighbouring ranks.
 
     Source: Mesh-TensorFlow's halo_exchange.
     """
-    return with_halo(x, blocks_dim, block_size_dim, halo_size, halo_size, wrap)
+    return _with_halo(x, blocks_dim, block_size_dim, halo_size, halo_size, wrap)
 
 
 def left_halo_exchange(
     x: Tensor, blocks_dim: DimLike, block_size_dim: DimLike, halo_size: int, wrap: bool = False
 ) -> Tensor:
     """`halo_exchange` with the elements before every block only."""
-    return with_halo(x, blocks_dim, block_size_dim, halo_size, 0, wrap)
+    return _with_halo(x, blocks_dim, block_size_dim, halo_size, 0, wrap)
 
 
-def with_halo(
+def _with_halo(
     x: Tensor, blocks_dim: DimLike, block_size_dim: DimLike, before: int, after: int, wrap: bool = False
 ) -> Tensor:
     """Every block with ``before`` elements of what precedes it and ``after`` of what follows."""
@@ -63,16 +59,16 @@ def with_halo(
     size = x.shape.dim(name).size
     if before < 0 or after < 0:
         raise ShapeError(f"halo: sizes are {before} and {after}.", "Give numbers from 0.")
-    parts, far = [], 1
-    while before > (far - 1) * size:  # from the nearest block to the farthest
-        part = min(size, before - (far - 1) * size)
+    parts, rest = [x], before
+    for far in range(1, 1 - (-before // size)):  # from the nearest block to the farthest
+        part = min(size, rest)
         parts.insert(0, shift(slice_dim(x, size - part, part, name), far, blocks, wrap))
-        far += 1
-    parts, far = [*parts, x], 1
-    while after > (far - 1) * size:
-        part = min(size, after - (far - 1) * size)
+        rest -= part
+    rest = after
+    for far in range(1, 1 - (-after // size)):
+        part = min(size, rest)
         parts.append(shift(slice_dim(x, 0, part, name), -far, blocks, wrap))
-        far += 1
+        rest -= part
     return concat(parts, name)
 
 
@@ -81,8 +77,7 @@ class _Axis:
 
     Args:
         dim: The dim of positions.
-        window: Less than this many positions away is near.
-        causal: Whether later positions are not near.
+        window: Positions less than this far away are near; with ``causal`` later ones are not.
         block: Positions in a block; default ``window``, at most all.
     """
 
@@ -116,7 +111,7 @@ class _Axis:
 
     def with_halo(self, x: Tensor) -> Tensor:
         """[blocks, memory] of [blocks, inside]."""
-        x = with_halo(x, self.blocks, self.inside, self.before, self.after)
+        x = _with_halo(x, self.blocks, self.inside, self.before, self.after)
         return rename_dimension(x, self.inside.name, self.memory.name)
 
     def distance(self) -> Tensor:
@@ -167,25 +162,15 @@ def local_attention_1d(
     Equal to `dot_product_attention` with `attention_mask_local`, at the cost of
     length * (block_length + window) instead of length**2.
 
-    Args:
-        q: [batch dims, length, heads, key_dim].
-        k: The same; dims of heads that it lacks are shared.
-        v: As k, with ``value_dim``.
+    Args: as `dot_product_attention`, and
+
+        q, k, v: [batch dims, length, heads, key_dim], or value_dim; k and v may lack dims of heads.
         length_dim: Dim (or name) of positions of all three.
-        key_dim: Dim of q and k that is summed over.
-        value_dim: Dim of v that is returned.
         window: Positions that a query sees: itself and the window - 1 before it; both sides alike
             unless autoregressive.
         autoregressive: Whether no query sees later positions.
         block_length: Positions in a block, default ``window``; changes the cost, not the result.
         segments: Integers [batch dims, length]: only positions of one segment see each other.
-        dropout_rate: Share of the attention weights that is dropped in training.
-        dropout_broadcast_dims: Dims along which dropout repeats its mask.
-        is_training: Whether dropout acts.
-        scale: Factor of the logits; default 1 / sqrt(size of ``key_dim``).
-
-    Returns:
-        The dims of q with ``value_dim`` in place of ``key_dim``.
 
     Lowers: where length is split into equal parts of whole blocks, a shift of the last
     ``window - 1`` positions of k and v to the next rank (and of the first to the one before); where
@@ -200,31 +185,27 @@ def local_attention_1d(
         ...     mm.local_attention_1d(q, k, v, "length", "d_kv", "d_kv", window=16).shape
         [length=64, heads=2, d_kv=4]
     """
+    how = Weighting(is_training, dropout_rate, dropout_broadcast_dims, scale)
     axis = _Axis(q.shape.dim(dim_name(length_dim)), window, autoregressive, block_length)
+    return _along(axis, how, segments, q, k, v, key_dim, value_dim)
+
+
+def _along(
+    axis: _Axis, how: Weighting, segments: Tensor | None, q: Tensor, k: Tensor, v: Tensor, key: DimLike, value: DimLike
+) -> Tensor:
+    """Attention to what is near along one dim."""
     mask = axis.mask()
     if segments is not None:
         own = axis.cut(segments)
         mask = ew.logical_and(mask, ew.equal(own, axis.with_halo(axis.cut(segments))))
-    y = dot_product_attention(
-        axis.cut(q),
-        axis.with_halo(axis.cut(k)),
-        axis.with_halo(axis.cut(v)),
-        axis.memory,
-        key_dim,
-        value_dim,
-        mask,
-        dropout_rate,
-        _broadcast(dropout_broadcast_dims, axis),
-        is_training=is_training,
-        scale=scale,
-        band=axis.band(),
-    )
-    return axis.join(y)
+    how = how._replace(mask=mask, band=axis.band(), dropout_broadcast_dims=_broadcast(how, axis))
+    q, k, v = axis.cut(q), axis.with_halo(axis.cut(k)), axis.with_halo(axis.cut(v))
+    return axis.join(how.attend(q, k, v, axis.memory, key, value))
 
 
-def _broadcast(dims: Sequence[DimLike], *axes: _Axis) -> list[DimLike]:
+def _broadcast(how: Weighting, *axes: _Axis) -> list[DimLike]:
     """Dims along which dropout repeats its mask, with both that a dim of positions became."""
-    names = [dim_name(d) for d in dims]
+    names = [dim_name(d) for d in how.dropout_broadcast_dims]
     return [*names, *(axis.inside for axis in axes if axis.dim.name in names)]
 
 
@@ -251,33 +232,17 @@ def local_self_attention(
 
     Args: as `local_attention_1d` and `multihead_attention`.
 
-    Returns:
-        A tensor of x's shape.
-
     Source: Mesh-TensorFlow's masked_local_attention_1d and LocalSelfAttention.
     """
-    name = layer_name(name, "attention")
+    name, kv, dtype = layer_name(name, "attention"), kv_channels, variable_type(variable_dtype, x)
     io, length = x.at(-1, "local_self_attention"), x.at(-2, "local_self_attention")
-    layer = Projections(io, kv_channels, heads, options, initializers, variable_type(variable_dtype, x), use_bias)
-    with scope(name):
-        q, (k, v) = layer.queries(x), layer.memories(x)
-        y = local_attention_1d(
-            q,
-            k,
-            v,
-            length,
-            kv_channels,
-            kv_channels,
-            window,
-            autoregressive,
-            block_length=block_length,
-            segments=segments,
-            dropout_rate=dropout_rate,
-            dropout_broadcast_dims=dropout_broadcast_dims,
-            is_training=is_training,
-            scale=scale,
-        )
-        return layer.output(y)
+    layer = Projections(io, kv, heads, options, initializers, dtype, use_bias)
+    how = Weighting(is_training, dropout_rate, dropout_broadcast_dims, scale)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _along(_Axis(length, window, autoregressive, block_length), how, segments, q, k, v, kv, kv)
+
+    return layer.around(attend, x, x, name)
 
 
 def local_attention_2d(
@@ -298,57 +263,34 @@ def local_attention_2d(
 ) -> Tensor:
     """Attention of points of an image to those less than ``window`` rows and columns away.
 
-    Args:
-        q: [batch dims, rows, columns, heads, key_dim].
-        k: The same; dims of heads that it lacks are shared.
-        v: As k, with ``value_dim``.
+    Args: as `dot_product_attention`, and
+
+        q, k, v: [batch dims, rows, columns, heads, key_dim], or value_dim; k and v may lack dims of heads.
         dims: The two dims (or names) of positions.
-        key_dim: Dim of q and k that is summed over.
-        value_dim: Dim of v that is returned.
         window: Number of rows and of columns that a point sees; 1 is the point itself.
         autoregressive: Whether a point sees, of those, earlier rows, and of its own row itself and
             what is before it (raster order).
         block: Rows and columns of a block, default ``window``; changes the cost, not the result.
-        dropout_rate: Share of the attention weights that is dropped in training.
-        dropout_broadcast_dims: Dims along which dropout repeats its mask.
-        is_training: Whether dropout acts.
-        scale: Factor of the logits; default 1 / sqrt(size of ``key_dim``).
-
-    Returns:
-        The dims of q with ``value_dim`` in place of ``key_dim``.
 
     Lowers: as `local_attention_1d`, for both dims, which may be split over different axes; corners
     travel in two steps.
 
     Source: Mesh-TensorFlow's local_2d_self_attention_spatial_blocks (Parmar et al. 2018).
     """
-    near, sizes = list(window), list(block or (None, None))
     if len(dims) != 2:
         raise ShapeError(f"local_attention_2d: dims are {list(dims)}.", "Give the two dims of positions.")
-    rows, columns = (
-        _Axis(q.shape.dim(dim_name(d)), n, autoregressive and i == 0, size)
-        for i, (d, n, size) in enumerate(zip(dims, near, sizes, strict=True))
-    )
+    names, sizes = [dim_name(d) for d in dims], block or (None, None)
+    rows = _Axis(q.shape.dim(names[0]), window[0], autoregressive, sizes[0])
+    columns = _Axis(q.shape.dim(names[1]), window[1], False, sizes[1])
 
     def memory(x: Tensor) -> Tensor:
         x = columns.with_halo(rows.with_halo(columns.cut(rows.cut(x))))
         return _joined_memory(x, rows, columns)
 
     mask = _mask_2d(rows, columns, autoregressive)
-    length = Dimension(MEMORY, rows.memory.size * columns.memory.size)
-    y = dot_product_attention(
-        columns.cut(rows.cut(q)),
-        memory(k),
-        memory(v),
-        length,
-        key_dim,
-        value_dim,
-        mask,
-        dropout_rate,
-        _broadcast(dropout_broadcast_dims, rows, columns),
-        is_training=is_training,
-        scale=scale,
-    )
+    how = Weighting(is_training, dropout_rate, dropout_broadcast_dims, scale, mask)
+    how = how._replace(dropout_broadcast_dims=_broadcast(how, rows, columns))
+    y = how.attend(columns.cut(rows.cut(q)), memory(k), memory(v), MEMORY, key_dim, value_dim)
     return rows.join(columns.join(y))
 
 
@@ -396,38 +338,16 @@ def local_self_attention_2d(
     """`local_attention_2d` of x [batch dims, rows, columns, io] to itself, with its projections.
 
     Args: as `local_attention_2d`, `multihead_attention` and `AttentionOptions`.
-
-    Returns:
-        A tensor of x's shape.
     """
-    name = layer_name(name, "attention")
+    name, kv, dtype = layer_name(name, "attention"), kv_channels, variable_type(variable_dtype, x)
     if x.shape.ndims < 3:
         raise ShapeError(f"local_self_attention_2d: x is {x.shape}.", "Give [..., rows, columns, io].", str(x.source))
-    io = x.at(-1, "local_self_attention_2d")
-    layer = Projections(
-        io,
-        kv_channels,
-        heads,
-        AttentionOptions(num_memory_heads, shared_kv),
-        initializers,
-        variable_type(variable_dtype, x),
-        use_bias,
-    )
-    with scope(name):
-        q, (k, v) = layer.queries(x), layer.memories(x)
-        y = local_attention_2d(
-            q,
-            k,
-            v,
-            x.shape[-3:-1],
-            kv_channels,
-            kv_channels,
-            window,
-            autoregressive,
-            block=block,
-            dropout_rate=dropout_rate,
-            dropout_broadcast_dims=dropout_broadcast_dims,
-            is_training=is_training,
-            scale=scale,
-        )
-        return layer.output(y)
+    options = AttentionOptions(num_memory_heads, shared_kv)
+    layer = Projections(x.shape[-1], kv, heads, options, initializers, dtype, use_bias)
+    dropout = {"dropout_rate": dropout_rate, "dropout_broadcast_dims": dropout_broadcast_dims}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        near = (x.shape[-3:-1], kv, kv, window, autoregressive)
+        return local_attention_2d(q, k, v, *near, block=block, is_training=is_training, scale=scale, **dropout)
+
+    return layer.around(attend, x, x, name)

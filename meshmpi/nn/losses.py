@@ -1,7 +1,4 @@
-"""Losses, composed from primitives; no layout is known here.
-
-Cross entropy never gathers its logits: a vocabulary that is split stays split.
-"""
+"""Losses.  Cross entropy never gathers its logits: a vocabulary that is split stays split."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ def softmax_cross_entropy_with_logits(
         targets: Integers over the other dims, or probabilities of the dims of logits.
         vocab_dim: The dim (or its name) of the classes.
         z_loss: Adds ``z_loss * log(sum of e**logits)**2``, which keeps logits from drifting.
-        label_smoothing: This share of the target probability is spread evenly over all classes
-            (Szegedy et al. 2016).
+        label_smoothing: This share of the target probability is spread evenly over all classes (Szegedy et al. 2016).
 
     Returns:
         The loss of every element: dims of logits without ``vocab_dim``.
@@ -38,8 +34,7 @@ def softmax_cross_entropy_with_logits(
     Raises:
         ShapeError: Dims of targets do not fit.
 
-    Lowers: where the vocabulary is split, three all_reduces without that dim (max, sum of
-    exponentials, target logit).
+    Lowers: where the vocabulary is split, three all_reduces without that dim (max, sum of exponentials, target logit).
 
     Example:
         >>> with mm.Graph():
@@ -52,22 +47,17 @@ def softmax_cross_entropy_with_logits(
     dim = logits.shape.dim(dim_name(vocab_dim))
     _check_targets(logits, targets, dim)
     log_z = reduce_logsumexp(logits, dim)
-    hit = _target_logit(logits, targets, dim)
-    if label_smoothing:
-        mean_logit = reduce_mean(logits, reduced_dim=dim)
-        hit = ew.add(ew.multiply(1.0 - label_smoothing, hit), ew.multiply(label_smoothing, mean_logit))
-    loss = ew.subtract(log_z, hit)
-    return ew.add(loss, ew.multiply(z_loss, ew.square(log_z))) if z_loss else loss
-
-
-def _target_logit(logits: Tensor, targets: Tensor, dim: Dimension) -> Tensor:
-    """The (expected) logit of the target, without gathering a split vocabulary."""
     if targets.dtype in INTEGERS:
         is_target = ew.equal(targets, index_range(dim, targets.dtype), output_shape=logits.shape)
         picked = ew.where(is_target, logits, 0.0)
     else:
         picked = ew.multiply(ew.cast(targets, logits.dtype), logits, output_shape=logits.shape)
-    return reduce_sum(picked, reduced_dim=dim)
+    hit = reduce_sum(picked, reduced_dim=dim)
+    if label_smoothing:
+        mean_logit = reduce_mean(logits, reduced_dim=dim)
+        hit = ew.add(ew.multiply(1.0 - label_smoothing, hit), ew.multiply(label_smoothing, mean_logit))
+    loss = ew.subtract(log_z, hit)
+    return ew.add(loss, ew.multiply(z_loss, ew.square(log_z))) if z_loss else loss
 
 
 def _check_targets(logits: Tensor, targets: Tensor, dim: Dimension) -> None:
@@ -105,9 +95,6 @@ def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     Args:
         values: For example the loss of every token.
         weights: A tensor of the same dims, for example `weights_nonzero` of the targets; None: all 1.
-
-    Returns:
-        A tensor without dims.
     """
     if weights is None:
         return reduce_mean(values)
@@ -136,12 +123,8 @@ def corr(x: Tensor, y: Tensor, reduced_dim: Any = None) -> Tensor:
             f"corr: x is {x.shape} and y is {y.shape}.", "Give tensors of the same dimensions.", str(x.source)
         )
     dims = list(x.shape.names) if reduced_dim is None else reduced_dim
-    x, y = (_centred(widened(t), dims) for t in (x, y))
+    x, y = (ew.subtract(t, reduce_mean(t, reduced_dim=dims), output_shape=t.shape) for t in map(widened, (x, y)))
     products = [
         reduce_mean(ew.multiply(a, b, output_shape=x.shape), reduced_dim=dims) for a, b in ((x, y), (x, x), (y, y))
     ]
     return ew.divide(products[0], ew.sqrt(ew.multiply(products[1], products[2])))
-
-
-def _centred(x: Tensor, dims: Any) -> Tensor:
-    return ew.subtract(x, reduce_mean(x, reduced_dim=dims), output_shape=x.shape)

@@ -19,8 +19,7 @@ from meshmpi.ir.scalar import FLOATS, INTEGERS
 def top_1(x: Tensor, reduced_dim: DimLike) -> tuple[Tensor, Tensor]:
     """(largest value, int32 index of its first occurrence) along ``reduced_dim``.
 
-    Ties share the gradient.  Where there is a NaN it is the value, and the first one the index, as
-    in NumPy.
+    Ties share the gradient.  Where there is a NaN it is the value, and the first one the index, as in NumPy.
 
     Lowers: where the dim is split, two all_reduces without it.
     """

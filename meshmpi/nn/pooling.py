@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from meshmpi.dims import Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
+from meshmpi.graph.arguments import named
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.convolution import conv
 from meshmpi.graph.ops.positions import range as indices
@@ -18,7 +19,7 @@ from meshmpi.graph.ops.reductions import reduce_max
 from meshmpi.graph.ops.sources import ones
 from meshmpi.graph.ops.structure import DimLike, pad, slice, stack
 from meshmpi.ir.scalar import FLOATS
-from meshmpi.nn.sliding import Geometry, Padding, Sizes, geometry, resized, sliding_dims
+from meshmpi.nn.sliding import Geometry, Padding, Sizes, geometry, sliding_dims
 
 _SMALLEST = {"int32": -(1 << 31), "int64": -(1 << 63), "uint8": 0}
 _TAPS = "_taps"
@@ -48,6 +49,12 @@ def _geometry(
     return found
 
 
+def _largest(x: Tensor, found: Sequence[Geometry]) -> Tensor:
+    for g in found:
+        x = _max_along(x, g)
+    return x
+
+
 def _max_along(x: Tensor, g: Geometry) -> Tensor:
     """The largest of the elements under each position of the window along one dim."""
     reach = (g.size - 1) * g.stride
@@ -62,47 +69,55 @@ def _max_along(x: Tensor, g: Geometry) -> Tensor:
     return reduce_max(stack(taps, _TAPS), reduced_dim=_TAPS)
 
 
-def _max_pool(
-    count: int,
-    x: Tensor,
-    ksize: Sizes,
-    strides: Sizes | None,
-    padding: Padding,
-    name: str,
-    spatial_dims: Sequence[DimLike] | None,
-    channels: DimLike | None,
-) -> Tensor:
-    if x.dtype not in FLOATS and x.dtype not in _SMALLEST:
-        raise ShapeError(f"{name}: x is {x.dtype}.", "Convert with mm.cast(x, dtype).")
-    for g in _geometry(x, ksize, strides, padding, count, spatial_dims, channels, name):
-        x = _max_along(x, g)
-    return x
+def _mean(x: Tensor, found: Sequence[Geometry]) -> Tensor:
+    window = ones(Shape([g.filter_dim for g in found]), x.dtype)
+    sizes = {g.dim.name: g.size for g in found}
+    shape = Shape([d._replace(size=sizes.get(d.name, d.size)) for d in x.shape])
+    y, whole = conv(x, window, [g.slide() for g in found], shape), 1
+    for g in found:
+        if g.before == 0 and (g.size - 1) * g.stride + g.taps <= g.dim.size:
+            whole *= g.taps
+        else:
+            y = ew.divide(y, _inside(g, x.dtype), output_shape=y.shape)
+    return y if whole == 1 else ew.multiply(y, 1 / whole)
 
 
-def max_pool1d(
-    x: Tensor,
-    ksize: Sizes = 2,
-    name: str = "max_pool1d",
-    strides: Sizes | None = None,
-    padding: Padding = "VALID",
-    *,
-    spatial_dims: Sequence[DimLike] | None = None,
-    channels: DimLike | None = None,
-) -> Tensor:
-    """The largest element of windows along one dim; see `max_pool2d`."""
-    return _max_pool(1, x, ksize, strides, padding, name, spatial_dims, channels)
+def _inside(g: Geometry, dtype: str) -> Tensor:
+    """The number of elements of each window along one dim that are not padding: [dim]."""
+    first = ew.subtract(ew.multiply(indices(g.dim._replace(size=g.size)), g.stride), g.before)
+    end = ew.minimum(ew.add(first, g.taps), g.dim.size)
+    return ew.cast(ew.subtract(end, ew.maximum(first, 0)), dtype)
 
 
-def max_pool2d(
-    x: Tensor,
-    ksize: Sizes = (2, 2),
-    name: str = "max_pool2d",
-    strides: Sizes | None = None,
-    padding: Padding = "VALID",
-    *,
-    spatial_dims: Sequence[DimLike] | None = None,
-    channels: DimLike | None = None,
-) -> Tensor:
+_KINDS = {"max": (_largest, (*FLOATS, *_SMALLEST)), "avg": (_mean, FLOATS)}
+"""Kind of pooling -> what makes it, and the data types that have it."""
+
+
+def _pooling(kind: str, count: int, doc: str):
+    """A row of the table of pooling functions: ``max`` or ``avg`` over windows along ``count`` dims."""
+    pooled, dtypes = _KINDS[kind]
+
+    def pool(
+        x: Tensor,
+        ksize: Sizes = 2 if count == 1 else (2,) * count,
+        name: str = f"{kind}_pool{count}d",
+        strides: Sizes | None = None,
+        padding: Padding = "VALID",
+        *,
+        spatial_dims: Sequence[DimLike] | None = None,
+        channels: DimLike | None = None,
+    ) -> Tensor:
+        if x.dtype not in dtypes:
+            raise ShapeError(f"{name}: x is {x.dtype}.", "Convert with mm.cast(x, dtype).")
+        return pooled(x, _geometry(x, ksize, strides, padding, count, spatial_dims, channels, name))
+
+    return named(pool, f"{kind}_pool{count}d", doc)
+
+
+max_pool1d = _pooling("max", 1, "The largest element of windows along one dim; see `max_pool2d`.")
+max_pool2d = _pooling(
+    "max",
+    2,
     """The largest element of windows along two dims.
 
     Args:
@@ -125,97 +140,18 @@ def max_pool2d(
 
     Lowers: where a dim that slides is split, a `shift` for each element of the window along it,
     which sends what a block lacks; nothing where windows end with the blocks.
-    """
-    return _max_pool(2, x, ksize, strides, padding, name, spatial_dims, channels)
-
-
-def max_pool3d(
-    x: Tensor,
-    ksize: Sizes = (2, 2, 2),
-    name: str = "max_pool3d",
-    strides: Sizes | None = None,
-    padding: Padding = "VALID",
-    *,
-    spatial_dims: Sequence[DimLike] | None = None,
-    channels: DimLike | None = None,
-) -> Tensor:
-    """The largest element of windows along three dims; see `max_pool2d`."""
-    return _max_pool(3, x, ksize, strides, padding, name, spatial_dims, channels)
-
-
-def _inside(g: Geometry, dtype: str) -> Tensor:
-    """How many elements of each window along one dim are no padding: [dim]."""
-    first = ew.subtract(ew.multiply(indices(g.dim._replace(size=g.size)), g.stride), g.before)
-    end = ew.minimum(ew.add(first, g.taps), g.dim.size)
-    return ew.cast(ew.subtract(end, ew.maximum(first, 0)), dtype)
-
-
-def _avg_pool(
-    count: int,
-    x: Tensor,
-    ksize: Sizes,
-    strides: Sizes | None,
-    padding: Padding,
-    name: str,
-    spatial_dims: Sequence[DimLike] | None,
-    channels: DimLike | None,
-) -> Tensor:
-    if x.dtype not in FLOATS:
-        raise ShapeError(f"{name}: x is {x.dtype}.", "Convert with mm.cast(x, dtype).")
-    found = _geometry(x, ksize, strides, padding, count, spatial_dims, channels, name)
-    window = ones(Shape([g.filter_dim for g in found]), x.dtype)
-    y = conv(x, window, [g.slide() for g in found], resized(x.shape, found))
-    whole = 1
-    for g in found:
-        if g.before == 0 and (g.size - 1) * g.stride + g.taps <= g.dim.size:
-            whole *= g.taps
-        else:
-            y = ew.divide(y, _inside(g, x.dtype), output_shape=y.shape)
-    return y if whole == 1 else ew.multiply(y, 1 / whole)
-
-
-def avg_pool1d(
-    x: Tensor,
-    ksize: Sizes = 2,
-    name: str = "avg_pool1d",
-    strides: Sizes | None = None,
-    padding: Padding = "VALID",
-    *,
-    spatial_dims: Sequence[DimLike] | None = None,
-    channels: DimLike | None = None,
-) -> Tensor:
-    """The mean of windows along one dim; see `avg_pool2d`."""
-    return _avg_pool(1, x, ksize, strides, padding, name, spatial_dims, channels)
-
-
-def avg_pool2d(
-    x: Tensor,
-    ksize: Sizes = (2, 2),
-    name: str = "avg_pool2d",
-    strides: Sizes | None = None,
-    padding: Padding = "VALID",
-    *,
-    spatial_dims: Sequence[DimLike] | None = None,
-    channels: DimLike | None = None,
-) -> Tensor:
+    """,
+)
+max_pool3d = _pooling("max", 3, "The largest element of windows along three dims; see `max_pool2d`.")
+avg_pool1d = _pooling("avg", 1, "The mean of windows along one dim; see `avg_pool2d`.")
+avg_pool2d = _pooling(
+    "avg",
+    2,
     """The mean of the elements of windows along two dims; padding does not count.
 
     Args: as `max_pool2d`.
 
     Lowers: where a dim that slides is split, halos by `shift`.
-    """
-    return _avg_pool(2, x, ksize, strides, padding, name, spatial_dims, channels)
-
-
-def avg_pool3d(
-    x: Tensor,
-    ksize: Sizes = (2, 2, 2),
-    name: str = "avg_pool3d",
-    strides: Sizes | None = None,
-    padding: Padding = "VALID",
-    *,
-    spatial_dims: Sequence[DimLike] | None = None,
-    channels: DimLike | None = None,
-) -> Tensor:
-    """The mean of windows along three dims; see `avg_pool2d`."""
-    return _avg_pool(3, x, ksize, strides, padding, name, spatial_dims, channels)
+    """,
+)
+avg_pool3d = _pooling("avg", 3, "The mean of windows along three dims; see `avg_pool2d`.")

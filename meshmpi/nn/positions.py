@@ -1,6 +1,6 @@
 """The position of a token as input of a model: sinusoids, rotations, biases by distance.
 
-All are computed from global indices, so a split length changes nothing.  No layout is known here.
+All are computed from global indices, so a split length changes nothing.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def sinusoid_positions(length: Dimension, d_model: Dimension, base: float = 1000
 
     Source: Vaswani et al. 2017, sines and cosines in halves as in their code.
     """
-    _check_even("sinusoid_positions", d_model)
-    _check_base("sinusoid_positions", base)
+    _check("sinusoid_positions", d_model, base)
     half = d_model.size // 2
     number = ew.cast(index_range(d_model), dtype)
     is_sine = ew.less(number, float(half))
@@ -59,12 +58,10 @@ class RotaryScaling:
     """How rotations are slowed down, so that longer texts than in training need no new angles.
 
     Attributes:
-        kind: "linear": every rate is divided by ``factor``.  "llama3": so are those of waves longer
-            than ``length / low``; those of waves shorter than ``length / high`` stay, and between
-            them the rate goes from one to the other.
+        kind: "linear": every rate is divided by ``factor``.  "llama3": only those of long waves are.
         factor: What rates are divided by.
-        low: Waves of ``length`` positions up to which rates are divided.
-        high: Waves of ``length`` positions from which on rates stay.
+        low: Rates with at most this many waves in ``length`` positions are divided.
+        high: Rates with at least this many stay; between ``low`` and ``high`` they change linearly.
         length: Length of the texts that the model was first trained on, in tokens.
 
     Source: Chen et al. 2023 (linear); Llama 3.1 (Grattafiori et al. 2024).
@@ -148,8 +145,7 @@ def rotary(
     """
     name = dim_name(dim)
     whole = x.shape.dim(name)
-    _check_even("rotary", whole)
-    _check_base("rotary", base)
+    _check("rotary", whole, base)
     half = Dimension(name, whole.size // 2)
     wide = "float64" if x.dtype == "float64" else "float32"
     if positions is None:
@@ -166,14 +162,11 @@ def rotary(
     return concat(turned, name)
 
 
-def _check_base(what: str, base: float) -> None:
-    if not base > 0:
-        raise ShapeError(f"{what}: the base is {base}.", "Give a positive number, mostly 10000.")
-
-
-def _check_even(what: str, dim: Dimension) -> None:
+def _check(what: str, dim: Dimension, base: float) -> None:
     if dim.size % 2:
         raise ShapeError(f"{what}: dimension {dim} has an odd size.", "Give an even one.")
+    if not base > 0:
+        raise ShapeError(f"{what}: the base is {base}.", "Give a positive number, mostly 10000.")
 
 
 def relative_position_bucket(
@@ -229,14 +222,10 @@ def relative_position_bias(
 
     Compute it once and pass it to every layer to share it between layers, as T5 does.
 
-    Args:
+    Args: as `relative_position_bucket`, and
+
         heads: Dim or dims of heads.
-        query_length: Dim of query positions.
-        memory_length: Dim of memory positions.
-        bidirectional: See `relative_position_bucket`.
-        num_buckets: See `relative_position_bucket`.
-        max_distance: See `relative_position_bucket`.
-        variable_dtype: Types of the variable.
+        query_length, memory_length: Dims of positions.
         initializer: Default zeros.
         name: The variable, [heads, buckets].
 

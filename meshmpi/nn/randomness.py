@@ -9,7 +9,7 @@ from meshmpi.dims import ShapeLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
 from meshmpi.graph.ops import elementwise as ew
-from meshmpi.graph.ops.sources import random_uniform
+from meshmpi.graph.ops.sources import random_uniform, step_number
 from meshmpi.graph.ops.structure import DimLike
 from meshmpi.nn.functions import TensorOrNumber, widened
 from meshmpi.nn.ordering import argmax
@@ -52,6 +52,37 @@ def dropout(
     uniform = random_uniform(x.shape if noise_shape is None else noise_shape, name=name)
     scale = ew.multiply(ew.cast(ew.less(uniform, keep), x.dtype), 1.0 / keep)
     return ew.multiply(x, scale, output_shape=x.shape)
+
+
+def annealed_dropout(
+    x: Tensor,
+    is_training: bool,
+    rate: float,
+    total_steps: int,
+    noise_shape: ShapeLike | None = None,
+    name: str = "dropout",
+) -> Tensor:
+    """`dropout` whose rate falls linearly from ``rate`` at step 0 to 0 at ``total_steps``.
+
+    Args: as `dropout`, and
+
+        total_steps: Steps of the compiled program (see `mm.step_number`) until none is dropped.
+
+    Source: Rennie et al. 2014; Mesh-TensorFlow's annealed_dropout.
+    """
+    if not 0.0 <= rate < 1.0 or total_steps < 1:
+        raise ShapeError(
+            f"annealed_dropout: the rate is {rate}, for {total_steps} steps.",
+            "Give a rate in [0, 1) and at least one step.",
+        )
+    if not is_training or rate == 0.0:
+        return x
+    done = ew.minimum(ew.divide(ew.cast(step_number(), "float32"), float(total_steps)), 1.0)
+    keep = ew.add(1.0 - rate, ew.multiply(done, rate))
+    uniform = random_uniform(x.shape if noise_shape is None else noise_shape, name=name)
+    kept = ew.cast(ew.less(uniform, keep), "float32")
+    scale = ew.divide(kept, keep, output_shape=kept.shape)
+    return ew.multiply(x, ew.cast(scale, x.dtype), output_shape=x.shape)
 
 
 def multiplicative_jitter(x: Tensor, is_training: bool, epsilon: float = 1e-2, name: str = "jitter") -> Tensor:

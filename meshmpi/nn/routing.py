@@ -1,7 +1,7 @@
 """Which token goes to which expert: gates, capacities, losses that keep experts evenly used.
 
-A routing is data: for each place of each expert the number of the token that sits there.  Moving
-tokens by it is `meshmpi.nn.experts`; no layout is known here.
+A routing is data: for each place of each expert the number of the token that sits there.
+`meshmpi.nn.experts` moves tokens by it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshmpi.graph.ops.scan import cumsum
 from meshmpi.graph.ops.sources import VariableDType, get_variable, ones, random_uniform
 from meshmpi.graph.ops.structure import reshape, unstack
 from meshmpi.nn.functions import one_hot, reduce_logsumexp, softmax, widened
-from meshmpi.nn.layers import wide_type
+from meshmpi.nn.normalization import wide_type
 from meshmpi.nn.randomness import multiplicative_jitter
 
 _CHOICES = {
@@ -41,11 +41,9 @@ class Gating:
     """How tokens are sent to experts.
 
     Attributes:
-        choices: Experts of a token: 1 (Switch), 2 (GShard), or more.  Gates of several are divided
-            by their sum.
-        capacity_factor: In training an expert takes ceil(this * choices * tokens / experts) tokens
-            of a group: 1 is just enough when all are evenly used.  (In the reference the number of
-            choices does not count.)
+        choices: Experts of a token: 1 (Switch), 2 (GShard), or more.  Gates of several are divided by their sum.
+        capacity_factor: In training an expert takes ceil(this * choices * tokens / experts) tokens of a group: 1 is
+            just enough when all are evenly used.  (In the reference the number of choices does not count.)
         eval_capacity_factor: The same outside of training.
         min_capacity: The least number of tokens an expert takes, if the group has as many.
         places: The number of tokens an expert takes, whatever the group's size; None: by factors.
@@ -85,8 +83,7 @@ class Gating:
             value = getattr(self, name)
             if value not in allowed:
                 raise ConfigError(f"Gating: {name} is '{value}'.", suggest(value, allowed))
-        positive = ("choices", "capacity_factor", "eval_capacity_factor", "second_threshold")
-        for name in positive:
+        for name in ("choices", "capacity_factor", "eval_capacity_factor", "second_threshold"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"Gating: {name} is {getattr(self, name)}.", "Give a positive number.")
         if self.group_size is not None and self.group_size < 1:
@@ -152,15 +149,13 @@ def route(
 
     Args:
         x: [groups, tokens, io].
-        tokens: The dim of tokens, which is whole.
-        experts: Dim of experts; another name than the one by which experts are split.
-        capacity: Dim of the places of an expert.
+        tokens, experts, capacity: Dims of tokens, which is whole, of experts under another name than the
+            one by which they are split, and of the places of an expert.
         gating: Options.
         is_training: Whether jitter and sampling act.
         real: bool [groups, tokens]: tokens that may take a place; None: all.
         outer: Dims of x that each have a router of their own.
-        dtype: Types of the router; it is computed in at least float32.
-        initializer: Initializer of the router.
+        dtype, initializer: Of the router; it is computed in at least float32.
     """
     if gating.choices > experts.size:
         raise ConfigError(
@@ -174,7 +169,8 @@ def route(
     logits = einsum([seen, kernel], places + [experts])
     scores = logits
     if is_training and gating.selection == "sample":
-        scores = ew.add(scores, _gumbel(logits.shape, logits.dtype))
+        uniform = ew.cast(random_uniform(logits.shape, name="expert_choice"), logits.dtype)
+        scores = ew.add(scores, ew.negative(ew.log(ew.negative(ew.log(uniform)))))
     counts = ones(places, "int32") if real is None else ew.cast(real, "int32")
     gates = _Gates(softmax(logits, experts), scores, counts, tokens, experts, capacity)
     choose = _by_experts if gating.chooser == "experts" else _by_tokens
@@ -183,11 +179,6 @@ def route(
     z = ew.multiply(ew.square(reduce_logsumexp(logits, experts)), weights)
     z_loss = ew.divide(reduce_sum(z), _at_least_one(reduce_sum(weights)))
     return Routing(token, weight, balance_loss, z_loss, stop_gradient(dropped))
-
-
-def _gumbel(shape: Shape, dtype: str) -> Tensor:
-    uniform = ew.cast(random_uniform(shape, name="expert_choice"), dtype)
-    return ew.negative(ew.log(ew.negative(ew.log(uniform))))
 
 
 def _by_tokens(gates: _Gates, gating: Gating, is_training: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -206,7 +197,8 @@ def _by_tokens(gates: _Gates, gating: Gating, is_training: bool) -> tuple[Tensor
     token, hits = _placed(gates, picks, asking)
     asked = ew.add_n([reduce_sum(a) for a in asking])
     weight = gather(probabilities, token, gates.tokens, may_miss=True)
-    dropped = _share_missing(token, asked)
+    placed = reduce_sum(ew.cast(ew.greater_equal(token, 0), "float32"))
+    dropped = ew.subtract(1.0, ew.divide(placed, _at_least_one(ew.cast(asked, "float32"))))
     return token, weight, _balance_loss(gates, hits), dropped
 
 
@@ -218,11 +210,8 @@ def _later_choices(gate: Tensor, gating: Gating) -> Tensor:
         drawn = random_uniform(gate.shape, name="second_expert")
         likely = ew.divide(ew.cast(stop_gradient(gate), "float32"), gating.second_threshold)
         return ew.cast(ew.less(drawn, likely), "int32")
-    return (ones if gating.second_policy == "all" else _zeros)(gate.shape, "int32")
-
-
-def _zeros(shape: Shape, dtype: str) -> Tensor:
-    return ew.multiply(ones(shape, dtype), 0)
+    every = ones(gate.shape, "int32")
+    return every if gating.second_policy == "all" else ew.multiply(every, 0)
 
 
 def _placed(gates: _Gates, picks: Sequence[Tensor], asking: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -262,12 +251,6 @@ def _by_experts(gates: _Gates, gating: Gating, is_training: bool) -> tuple[Tenso
     asked = ew.cast(reduce_sum(gates.real), "float32")
     dropped = ew.subtract(1.0, ew.divide(reached, _at_least_one(asked)))
     return token, weight, reduce_sum(ew.multiply(weight, 0.0)), dropped
-
-
-def _share_missing(token: Tensor, asked: Tensor) -> Tensor:
-    """1 - places taken / places asked for."""
-    placed = reduce_sum(ew.cast(ew.greater_equal(token, 0), "float32"))
-    return ew.subtract(1.0, ew.divide(placed, _at_least_one(ew.cast(asked, "float32"))))
 
 
 def _balance_loss(gates: _Gates, hits: Tensor) -> Tensor:

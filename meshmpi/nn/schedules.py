@@ -27,11 +27,7 @@ def constant(value: float) -> Schedule:
 def linear_warmup(warmup_steps: int = 10000) -> Schedule:
     """step / warmup_steps, at most 1; so the first update has rate 0, as in Mesh-TensorFlow."""
     _positive("linear_warmup", warmup_steps)
-
-    def schedule(step: Tensor) -> Tensor:
-        return ew.minimum(ew.divide(_float(step), float(warmup_steps)), 1.0)
-
-    return schedule
+    return lambda step: ew.minimum(ew.divide(_float(step), float(warmup_steps)), 1.0)
 
 
 def rsqrt_decay(warmup_steps: int = 10000) -> Schedule:
@@ -103,14 +99,9 @@ def linear_decay_learning_rate(total_steps: int, initial_rate: float = 0.1, offs
 
 def linear_decay(total_steps: int, decay_steps: float | None = None) -> Schedule:
     """1, then falling to 0 at ``total_steps`` over the last ``decay_steps`` (default all)."""
-    decay = total_steps if decay_steps is None else decay_steps
-    _positive("linear_decay", decay)
-
-    def schedule(step: Tensor) -> Tensor:
-        left = ew.divide(ew.subtract(float(total_steps), _float(step)), float(decay))
-        return ew.maximum(ew.minimum(left, 1.0), 0.0)
-
-    return schedule
+    decay = float(total_steps if decay_steps is None else decay_steps)
+    _positive("linear_decay", total_steps if decay_steps is None else decay_steps)
+    return lambda step: _clipped(ew.divide(ew.subtract(float(total_steps), _float(step)), decay))
 
 
 def cosine_decay(total_steps: int, minimum: float = 0.0, warmup_steps: int = 0) -> Schedule:
@@ -175,17 +166,9 @@ def paper_schedule(total_steps: int, last_steps: int, warmup_steps: int = 10000,
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "constant": constant,
-    "linear_warmup": linear_warmup,
-    "rsqrt_decay": rsqrt_decay,
-    "linear_decay": linear_decay,
-    "cosine_decay": cosine_decay,
-    "cosine": cosine,
-    "paper_schedule": paper_schedule,
     "truncated_rsqrt": truncated_rsqrt,
-    "noam": noam,
-    "slanted_triangular": slanted_triangular,
-    "linear_decay_learning_rate": linear_decay_learning_rate,
+    **{f.__name__: f for f in (constant, linear_warmup, rsqrt_decay, linear_decay, cosine_decay, cosine)},
+    **{f.__name__: f for f in (paper_schedule, noam, slanted_triangular, linear_decay_learning_rate)},
 }
 _CALL = re.compile(r"^([a-z_]+)\s*(?:\(([^()]*)\))?$")
 
@@ -235,6 +218,10 @@ def _float(step: Tensor) -> Tensor:
     return ew.cast(step, "float32")
 
 
+def _clipped(share: Tensor) -> Tensor:
+    return ew.maximum(ew.minimum(share, 1.0), 0.0)
+
+
 def _positive(name: str, steps: float) -> None:
     if steps <= 0:
         raise ConfigError(f"{name} lasts {steps} steps.", "Give a positive number of steps.")
@@ -245,19 +232,5 @@ def _share(name: str, fraction: float) -> None:
         raise ConfigError(f"{name}: the share of steps is {fraction}.", "Give a number in (0, 1].")
 
 
-__all__ = [
-    "constant",
-    "cosine",
-    "cosine_decay",
-    "linear_decay",
-    "linear_decay_learning_rate",
-    "linear_warmup",
-    "noam",
-    "paper_schedule",
-    "parse_schedule",
-    "product",
-    "rsqrt_decay",
-    "slanted_triangular",
-    "truncated_rsqrt",
-]
+__all__ = sorted([*SCHEDULES, "parse_schedule", "product"])
 _check_all(globals(), __all__, "schedules.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshmpi.dims import Dimension, Shape
+from meshmpi.dims import Dimension
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
 from meshmpi.graph.ops.structure import DimLike, dim_name
@@ -126,9 +126,3 @@ def geometry(
             )
         out.append(Geometry(dim, taps[k], steps[k], spread[k], before, size))
     return out
-
-
-def resized(shape: Shape, found: Sequence[Geometry]) -> Shape:
-    """``shape`` with the sizes that sliding leaves."""
-    sizes = {g.dim.name: g.size for g in found}
-    return Shape([Dimension(d.name, sizes.get(d.name, d.size)) for d in shape])

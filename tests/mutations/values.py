@@ -8,7 +8,7 @@ from meshmpi import values
 from meshmpi.checkpoint import shard
 from meshmpi.graph import graph as graph_module
 from meshmpi.graph.ops import elementwise
-from meshmpi.nn import activations, attention, layers, schedules
+from meshmpi.nn import activations, attention, normalization, schedules
 from meshmpi.runtime import compiled, variables
 from meshmpi.transformer.decoding import beams
 from meshmpi.transformer.pretrained.architectures import table
@@ -55,12 +55,12 @@ def biases_of_attention_decay(m: Patch) -> None:
 
 @mutation(f"{DECAY}")
 def scales_of_norms_decay(m: Patch) -> None:
-    right = layers.get_variable
+    right = normalization.get_variable
 
     def wrong(name: str, *a: Any, decays: bool = True, **k: Any) -> Any:
         return right(name, *a, decays=decays or name == "scale", **k)
 
-    m.setattr(layers, "get_variable", wrong)
+    m.setattr(normalization, "get_variable", wrong)
 
 
 @mutation("tests/nn/test_schedules.py::test_values('warmup')")

@@ -8,7 +8,7 @@ import pytest
 import meshmpi as mm
 from meshmpi.errors import ConfigError
 from meshmpi.transformer.models import PackedPairs, TransformerConfig, encoder_decoder
-from meshmpi.transformer.models.encoder_decoder import encoder_decoder_loss
+from meshmpi.transformer.models.transformers import encoder_decoder_loss
 
 CONFIG = TransformerConfig(
     vocab=11, length=9, d_model=8, d_ff=10, heads=3, d_kv=4, layers=2, padding_id=0, dtype="float64"

@@ -8,7 +8,7 @@ a rule in `rules` and a row in `annotations`; a new public function needs nothin
 Knows no operation, no mesh and no array.
 """
 
-from meshmpi.graph.arguments.checked import asked, check_all, checked
+from meshmpi.graph.arguments.checked import asked, check_all, checked, named
 from meshmpi.graph.arguments.rules import shown
 
-__all__ = ["asked", "check_all", "checked", "shown"]
+__all__ = ["asked", "check_all", "checked", "named", "shown"]

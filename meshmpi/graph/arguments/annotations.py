@@ -36,38 +36,28 @@ from meshmpi.graph.arguments.rules import (
 )
 
 
-def _first_of(takes: Sequence[Callable[[Any, Call], Any]]) -> Callable[[Any, Call], Any]:
-    """What the first takes that takes the value; of their errors the first is raised."""
-
-    def take(value: Any, call: Call) -> Any:
-        error: MeshmpiError | None = None
-        for one in takes:
-            try:
-                taken = one(value, call)
-            except MeshmpiError as e:
-                error = error or e
-                continue
-            if taken is not NO:
-                return taken
-        if error is not None:
-            raise error
-        return NO
-
-    return take
+def _first(takes: Sequence[Callable[[Any, Call], Any]], value: Any, call: Call) -> Any:
+    """What the first of ``takes`` makes of a value that takes it; if none does, the first error is raised."""
+    error: MeshmpiError | None = None
+    for one in takes:
+        try:
+            taken = one(value, call)
+        except MeshmpiError as e:
+            error = error or e
+            continue
+        if taken is not NO:
+            return taken
+    if error is not None:
+        raise error
+    return NO
 
 
 def _any_of(*rules: Rule) -> Rule:
-    """Whatever one of the rules takes, the first first; they advise in that order."""
-    mostly = [r for r in rules if r is not NONE]
-
-    take = _first_of([r.take for r in rules])
-
-    def advice(value: Any, call: Call) -> str:
-        return mostly[0].advice(value, call)
-
+    """Whatever one of the rules takes, the first first; the first also advises."""
+    mostly, takes = [r for r in rules if r is not NONE], [r.take for r in rules]
     item = next((r.item for r in mostly if r.item is not None), None)
     said = " or ".join(dict.fromkeys(r.said for r in mostly))
-    return Rule(said, take, advice, item)
+    return Rule(said, lambda value, call: _first(takes, value, call), mostly[0].advice, item)
 
 
 def _list_of(rule: Rule) -> Rule:
@@ -89,9 +79,8 @@ def _list_of(rule: Rule) -> Rule:
         one = rule.take(value, call)
         return NO if one is NO else [one]
 
-    take = _first_of([items_of, alone])
-
-    return Rule(f"a list of {_plural(rule.said)}", take, rule.advice, rule)
+    said = f"a list of {_plural(rule.said)}"
+    return Rule(said, lambda value, call: _first((items_of, alone), value, call), rule.advice, rule)
 
 
 def _plural(said: str) -> str:
@@ -195,13 +184,7 @@ _BY_PARAMETER = (
 
 
 def rule_of(annotation: str, parameter: str, namespace: Mapping[str, Any]) -> Rule:
-    """The rule that an annotation stands for.
-
-    Args:
-        annotation: As it is written.
-        parameter: Its name.
-        namespace: Namespace of the module that contains it.
-    """
+    """The rule that an annotation of a parameter stands for, in the namespace of its module."""
     if annotation in ("Any", "str"):
         for name, rule in _BY_PARAMETER:
             if parameter == name or (rule is INITIALIZER and parameter.endswith(name)):

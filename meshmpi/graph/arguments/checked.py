@@ -16,11 +16,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Signature:
-    """The parameters of a function, and the rules of their arguments.
+    """The parameters of a function that users call ``name``, and the rules of their arguments.
 
-    Args:
-        function: The function; ``self`` and ``cls`` have no annotation, and no rule.
-        name: As users call it.
+    ``self`` and ``cls`` have no annotation, and no rule.
     """
 
     def __init__(self, function: Callable[..., Any], name: str):
@@ -43,11 +41,7 @@ class _Signature:
         return rule_of(annotation, name, namespace) if isinstance(annotation, str) else ANYTHING
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments as the function gets them.
-
-        Raises:
-            ArgumentError: One is missing, unknown or of another kind.
-        """
+        """The arguments as the function gets them; ArgumentError if one is missing, unknown or of another kind."""
         call = Call(self.name, (*args, *kwargs.values()))
         wrong = self._misnamed(args, kwargs)
         if wrong is not None:
@@ -102,11 +96,9 @@ class _Signature:
 
 
 def checked(function: F, name: str = "") -> F:
-    """The function, whose arguments are read by their annotations first.
+    """The function (or method), whose arguments are read by their annotations first.
 
-    Args:
-        function: A function, or a method with ``self``.
-        name: As users call it; default: its own.
+    ``name`` is what users call it; default: its own.
     """
     signature: list[_Signature] = []
 
@@ -121,17 +113,15 @@ def checked(function: F, name: str = "") -> F:
     return cast("F", call)
 
 
+def named(function: F, name: str, doc: str) -> F:
+    """A function that a factory made, under the name and docstring that users see."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
 def asked(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
-    """What a user's function returns; where it takes another number of arguments, an error.
-
-    Args:
-        function: The user's function.
-        what: The function of ours that calls it.
-        arguments: That it is called with.
-
-    Raises:
-        ArgumentError: It takes more or fewer arguments.
-    """
+    """What a user's function returns; ArgumentError of ``what`` where it takes another number of arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C have none
@@ -150,12 +140,9 @@ def asked(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
 
 
 def check_all(namespace: dict[str, Any], names: Iterable[str], prefix: str = "") -> None:
-    """Puts `checked` functions and classes in place of the public ones of a module.
+    """Puts `checked` functions and classes in place of the public ones among a module's globals.
 
-    Args:
-        namespace: Its globals.
-        names: What is public.
-        prefix: Prefix of their names as users write them, such as "optimize.".
+    ``prefix`` is that of their names as users write them, such as "optimize.".
     """
     for name in names:
         value = namespace[name]

@@ -16,12 +16,7 @@ NO = object()
 
 
 class Call(NamedTuple):
-    """A call whose arguments are being read.
-
-    Attributes:
-        function: Its public name.
-        arguments: Those given, in any order.
-    """
+    """A call whose arguments are being read: the function's public name, and the arguments in any order."""
 
     function: str
     arguments: Sequence[Any]
@@ -65,24 +60,21 @@ class Rule(NamedTuple):
     item: Any = None
 
 
-def _type_name(value: object) -> str:
-    return type(value).__name__
-
-
 def shown(value: Any) -> str:
     """A value as messages name it: short, whatever it is."""
+    kind = type(value).__name__
     if isinstance(value, (Tensor, Variable, Dimension, type(None), bool, int, float, str)):
         text = repr(value)
         return text if len(text) <= 80 else f"{text[:77]}..."
     if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, type):
-        return f"{_type_name(value)} of shape {tuple(value.shape)}"
+        return f"{kind} of shape {tuple(value.shape)}"
     if isinstance(value, (list, tuple)):
         items = cast("Sequence[Any]", value)
         inside = ", ".join(shown(v) for v in items[:3]) + (", ..." if len(items) > 3 else "")
         return f"[{inside}]" if isinstance(value, list) else f"({inside})"
     if hasattr(value, "__name__"):
-        return f"the {_type_name(value)} {value.__name__}"
-    return f"a {_type_name(value)}"
+        return f"the {kind} {value.__name__}"
+    return f"a {kind}"
 
 
 # -- tensors -----------------------------------------------------------------------------------
@@ -162,10 +154,6 @@ def _alone(value: Any) -> Any:
     if isinstance(value, (list, Shape)) and len(cast("Sequence[Any]", value)) == 1:
         return value[0]
     return value
-
-
-def _text(value: Any, call: Call) -> Any:
-    return value if isinstance(value, str) else NO
 
 
 def _name_of_dim(value: Any, call: Call) -> Any:
@@ -285,10 +273,6 @@ def _mesh_shape(value: Any, call: Call) -> Any:
     return NO
 
 
-def _mesh_advice(value: Any, call: Call) -> str:
-    return "Write it as 'rows:2;cols:2'."
-
-
 def _initializer(value: Any, call: Call) -> Any:
     if value is None or (hasattr(value, "resolve") and not isinstance(value, type)):
         return value
@@ -315,14 +299,14 @@ TENSOR = Rule("a tensor", _tensor, _tensor_advice)
 NUMBER = Rule("a number", _number, _float_advice)
 INTEGER = Rule("a whole number", _integer, fixed("Give an int."))
 TRUTH = Rule("True or False", _truth, fixed("Give True or False."))
-TEXT = Rule("a string", _text, fixed("Give a string."))
+TEXT = Rule("a string", lambda value, call: value if isinstance(value, str) else NO, fixed("Give a string."))
 DIM_NAME = Rule("a dimension or its name", _name_of_dim, _dim_advice)
 DIMENSION = Rule("a dimension", _dimension, _dimension_advice)
 SHAPE = Rule("a list of dimensions", _shape, _shape_advice)
 DTYPE = Rule("a data type", _dtype, fixed(f"Use one of {', '.join(DTYPES)}."))
 FUNCTION = Rule("a function", _function, fixed("Give a function of tensors."))
 LAYOUT = Rule("a layout", _layout, fixed("Write 'batch:rows;heads:cols'."))
-MESH_SHAPE = Rule("the shape of a mesh", _mesh_shape, _mesh_advice)
+MESH_SHAPE = Rule("the shape of a mesh", _mesh_shape, fixed("Write it as 'rows:2;cols:2'."))
 INITIALIZER = Rule("an initializer", _initializer, _initializer_advice)
 NONE = Rule("None", lambda value, call: None if value is None else NO, fixed("Give None."))
 ANYTHING = Rule("anything", lambda value, call: value, fixed(""))

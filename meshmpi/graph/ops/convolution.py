@@ -17,10 +17,9 @@ from meshmpi.ir.halos import HaloRegion
 class Conv(Operation):
     """y = sum of x * w over what meets: an einsum in which some dims slide over each other.
 
-    For each `ConvDims` (dims xd of x, wd of w, yd of y) the sum runs over the indices with
-    ``base * i == stride * o + dilation * k - before``; elements outside of x count as 0.  All other
-    dims are those of an einsum: summed where y lacks them (input channels), kept where one operand
-    has them (batch, output channels) or both (depthwise, groups).
+    For each `ConvDims` (dims xd of x, wd of w, yd of y) the sum runs over the indices with ``base * i == stride * o +
+    dilation * k - before``; elements outside of x count as 0.  All other dims are those of an einsum: summed where y
+    lacks them (input channels), kept where one operand has them (batch, output channels) or both (depthwise, groups).
 
     Gradient: again such convolutions, of x and dy (dims with w and y exchanged) and of dy and w
     (dims with x and y exchanged, whose base is the stride).
@@ -171,8 +170,7 @@ def conv(x: Tensor, w: Tensor, slides: Sequence[ConvDims], output_shape: ShapeLi
         x: Input.
         w: Filter, of the type of x.
         slides: Names of the dims that slide, and how: one `mm.ConvDims` for each.
-        output_shape: Dims of the result with their sizes; any size is legal, since what lies
-            outside of x counts as 0.
+        output_shape: Dims of the result with their sizes; any size is legal, since what lies outside of x counts as 0.
 
     Returns:
         A tensor of ``output_shape``.

@@ -14,6 +14,7 @@ from typing import Any, Union
 from meshmpi.dims import Shape, ShapeLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, call_of, check_dtype
+from meshmpi.graph.arguments import named
 from meshmpi.graph.ops.sources import zeros_like
 from meshmpi.ir import kinds as ir
 from meshmpi.ir.scalar import FLOATS, SCALAR_FUNCTIONS, DType, Expr, Step, fits
@@ -156,40 +157,66 @@ def _number(function: str, a: object) -> Number:
     )
 
 
-def add(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 + x2, dims united by name."""
-    return _apply("add", x1, x2, output_shape=output_shape)
+def _binary(function: str, doc: str):
+    """A function of two tensors or numbers, whose dims are united by name."""
+
+    def apply(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
+        return _apply(function, x1, x2, output_shape=output_shape)
+
+    return named(apply, function, doc)
 
 
-def subtract(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 - x2."""
-    return _apply("subtract", x1, x2, output_shape=output_shape)
+def _unary(function: str, doc: str):
+    """A function of one tensor."""
+
+    def apply(x: Tensor) -> Tensor:
+        return _apply(function, x)
+
+    return named(apply, function, doc)
 
 
-sub = subtract
-
-
-def multiply(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 * x2 at every point (`einsum` multiplies and sums)."""
-    return _apply("multiply", x1, x2, output_shape=output_shape)
-
-
-def divide(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 / x2 for floating-point types."""
-    return _apply("divide", x1, x2, output_shape=output_shape)
-
-
-def floordiv(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """Largest integer <= x1 / x2, as Python's //; the gradient is 0."""
-    return _apply("floordiv", x1, x2, output_shape=output_shape)
-
-
-def mod(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
+add = _binary("add", "x1 + x2, dims united by name.")
+subtract = sub = _binary("subtract", "x1 - x2.")
+multiply = _binary("multiply", "x1 * x2 at every point (`einsum` multiplies and sums).")
+divide = _binary("divide", "x1 / x2 for floating-point types.")
+floordiv = _binary("floordiv", "Largest integer <= x1 / x2, as Python's //; the gradient is 0.")
+mod = _binary(
+    "mod",
     """x1 - x2 * floor(x1 / x2), as Python's %: the sign is that of x2.
 
     Gradient: dy, and -floor(x1 / x2) dy, as between the jumps.
-    """
-    return _apply("mod", x1, x2, output_shape=output_shape)
+    """,
+)
+_TIES = "a NaN wins.  Tied tensors take half of the gradient each; a tie with a number gives 0."
+minimum = _binary("minimum", f"The smaller; {_TIES}")
+maximum = _binary("maximum", f"The larger; {_TIES}")
+less = _binary("less", "x1 < x2 as bool.")
+less_equal = _binary("less_equal", "x1 <= x2 as bool.")
+greater = _binary("greater", "x1 > x2 as bool.")
+greater_equal = _binary("greater_equal", "x1 >= x2 as bool.")
+equal = _binary("equal", "x1 == x2 as bool.")
+not_equal = _binary("not_equal", "x1 != x2 as bool.")
+logical_and = _binary("logical_and", "Both, as bool.")
+logical_or = _binary("logical_or", "Either, as bool.")
+logical_not = _unary("logical_not", "Not, as bool.")
+negative = _unary("negative", "-x.")
+abs = _unary("abs", "Absolute value; gradient 0 at 0.")
+sign = _unary("sign", "-1, 0 or 1; the gradient is 0.")
+square = _unary("square", "x * x.")
+sqrt = _unary("sqrt", "Square root.")
+rsqrt = _unary("rsqrt", "1 / sqrt(x).")
+reciprocal = _unary("reciprocal", "1 / x.")
+exp = _unary("exp", "e ** x.")
+log = _unary("log", "Natural logarithm.")
+log1p = _unary("log1p", "log(1 + x), exact near 0.")
+sin = _unary("sin", "Sine; x in radians.")
+cos = _unary("cos", "Cosine; x in radians.")
+tanh = _unary("tanh", "Hyperbolic tangent.")
+sigmoid = _unary("sigmoid", "1 / (1 + e ** -x).")
+erf = _unary("erf", "Error function.")
+floor = _unary("floor", "Largest whole number <= x; the gradient is 0.")
+isfinite = _unary("isfinite", "Neither NaN nor infinite, as bool.")
+identity = _unary("identity", "x.")
 
 
 def pow(x: TensorLike, y: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
@@ -201,65 +228,6 @@ def pow(x: TensorLike, y: TensorLike, output_shape: ShapeLike | None = None) -> 
     return _apply("power", x, y, output_shape=output_shape)
 
 
-def minimum(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """The smaller; a NaN wins.  Tied tensors take half of the gradient each; a tie
-    with a number gives 0.
-    """
-    return _apply("minimum", x1, x2, output_shape=output_shape)
-
-
-def maximum(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """The larger; a NaN wins.  Tied tensors take half of the gradient each; a tie
-    with a number gives 0.
-    """
-    return _apply("maximum", x1, x2, output_shape=output_shape)
-
-
-def less(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 < x2 as bool."""
-    return _apply("less", x1, x2, output_shape=output_shape)
-
-
-def less_equal(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 <= x2 as bool."""
-    return _apply("less_equal", x1, x2, output_shape=output_shape)
-
-
-def greater(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 > x2 as bool."""
-    return _apply("greater", x1, x2, output_shape=output_shape)
-
-
-def greater_equal(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 >= x2 as bool."""
-    return _apply("greater_equal", x1, x2, output_shape=output_shape)
-
-
-def equal(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 == x2 as bool."""
-    return _apply("equal", x1, x2, output_shape=output_shape)
-
-
-def not_equal(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """x1 != x2 as bool."""
-    return _apply("not_equal", x1, x2, output_shape=output_shape)
-
-
-def logical_and(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """Both, as bool."""
-    return _apply("logical_and", x1, x2, output_shape=output_shape)
-
-
-def logical_or(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
-    """Either, as bool."""
-    return _apply("logical_or", x1, x2, output_shape=output_shape)
-
-
-def logical_not(x: Tensor) -> Tensor:
-    """Not, as bool."""
-    return _apply("logical_not", x)
-
-
 def where(
     condition: Tensor, if_true: TensorLike, if_false: TensorLike, output_shape: ShapeLike | None = None
 ) -> Tensor:
@@ -269,91 +237,6 @@ def where(
             f"where: the condition {condition!r} is not bool.", "Compare it, as in x > 0.", call_of("where", condition)
         )
     return _apply("where", condition, if_true, if_false, output_shape=output_shape)
-
-
-def negative(x: Tensor) -> Tensor:
-    """-x."""
-    return _apply("negative", x)
-
-
-def abs(x: Tensor) -> Tensor:
-    """Absolute value; gradient 0 at 0."""
-    return _apply("abs", x)
-
-
-def sign(x: Tensor) -> Tensor:
-    """-1, 0 or 1; the gradient is 0."""
-    return _apply("sign", x)
-
-
-def square(x: Tensor) -> Tensor:
-    """x * x."""
-    return _apply("square", x)
-
-
-def sqrt(x: Tensor) -> Tensor:
-    """Square root."""
-    return _apply("sqrt", x)
-
-
-def rsqrt(x: Tensor) -> Tensor:
-    """1 / sqrt(x)."""
-    return _apply("rsqrt", x)
-
-
-def reciprocal(x: Tensor) -> Tensor:
-    """1 / x."""
-    return _apply("reciprocal", x)
-
-
-def exp(x: Tensor) -> Tensor:
-    """e ** x."""
-    return _apply("exp", x)
-
-
-def log(x: Tensor) -> Tensor:
-    """Natural logarithm."""
-    return _apply("log", x)
-
-
-def log1p(x: Tensor) -> Tensor:
-    """log(1 + x), exact near 0."""
-    return _apply("log1p", x)
-
-
-def sin(x: Tensor) -> Tensor:
-    """Sine; x in radians."""
-    return _apply("sin", x)
-
-
-def cos(x: Tensor) -> Tensor:
-    """Cosine; x in radians."""
-    return _apply("cos", x)
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent."""
-    return _apply("tanh", x)
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + e ** -x)."""
-    return _apply("sigmoid", x)
-
-
-def erf(x: Tensor) -> Tensor:
-    """Error function."""
-    return _apply("erf", x)
-
-
-def floor(x: Tensor) -> Tensor:
-    """Largest whole number <= x; the gradient is 0."""
-    return _apply("floor", x)
-
-
-def isfinite(x: Tensor) -> Tensor:
-    """Neither NaN nor infinite, as bool."""
-    return _apply("isfinite", x)
 
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
@@ -374,11 +257,6 @@ def to_bfloat16(x: Tensor) -> Tensor:
 def to_int32(x: Tensor) -> Tensor:
     """x as int32, rounded towards 0."""
     return cast(x, "int32")
-
-
-def identity(x: Tensor) -> Tensor:
-    """x."""
-    return _apply("identity", x)
 
 
 def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
@@ -440,23 +318,8 @@ def _where_grads(dy: Tensor, y: Tensor, c: Tensor, a: TensorLike, b: TensorLike)
     return None, where(c, dy, 0.0, output_shape=shape), where(c, 0.0, dy, output_shape=shape)
 
 
-_FLOAT_ONLY = (
-    "divide",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "exp",
-    "log",
-    "log1p",
-    "sin",
-    "cos",
-    "tanh",
-    "sigmoid",
-    "erf",
-    "floor",
-    "isfinite",
-)
-
+_TRANSCENDENTAL = ("exp", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "erf")
+_FLOAT_ONLY = (*_TRANSCENDENTAL, "divide", "sqrt", "rsqrt", "reciprocal", "floor", "isfinite")
 _BOOL_ONLY = ("logical_and", "logical_or", "logical_not")
 _ARITHMETIC = ("add", "subtract", "multiply", "floordiv", "mod", "power", "negative", "abs", "sign", "square")
 

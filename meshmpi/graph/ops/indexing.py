@@ -284,11 +284,9 @@ def top_k(x: Tensor, reduced_dim: DimLike, k_dim: Dimension, smallest: bool = Fa
         smallest: The smallest instead, in rising order.
 
     Returns:
-        (values, int32 indices); of equal elements the one with the lowest index comes first, in
-        every layout.
+        (values, int32 indices); of equal elements the one with the lowest index comes first, in every layout.
 
-    Lowers: where ``reduced_dim`` is split over R ranks, an all_gather of ``k_dim.size`` values and
-    indices of each.
+    Lowers: where ``reduced_dim`` is split over R ranks, an all_gather of ``k_dim.size`` values and indices of each.
     """
     if not isinstance(k_dim, Dimension):
         raise ShapeError(f"top_k: k_dim is {k_dim!r}.", "Give mm.Dimension(name, k).")

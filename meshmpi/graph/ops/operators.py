@@ -11,6 +11,7 @@ from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops import reductions as red
 from meshmpi.graph.ops.contraction import matmul
 from meshmpi.graph.ops.sources import value_of
+from meshmpi.ir.scalar import SCALAR_FUNCTIONS
 
 _BINARY = {
     "add": ew.add,
@@ -24,39 +25,7 @@ _BINARY = {
 _OTHER = {"neg": ew.negative, "abs": ew.abs}
 _COMPARE = {"lt": ew.less, "le": ew.less_equal, "gt": ew.greater, "ge": ew.greater_equal}
 _UFUNCS = {
-    **{
-        n: getattr(ew, n)
-        for n in (
-            "add",
-            "subtract",
-            "multiply",
-            "divide",
-            "floor",
-            "exp",
-            "log",
-            "log1p",
-            "sin",
-            "cos",
-            "tanh",
-            "sqrt",
-            "square",
-            "reciprocal",
-            "sign",
-            "negative",
-            "maximum",
-            "minimum",
-            "equal",
-            "not_equal",
-            "less",
-            "less_equal",
-            "greater",
-            "greater_equal",
-            "logical_and",
-            "logical_or",
-            "logical_not",
-            "isfinite",
-        )
-    },
+    **{name: getattr(ew, name) for name in SCALAR_FUNCTIONS if hasattr(ew, name)},
     "true_divide": ew.divide,
     "floor_divide": ew.floordiv,
     "remainder": ew.mod,

@@ -17,8 +17,7 @@ class Constrain(Operation):
     What is computed from it elementwise or by a reduction follows it; contractions, gathers and
     reshapes go back to the computation layout.  Its gradient is constrained likewise.
     Lowers: take_shard, all_gather or all_to_all; with a sum still pending, a reduce_scatter.
-    Source: sharding constraints of GSPMD (Xu et al. 2021); sequence parallelism (Korthikanti et al.
-    2022).
+    Source: sharding constraints of GSPMD (Xu et al. 2021); sequence parallelism (Korthikanti et al. 2022).
     """
 
     follows = True

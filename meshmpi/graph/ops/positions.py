@@ -54,7 +54,7 @@ def band_mask(band: Band, query: Dimension, memory: Dimension) -> Tensor:
             tests.append(compare(start, columns, output_shape=shape))
     if not tests:
         return constant(True, shape, "bool")
-    return tests[0] if len(tests) == 1 else ew.logical_and(*tests)
+    return tests[0] if len(tests) == 1 else ew.logical_and(tests[0], tests[1])
 
 
 def inside_band(x: Tensor, band: Band | None) -> Tensor:

@@ -19,9 +19,8 @@ class Reduce(Operation):
 
     With a ``band`` only elements whose pair of indices is in it take part.
 
-    Gradient: of sum, dy repeated; of max and min, dy shared equally among the elements that attain
-    it (the reference gives all of it to each); of prod, dy times the product of the others;
-    outside the band 0.
+    Gradient: of sum, dy repeated; of max and min, dy shared equally among the elements that attain it (the reference
+    gives all of it to each); of prod, dy times the product of the others; outside the band 0.
     Lowers: a local `reduce`; where a reduced dim is split, an `all_reduce` of y over its axes.
     """
 

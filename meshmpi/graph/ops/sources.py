@@ -283,21 +283,3 @@ def random_normal(
     """Normal, new at every step, the same in every layout."""
     z = Random("normal", Shape(shape), dtype, name).output
     return z if (mean, stddev) == (0.0, 1.0) else z * stddev + mean
-
-
-__all__ = [
-    "VariableDType",
-    "assign",
-    "constant",
-    "get_variable",
-    "ones",
-    "ones_like",
-    "placeholder",
-    "random_normal",
-    "random_uniform",
-    "range",
-    "read_stored",
-    "step_number",
-    "zeros",
-    "zeros_like",
-]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
-from meshmpi.dims import LayoutLike, Shape
+from meshmpi.dims import Shape
 from meshmpi.graph import Graph, Tensor, Variable
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.reductions import reduce_mean
@@ -21,6 +22,7 @@ def default_learning_rate(step: Tensor) -> Tensor:
     return ew.minimum(ew.rsqrt(ew.add(ew.cast(step, "float32"), 1.0)), 0.01)
 
 
+@dataclass(eq=False, repr=False)
 class Adafactor(Optimizer):
     """Adam-like steps with O(rows + columns) memory, relative to the size of the weights.
 
@@ -29,11 +31,11 @@ class Adafactor(Optimizer):
     u = g / sqrt(r / mean(r)) / sqrt(c);  otherwise v <- d v + (1 - d) s, u = g / sqrt(v)
     u <- u / max(1, rms(u) / clipping_threshold) * rate * max(rms(w), epsilon2);  w <- w - u
 
-    Args:
-        learning_rate: See `Optimizer`; None: `default_learning_rate`.
+    Args: as `Optimizer`, and
+
+        learning_rate: None: `default_learning_rate`.
         decay_exponent: 0.8 in the paper.
-        beta2: Instead, d is that of Adam with bias correction: beta2 (1 - beta2**(t - 1)) / (1 -
-            beta2**t).
+        beta2: Instead, d is that of Adam with bias correction: beta2 (1 - beta2**(t - 1)) / (1 - beta2**t).
         beta1: With a value above 0 the steps u are averaged in a slot of the variable's shape.
         clipping_threshold: Largest root mean square of u; None: not clipped.
         multiply_by_parameter_scale: Whether steps are relative to rms(w).
@@ -41,38 +43,26 @@ class Adafactor(Optimizer):
         min_dim_size_to_factor: Factored where the two largest dims have at least this size.
         epsilon1: Keeps squared gradients above 0.
         epsilon2: Keeps the scale of parameters above 0.
-        clip_norm: See `Optimizer`.
-        storage: See `Optimizer`; row and column means are split as the update is, as far as they
-            have the dims.
-        name: See `Optimizer`.
+        storage: Row and column means are split as the update is, as far as they have the dims.
 
     Source: Shazeer and Stern 2018.
     """
 
-    def __init__(
-        self,
-        learning_rate: LearningRate | None = None,
-        *,
-        decay_exponent: float = 0.8,
-        beta2: float | None = None,
-        beta1: float = 0.0,
-        clipping_threshold: float | None = 1.0,
-        multiply_by_parameter_scale: bool = True,
-        factored: bool = True,
-        min_dim_size_to_factor: int = 128,
-        epsilon1: float = 1e-30,
-        epsilon2: float = 1e-3,
-        clip_norm: float | None = None,
-        storage: LayoutLike = None,
-        name: str = "adafactor",
-    ):
-        rate = default_learning_rate if learning_rate is None else learning_rate
-        super().__init__(rate, clip_norm=clip_norm, storage=storage, name=name)
-        self.decay_exponent, self.beta1, self.beta2 = decay_exponent, beta1, beta2
-        self.clipping_threshold = clipping_threshold
-        self.multiply_by_parameter_scale = multiply_by_parameter_scale
-        self.factored, self.min_dim_size_to_factor = factored, min_dim_size_to_factor
-        self.epsilon1, self.epsilon2 = epsilon1, epsilon2
+    learning_rate: LearningRate | None = None
+    _: KW_ONLY
+    decay_exponent: float = 0.8
+    beta2: float | None = None
+    beta1: float = 0.0
+    clipping_threshold: float | None = 1.0
+    multiply_by_parameter_scale: bool = True
+    factored: bool = True
+    min_dim_size_to_factor: int = 128
+    epsilon1: float = 1e-30
+    epsilon2: float = 1e-3
+    name: str = "adafactor"
+
+    def __post_init__(self) -> None:
+        self.learning_rate = default_learning_rate if self.learning_rate is None else self.learning_rate
 
     def factored_dims(self, shape: Shape) -> tuple[str, str] | None:
         """Names of the two largest dims (in case of a tie the earlier), or None: not factored."""

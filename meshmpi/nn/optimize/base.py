@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar, NamedTuple
 
 from meshmpi.dims import Layout, LayoutLike, Shape
 from meshmpi.errors import ConfigError, ShapeError, VariableError
@@ -19,9 +20,9 @@ from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.placement import as_stored
 from meshmpi.graph.ops.sources import assign, read_stored
 from meshmpi.graph.ops.structure import transpose
-from meshmpi.nn.functions import clip_by_global_norm, widened
+from meshmpi.ir.scalar import FLOATS
+from meshmpi.nn.functions import clip_by_global_norm, global_norm, widened
 from meshmpi.nn.initializers import zeros_initializer
-from meshmpi.nn.optimize.finite import all_finite, only_if
 from meshmpi.nn.schedules import Schedule
 
 Rate = float | Schedule | Tensor
@@ -85,6 +86,7 @@ def chosen(choice: Choice, variable: Variable) -> bool:
     return not any(re.search(pattern, variable.name) for pattern in choice)
 
 
+@dataclass(eq=False, repr=False)
 class Optimizer:
     """Base of the optimizers.
 
@@ -103,19 +105,16 @@ class Optimizer:
             bool without dims; else None.
     """
 
-    finite: Tensor | None = None
-    slot_names: tuple[str, ...] = ()
+    learning_rate: LearningRate
+    _: KW_ONLY
+    clip_norm: float | None = None
+    storage: LayoutLike = None
+    name: str
+    finite: Tensor | None = field(default=None, init=False)
+    slot_names: ClassVar[tuple[str, ...]] = ()
     """Names of the slots that have the shape of their variable, in float32 or wider."""
-    weight_decay: Rate = 0.0
+    weight_decay = 0.0
     """Share of a weight taken off per unit of learning rate, where an optimizer has that."""
-
-    def __init__(
-        self, learning_rate: LearningRate, *, clip_norm: float | None = None, storage: LayoutLike = None, name: str
-    ):
-        self.learning_rate = learning_rate
-        self.clip_norm = clip_norm
-        self.storage = Layout(storage)
-        self.name = name
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} '{self.name}'>"
@@ -145,7 +144,7 @@ class Optimizer:
         wanted = graph.trainable_variables if variables is None else variables
         targets = [as_variable(v) for v in wanted]
         with graph:
-            pairs = list(zip(gradients(loss, targets), targets, strict=True))
+            pairs = list(zip(gradients([loss], targets), targets, strict=True))
         if all(g is None for g, _ in pairs):
             raise ShapeError(
                 f"minimize: the loss depends on none of {[v.name for v in targets]}.",
@@ -161,10 +160,9 @@ class Optimizer:
 
         Args:
             pairs: (gradient, variable or its tensor); None in place of a gradient is skipped.
-            watch: Where given, a step whose gradients, learning rates or one of these tensors
-                (mostly the loss) are not all finite leaves variables, slots and step count as they
-                were, to the last bit; the attribute ``finite`` tells.  A gradient whose sum of
-                squares overflows counts as not finite.
+            watch: Where given, a step whose gradients, learning rates or one of these tensors (mostly the loss) are
+                not all finite leaves variables, slots and step count as they were, to the last bit; the attribute
+                ``finite`` tells.  A gradient whose sum of squares overflows counts as not finite.
 
         Returns:
             Updates of variables, slots and the step count, for ``mm.compile(updates=...)``; also
@@ -195,8 +193,8 @@ class Optimizer:
             updates.append(assign(counter, ew.add(step.done, 1)))
             if watch is not None:
                 del graph.updates[registered:]
-                self.finite = all_finite(grads, [*watch, *_tensors(rates)])
-                updates = only_if(self.finite, updates, dict(zip(variables, values, strict=True)))
+                self.finite = _all_finite(grads, [*watch, *_tensors(rates)])
+                updates = _only_if(self.finite, updates, dict(zip(variables, values, strict=True)))
         return updates
 
     def update_all(self, items: Sequence[Item], step: StepValues) -> list[Result]:
@@ -229,7 +227,7 @@ class Optimizer:
 
     def _own_rules(self, variable: Variable) -> Layout | None:
         shape = variable.shape
-        rules = {r.dim + "?" * r.optional: r.axes for r in self.storage if shape.find(r.dim) >= 0}
+        rules = {r.dim + "?" * r.optional: r.axes for r in Layout(self.storage) if shape.find(r.dim) >= 0}
         return Layout(rules) if rules else None
 
     def _kept(self, variable: Variable) -> Variable:
@@ -333,3 +331,46 @@ def as_variable(v: VariableLike) -> Variable:
             str(v.source),  # type: ignore[union-attr]
         )
     return found
+
+
+# -- steps whose numbers are not finite ------------------------------------------------------------
+# A program has no branch, so each update chooses, element by element, between its new and its old
+# value.  The choice joins the loop of the update, which has read the old value anyway; what it costs
+# is one more pass over the gradients, for the sum of their squares, and that all gradients are kept
+# until this sum is known (with ``clip_norm`` both happen in any case).
+
+
+def _all_finite(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Whether gradients and other tensors are free of NaN and infinities; a bool without dims.
+
+    Args:
+        gradients: Judged together by the sum of their squares, which one NaN or infinity spoils;
+            one that overflows counts as infinite.
+        others: Numbers without dims are judged as they are, others like gradients.
+    """
+    by_dtype: dict[str, list[Tensor]] = {}
+    for g in [*gradients, *(x for x in others if x.shape and x.dtype in FLOATS)]:
+        by_dtype.setdefault(g.dtype, []).append(g)
+    numbers = [global_norm(same) for same in by_dtype.values()]
+    numbers += [x for x in others if not x.shape and x.dtype in FLOATS]
+    finite = ew.isfinite(numbers[0])
+    for x in numbers[1:]:
+        finite = ew.logical_and(finite, ew.isfinite(x))
+    return finite
+
+
+def _only_if(condition: Tensor, updates: Sequence[Update], values: Mapping[Variable, Tensor]) -> list[Update]:
+    """The updates where ``condition`` holds; else each variable keeps its value to the last bit.
+
+    Args:
+        condition: A bool without dims.
+        updates: Updates of different variables.
+        values: Variable -> its old value where its update is computed, of a type that holds all
+            its numbers; of the others the stored value is read.
+    """
+    chosen: list[Update] = []
+    for variable, new in updates:
+        old = values.get(variable)
+        old = read_stored(variable) if old is None else ew.cast(old, variable.dtype)
+        chosen.append(assign(variable, ew.where(condition, new, old)))
+    return chosen

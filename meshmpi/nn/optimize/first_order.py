@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
-from meshmpi.dims import LayoutLike
 from meshmpi.graph import Tensor
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.reductions import reduce_sum
@@ -23,6 +23,7 @@ class SGD(Optimizer):
         return ew.subtract(item.w, ew.multiply(number(item.rate, item.w), item.g)), []
 
 
+@dataclass(eq=False, repr=False)
 class Momentum(Optimizer):
     """v <- momentum * v + g;  w <- w - rate * v  (with ``nesterov``: rate * (g + momentum * v)).
 
@@ -32,19 +33,10 @@ class Momentum(Optimizer):
     """
 
     slot_names = ("v",)
-
-    def __init__(
-        self,
-        learning_rate: LearningRate,
-        momentum: float = 0.9,
-        *,
-        nesterov: bool = False,
-        clip_norm: float | None = None,
-        storage: LayoutLike = None,
-        name: str = "momentum",
-    ):
-        super().__init__(learning_rate, clip_norm=clip_norm, storage=storage, name=name)
-        self.momentum, self.nesterov = momentum, nesterov
+    momentum: float = 0.9
+    _: KW_ONLY
+    nesterov: bool = False
+    name: str = "momentum"
 
     def update(self, item: Item, step: StepValues) -> Result:
         w, g, slots = item.w, item.g, item.slots
@@ -54,15 +46,51 @@ class Momentum(Optimizer):
         return new, [assign(slots["v"], v)]
 
 
-class AdamW(Optimizer):
+@dataclass(eq=False, repr=False)
+class Adam(Optimizer):
+    """`AdamW` without weight decay.  Args: see `AdamW`."""
+
+    slot_names = ("m", "v")
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    _: KW_ONLY
+    name: str = "adam"
+
+    def update(self, item: Item, step: StepValues) -> Result:
+        w, (m, v) = item.w, self.moments(item)
+        rate = number(ew.divide(item.rate, _bias_correction(self.beta1, step.t)), w)
+        if self.does_decay(item, step):
+            kept = 1.0 - item.rate * step.decay  # pyright: ignore[reportOperatorIssue]
+            w = ew.multiply(w, number(kept, w))
+        new = ew.subtract(w, ew.multiply(rate, ew.divide(m, self.root(v, step))))
+        return new, [assign(item.slots["m"], m), assign(item.slots["v"], v)]
+
+    def moments(self, item: Item) -> tuple[Tensor, Tensor]:
+        """The new means of gradients and of their squares."""
+        m = _moving_average(self.beta1, read_stored(item.slots["m"]), item.g)
+        return m, _moving_average(self.beta2, read_stored(item.slots["v"]), ew.square(item.g))
+
+    def root(self, v: Tensor, step: StepValues) -> Tensor:
+        """sqrt(v1) + epsilon."""
+        factor = number(ew.rsqrt(_bias_correction(self.beta2, step.t)), v)
+        return ew.add(ew.multiply(ew.sqrt(v), factor), self.epsilon)
+
+    def does_decay(self, item: Item, step: StepValues) -> bool:
+        """Whether weight decay applies to a variable."""
+        return False
+
+
+@dataclass(eq=False, repr=False)
+class AdamW(Adam):
     """Adam with weight decay that is not part of the gradient.
 
     m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g**2
     w <- w - rate * weight_decay * w - rate * m1 / (sqrt(v1) + epsilon)
     where m1 = m / (1 - beta1**t), v1 = v / (1 - beta2**t)
 
-    Args:
-        learning_rate: See `Optimizer`.
+    Args: as `Optimizer`, and
+
         beta1: Decay of the mean of gradients.
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root.
@@ -71,74 +99,21 @@ class AdamW(Optimizer):
             that do not, as in ``["bias", "norm"]``.  Default: those made with ``decays=True``, as
             `mm.get_variable` does; the layers of meshmpi make their biases and norm scales with
             False.  The number of dims plays no part: an attention bias [heads, d_kv] has two.
-        clip_norm: See `Optimizer`.
-        storage: See `Optimizer`.
-        name: See `Optimizer`.
 
     Source: Kingma and Ba 2015; Loshchilov and Hutter 2019.
     """
 
-    slot_names = ("m", "v")
+    weight_decay: Rate = 0.01
+    _: KW_ONLY
+    decays: Choice | None = None
+    name: str = "adamw"
 
-    def __init__(
-        self,
-        learning_rate: LearningRate,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        weight_decay: Rate = 0.01,
-        *,
-        decays: Choice | None = None,
-        clip_norm: float | None = None,
-        storage: LayoutLike = None,
-        name: str = "adamw",
-    ):
-        super().__init__(learning_rate, clip_norm=clip_norm, storage=storage, name=name)
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        self.weight_decay = weight_decay
-        self.decays: Choice = (lambda v: v.decays) if decays is None else decays
-
-    def update(self, item: Item, step: StepValues) -> Result:
-        w, (m, v) = item.w, self.moments(item)
-        rate = number(ew.divide(item.rate, _bias_correction(self.beta1, step.t)), w)
-        if self._does_decay(item, step):
-            kept = 1.0 - item.rate * step.decay  # pyright: ignore[reportOperatorIssue]
-            w = ew.multiply(w, number(kept, w))
-        new = ew.subtract(w, ew.multiply(rate, ew.divide(m, self._root(v, step))))
-        return new, [assign(item.slots["m"], m), assign(item.slots["v"], v)]
-
-    def moments(self, item: Item) -> tuple[Tensor, Tensor]:
-        """The new means of gradients and of their squares."""
-        m = _moving_average(self.beta1, read_stored(item.slots["m"]), item.g)
-        return m, _moving_average(self.beta2, read_stored(item.slots["v"]), ew.square(item.g))
-
-    def _root(self, v: Tensor, step: StepValues) -> Tensor:
-        """sqrt(v1) + epsilon."""
-        factor = number(ew.rsqrt(_bias_correction(self.beta2, step.t)), v)
-        return ew.add(ew.multiply(ew.sqrt(v), factor), self.epsilon)
-
-    def _does_decay(self, item: Item, step: StepValues) -> bool:
+    def does_decay(self, item: Item, step: StepValues) -> bool:
         some = isinstance(step.decay, Tensor) or step.decay != 0.0
-        return some and chosen(self.decays, item.variable)
+        return some and (item.variable.decays if self.decays is None else chosen(self.decays, item.variable))
 
 
-class Adam(AdamW):
-    """`AdamW` without weight decay.  Args: see `AdamW`."""
-
-    def __init__(
-        self,
-        learning_rate: LearningRate,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        *,
-        clip_norm: float | None = None,
-        storage: LayoutLike = None,
-        name: str = "adam",
-    ):
-        super().__init__(learning_rate, beta1, beta2, epsilon, 0.0, clip_norm=clip_norm, storage=storage, name=name)
-
-
+@dataclass(eq=False, repr=False)
 class LAMB(AdamW):
     """Adam's direction with steps whose length is relative to that of the weights.
 
@@ -146,47 +121,17 @@ class LAMB(AdamW):
     w <- w - rate * |w| / |u| * u  (without the factor |w| / |u| where one of the norms is 0)
     where |x| is the square root of the sum of the squares over the whole variable
 
-    Args:
-        learning_rate: See `Optimizer`.
-        beta1: See `AdamW`.
-        beta2: See `AdamW`.
-        epsilon: Added to the root.
-        weight_decay: See `AdamW`.
-        decays: See `AdamW`.
+    Args: as `AdamW`, and
+
         adapts: Whose steps are relative to their weights, given as ``decays`` is; default all.
-        clip_norm: See `Optimizer`.
-        storage: See `Optimizer`.
-        name: See `Optimizer`.
 
     Source: You et al. 2020, algorithm 2 with the identity as scaling function.
     """
 
-    def __init__(
-        self,
-        learning_rate: LearningRate,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        weight_decay: Rate = 0.01,
-        *,
-        decays: Choice | None = None,
-        adapts: Choice = (),
-        clip_norm: float | None = None,
-        storage: LayoutLike = None,
-        name: str = "lamb",
-    ):
-        super().__init__(
-            learning_rate,
-            beta1,
-            beta2,
-            epsilon,
-            weight_decay,
-            decays=decays,
-            clip_norm=clip_norm,
-            storage=storage,
-            name=name,
-        )
-        self.adapts = adapts
+    epsilon: float = 1e-6
+    _: KW_ONLY
+    adapts: Choice = ()
+    name: str = "lamb"
 
     def update_all(self, items: Sequence[Item], step: StepValues) -> list[Result]:
         # All directions before all norms: norms of split variables can share a message.
@@ -204,8 +149,8 @@ class LAMB(AdamW):
 
     def _direction(self, item: Item, m: Tensor, v: Tensor, step: StepValues) -> Tensor:
         factor = number(ew.reciprocal(_bias_correction(self.beta1, step.t)), m)
-        u = ew.divide(ew.multiply(m, factor), self._root(v, step))
-        if self._does_decay(item, step):
+        u = ew.divide(ew.multiply(m, factor), self.root(v, step))
+        if self.does_decay(item, step):
             u = ew.add(u, ew.multiply(item.w, number(step.decay, item.w)))
         return u
 

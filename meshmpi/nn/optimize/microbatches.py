@@ -75,12 +75,11 @@ def serialize_training_step(
 ) -> tuple[Outputs, Pairs]:
     """Loss and gradients of a batch, computed part by part (see `microbatches`).
 
-    Args:
+    Args: as `microbatches`, and
+
         features: Name -> tensor; those without ``batch_dim`` go whole to every part.
         model_fn: Called for each part with its features; returns name -> tensor, with the loss
             under "loss".  All parts share the variables that the first one makes.
-        batch_dim: The dim (or its name) that is cut.
-        num_splits: Number of parts; must divide the size of the dim.
         variables: What to differentiate by; default all trainable variables of the graph.
 
     Returns:
@@ -88,9 +87,6 @@ def serialize_training_step(
         ``batch_dim`` are put together again.  All others, loss and gradients are *means* over the
         parts (the reference has sums), so that they are those of the whole batch wherever the loss
         is a mean over rows.  A mean weighted by row (padding) is one over the parts' means instead.
-
-    Raises:
-        ShapeError: There is no "loss", it has dims, or the batch cannot be cut.
 
     Lowers: as the step with the whole batch: each gradient is reduced once.
 
@@ -124,14 +120,12 @@ def serialize_training_step(
         share = loss if num_splits == 1 else ew.multiply(loss, 1.0 / num_splits)
         for key, y in outputs.items():
             collected.setdefault(key, []).append(y)
-        graph = share.graph
-        targets = graph.trainable_variables if variables is None else [as_variable(v) for v in variables]
+        targets = loss.graph.trainable_variables if variables is None else [as_variable(v) for v in variables]
         # Before the next part is built: what this part keeps for its gradients is then free.
-        for v, g in zip(targets, gradients(share, targets), strict=True):
+        for v, g in zip(targets, gradients([share], targets), strict=True):
             fence = f"{v.name} part {j}" if j < num_splits - 1 else ""
             totals[v.name] = _sum(totals.get(v.name), g, fence)
-    joined = {key: _joined(ys, name) for key, ys in collected.items()}
-    return joined, [(totals[v.name], v) for v in targets]
+    return {key: _joined(ys, name) for key, ys in collected.items()}, [(totals[v.name], v) for v in targets]
 
 
 def _loss(outputs: Tensors) -> Tensor:

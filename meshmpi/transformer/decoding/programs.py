@@ -15,15 +15,15 @@ from meshmpi.errors import ConfigError, VariableError, suggest
 from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.graph.ops.placement import constrain
 from meshmpi.graph.ops.sources import placeholder
-from meshmpi.nn.decoding import beam_candidates, draw, most_probable
-from meshmpi.nn.decoding.choosing import known_only
+from meshmpi.nn.decoding import beam_candidates, draw, known_only
+from meshmpi.nn.ordering import argmax
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.variables import OverlaidStore, VariableStore
 from meshmpi.transformer.models import TransformerConfig, encoder_decoder, lm
 from meshmpi.transformer.models.caches import MEMORY, OF_BEAMS, encoder_caches, reordered_caches, spread_caches
-from meshmpi.transformer.models.encoder_decoder import SOURCE_LENGTH
 from meshmpi.transformer.models.incremental import Chunk, Decoded, incremental_decoder, incremental_lm
+from meshmpi.transformer.models.transformers import SOURCE_LENGTH
 
 LEAST_SEEN = 64
 """Positions that the smallest program looks at; each larger program looks at twice as many."""
@@ -196,7 +196,7 @@ class DecodingPrograms:
     def _choose(self, logits: Tensor, choosing: Choosing) -> Tensor:
         logits = known_only(logits, "vocab", self.known)
         if choosing.kind == "greedy":
-            return most_probable(logits, "vocab")
+            return argmax(logits, "vocab")
         uniform = placeholder("uniform", [self.batch])
         temperature = placeholder("temperature", ())
         top_p = placeholder("top_p", ()) if choosing.top_p else None

@@ -1,7 +1,7 @@
 """Caches of keys and values: variables that decoders keep between calls.
 
 A cache is [memory_length, batch, heads, d_kv], or with beams [memory_length, batch, beam, heads,
-d_kv]: its first positions are one piece of memory.  No layout is known here.
+d_kv]: its first positions are one piece of memory.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from meshmpi.graph.ops.positions import range as index_range
 from meshmpi.graph.ops.sources import assign, get_variable
 from meshmpi.graph.ops.structure import rename_dimension, transpose
 from meshmpi.graph.ops.structure import slice as slice_dim
-from meshmpi.nn.attention import Projections
+from meshmpi.nn.attention import Projections, attention_mask_ignore_padding
 from meshmpi.nn.initializers import zeros_initializer
 from meshmpi.nn.layers import variable_type
-from meshmpi.nn.masks import attention_mask_ignore_padding
-from meshmpi.nn.positions import rotary
-from meshmpi.transformer.models.blocks import layer_scope, position_embedding, token_embedding
 from meshmpi.transformer.models.config import TransformerConfig
-from meshmpi.transformer.models.encoder_decoder import SOURCE_LENGTH, encode
+from meshmpi.transformer.models.stack import Stack, layer_scope
+from meshmpi.transformer.models.transformers import SOURCE_LENGTH, encoded
 
 CACHE_K, CACHE_V = "cache_k", "cache_v"
 MEMORY = "memory_length"
@@ -36,31 +34,14 @@ def cache_variable(name: str, shape: Shape, dtype: str) -> Tensor:
     return get_variable(name, shape, dtype, zeros_initializer(), trainable=False, storage="")
 
 
-def with_beams(name: str) -> str:
-    """The name of the same cache of beams."""
-    return name + OF_BEAMS
-
-
 def source_ids(batch: Dimension, source: Dimension) -> Tensor:
     """The tokens of the sources, with padding."""
     return cache_variable("source_ids", Shape([batch, source]), "int32")
 
 
-class PlacedProjections(Projections):
-    """Projections of tokens that stand at other positions than 0, 1, 2, ..."""
-
-    positions: Tensor | None = None
-
-    def _rotated(self, y: Tensor, x: Tensor) -> Tensor:
-        options = self.options
-        if not options.rotary:
-            return y
-        return rotary(y, x.shape[-2], self.kv, options.rotary_base, self.positions, options.rotary_scaling)
-
-
-def projections(config: TransformerConfig, x: Tensor, positions: Tensor | None) -> PlacedProjections:
+def projections(config: TransformerConfig, x: Tensor, positions: Tensor | None) -> Projections:
     """Those of an attention of the current scope; of self-attention with ``positions``."""
-    layer = PlacedProjections(
+    return Projections(
         config.model_dim,
         config.kv_dim,
         config.heads_dim,
@@ -68,9 +49,8 @@ def projections(config: TransformerConfig, x: Tensor, positions: Tensor | None) 
         config.attention_initializers(),
         variable_type(config.variable_dtype, x),
         config.attention_bias,
+        positions,
     )
-    layer.positions = positions
-    return layer
 
 
 def undropped(config: TransformerConfig) -> TransformerConfig:
@@ -88,10 +68,11 @@ def encoder_caches(config: TransformerConfig, source: Tensor, fresh: Tensor) -> 
         source: int32 [batch, source_length], padded.
         fresh: bool [batch], rows that are new; the others are left as they are.
     """
-    table, positions = token_embedding(config, "encoder"), position_embedding(config)
+    table, positions = Stack(config).token_embedding("encoder"), Stack(config).position_embedding()
     real = attention_mask_ignore_padding(source, config.padding_id)
     with scope("encoder"):
-        memory = encode(undropped(config.encoder_stack), source, table, positions, False, None, None, real)
+        memory = encoded(Stack(undropped(config.encoder_stack)), source, table, positions, real, SOURCE_LENGTH)
+        memory = rename_dimension(memory, SOURCE_LENGTH, MEMORY)
     batch, dim = source.shape.dim("batch"), memory.shape.dim(MEMORY)
     old = source_ids(batch, dim)
     ids = rename_dimension(source, SOURCE_LENGTH, MEMORY)
@@ -127,7 +108,7 @@ def reordered_caches(config: TransformerConfig, rows: Shape, parents: Tensor, me
 
     updates = []
     for name, heads, dtype in _each_cache(config):
-        cache = cache_variable(with_beams(name), Shape([held, *rows]) + heads, dtype)
+        cache = cache_variable(name + OF_BEAMS, Shape([held, *rows]) + heads, dtype)
         updates.append(assign(cache, moved(cache)))
     return updates
 
@@ -138,7 +119,7 @@ def spread_caches(config: TransformerConfig, rows: Shape, memory: int) -> list[U
     updates = []
     for name, heads, dtype in _each_cache(config):
         single = cache_variable(name, Shape([held, *plain]) + heads, dtype)
-        many = cache_variable(with_beams(name), Shape([held, *rows]) + heads, dtype)
+        many = cache_variable(name + OF_BEAMS, Shape([held, *rows]) + heads, dtype)
         updates.append(assign(many, ew.broadcast(single, many.shape)))
     return updates
 

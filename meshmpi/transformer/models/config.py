@@ -24,6 +24,16 @@ def _share(help: str, default: float | None = 0.0) -> Any:
     return setting(default, help, minimum=0.0, below=1.0)
 
 
+class _Dim:
+    """A dim whose size is a setting."""
+
+    def __init__(self, name: str, setting: str = ""):
+        self.name, self.setting = name, setting or name
+
+    def __get__(self, config: Any, owner: type[Any]) -> Dimension:
+        return Dimension(self.name, getattr(config, self.setting))
+
+
 @settings
 class TransformerConfig:
     """Sizes and options of a Transformer; the defaults are the paper's language model, at a small size."""
@@ -172,44 +182,20 @@ class TransformerConfig:
 
     # ---- dims ------------------------------------------------------------------------------
 
+    length_dim = _Dim("length")
+    model_dim = _Dim("d_model")
+    ff_dim = _Dim("d_ff")
+    heads_dim = _Dim("heads")
+    kv_dim = _Dim("d_kv")
+    experts_dim = _Dim("experts")
+    types_dim = _Dim("token_types")
+    transform_dim = _Dim("d_transform", "d_model")  # of ``head_transform``
+
     @property
     def vocab_dim(self) -> Dimension:
         if not self.vocab:
             raise ConfigError("Transformer: vocab is 0.", "Give the number of token ids.")
         return Dimension("vocab", self.vocab)
-
-    @property
-    def length_dim(self) -> Dimension:
-        return Dimension("length", self.length)
-
-    @property
-    def model_dim(self) -> Dimension:
-        return Dimension("d_model", self.d_model)
-
-    @property
-    def ff_dim(self) -> Dimension:
-        return Dimension("d_ff", self.d_ff)
-
-    @property
-    def heads_dim(self) -> Dimension:
-        return Dimension("heads", self.heads)
-
-    @property
-    def kv_dim(self) -> Dimension:
-        return Dimension("d_kv", self.d_kv)
-
-    @property
-    def experts_dim(self) -> Dimension:
-        return Dimension("experts", self.experts)
-
-    @property
-    def types_dim(self) -> Dimension:
-        return Dimension("token_types", self.token_types)
-
-    @property
-    def transform_dim(self) -> Dimension:
-        """The output of ``head_transform``, of the size of d_model."""
-        return Dimension("d_transform", self.d_model)
 
     # ---- what follows from the options -----------------------------------------------------
 
@@ -220,13 +206,13 @@ class TransformerConfig:
     @property
     def attention_scale(self) -> float:
         """Factor of the attention logits."""
-        explicit = self.initializers != "paper" if self.scale_logits is None else self.scale_logits
+        explicit = not self._paper if self.scale_logits is None else self.scale_logits
         return self.d_kv**-0.5 if explicit else 1.0
 
     @property
     def softmax_scale(self) -> float:
         """Factor of the logits: d_model**-0.5 where ``scale_softmax`` says so."""
-        unit = self.tied_softmax and self.initializers == "paper"
+        unit = self.tied_softmax and self._paper
         scaled = unit if self.scale_softmax is None else self.scale_softmax
         return self.d_model**-0.5 if scaled else 1.0
 
@@ -279,7 +265,7 @@ class TransformerConfig:
         )
 
     def attention_initializers(self) -> AttentionInitializers:
-        if self.initializers == "paper":
+        if self._paper:
             folded = self.attention_scale == 1.0
             return attention_initializers(self.model_dim, self.kv_dim, self.heads_dim, folded)
         into = random_normal_initializer(0.0, GPT2_STDDEV)
@@ -287,24 +273,22 @@ class TransformerConfig:
 
     def ff_initializers(self) -> tuple[Any, Any]:
         """Initializers of the kernels into and out of the hidden layer."""
-        if self.initializers == "paper":
-            return variance_scaling_initializer(), variance_scaling_initializer()
-        return random_normal_initializer(0.0, GPT2_STDDEV), self._output_initializer()
+        return self.head_initializer(), variance_scaling_initializer() if self._paper else self._output_initializer()
 
     def head_initializer(self) -> Any:
         """The initializer of the kernel of ``head_transform``."""
-        if self.initializers == "paper":
-            return variance_scaling_initializer()
-        return random_normal_initializer(0.0, GPT2_STDDEV)
+        return variance_scaling_initializer() if self._paper else random_normal_initializer(0.0, GPT2_STDDEV)
 
     def embedding_initializer(self) -> Any:
         """The initializer of the embeddings of tokens, positions and token types."""
-        stddev = 1.0 if self.initializers == "paper" else GPT2_STDDEV
-        return random_normal_initializer(0.0, stddev)
+        return random_normal_initializer(0.0, 1.0 if self._paper else GPT2_STDDEV)
 
     def softmax_initializer(self) -> Any:
-        stddev = self.d_model**-0.5 if self.initializers == "paper" else GPT2_STDDEV
-        return random_normal_initializer(0.0, stddev)
+        return random_normal_initializer(0.0, self.d_model**-0.5 if self._paper else GPT2_STDDEV)
 
     def _output_initializer(self) -> Any:
         return random_normal_initializer(0.0, GPT2_STDDEV / (2 * self.layers) ** 0.5)
+
+    @property
+    def _paper(self) -> bool:
+        return self.initializers == "paper"

@@ -1,9 +1,8 @@
 """Decoders that take a few tokens at a time and keep the keys and values of earlier ones.
 
-Caches are variables [memory_length, batch, heads, d_kv] (with beams [.., batch, beam, ..]): new
-rows are put in place, and as the first positions of a cache are one piece of memory, a program that
-looks at these only costs no more.  Each row of the batch stands at its own position.  Projections,
-norms and layers are those of `lm` and `encoder_decoder`.  No layout is known here.
+Caches are variables [memory_length, batch, heads, d_kv] (with beams [.., batch, beam, ..]): new rows are put in place,
+and as the first positions of a cache are one piece of memory, a program that looks at these only costs no more.  Each
+row of the batch stands at its own position.  Projections, norms and layers are those of `lm` and `encoder_decoder`.
 """
 
 from __future__ import annotations
@@ -19,31 +18,21 @@ from meshmpi.graph.ops.indexing import gather, put
 from meshmpi.graph.ops.positions import range as index_range
 from meshmpi.graph.ops.sources import assign
 from meshmpi.graph.ops.structure import slice as slice_dim
-from meshmpi.nn.attention import Projections, dot_product_attention
-from meshmpi.nn.masks import attention_mask_ignore_padding, within_window
+from meshmpi.nn.attention import Projections, attention_mask_ignore_padding, dot_product_attention
 from meshmpi.nn.positions import bias_of_distance
-from meshmpi.transformer.models.blocks import (
-    embed,
-    feed_forward_sublayer,
-    final_norm,
-    layer_scope,
-    position_embedding,
-    softmax_logits,
-    sublayer,
-    token_embedding,
-)
 from meshmpi.transformer.models.caches import (
     CACHE_K,
     CACHE_V,
     MEMORY,
+    OF_BEAMS,
     cache_variable,
     projections,
     source_ids,
     undropped,
-    with_beams,
 )
 from meshmpi.transformer.models.config import TransformerConfig
-from meshmpi.transformer.models.language_model import check_tokens
+from meshmpi.transformer.models.stack import Stack, layer_scope
+from meshmpi.transformer.models.transformers import check_tokens
 
 
 @dataclass(frozen=True)
@@ -114,12 +103,12 @@ def incremental_lm(config: TransformerConfig, chunk: Chunk) -> Decoded:
     Returns:
         The logits that `lm` gives at the last token of each row, and the updates of the caches.
 
-    Lowers: where memory_length is split, three small all_reduces per layer for the softmax; the
-    rest as `lm`.
+    Lowers: where memory_length is split, three small all_reduces per layer for the softmax; the rest as `lm`.
     """
+    stack = Stack(undropped(config))
     with scope("decoder"):
-        table, positions = token_embedding(config), position_embedding(config)
-        return _stack(undropped(config), chunk, table, positions)
+        table, positions = stack.token_embedding(), stack.position_embedding()
+        return _decoded(stack, chunk, table, positions)
 
 
 def incremental_decoder(config: TransformerConfig, chunk: Chunk, source_length: int) -> Decoded:
@@ -130,53 +119,40 @@ def incremental_decoder(config: TransformerConfig, chunk: Chunk, source_length: 
         chunk: The new tokens of the target.
         source_length: Length of those sources.
     """
-    stack, source = undropped(config.decoder_stack), Dimension(MEMORY, source_length)
-    table, positions = token_embedding(config, "decoder"), position_embedding(config)
+    stack, source = Stack(undropped(config.decoder_stack)), Dimension(MEMORY, source_length)
+    table, positions = stack.token_embedding("decoder"), stack.position_embedding()
     batch = chunk.rows.dim("batch")
     seen = attention_mask_ignore_padding(source_ids(batch, source), config.padding_id)
 
     def attend(h: Tensor) -> Tensor:
         with scope("encdec_attention"):
-            layer = projections(stack, h, None)
+            layer = projections(stack.config, h, None)
             shape = Shape([source, batch, *layer.per_memory])
             k, v = (cache_variable(name, shape, h.dtype) for name in (CACHE_K, CACHE_V))
-            return layer.output(_attention(stack, layer.queries(h), k, v, seen, None))
-
-    def cross(x: Tensor) -> Tensor:
-        return sublayer(stack, x, "encdec_attention", False, attend)
+            return layer.output(_attention(stack.config, layer.queries(h), k, v, seen, None))
 
     with scope("decoder"):
-        return _stack(stack, chunk, table, positions, cross)
+        return _decoded(stack, chunk, table, positions, lambda x: stack.sublayer(x, "encdec_attention", attend))
 
 
-def _stack(
-    config: TransformerConfig,
-    chunk: Chunk,
-    table: Tensor,
-    positions: Tensor | None,
-    cross: Callable[[Tensor], Tensor] | None = None,
+def _decoded(
+    stack: Stack, chunk: Chunk, table: Tensor, positions: Tensor | None, cross: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Decoded:
     """The decoder; ``cross`` is the sublayer between self-attention and feed-forward layer."""
-    _check(config)
-    look = _Look(config, chunk)
-    x = embed(config, chunk.tokens, table, positions, False, places=look.positions)
-    for i in range(config.layers):
-        with layer_scope(i):
-            x = sublayer(config, x, "attention", False, look.attend)
-            x = x if cross is None else cross(x)
-            x = feed_forward_sublayer(config, x, False, i)
-    x = final_norm(config, x, False)
-    last = ew.maximum(ew.subtract(chunk.count, 1), 0)
-    logits = softmax_logits(config, gather(x, last, "length"), table, False)
-    return Decoded(logits, look.updates)
-
-
-def _check(config: TransformerConfig) -> None:
+    config = stack.config
     if config.token_dropout:
         raise ConfigError(
             f"token_dropout is {config.token_dropout}: the embeddings of a text then depend on its later tokens.",
             "Decode with a config without token_dropout.",
         )
+    look = _Look(config, chunk)
+    x = stack.embed(chunk.tokens, table, positions, places=look.positions)
+    for i in range(config.layers):
+        with layer_scope(i):
+            x = stack.feed_forward(cross(stack.sublayer(x, "attention", look.attend)), i)
+    x = stack.final(x)
+    last = ew.maximum(ew.subtract(chunk.count, 1), 0)
+    return Decoded(stack.logits(gather(x, last, "length"), table), look.updates)
 
 
 def _attention(config: TransformerConfig, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
@@ -199,7 +175,8 @@ class _Look:
         )
         self.mask = ew.less_equal(self.distance, 0)
         if config.local_window:
-            self.mask = within_window(ew.negative(self.distance), config.local_window, True)
+            back = ew.negative(self.distance)
+            self.mask = ew.logical_and(ew.greater_equal(back, 0), ew.less(back, config.local_window))
         self.bias = self._bias()
         self.updates: list[Update] = []
 
@@ -208,16 +185,8 @@ class _Look:
         if not config.relative_buckets:
             return None
         heads, _ = config.attention_options().heads_dims(config.heads_dim)
-        return bias_of_distance(
-            self.distance,
-            heads,
-            False,
-            config.relative_buckets,
-            config.relative_distance,
-            config.variable_dtype,
-            None,
-            "relative_position_bias",
-        )
+        how = (False, config.relative_buckets, config.relative_distance, config.variable_dtype, None)
+        return bias_of_distance(self.distance, heads, *how, "relative_position_bias")
 
     def attend(self, h: Tensor) -> Tensor:
         """The new tokens' keys and values are kept, then all that is kept is looked at."""
@@ -230,7 +199,7 @@ class _Look:
     def _kept(self, name: str, new: Tensor, layer: Projections) -> Tensor:
         """The first ``seen`` positions of the cache, with ``new`` in it."""
         rows = self.chunk.rows
-        name = name if rows.find("beam") < 0 else with_beams(name)
+        name += "" if rows.find("beam") < 0 else OF_BEAMS
         cache = cache_variable(name, Shape([self.held, *rows, *layer.per_memory]), new.dtype)
         grown = put(cache, new, self.rows, MEMORY)
         self.updates.append(assign(cache, grown))

@@ -19,7 +19,7 @@ from meshmpi.nn.losses import softmax_cross_entropy_with_logits
 from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.models import PackedPairs, TransformerConfig, encoder_decoder, encoder_decoder_parameter_count
-from meshmpi.transformer.models.encoder_decoder import SOURCE_LENGTH
+from meshmpi.transformer.models.transformers import SOURCE_LENGTH
 from meshmpi.transformer.tasks.base import Batches, Sample, Task
 from meshmpi.transformer.text.base import bits_per_byte
 from meshmpi.transformer.text.characters import PADDING

@@ -11,7 +11,7 @@ from meshmpi.graph.ops.elementwise import not_equal
 from meshmpi.graph.ops.sources import placeholder
 from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.transformer.models import encoder_decoder, lm, masked_lm
-from meshmpi.transformer.models.encoder_decoder import SOURCE_LENGTH
+from meshmpi.transformer.models.transformers import SOURCE_LENGTH
 from meshmpi.transformer.pretrained.architectures.entries import Architecture
 
 

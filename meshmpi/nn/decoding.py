@@ -1,13 +1,13 @@
-"""Which token comes next: the most probable, one that is drawn, or the best of several beams.
+"""Which token comes next: one that is drawn, or the best of several beams.
 
 A draw takes one uniform number per row, given from outside: the token is where the running sum of
-probabilities passes it.  So what is drawn depends on this number and the logits alone, and a split
-vocabulary is never gathered: its blocks exchange their sums.  No layout is known here.
+probabilities passes it.  So the draw depends on this number and the logits alone, and a split
+vocabulary is never gathered: its blocks exchange their sums.
 """
 
 from __future__ import annotations
 
-from meshmpi.dims import Dimension, Shape
+from meshmpi.dims import Dimension
 from meshmpi.graph import Tensor
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.indexing import top_k as largest
@@ -16,7 +16,6 @@ from meshmpi.graph.ops.reductions import reduce_max, reduce_sum
 from meshmpi.graph.ops.scan import cumsum
 from meshmpi.graph.ops.structure import DimLike, dim_name
 from meshmpi.nn.functions import reduce_logsumexp, widened
-from meshmpi.nn.ordering import argmax
 
 NEVER = -1e9
 """A logit that no other falls below; representable in every type."""
@@ -33,14 +32,6 @@ def known_only(logits: Tensor, dim: DimLike, known: int) -> Tensor:
     if known >= whole.size:
         return logits
     return ew.where(ew.less(index_range(whole), known), logits, NEVER, output_shape=logits.shape)
-
-
-def most_probable(logits: Tensor, dim: DimLike) -> Tensor:
-    """int32 index of the largest logit along ``dim``, the first of equal ones.
-
-    Lowers: where ``dim`` is split, two all_reduces without it.
-    """
-    return argmax(logits, dim)
 
 
 def draw(
@@ -71,7 +62,7 @@ def draw(
     if top_k:
         few = Dimension("candidates", min(top_k, logits.shape.dim(name).size))
         values, index = largest(logits, name, few)
-        weights = _weights(values, few.name, temperature)
+        weights = ew.exp(ew.negative(_distance(values, few.name, temperature)))
         if top_p is not None:
             before = cumsum(weights, few, exclusive=True)
             limit = ew.multiply(reduce_sum(weights, reduced_dim=few), ew.cast(top_p, weights.dtype))
@@ -80,15 +71,10 @@ def draw(
         place = _passed(weights, few.name, uniform)
         here = ew.equal(index_range(few), place, output_shape=index.shape)
         return reduce_sum(ew.where(here, index, 0), reduced_dim=few)
-    weights = _weights(logits, name, temperature)
+    weights = ew.exp(ew.negative(_distance(logits, name, temperature)))
     if top_p is not None:
         weights = _nucleus(logits, weights, name, temperature, top_p)
     return _passed(weights, name, uniform)
-
-
-def _weights(logits: Tensor, dim: str, temperature: Tensor) -> Tensor:
-    """Probabilities but for a factor."""
-    return ew.exp(ew.negative(_distance(logits, dim, temperature)))
 
 
 def _distance(logits: Tensor, dim: str, temperature: Tensor) -> Tensor:
@@ -102,21 +88,22 @@ def _nucleus(logits: Tensor, weights: Tensor, dim: str, temperature: Tensor, top
     """The weights with 0 where the more probable alternatives reach ``top_p`` already."""
     distance = _distance(logits, dim, temperature)
     limit = ew.multiply(reduce_sum(weights, reduced_dim=dim), ew.cast(top_p, weights.dtype))
+
+    def within(border: Tensor) -> Tensor:
+        inside = ew.less_equal(distance, border, output_shape=distance.shape)
+        return ew.where(inside, weights, 0.0)
+
+    def reached(border: Tensor) -> Tensor:
+        return ew.greater_equal(reduce_sum(within(border), reduced_dim=dim), limit)
+
     low, high = ew.multiply(limit, 0.0), ew.add(ew.multiply(limit, 0.0), SPREAD)
     # `low` reaches too little, or is the largest logit itself; `high` reaches enough.
-    reached = _mass(weights, distance, low, dim)
-    high = ew.where(ew.greater_equal(reached, limit), low, high)
+    high = ew.where(reached(low), low, high)
     for _ in range(HALVINGS):
         middle = ew.multiply(ew.add(low, high), 0.5)
-        enough = ew.greater_equal(_mass(weights, distance, middle, dim), limit)
+        enough = reached(middle)
         low, high = ew.where(enough, low, middle), ew.where(enough, middle, high)
-    inside = ew.less_equal(distance, high, output_shape=distance.shape)
-    return ew.where(inside, weights, 0.0)
-
-
-def _mass(weights: Tensor, distance: Tensor, limit: Tensor, dim: str) -> Tensor:
-    inside = ew.less_equal(distance, limit, output_shape=distance.shape)
-    return reduce_sum(ew.where(inside, weights, 0.0), reduced_dim=dim)
+    return within(high)
 
 
 def _passed(weights: Tensor, dim: str, uniform: Tensor) -> Tensor:
@@ -145,6 +132,4 @@ def beam_candidates(logits: Tensor, dim: DimLike, count: int) -> tuple[Tensor, T
     """
     name, wide = dim_name(dim), widened(logits)
     values, index = largest(wide, name, Dimension("candidates", count))
-    whole = reduce_logsumexp(wide, reduced_dim=name)
-    shape = Shape([*values.shape])
-    return ew.subtract(values, whole, output_shape=shape), index
+    return ew.subtract(values, reduce_logsumexp(wide, reduced_dim=name), output_shape=values.shape), index
