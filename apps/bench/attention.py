@@ -37,7 +37,7 @@ def attention_layer(length: int, causal: bool) -> tuple[mm.Graph, dict[str, mm.T
     """The layer with its projections; fetches its gradients.
 
     Args:
-        length: Tokens of a sequence; there are so many sequences that `TOKENS` are in all.
+        length: Tokens of a sequence; the sequences have `TOKENS` tokens in all.
         causal: Whether a token sees only those before it.
     """
     with mm.Graph() as graph:

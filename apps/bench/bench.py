@@ -14,12 +14,9 @@ class Effort(NamedTuple):
     """How much is measured.
 
     Attributes:
-        sizes: Of the yardstick model.
         rounds: In which the systems take turns.
         steps: Timed ones of each system and round.
-        seconds: Of each timing of a loop, a product or a collective.
-        scale: Of the number of rows of a loop.
-        most_bytes: Of a collective's largest message.
+        seconds: Duration of each timing of a loop, a product or a collective.
         points: Sizes in each series of the scaling table, at most.
     """
 

@@ -148,7 +148,6 @@ def report(program: Program, dtype: str, rounds: int, each: bool) -> list[str]:
     """The table of one program and data type, as lines.
 
     Args:
-        program: Of a training step.
         dtype: In which its contractions are timed.
         rounds: Calls of each variant.
         each: Whether to list every different contraction.

@@ -2,7 +2,7 @@
 
 Everything that a call of a step does is timed: feeds in, all instructions, fetches out.  Their own
 work is some nanoseconds, so the time is that of calling them; it bounds from above what Python adds
-to a step of a large model with so many instructions.
+to a step of a large model with as many instructions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshmpi.kernels.native import available
 from meshmpi.runtime.trace import Tracer
 
 PAIRS = 150
-"""Of a contraction and a map; two instructions each."""
+"""Number of pairs of a contraction and a map."""
 CALLS = 200
 
 
@@ -48,7 +48,7 @@ def measure(bench: Bench) -> list[Table]:
 
 
 def _share(bench: Bench, microseconds: float, traced: float) -> Table:
-    """What so many microseconds per instruction are of a step of the model, on two ranks."""
+    """The share of a step of the model that this many microseconds per instruction are, on two ranks."""
     bench.say("overhead: the yardstick's instructions")
     asked = [
         "--start",

@@ -40,7 +40,7 @@ def install(folder: Path, say: Callable[[str], None]) -> Peers:
     """The peers in the virtual environment ``folder``, which is made where it is missing.
 
     Args:
-        folder: Of the environment; kept between runs.
+        folder: Folder of the environment; kept between runs.
         say: Takes a line before something that takes long.
     """
     python = folder / "bin/python"

@@ -31,7 +31,6 @@ def draw(tables: Sequence[Table], path: Path) -> str:
 
     Args:
         tables: Those of other names than the panels', or without rows, are passed over.
-        path: Of the PNG file.
     """
     try:
         import matplotlib

@@ -26,7 +26,6 @@ class Part(NamedTuple):
     """One instruction.
 
     Attributes:
-        kind: Of the instruction.
         what: Its result and the user's line.
         seconds: Least processor time of all rounds.
     """
@@ -40,7 +39,6 @@ def share(sizes: Sizes, split: str) -> Sizes:
     """What one of `RANKS` ranks computes, as a model of its own.
 
     Args:
-        sizes: Of the whole model.
         split: "data" or "model".
     """
     if split == "data":
@@ -76,10 +74,9 @@ def measure(sizes: Sizes, split: str, rounds: int, dtype: str = "") -> tuple[lis
     """The instructions of the step in their order, and seconds of its bare products.
 
     Args:
-        sizes: Of the whole model.
         split: What is divided between the ranks.
-        rounds: Of which the least time counts.
-        dtype: Of activations; empty: float32.
+        rounds: Repetitions, of which the least time counts.
+        dtype: Type of the activations; empty: float32.
     """
     from apps.bench.step.gemm_step import calls, products
     from meshmpi.kernels import product_choice

@@ -61,5 +61,5 @@ def median_seconds(found: Rounds) -> dict[str, float]:
 
 
 def peer_seconds(chosen: Sequence[System], seconds: Mapping[str, float]) -> dict[int, float]:
-    """Cores -> seconds of the peer that ran on so many."""
+    """Number of cores -> seconds of the peer that ran on them."""
     return {s.cores: seconds[s.name] for s in chosen if s.peer and s.name in seconds}

@@ -27,7 +27,7 @@ SLOWING = ("OPENBLAS_CORETYPE", "OPENBLAS_VERBOSE", "MKL_DEBUG_CPU_TYPE", "PYTHO
 """Variables that choose other routines than a user's library would, or have every process compile
 its modules anew."""
 LIMIT_SECONDS = 900
-"""Of a worker: far more than any needs, also on a machine with other work."""
+"""Time limit of a worker: far more than any needs, even on a busy machine."""
 Result = dict[str, Any]
 
 
@@ -98,7 +98,6 @@ def group(
         size: How many processes.
         python: The interpreter of their environment.
         module, arguments, environment, seconds: As for `on_ranks`.
-        threads: Of each process.
     """
     variables = {**os.environ, **{name: str(threads) for name in THREAD_VARIABLES}, **environment}
     if size > 1:

@@ -28,7 +28,7 @@ def numbers(sequence: str) -> np.ndarray:
     found = _NUMBERS[np.frombuffer(sequence.encode("latin-1"), np.uint8)]
     if len(found) and not found.all():
         at = int(np.argmin(found))
-        raise ValueError(f"letter {sequence[at]!r} at position {at + 1} is no residue")
+        raise ValueError(f"letter {sequence[at]!r} at position {at + 1} is not a residue")
     return found
 
 

@@ -77,7 +77,7 @@ def _lines(path: Path) -> list[str]:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path}:{line}: byte {data[error.start]:#04x} is no text in UTF-8.",
+            f"{path}:{line}: byte {data[error.start]:#04x} is not text in UTF-8.",
             "Give a FASTA file of letters; unpack it if it is packed.",
         ) from error
 
@@ -132,11 +132,11 @@ def _checked(path: Path, number: int, line: str, unknown_as_x: bool) -> str:
         why = "is lower-case, which marks masked regions in some files"
         fix = "Write upper-case letters if they shall count"
     elif letter == "*":
-        why, fix = "marks a stop codon, which is no residue", "Remove it"
+        why, fix = "marks a stop codon, which is not a residue", "Remove it"
     elif letter in "-.":
         why, fix = "is a gap of an alignment", "Remove the gaps"
     elif letter == ">":
         why, fix = "is inside a line", "Begin headers on a line of their own"
     else:
-        why, fix = f"is no amino acid; known are {RESIDUES}", "Write X for an unknown residue"
+        why, fix = f"is not an amino acid; known are {RESIDUES}", "Write X for an unknown residue"
     raise DataError(f"{path}:{number}: letter {letter!r} (column {column}) {why}.", f"{fix}, or give --unknown-as-x.")

@@ -30,7 +30,6 @@ def downloaded(what: str, address: str, sha256: str) -> bytes:
     Args:
         what: What is fetched, for messages.
         address: Its URL.
-        sha256: Of the file.
 
     Raises:
         DataError: It cannot be fetched, or is another than was expected.
@@ -71,9 +70,9 @@ def package_archive(
 
     Args:
         what: What is fetched, for messages.
-        command: Of the client; it leaves an archive in the folder where it is run.
+        command: Runs the client, which leaves an archive in the working folder.
         client: Name of the client, for messages.
-        sha256: Of the archive; empty: whatever comes is taken.
+        sha256: Checksum of the archive; empty: not checked.
         otherwise: What to do where it cannot be fetched.
 
     Raises:

@@ -20,7 +20,7 @@ def debian_files(
     Args:
         package: Name, or name=version, as apt-get takes it.
         pattern: Regular expression that is searched in the names of files.
-        sha256: Of the package; empty: whatever comes is taken.
+        sha256: Checksum of the package; empty: not checked.
         otherwise: What to do where it cannot be fetched, for messages.
 
     Raises:

@@ -21,7 +21,7 @@ from apps.heat.run import Result, on_one_rank, run, total
 from meshmpi.runtime.world import world_size
 
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5}
-"""Of temperatures by convolution, relative to the initial 1: a product of patches may add up in
+"""Largest difference of temperatures by convolution, relative to the initial 1: a product of patches may add up in
 another order for another size of block.  By shifts every cell is the same expression wherever it
 is, and the temperatures must be equal to the last bit."""
 

@@ -25,10 +25,9 @@ class Problem(NamedTuple):
     Attributes:
         sizes: Cells along each dim.
         boundary: periodic or fixed.
-        order: Of accuracy in space, 2 or 4: cells up to 1 or 2 away are read.
+        order: Order of accuracy in space, 2 or 4: cells up to 1 or 2 away are read.
         method: shift: one `mm.shift` for each neighbour; conv: one `mm.conv` with the stencil as
             its filter (fixed boundary only, as what lies outside counts as 0).
-        dtype: Of the temperatures.
     """
 
     sizes: tuple[int, ...]

@@ -35,9 +35,7 @@ class Result(NamedTuple):
 
     Attributes:
         u: The temperatures at the end, whole.
-        halos: Of the ranks of this process.
         busiest: Bytes per step predicted for the rank that sends most.
-        seconds: Of all steps.
     """
 
     u: np.ndarray
@@ -52,7 +50,6 @@ def run(problem: Problem, mesh: Any, layout: str, steps: int, kernels: str = "au
     Args:
         problem: What to compute.
         mesh: A new mm.Mesh or mm.SimulatedMesh; its counters start at 0.
-        layout: Of the dims of the grid.
         steps: Time steps, at least 1.
         kernels: As for `mm.compile`.
 

@@ -18,7 +18,7 @@ from apps.matmul.measure import Measurement, measure
 from meshmpi.runtime.world import world_size
 
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5}
-"""Of the results, relative to their largest element: roundings of sums in another order."""
+"""Largest difference allowed, relative to the largest element: sums are rounded in another order."""
 
 
 def volume_text(v: Volume, layout: mm.Layout, mesh: mm.MeshShape) -> str:

@@ -38,8 +38,6 @@ class Product(NamedTuple):
     """One of the three products.
 
     Attributes:
-        name: Of the result.
-        dims: Of the result.
         lacks: The dimension that is summed out.
     """
 

@@ -50,7 +50,6 @@ def measure(sizes: Sizes, mesh: Any, layout: str, *, steps: int = 2, dtype: str 
         mesh: A new mm.Mesh or mm.SimulatedMesh; its counters start at 0.
         layout: Computation layout.
         steps: Steps to run; counts are divided by it.
-        dtype: Of all matrices.
 
     Raises:
         LayoutError: The layout is illegal for this product.

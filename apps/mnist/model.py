@@ -16,12 +16,10 @@ class Config:
     """Sizes and training.
 
     Attributes:
-        height, width: Of an image.
         features, deep: Channels of the two convolutions.
-        hidden: Of the layer before the classes.
         batch: Images of one training step, of all ranks together.
         steps: Training steps, over which the learning rate falls to 0.
-        learning_rate: Of Adam, at the beginning.
+        learning_rate: Initial rate of Adam.
         dropout: Share of the hidden layer that is dropped in training.
         dtype: In which everything is computed.
     """
@@ -48,7 +46,7 @@ class Network(NamedTuple):
         graph: The graph.
         loss: Mean cross-entropy.
         right: Number of images whose class is the most probable one.
-        updates: Of a training step; empty when not training.
+        updates: Updates of a training step; empty when not training.
     """
 
     graph: mm.Graph

@@ -23,11 +23,8 @@ class Result(NamedTuple):
     """A finished training.
 
     Attributes:
-        losses: Of the training steps.
         accuracy: Share of the test images whose class is right.
-        train_seconds, test_seconds: Of all steps of each.
         bytes_predicted, bytes_counted: Kind of collective -> what this rank sends in one step.
-        program: Of a training step.
     """
 
     losses: list[float]
@@ -69,9 +66,9 @@ def train(
         config: Sizes and training.
         data: All digits, on every rank.
         mesh: A new mm.Mesh or mm.SimulatedMesh; its counters start at 0.
-        layout: Of batch, height, width, features, deep, hidden, classes; any of them.
-        seed: Of initial values, dropout and the order of images.
-        say: Told the loss now and then.
+        layout: May split batch, height, width, features, deep, hidden and classes.
+        seed: Seed of initial values, dropout and the order of images.
+        say: Takes a line with the loss, ten times in all.
         kernels: As for `mm.compile`.
     """
     network = build(config, config.batch, is_training=True)

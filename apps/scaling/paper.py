@@ -43,7 +43,6 @@ class Row(NamedTuple):
         what: "language" or "translation".
         k: Its number in the table.
         parameters: Trainable numbers.
-        ranks: Of the mesh.
         seconds: Predicted, of a step.
         efficiency: FLOP per second over the peak of all ranks.
         memory: Bytes per rank.

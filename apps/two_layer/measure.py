@@ -51,7 +51,6 @@ def measure(
         layout: Computation layout.
         steps: Steps to run; counts are divided by it.
         input_gradient: As for `build`.
-        dtype: Of all tensors.
 
     Raises:
         LayoutError: The layout is illegal for this example.

@@ -43,7 +43,6 @@ def build(sizes: Sizes, input_gradient: bool = True, dtype: str = "float32") -> 
     Args:
         sizes: Global sizes.
         input_gradient: Whether the gradient with respect to x is wanted too.
-        dtype: Of all tensors.
     """
     batch, io, hidden = (mm.Dimension(name, size) for name, size in sizes._asdict().items())
     with mm.Graph() as graph:

@@ -9,12 +9,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Union, cast
+from typing import NamedTuple, Union, cast
 
 from meshmpi.dims import Layout, LayoutLike, MeshShape, ShapeLike, block_range
 from meshmpi.dims import Shape as Dims
-from meshmpi.drawing.palette import FAINT, GROUNDS, INK, PAGE, PLAIN, soft
-from meshmpi.drawing.picture import Canvas, Picture, text_width
+from meshmpi.drawing.picture import (
+    FAINT,
+    GROUNDS,
+    INK,
+    PAGE,
+    PLAIN,
+    Canvas,
+    MatplotlibFigure,
+    Picture,
+    mesh_text,
+    soft,
+    text_width,
+)
 from meshmpi.ir.program import LocalType
 
 MOST_BLOCKS, MOST_ALONG = 6, 10
@@ -26,13 +37,7 @@ Drawn = Union[tuple[str, LocalType], str]
 
 
 class Block(NamedTuple):
-    """A block of a tensor and who holds it.
-
-    Attributes:
-        index: Number of the block along each dim.
-        ranges: (start, stop) along each dim.
-        ranks: All ranks that hold it, ascending.
-    """
+    """A block: its number and its (start, stop) along each dimension, and the ranks that hold it, ascending."""
 
     index: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
@@ -40,11 +45,11 @@ class Block(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether it has no elements, as there are more blocks than elements: its ranks hold nothing."""
+        """Whether it has no elements, because there are more blocks than elements."""
         return any(a == b for a, b in self.ranges)
 
 
-def type_in(shape: ShapeLike, mesh: MeshShape, layout: LayoutLike, dtype: str = "float32"):
+def type_in(shape: ShapeLike, mesh: MeshShape, layout: LayoutLike, dtype: str = "float32") -> LocalType:
     """The type of a tensor of ``shape`` in a layout."""
     dims, rules = Dims(shape), Layout(layout)
     rules.check(mesh)
@@ -91,7 +96,7 @@ def shown(count: int, most: int = MOST_BLOCKS) -> list[int | None]:
 
 
 def blocks_text(name: str, t: LocalType, mesh: MeshShape) -> str:
-    """A table of the blocks: ranges of the last dim across, those of the others down."""
+    """A table of the blocks: ranges of the last dimension across, those of the others down."""
     found = {b.index: b for b in blocks_of(t, mesh)}
     copies = mesh.size // len(found)
     sizes = "x".join(map(str, t.max_sizes(mesh))) or "1"
@@ -99,38 +104,35 @@ def blocks_text(name: str, t: LocalType, mesh: MeshShape) -> str:
     counts = [mesh.count(s) for s in t.splits]
     if not counts:
         return f"{head}\n  ranks {ranks_text(found[()].ranks, mesh.size)}"
+
+    def span(d: int, k: int | None) -> str:
+        if k is None:
+            return "…"
+        start, stop = block_range(t.shape[d].size, counts[d], k)
+        return f"{t.shape[d].name} {start}:{stop}"
+
     columns = shown(counts[-1])
-    rows = list(itertools.product(*(shown(n) for n in counts[:-1])))
-    top = ["", *(_range_text(t, mesh, len(counts) - 1, k) for k in columns)]
-    table = [top]
-    for row in rows:
-        label = " ".join(_range_text(t, mesh, d, k) for d, k in enumerate(row))
-        cells = [
-            "…" if k is None or None in row else ranks_text(found[(*_known(row), k)].ranks, mesh.size) for k in columns
-        ]
-        table.append([label, *cells])
-    widths = [max(len(line[k]) for line in table) for k in range(len(top))]
+    table = [["", *(span(len(counts) - 1, k) for k in columns)]]
+    for row in itertools.product(*(shown(n) for n in counts[:-1])):
+        indices = [_known((*row, k)) for k in columns]
+        cells = ["…" if index is None else ranks_text(found[index].ranks, mesh.size) for index in indices]
+        table.append([" ".join(span(d, k) for d, k in enumerate(row)), *cells])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
     return "\n".join([head, *lines])
 
 
-def _known(row: Sequence[int | None]) -> list[int]:
-    return [k for k in row if k is not None]
-
-
-def _range_text(t: LocalType, mesh: MeshShape, d: int, k: int | None) -> str:
-    if k is None:
-        return "…"
-    dim, axes = t.shape[d], t.splits[d]
-    start, stop = block_range(dim.size, mesh.count(axes), k)
-    return f"{dim.name} {start}:{stop}"
+def _known(index: Sequence[int | None]) -> tuple[int, ...] | None:
+    """The index of a block; None where an ellipsis stands for it."""
+    known = tuple(k for k in index if k is not None)
+    return known if len(known) == len(index) else None
 
 
 # -- pictures --------------------------------------------------------------------------------------
 
 
 class Key:
-    """One colour for each set of ranks, the same in all tensors of a picture, while there are any left."""
+    """One colour for each set of ranks, the same in all tensors of a picture, as long as there are colours."""
 
     def __init__(self, mesh: MeshShape):
         self.mesh = mesh
@@ -194,7 +196,7 @@ def draw_blocks(
         full, y = max(full, x + 2), y + height + 18
     full, height = max(full, *(text_width(words, size + 0.5) + 28 for words, size, _ in heading)), y - 6
 
-    def paint(figure: Any) -> None:
+    def paint(figure: MatplotlibFigure) -> None:
         canvas, top = Canvas(figure, full, height), 12.0
         for words, size, colour in heading:
             canvas.text(14, top + 8, words, size, colour, bold=colour is INK)
@@ -208,21 +210,16 @@ def draw_blocks(
 
 def _caption(items: Sequence[Drawn], mesh: MeshShape, layout: LayoutLike) -> str:
     """The mesh, and the layout where one is given or the types agree on one."""
-    axes = ";".join(f"{name}:{size}" for name, size in mesh.axes)
-    ranks = f"{mesh.size} rank{'s' * (mesh.size != 1)}"
     found = _common_layout(items) if layout is None else str(Layout(layout))
-    return f"mesh {axes}, {ranks}" + ("" if found is None else f"; layout {found or 'none'}")
+    return f"{mesh_text(mesh)}{'s' * (mesh.size != 1)}" + ("" if found is None else f"; layout {found or 'none'}")
 
 
 def _common_layout(items: Sequence[Drawn]) -> str | None:
-    """The rules that all types follow; None where a dim is split in two ways, or only at times."""
+    """The rules that all types follow; None where a dimension is split in two ways, or only sometimes."""
     splits: dict[str, Sequence[str]] = {}
-    for item in items:
-        if isinstance(item, str):
-            continue
-        for d, axes in zip(item[1].shape, item[1].splits, strict=True):
-            if splits.setdefault(d.name, axes) != axes:
-                return None
+    for t in (item[1] for item in items if not isinstance(item, str)):
+        if any(splits.setdefault(d.name, axes) != axes for d, axes in zip(t.shape, t.splits, strict=True)):
+            return None
     return ";".join(f"{name}:{'+'.join(axes)}" for name, axes in splits.items() if axes)
 
 
@@ -251,7 +248,7 @@ def _sign(text: str) -> _Part:
 
 
 class _Dim(NamedTuple):
-    """A dim in one direction: which, its blocks drawn, and the length of each."""
+    """A dimension in one direction: its number, its blocks that are drawn, and the length of each."""
 
     number: int
     blocks: list[int | None]
@@ -277,7 +274,7 @@ def _tensor(name: str, t: LocalType, mesh: MeshShape, key: Key) -> _Part:
         for dx, columns in _places(across, left):
             at = {**rows, **columns}
             index = [at[d] for d in range(len(t.shape))]
-            block = None if None in index else found[tuple(_known(index))]
+            block = None if (known := _known(index)) is None else found[known]
             cells.append((dx, dy, block, PAGE if block is None or block.empty else key.colour(block.ranks)))
 
     def paint(canvas: Canvas, x: float, y: float) -> None:
@@ -299,7 +296,7 @@ def _dim_text(t: LocalType, d: int) -> str:
 
 
 def _directions(t: LocalType) -> tuple[list[int], list[int]]:
-    """Dims drawn across, and those drawn down, outer ones first."""
+    """The dimensions drawn across, and those drawn down, outer ones first."""
     n = len(t.shape)
     if n <= 2:
         return list(range(n))[-1:], list(range(n))[:-1]
@@ -315,16 +312,13 @@ def _directions(t: LocalType) -> tuple[list[int], list[int]]:
 
 
 def _lengths(numbers: Sequence[int], counts: Sequence[int], t: LocalType, cell: float, room: float) -> list[_Dim]:
-    """The dims of one direction, outer first, with the length of a block of each.
-
-    ``room`` is the least that all of it takes.
-    """
+    """The dimensions of one direction, outer first, with the length of their blocks; together at least ``room``."""
     crowded = math.prod(min(counts[d], MOST_BLOCKS) for d in numbers) > MOST_ALONG
     out: list[_Dim] = []
     inner = cell
     for place, d in enumerate(reversed(numbers)):
         blocks = shown(counts[d], 3 if crowded else MOST_BLOCKS)
-        if place == 0:  # long dims look longer, however they are cut
+        if place == 0:  # long dimensions look longer, however they are split
             whole = cell + 14 * math.log2(max(t.shape[d].size, 1)) * cell / 80
             drawn = math.prod(len(shown(counts[k], 3 if crowded else MOST_BLOCKS)) for k in numbers)
             inner = max(cell, whole / drawn, room / drawn)
@@ -334,7 +328,7 @@ def _lengths(numbers: Sequence[int], counts: Sequence[int], t: LocalType, cell: 
 
 
 def _places(sides: Sequence[_Dim], start: float) -> list[tuple[float, dict[int, int | None]]]:
-    """(where it begins, dim -> its block) of every step along one direction."""
+    """(where it begins, dimension -> its block) of every step along one direction."""
     found: list[tuple[float, dict[int, int | None]]] = [(start, {})]
     for side in sides:
         found = [

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from meshmpi.amounts import amount
 from meshmpi.compiler.passes.memory import MemoryPlan, Sharing, aligned_bytes
-from meshmpi.drawing.palette import FAINT, INK, LINE, PLAIN, soft, strong
-from meshmpi.drawing.picture import Picture, noted, points, shortened
+from meshmpi.drawing.picture import (
+    FAINT,
+    INK,
+    LINE,
+    PLAIN,
+    MatplotlibFigure,
+    Picture,
+    noted,
+    points,
+    shortened,
+    soft,
+    strong,
+)
 from meshmpi.drawing.program import about
 from meshmpi.ir.program import Program
 from meshmpi.planner.memory_kinds import gradient_values
@@ -97,54 +107,42 @@ def draw_memory(program: Program, plan: MemoryPlan, title: str = "", width: floa
     return Picture(width, 380.0, title, _as_text(program, use), lambda figure: _paint(figure, program, use, title))
 
 
-def _paint(figure: Any, program: Program, use: Use, title: str) -> None:
+def _paint(figure: MatplotlibFigure, program: Program, use: Use, title: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     axes, n = figure.add_axes((0.1, 0.13, 0.875, 0.54)), len(program.instructions)
     figure.text(0.016, 0.95, title, fontsize=points(14), fontweight="bold", color=INK, va="center")
     figure.text(0.016, 0.89, about(program), fontsize=points(11), color=FAINT, va="center")
-    bins = _bins(n)
+    count = min(n, MOST_POINTS)
+    bins = [range(k * n // count, (k + 1) * n // count) for k in range(count)]
     edges = [ks.start for ks in bins] + [n]
     below = [0] * len(edges)
-    for kind in KINDS:
-        row = use.by_kind[kind]
+    for kind, row in use.by_kind.items():
         if any(row):
             tops = [b + max(row[k] for k in ks) for b, ks in zip(below, bins, strict=False)]
             tops.append(tops[-1])
-            look = {"fc": COLOURS[kind], "ec": LINE, "lw": 0.5, "label": kind}
-            area = axes.fill_between(edges, below, tops, step="post", **look)
+            area = axes.fill_between(edges, below, tops, step="post", fc=COLOURS[kind], ec=LINE, lw=0.5, label=kind)
             noted(area, f"{kind}: up to {amount(max(row), 'B')}")
             below = tops
     words = f"held {amount(use.held, 'B')}"
     if use.workspace:
         words += f": values {amount(use.limit, 'B')}, workspace {amount(use.workspace, 'B')}"
-        look = {"fc": COLOURS["workspace"], "ec": LINE, "lw": 0.5, "label": "workspace"}
-        noted(axes.axhspan(use.limit, use.held, **look), f"workspace: {amount(use.workspace, 'B')}")
+        band = axes.axhspan(use.limit, use.held, fc=COLOURS["workspace"], ec=LINE, lw=0.5, label="workspace")
+        noted(band, f"workspace: {amount(use.workspace, 'B')}")
     axes.axhline(use.held, color=FAINT, lw=0.8, ls="--")
     if n:
         axes.axvline(use.peak + 0.5, color=strong(5), lw=1.2)
     axes.set(xlim=(0, max(n, 1)), ylim=(0, max(use.held, 1) * 1.06))
-    small = {"fontsize": points(11.5), "color": INK, "va": "center"}
-    figure.text(0.1, 0.765, words, **small)
-    figure.text(0.1, 0.71, shortened(peak_text(program, use), figure.bbox.width * 0.87, 11.5), **small)
+    peak = shortened(peak_text(program, use), figure.bbox.width * 0.87, 11.5)
+    for y, line in ((0.765, words), (0.71, peak)):
+        figure.text(0.1, y, line, fontsize=points(11.5), color=INK, va="center")
     axes.set_xlabel("instruction", fontsize=points(11.5), color=FAINT)
     axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
     axes.tick_params(labelsize=points(11), labelcolor=FAINT, color=LINE)
     axes.spines[:].set_color(LINE)
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(
-            loc="center left",
-            bbox_to_anchor=(0.09, 0.825),
-            ncols=6,
-            fontsize=points(11.5),
-            frameon=False,
-            handlelength=1.2,
-        )
-
-
-def _bins(n: int) -> list[range]:
-    count = min(n, MOST_POINTS)
-    return [range(k * n // count, (k + 1) * n // count) for k in range(count)]
+        at = {"loc": "center left", "bbox_to_anchor": (0.09, 0.825), "ncols": 6}
+        figure.legend(**at, fontsize=points(11.5), frameon=False, handlelength=1.2)
 
 
 def peak_text(program: Program, use: Use) -> str:

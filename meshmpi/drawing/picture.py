@@ -8,14 +8,39 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from meshmpi.drawing.palette import INK, LINE, PAGE
+from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
 
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.figure import Figure, SubFigure
+
+    MatplotlibFigure: TypeAlias = Figure | SubFigure
+else:
+    MatplotlibFigure = Any
+
+# The first hues are those of Okabe and Ito (2008), which colour-blind readers can tell apart too.  No
+# picture says anything by colour alone.
+INK, FAINT, LINE, PAGE = "#1a1d21", "#5a626b", "#9aa3ad", "#ffffff"
+PLAIN = "#eceff2"
+"""Ground of what is the same on every rank, or has no colour of its own."""
+HUES = ("#00649d", "#ca8c00", "#008b65", "#b46a93", "#4c9ecd", "#bb5300", "#796b00", "#6b54a2")
+"""Blue, orange, green, purple, sky, vermillion; olive and violet."""
+_GROUNDS = """
+#b2d5e8 #f8e2b2 #b2e2d5 #f0d7e5 #cce8f8 #f2cfb2 #dcd7b2 #d7cfea #e46be4 #95ec95 #9595ec #a86be4 #e46b7f
+#ec95cf #cca6ac #94b882 #e4bc6b #e4936b #f4bff4 #6b93e4 #b89d82 #d1f4bf #bfbff4 #829db8 #ec9595 #cfec95
+#f4bfbf #95ecc0 #82b8ae #e46bbc #de95ec #6ba8e4 #4dcbe4 #df8226 #b680ec #df6326 #a69fc6 #8080ec #deb2f4
+#e44d98 #26a1df #f4b2d3 #cb4de4 #e0fae0 #f4f4b2 #9d925c #ec80b6 #ae8b79 #ae79a5 #b2b2f4 #dcc9c5 #c5c5dc
+#bfc69f #79ae8b #80b6ec #9fc6c6 #bf9fc6 #80c8ec #e44dcb #ec80da #9fb9c6 #e47f4d #fae0fa #9facc6
+"""
+GROUNDS = _GROUNDS.split()
+"""Grounds for text, light ones of `HUES` first.  Each is as far as possible from all before it (in Oklab),
+among those on which text keeps a contrast of 4.6; tests check both."""
 DOTS = 100
 """Pixels per inch: a font of 12 pixels has 12 * 72 / DOTS points."""
-_LOOK = {
+_LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text, which can be searched
     "svg.hashsalt": "meshmpi",  # equal pictures are equal files
     "text.parse_math": False,  # a dollar is a dollar
@@ -25,6 +50,21 @@ CHARACTER = 0.62
 """Width of a character over the size of the font, for DejaVu Sans.  Measured over the texts of these
 pictures: 0.58 to 0.61."""
 _NOTE = "note:"
+
+
+def strong(n: int) -> str:
+    """Hue number n, for lines and small areas."""
+    return HUES[n % len(HUES)]
+
+
+def soft(n: int) -> str:
+    """Ground number n for text; that of the page when there are no more."""
+    return GROUNDS[n] if n < len(GROUNDS) else PAGE
+
+
+def mesh_text(mesh: MeshShape) -> str:
+    """As "mesh rows:2;cols:3, 6 rank"."""
+    return f"mesh {';'.join(f'{name}:{size}' for name, size in mesh.axes)}, {mesh.size} rank"
 
 
 def text_width(text: str, size: float) -> float:
@@ -53,7 +93,7 @@ class Picture:
     height: float
     title: str
     text: str
-    paint: Callable[[Any], None]
+    paint: Callable[[MatplotlibFigure], None]
 
     def __str__(self) -> str:
         return self.text or self.title
@@ -61,7 +101,7 @@ class Picture:
     def _repr_svg_(self) -> str:
         return self.svg()
 
-    def figure(self) -> Any:
+    def figure(self) -> Figure:
         """The picture as a figure of matplotlib.
 
         Raises:
@@ -116,7 +156,7 @@ def stacked(pictures: Sequence[Picture], title: str) -> Picture:
     """Pictures below each other."""
     heights = [p.height for p in pictures]
 
-    def paint(figure: Any) -> None:
+    def paint(figure: MatplotlibFigure) -> None:
         parts = figure.subfigures(len(pictures), 1, squeeze=False, hspace=0, height_ratios=heights)
         for picture, (part,) in zip(pictures, parts, strict=True):
             widths = [picture.width, width - picture.width + 1e-3]  # narrower ones stand on the left
@@ -126,10 +166,9 @@ def stacked(pictures: Sequence[Picture], title: str) -> Picture:
     return Picture(width, sum(heights), title, "\n\n".join(p.text for p in pictures if p.text), paint)
 
 
-def noted(artist: Any, note: str) -> Any:
+def noted(artist: Artist, note: str) -> None:
     """Gives a shape the note that an SVG shows when a reader points at it."""
     artist.set_gid(f"{_NOTE}{note}")
-    return artist
 
 
 def points(pixels: float) -> float:
@@ -138,14 +177,9 @@ def points(pixels: float) -> float:
 
 
 class Canvas:
-    """A figure, to be painted in pixels from its upper left corner.
+    """A figure of ``width`` x ``height`` pixels, painted from its upper left corner."""
 
-    Args:
-        figure: The figure or subfigure.
-        width, height: Its size in pixels.
-    """
-
-    def __init__(self, figure: Any, width: float, height: float) -> None:
+    def __init__(self, figure: MatplotlibFigure, width: float, height: float) -> None:
         self._axes = figure.add_axes((0, 0, 1, 1))
         self._axes.set(xlim=(0, width), ylim=(height, 0))
         self._axes.axis("off")
@@ -167,7 +201,9 @@ class Canvas:
 
         style = f"round,pad=0,rounding_size={corner}" if corner else "square,pad=0"
         patch = FancyBboxPatch((x, y), w, h, boxstyle=style, fc=fill, ec=edge, lw=points(line), clip_on=False)
-        self._axes.add_patch(noted(patch, note) if note else patch)
+        if note:
+            noted(patch, note)
+        self._axes.add_patch(patch)
 
     def text(
         self,

@@ -1,34 +1,185 @@
 """A program as a column of boxes, with collectives coloured by the mesh axes they run over.
 
+A box is an instruction, or consecutive instructions of one scope; so it depends only on boxes before it.
 A collective is written out with kind, axes and bytes, so that no reader needs the colours.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+from dataclasses import dataclass, field
 
 from meshmpi.amounts import amount
-from meshmpi.drawing.groups import Group, grouped, readable
-from meshmpi.drawing.palette import FAINT, INK, LINE, PAGE, PLAIN, soft, strong
-from meshmpi.drawing.picture import Canvas, Picture, shortened, text_width
-from meshmpi.ir.program import Collective, Program, Source
+from meshmpi.drawing.picture import (
+    FAINT,
+    INK,
+    LINE,
+    PAGE,
+    PLAIN,
+    Canvas,
+    MatplotlibFigure,
+    Picture,
+    mesh_text,
+    shortened,
+    soft,
+    strong,
+    text_width,
+)
+from meshmpi.ir.kinds import Write
+from meshmpi.ir.program import Collective, Instruction, Program, Source
 
 MOST_BOXES = 70
 """Boxes in one picture that can still be read."""
 FONT, ROW, GAP = 11.5, 17.0, 16.0
 ARROW = "#6b7580"
+WRITES = "variables are written"
+_GRADIENT = re.compile(r"^(.*) \(gradient of (.*)\)$")
+
+
+# ---- boxes -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Group:
+    """A box of the picture.
+
+    Attributes:
+        name: The scope, or the name of its only instruction.
+        numbers: Its instructions, in order.
+        sent: (kind, axes) -> (count, bytes sent) of its collectives.
+        before: Positions of the groups whose values it uses, ascending.
+    """
+
+    name: str
+    numbers: list[int] = field(default_factory=list)
+    sent: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    before: list[int] = field(default_factory=list)
+
+    @property
+    def head(self) -> str:
+        """The first line of the box."""
+        return self.name if len(self.numbers) == 1 else f"{self.name}  ({len(self.numbers)})"
+
+    @property
+    def lines(self) -> list[str]:
+        """One line for each kind of collective and axes."""
+        return [
+            f"{f'{count} ' if count > 1 else ''}{kind} {axes}: {amount(total, 'B')}"
+            for (kind, axes), (count, total) in self.sent.items()
+        ]
+
+    @property
+    def is_one_collective(self) -> bool:
+        return len(self.numbers) == 1 and bool(self.sent)
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height of the box."""
+        width = max(text_width(s, FONT) for s in (self.head, *self.lines)) + 18
+        return min(max(width, 60.0), 330.0), 10 + ROW * (1 + len(self.sent) - self.is_one_collective)
+
+
+def scope_of(i: Instruction, depth: int) -> str:
+    """The first ``depth`` parts of the scope of an instruction's tensor, marked if it is a gradient.
+
+    Example:
+        ``"layer_0/attention/einsum (gradient of ...)"`` at depth 1 is ``"layer_0 (gradient)"``.
+    """
+    name, mark = i.source.name, ""
+    while found := _GRADIENT.match(name):  # perhaps a gradient of a gradient
+        name, mark = found[2], " (gradient)"
+    scope = name.split("/")[:-1][:depth]
+    return ("/".join(scope) + mark) if scope else ""
+
+
+def _single(i: Instruction) -> str:
+    """The name of an instruction in a picture."""
+    short = i.source.name.split("/")[-1] if "(gradient" not in i.source.name else i.source.name
+    found = _GRADIENT.match(short)
+    name = f"{found[1].split('/')[-1]} (gradient)" if found else short
+    return f"{i.kind} {i.attrs.label or name}"
+
+
+def sent_bytes(i: Instruction, program: Program) -> int:
+    """Bytes that the busiest rank sends in a collective."""
+    return program.most_bytes_sent(i, program.busiest() if i.traits.by_place else {})
+
+
+def grouped(program: Program, depth: int | None, numbers: list[int] | None = None) -> list[Group]:
+    """The instructions as groups, in order.
+
+    Args:
+        program: The program.
+        depth: Parts of the scope that make groups differ; None: every instruction is a group.  Instructions
+            in no scope are grouped by the line that made them, and writes of variables make one
+            group.  Groups leave out reads and feeds, and dependences that follow from others.
+        numbers: Only these instructions.
+    """
+    groups: list[Group] = []
+    made_by: dict[int, int] = {}
+    last = ""
+    for n in range(len(program.instructions)) if numbers is None else numbers:
+        i = program.instructions[n]
+        if depth is not None and i.traits.given:
+            continue
+        scope = WRITES if isinstance(i.attrs, Write) else scope_of(i, depth or 0)
+        key = f"{n}" if depth is None else scope or f"{i.source.file}:{i.source.line}"
+        if not groups or key != last:
+            mark = " (gradient)" if _GRADIENT.match(i.source.name) else ""
+            groups.append(Group(scope or f"{i.source.file.rsplit('/', 1)[-1]}:{i.source.line}{mark}"))
+            last = key
+        _join(groups, i, n, program, made_by)
+    for g in groups:
+        if len(g.numbers) == 1:
+            g.name = _single(program.instructions[g.numbers[0]])
+    if depth is not None:
+        _leave_out_what_follows(groups)
+    return groups
+
+
+def _leave_out_what_follows(groups: list[Group]) -> None:
+    """Drops dependences that follow from others: on a group on which another dependence depends already."""
+    reached: list[int] = []  # bit p of entry k: group k comes after group p
+    for g in groups:
+        all_before = 0
+        for p in reversed(g.before):
+            all_before |= reached[p]
+        g.before = [p for p in g.before if not all_before >> p & 1]
+        for p in g.before:
+            all_before |= reached[p] | 1 << p
+        reached.append(all_before)
+
+
+def _join(groups: list[Group], i: Instruction, n: int, program: Program, made_by: dict[int, int]) -> None:
+    g, place = groups[-1], len(groups) - 1
+    g.numbers.append(n)
+    makers = {made_by.get(v, place) for v in i.inputs} - {place}
+    g.before = sorted(makers.union(g.before))
+    made_by.update(dict.fromkeys(i.outputs, place))
+    if isinstance(i.attrs, Collective):
+        key = (i.kind, "+".join(i.attrs.axes))
+        count, total = g.sent.get(key, (0, 0))
+        g.sent[key] = (count + 1, total + sent_bytes(i, program))
+
+
+def readable(program: Program, most: int) -> int | None:
+    """The largest depth of scopes that needs at most ``most`` boxes; None: single instructions."""
+    if len(program.instructions) <= most:
+        return None
+    deepest = max((i.source.name.count("/") for i in program.instructions), default=0)
+    return next((d for d in range(deepest, 0, -1) if len(grouped(program, d)) <= most), 1)
+
+
+# ---- the picture -----------------------------------------------------------------------------
 
 
 class AxisColours:
     """One colour for each set of mesh axes, in the order of the mesh."""
 
     def __init__(self, program: Program):
-        names = list(program.mesh.names)
         found = ["+".join(i.attrs.axes) for i in program.instructions if isinstance(i.attrs, Collective)]
-        self.numbers: dict[str, int] = {}
-        for name in [*names, *dict.fromkeys(found)]:
-            self.numbers.setdefault(name, len(self.numbers))
+        self.numbers = {name: n for n, name in enumerate(dict.fromkeys([*program.mesh.names, *found]))}
         self.used = [n for n in self.numbers if n in found]
 
     def soft(self, axes: str) -> str:
@@ -49,14 +200,14 @@ def draw_program(
     Args:
         program: The program.
         title: Above the picture.
-        depth: How many parts of the scopes tell boxes apart; None: a box for each instruction.
+        depth: Parts of the scopes that make boxes differ; None: a box for each instruction.
             Default: as many as can be read.
         numbers: Only these instructions.
     """
     if depth == -1:
         depth = readable(program, MOST_BOXES)
     groups, colours = grouped(program, depth, numbers), AxisColours(program)
-    sizes = [_size(g) for g in groups]
+    sizes = [g.size for g in groups]
     legend, caption = _legend(program, colours), about(program)
     reach = max((_reach(k - p) for k, g in enumerate(groups) for p in g.before), default=0.0) * 0.75
     column = max((w for w, _ in sizes), default=0.0)
@@ -68,7 +219,7 @@ def draw_program(
     height = tops[-1] - GAP + 14 if groups else head + 8
     left = 14 + reach
 
-    def paint(figure: Any) -> None:
+    def paint(figure: MatplotlibFigure) -> None:
         canvas = Canvas(figure, room, height)
         if title:
             canvas.text(14, 18, title, 14, bold=True)
@@ -87,7 +238,7 @@ def draw_program(
                     canvas.arrow((left, start), (left, stop), _reach(k - p), strong(p))
             _box(canvas, g, (left, tops[k], w, h), colours, program)
 
-    return Picture(room, height, title or "Program", program_text(groups), paint)
+    return Picture(room, height, title or "Program", _as_text(groups), paint)
 
 
 def _reach(boxes: int) -> float:
@@ -97,33 +248,9 @@ def _reach(boxes: int) -> float:
 
 def about(program: Program) -> str:
     """Mesh, and how variables and feeds are split over it."""
-    axes = ";".join(f"{name}:{size}" for name, size in program.mesh.axes)
-    splits: dict[str, None] = {}
-    for t in (*(v.type for v in program.variables.values()), *program.feeds.values()):
-        for d, over in zip(t.shape, t.splits, strict=True):
-            if over:
-                splits[f"{d.name}:{'+'.join(over)}"] = None
-    return f"mesh {axes}, {program.mesh.size} ranks; split {';'.join(splits) or 'nothing'}"
-
-
-def _size(g: Group) -> tuple[float, float]:
-    texts = [_head(g), *(_sent(*item) for item in g.sent.items())]
-    width = max(text_width(s, FONT) for s in texts) + 18
-    return min(max(width, 60.0), 330.0), 10 + ROW * (1 + len(g.sent) - _is_one_collective(g))
-
-
-def _is_one_collective(g: Group) -> bool:
-    return len(g.numbers) == 1 and bool(g.sent)
-
-
-def _head(g: Group) -> str:
-    return g.name if len(g.numbers) == 1 else f"{g.name}  ({len(g.numbers)})"
-
-
-def _sent(key: tuple[str, str], value: tuple[int, int]) -> str:
-    (kind, axes), (count, total) = key, value
-    times = f"{count} " if count > 1 else ""
-    return f"{times}{kind} {axes}: {amount(total, 'B')}"
+    kept = (*(v.type for v in program.variables.values()), *program.feeds.values())
+    splits = [f"{d.name}:{'+'.join(over)}" for t in kept for d, over in zip(t.shape, t.splits, strict=True) if over]
+    return f"{mesh_text(program.mesh)}s; split {';'.join(dict.fromkeys(splits)) or 'nothing'}"
 
 
 def _made(s: Source) -> str:
@@ -136,21 +263,20 @@ def _box(
 ) -> None:
     """A group; each of its collectives is a row of its own, in the colour of its axes."""
     x, y, w, h = place
-    lines = [_made(program.instructions[n].source) for n in g.numbers]
-    note = "\n".join(list(dict.fromkeys(lines))[:12])
-    if _is_one_collective(g):
-        ((key, value),) = g.sent.items()
-        canvas.box(*place, colours.soft(key[1]), colours.strong(key[1]), 1.6, 5, note)
-        canvas.text(x + w / 2, y + h / 2, shortened(_sent(key, value), w - 10, FONT), FONT, where="center")
+    note = "\n".join(list(dict.fromkeys(_made(program.instructions[n].source) for n in g.numbers))[:12])
+    if g.is_one_collective:
+        ((_, axes),) = g.sent
+        canvas.box(*place, colours.soft(axes), colours.strong(axes), 1.6, 5, note)
+        canvas.text(x + w / 2, y + h / 2, shortened(g.lines[0], w - 10, FONT), FONT, where="center")
         return
     traits = program.instructions[g.numbers[0]].traits
     stored = len(g.numbers) == 1 and (traits.given or traits.kept)
     canvas.box(*place, PAGE if stored else PLAIN, LINE, 1.0, 5, note)
-    canvas.text(x + w / 2, y + 5 + ROW / 2, shortened(_head(g), w - 10, FONT), FONT, where="center")
-    for k, (key, value) in enumerate(g.sent.items()):
+    canvas.text(x + w / 2, y + 5 + ROW / 2, shortened(g.head, w - 10, FONT), FONT, where="center")
+    for k, ((_, axes), line) in enumerate(zip(g.sent, g.lines, strict=True)):
         at = y + 5 + ROW * (k + 1)
-        canvas.box(x + 4, at, w - 8, ROW - 2, colours.soft(key[1]), colours.strong(key[1]), 1.0, 3)
-        words = shortened(_sent(key, value), w - 16, FONT - 0.5)
+        canvas.box(x + 4, at, w - 8, ROW - 2, colours.soft(axes), colours.strong(axes), 1.0, 3)
+        words = shortened(line, w - 16, FONT - 0.5)
         canvas.text(x + w / 2, at + ROW / 2 - 1, words, FONT - 0.5, where="center")
 
 
@@ -168,11 +294,10 @@ def _legend(program: Program, colours: AxisColours) -> list[tuple[str, str, str,
     return entries
 
 
-def program_text(groups: list[Group]) -> str:
-    """The same as text: a line a box."""
+def _as_text(groups: list[Group]) -> str:
+    """The same as text: one line for each box."""
     lines = []
     for k, g in enumerate(groups):
-        sent = "; ".join(_sent(*item) for item in g.sent.items())
         after = f" after {', '.join(map(str, g.before))}" if g.before else ""
-        lines.append(f"{k:4} {_head(g)}{after}" + (f"  [{sent}]" if sent else ""))
+        lines.append(f"{k:4} {g.head}{after}" + (f"  [{'; '.join(g.lines)}]" if g.sent else ""))
     return "\n".join(lines)

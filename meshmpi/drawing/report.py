@@ -1,12 +1,12 @@
 """One HTML page about a program: what it costs, who holds what, what is sent where, its text.
 
-The page is one file: no script, style, font or picture comes from elsewhere, so that it can be sent
-by mail and opened on a machine without network.
+The page needs no other file: it can be sent by mail and opened on a machine without network.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -14,10 +14,9 @@ from meshmpi.amounts import amount
 from meshmpi.compiler.cost import Cost
 from meshmpi.compiler.passes.memory import MemoryPlan, aligned_bytes
 from meshmpi.drawing.blocks import Drawn, draw_blocks
-from meshmpi.drawing.groups import grouped, readable
 from meshmpi.drawing.memory import draw_memory
 from meshmpi.drawing.picture import Picture, stacked
-from meshmpi.drawing.program import MOST_BOXES, draw_program
+from meshmpi.drawing.program import MOST_BOXES, draw_program, grouped, readable
 from meshmpi.ir.program import LocalType, Program
 from meshmpi.planner.memory_kinds import memory_by_kind
 from meshmpi.planner.report import sent_by_line, traffic_lines
@@ -26,6 +25,7 @@ MOST_PICTURES = 12
 """Tensors drawn: one of each way to be split, the largest first."""
 MOST_ROWS = 40
 """Lines of a table; the rest is counted."""
+MEMORY = "Memory of the rank with the largest blocks"
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1a1d21;--faint:#5a626b;--line:#9aa3ad;--page:#fff;--plain:#eceff2;--link:#00649d}
@@ -67,18 +67,15 @@ def report_page(
         program: The program.
         cost: Its cost.
         plan: Its memory plan.
-        title: Of the page.
+        title: Title of the page.
         layout: The layout as the user wrote it.
-        notes: More lines of the summary, a predicted time for instance.
-
-    Returns:
-        The text of a file that needs no other.
+        notes: More lines of the summary, such as a predicted time.
     """
     blocks = draw_blocks(_examples(program), program.mesh, width=900.0, layout=layout)
-    memory = draw_memory(program, plan, "Memory of the rank with the largest blocks", 900.0)
+    memory = draw_memory(program, plan, MEMORY, 900.0)
     sections = {
         "Summary": _summary(program, cost, layout, notes),
-        "Who holds what": _dims(program) + _variables(program) + _inline(blocks),
+        "Who holds what": _dimensions(program) + _variables(program) + _inline(blocks),
         "What is sent, by line": _traffic(program),
         "Program as a graph": _graph(program),
         "Memory over the step": _inline(memory) + _memory(program, plan),
@@ -91,18 +88,15 @@ def report_picture(program: Program, plan: MemoryPlan, title: str, layout: str =
     """The pictures of the page below each other: who holds what, the program, the memory."""
     blocks = draw_blocks(_examples(program), program.mesh, title, 900.0, layout)
     graph = draw_program(program, "Program as a graph")
-    memory = draw_memory(program, plan, "Memory of the rank with the largest blocks", 900.0)
+    memory = draw_memory(program, plan, MEMORY, 900.0)
     return stacked([blocks, graph, memory], title)
 
 
 def report_text(program: Program, cost: Cost, plan: MemoryPlan) -> str:
     """The same for a terminal: cost, who holds what, what is sent, the program as boxes."""
-    pictures = draw_blocks(_examples(program), program.mesh)
-    memory = draw_memory(program, plan)
-    graph = draw_program(program)
-    sent = "\n".join(traffic_lines(program, MOST_ROWS))
-    parts = [str(cost), pictures.text, sent or "nothing is sent", memory.text, graph.text]
-    return "\n\n".join(parts)
+    blocks = draw_blocks(_examples(program), program.mesh)
+    sent = "\n".join(traffic_lines(program, MOST_ROWS)) or "nothing is sent"
+    return "\n\n".join([str(cost), blocks.text, sent, draw_memory(program, plan).text, draw_program(program).text])
 
 
 def _whole(title: str, sections: Mapping[str, str]) -> str:
@@ -137,37 +131,30 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
 
 
 def _summary(program: Program, cost: Cost, layout: str, notes: Sequence[str]) -> str:
+    kinds = ", ".join(f"{n} {kind}" for kind, n in program.counts().items())
     rows = [
         ("mesh", f"{program.mesh}, {program.mesh.size} ranks"),
         ("layout", layout or "(none: every rank holds everything)"),
         ("computation", f"{amount(cost.flops, 'FLOP')} per rank and step"),
         ("sent", f"{amount(cost.bytes_sent, 'B')} per rank and step"),
         ("memory", f"{amount(cost.peak_memory, 'B')} per rank ({cost.peak_memory:,} bytes)"),
-        (
-            "instructions",
-            f"{len(program.instructions)}: " + ", ".join(f"{n} {kind}" for kind, n in program.counts().items()),
-        ),
+        ("instructions", f"{len(program.instructions)}: {kinds}"),
         ("digest", program.digest()[:16]),
     ]
     said = "".join(f"<p>{escape(n)}</p>" for n in notes)
     return _table(("of the rank with the largest blocks", ""), rows) + said
 
 
-def _dims(program: Program) -> str:
-    """Every dim with the ways in which it is split."""
-    found: dict[tuple[str, int, str], int] = {}
-    stored = [v.type for v in program.variables.values()]
-    for t in [*stored, *program.types.values()]:
-        for d, axes in zip(t.shape, t.splits, strict=True):
-            key = (d.name, d.size, "+".join(axes))
-            found[key] = found.get(key, 0) + 1
-    split = {name for name, _, axes in found if axes}
+def _dimensions(program: Program) -> str:
+    """Every split dimension with the ways in which it is split."""
+    types = [*(v.type for v in program.variables.values()), *program.types.values()]
+    found = Counter((d.name, d.size, "+".join(axes)) for t in types for d, axes in zip(t.shape, t.splits, strict=True))
+    split = {name for name, _, axes in found if axes and not name.startswith("_")}
     rows = []
-    for (name, size, axes), n in sorted(found.items(), key=lambda item: item[0]):
-        if name not in split or name.startswith("_"):
-            continue
-        blocks = program.mesh.count(axes.split("+")) if axes else 1
-        rows.append((name, f"{size:,}", axes or "whole", f"{blocks}", f"{-(-size // blocks):,}", f"{n}"))
+    for (name, size, axes), n in sorted(found.items()):
+        if name in split:
+            blocks = program.mesh.count(axes.split("+")) if axes else 1
+            rows.append((name, f"{size:,}", axes or "whole", f"{blocks}", f"{-(-size // blocks):,}", f"{n}"))
     if not rows:
         return "<p>No dimension is split.</p>"
     return _table(("dimension", "size", "over", "blocks", "of up to", "values"), rows, (1, 3, 4, 5))
@@ -175,24 +162,18 @@ def _dims(program: Program) -> str:
 
 def _variables(program: Program) -> str:
     """Variables by name without numbers, the largest first."""
-    found: dict[tuple[str, str, str], list[int]] = {}
-    origin = dict.fromkeys(program.mesh.names, 0)
+    found: dict[tuple[str, str, str, int], list[int]] = {}
+    mesh, origin = program.mesh, dict.fromkeys(program.mesh.names, 0)
     for v in program.variables.values():
-        block = "x".join(map(str, v.type.max_sizes(program.mesh))) or "1"
-        key = (re.sub(r"\d+", "#", v.name), str(v.type), block)
-        entry = found.setdefault(key, [0, 0, program.mesh.size // _blocks(v.type, program)])
-        entry[0] += 1
-        entry[1] += aligned_bytes(v.type, program, origin)
+        block, copies = "x".join(map(str, v.type.max_sizes(mesh))) or "1", mesh.size // mesh.count(v.type.used_axes)
+        key = (re.sub(r"\d+", "#", v.name), str(v.type), block, copies)
+        found.setdefault(key, []).append(aligned_bytes(v.type, program, origin))
     rows = [
-        (name, f"{n}", kind, block, f"{copies}", amount(size, "B"))
-        for (name, kind, block), (n, size, copies) in sorted(found.items(), key=lambda item: -item[1][1])
+        (name, f"{len(sizes)}", kind, block, f"{copies}", amount(sum(sizes), "B"))
+        for (name, kind, block, copies), sizes in sorted(found.items(), key=lambda item: -sum(item[1]))
     ]
     head = ("variable", "count", "type", "block of a rank", "copies", "bytes of a rank")
     return _table(head, rows, (1, 4, 5))
-
-
-def _blocks(t: LocalType, program: Program) -> int:
-    return program.mesh.count(t.used_axes)
 
 
 def _examples(program: Program) -> list[Drawn]:
@@ -214,7 +195,7 @@ def _examples(program: Program) -> list[Drawn]:
         if pattern not in chosen or t.shape.size > chosen[pattern][1].shape.size:
             chosen[pattern] = (name, t)
     ordered = sorted(chosen.values(), key=lambda item: -item[1].shape.size)[:MOST_PICTURES]
-    return list(ordered) or [(n, t) for n, t in named[:3]]
+    return [*(ordered or named[:3])]
 
 
 def _traffic(program: Program) -> str:
@@ -248,9 +229,8 @@ def _graph(program: Program) -> str:
 
 
 def _memory(program: Program, plan: MemoryPlan) -> str:
-    kinds: Mapping[str, int] = memory_by_kind(program, plan)
-    rows = [(k, amount(n, "B"), f"{n:,}") for k, n in kinds.items() if n]
-    rows.append(("in all", amount(plan.total_bytes, "B"), f"{plan.total_bytes:,}"))
+    kinds = {**memory_by_kind(program, plan), "in all": plan.total_bytes}
+    rows = [(k, amount(n, "B"), f"{n:,}") for k, n in kinds.items() if n or k == "in all"]
     return _table(("kind, at the peak", "", "bytes"), rows, (1, 2))
 
 

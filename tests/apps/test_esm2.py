@@ -98,13 +98,13 @@ def test_records_of_a_file(tmp_path):
         (">a\n>b\nMKV\n", r":1: record 'a' has no letters"),
         (">a\nMKV\n>b\n\n", r":3: record 'b' has no letters"),
         (">a\nMKV\n>b\nMK\n>a x\nMKV\n", r":5: the name 'a' is that of line 1 too"),
-        (">a\nMKV\nMJV\n", r":3: letter 'J' \(column 2\) is no amino acid"),
+        (">a\nMKV\nMJV\n", r":3: letter 'J' \(column 2\) is not an amino acid"),
         (">a\nMKVmkv\n", r":2: letter 'm' \(column 4\) is lower-case"),
         (">a\nMKV*\n", r":2: letter '\*' \(column 4\) marks a stop codon"),
         (">a\nMK-V\n", r":2: letter '-' \(column 3\) is a gap"),
         (">a\nMK.V\n", r":2: letter '.' \(column 3\) is a gap"),
-        (">a\nMK V\n", r":2: letter ' ' \(column 3\) is no amino acid"),
-        (">a\nMK3V\n", r":2: letter '3' \(column 3\) is no amino acid"),
+        (">a\nMK V\n", r":2: letter ' ' \(column 3\) is not an amino acid"),
+        (">a\nMK3V\n", r":2: letter '3' \(column 3\) is not an amino acid"),
         (">a\nMKV>b\n", r":2: letter '>' \(column 4\) is inside a line"),
         (">a\nMKV\n>b\n" + "ACGT" * 8 + "\n", r":3: record 'b' .* A, C, G, T only, so it is DNA"),
         (">a\n" + "ACGUN" * 8 + "\n", r":1: record 'a' .* DNA or RNA"),
@@ -122,7 +122,7 @@ def test_files_that_cannot_be_read(tmp_path):
         fasta.read(tmp_path / "none.fasta")
     binary, packed = tmp_path / "b.fasta", tmp_path / "c.fasta.gz"
     binary.write_bytes(b">a\nMKV\nM\xffK\n")
-    with pytest.raises(DataError, match=r"b.fasta:3: byte 0xff is no text"):
+    with pytest.raises(DataError, match=r"b.fasta:3: byte 0xff is not text"):
         fasta.read(binary)
     for data in (b"no archive", gzip.compress(b">a\nMKV\n" * 99)[:-20]):
         packed.write_bytes(data)

@@ -20,9 +20,9 @@ from apps.esm2.weights import open_model
 from meshmpi.errors import CheckpointError
 from meshmpi.launch.launch import launch
 from meshmpi.transformer.training.config import from_dict
-from meshmpi.transformer.training.loop import Trainer
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.settings import Settings
+from meshmpi.transformer.training.trainer import Trainer
 from tests.apps.test_esm2 import FAMILIES, SEQUENCES, relatives, written
 
 ROOT = Path(__file__).parent.parent.parent

@@ -151,7 +151,7 @@ def test_damaged_files(folder):
     with pytest.raises(DataError, match=r"\(5, 11, 9\) images and \(6,\) labels"):
         load(str(folder))
     (folder / FILES[0]).write_bytes(idx(digits(6).images)[:-1])
-    with pytest.raises(DataError, match="no whole IDX file"):
+    with pytest.raises(DataError, match="not a complete IDX file"):
         load(str(folder))
     (folder / FILES[0]).unlink()
     with pytest.raises(DataError, match="cannot be read.*train-labels"):

@@ -17,7 +17,7 @@ from apps.two_layer.model import Sizes
 from meshmpi.dims import MeshShape
 from meshmpi.drawing import blocks_of, blocks_text, draw_blocks, type_in
 from meshmpi.drawing.blocks import Block, ranks_text, shown
-from meshmpi.drawing.palette import GROUNDS, HUES, INK, PAGE, PLAIN, soft, strong
+from meshmpi.drawing.picture import GROUNDS, HUES, INK, PAGE, PLAIN, soft, strong
 from meshmpi.ir.program import LocalType
 from tests.drawing.seen import assert_legible, boxes, contrast, distance, words
 

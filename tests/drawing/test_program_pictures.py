@@ -16,9 +16,8 @@ from apps.two_layer.model import Sizes, build
 from meshmpi.amounts import amount
 from meshmpi.cli import main as command
 from meshmpi.drawing import draw_memory, draw_program, memory_use, report_page
-from meshmpi.drawing.groups import grouped, readable, sent_bytes
 from meshmpi.drawing.memory import KINDS
-from meshmpi.drawing.program import AxisColours
+from meshmpi.drawing.program import AxisColours, grouped, readable, sent_bytes
 from meshmpi.ir.kinds import COLLECTIVES
 from meshmpi.ir.program import Program
 from meshmpi.runtime.compiled import memory_plan

@@ -9,34 +9,34 @@ import pytest
 from meshmpi import checkpoint
 from meshmpi.launch.launch import launch
 from meshmpi.runtime import cores as counters
-from meshmpi.transformer.training.extras import Extras
 from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.transformer.training.progress import Extras
 from tests.train.test_progress import command
 
 BROKEN = {
-    "prediction": "observe.predict_time",
-    "loss curve": "loop.plot_losses",
+    "prediction": "measured.predict_time",
+    "loss curve": "progress.plot_losses",
     "TensorBoard": "progress.EventWriter",
-    "trace": "observe.write_trace",
-    "facts for `meshmpi compare`": "observe.write_facts",
-    "share of the peak": "observe.Observer._fastest",
-    "report": "observe.Report",
-    "network figures": "observe.network_bytes_sent",
+    "trace": "measured.write_trace",
+    "facts for `meshmpi compare`": "measured.write_facts",
+    "share of the peak": "measured.Measured._fastest",
+    "report": "measured.Report",
+    "network figures": "measured.network_bytes_sent",
 }
 """What a line calls it -> what is broken."""
 _RUN = """
 import sys
 from meshmpi import cli
-from meshmpi.transformer.training import loop, metrics, observe, progress
+from meshmpi.transformer.training import measured, progress, trainer
 def broken(*arguments, **options):
     raise KeyError("start")
 for name in sys.argv.pop(1).split(","):
     module, *path, last = name.split(".")
-    owner = {"loop": loop, "observe": observe, "progress": progress}[module]
+    owner = {"measured": measured, "progress": progress}[module]
     for part in path:
         owner = getattr(owner, part)
     setattr(owner, last, broken)
-loop.check_available = lambda: None
+trainer.check_tensorboard = lambda: None
 sys.exit(cli.main(sys.argv[1:]))
 """
 

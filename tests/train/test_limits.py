@@ -8,8 +8,8 @@ import time
 import pytest
 
 from meshmpi.errors import ConfigError
-from meshmpi.transformer.training import limits
-from meshmpi.transformer.training.limits import (
+from meshmpi.transformer.training import stopping
+from meshmpi.transformer.training.stopping import (
     TimeLimit,
     find_limit,
     process_age,
@@ -50,24 +50,24 @@ def squeue(folder, monkeypatch, text, status=0):
 
 def test_slurm_is_asked(tmp_path, monkeypatch):
     squeue(tmp_path / "a", monkeypatch, "1-00:00:10")
-    assert slurm_seconds_left(os.environ) == 86410
+    assert slurm_seconds_left() == 86410
     assert "Slurm job 17 leaves 24:00:" in str(find_limit(""))
     squeue(tmp_path / "b", monkeypatch, "UNLIMITED")
-    assert slurm_seconds_left(os.environ) is None
+    assert slurm_seconds_left() is None
     assert find_limit("").reached() == ""
     assert str(find_limit("")) == "no time limit"
 
 
 def test_the_variable_must_do_where_slurm_does_not_answer(tmp_path, monkeypatch):
     squeue(tmp_path / "a", monkeypatch, "slurm_load_jobs error", status=1)
-    assert slurm_seconds_left(os.environ) is None
+    assert slurm_seconds_left() is None
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1000))
-    assert 900 < slurm_seconds_left(os.environ) < 1001
+    assert 900 < slurm_seconds_left() < 1001
 
 
 def test_outside_of_a_job_there_is_no_limit(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert slurm_seconds_left(os.environ) is None
+    assert slurm_seconds_left() is None
     assert find_limit("").reached() == ""
 
 
@@ -91,11 +91,11 @@ def test_the_setting_counts_from_the_start_of_the_process(monkeypatch):
 
 def test_time_for_a_step_and_a_save_is_kept():
     limit = TimeLimit(100.0, "a limit", save=3.0)
-    assert limit.margin == limits.LEAVE_SECONDS + limits.SAVE_FACTOR * 3.0
+    assert limit.margin == stopping.LEAVE_SECONDS + stopping.SAVE_FACTOR * 3.0
     limit.took(step=2.0)
     limit.took(save=1.0)  # measured: the estimate is forgotten
     limit.took(step=1.0)
-    expected = limits.LEAVE_SECONDS + limits.STEP_FACTOR * 2.0 + limits.SAVE_FACTOR * 1.0
+    expected = stopping.LEAVE_SECONDS + stopping.STEP_FACTOR * 2.0 + stopping.SAVE_FACTOR * 1.0
     assert limit.margin == expected
     assert limit.reached() == ""
     limit.took(save=90.0)

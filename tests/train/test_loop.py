@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -17,13 +18,14 @@ from meshmpi.transformer.text.characters import ByteVocabulary
 from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.corpora import FETCHERS
 from meshmpi.transformer.training.evaluation import HeldOutText
-from meshmpi.transformer.training.guard import TrainingError
-from meshmpi.transformer.training.loop import Trainer
 from meshmpi.transformer.training.metrics import MetricsWriter, read_metrics
+from meshmpi.transformer.training.observer import Observer, TrainingError
 from meshmpi.transformer.training.run import train
+from meshmpi.transformer.training.saves import Saves
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import set_aside
 from meshmpi.transformer.training.signals import StopSignals
+from meshmpi.transformer.training.trainer import Trainer
 from tests.train.small import SMALL_MODEL, TEXT
 
 MIXED = ["mesh.shape=rows:2;cols:2", "mesh.layout=batch:rows;heads:cols;d_ff:cols;vocab:cols"]
@@ -89,14 +91,13 @@ def test_records_of_all_steps_are_in_the_file_when_a_save_begins(tmp_path, monke
         "meshmpi.transformer.training.progress.MetricsWriter",
         lambda folder, rank, step, *_: MetricsWriter(folder, rank, step, 3600.0),
     )
-    found, save = [], Trainer.save
+    found, save = [], Saves.save
 
-    def looking(trainer, background=False):
-        steps = [r["step"] for r in read_metrics(tmp_path / "run") if "loss" in r]
-        found.append((trainer.done, steps))
-        return save(trainer, background)
+    def looking(saves, step, *more):
+        found.append((step, [r["step"] for r in read_metrics(tmp_path / "run") if "loss" in r]))
+        return save(saves, step, *more)
 
-    monkeypatch.setattr(Trainer, "save", looking)
+    monkeypatch.setattr(Saves, "save", looking)
     run(tmp_path, "run", "checkpoint.every=2")
     assert found == [(n, list(range(1, n + 1))) for n in (2, 4, 6, 8)]
 
@@ -299,6 +300,51 @@ def test_text_too_short_to_hold_out():
         HeldOutText(np.arange(1), 1, 1)
 
 
+# ---- observers -------------------------------------------------------------------------------
+
+
+class Seen(Observer):
+    """Notes what it is told; fails after a step."""
+
+    def __init__(self, fails_after=-1):
+        self.found, self.fails_after = [], fails_after
+
+    def on_begin(self, done, last):
+        self.found.append(("begin", done))
+
+    def on_step(self, step):
+        self.found.append(("step", step.number))
+        if step.number == self.fails_after:
+            raise RuntimeError("by order")
+
+    def on_evaluate(self, number, evaluation):
+        self.found.append(("evaluate", number))
+
+    def on_save(self, path, seconds):
+        self.found.append(("save", int(path.name[-8:])))
+
+    def on_end(self, stopped_by):
+        self.found.append(("end", stopped_by))
+
+    def on_failure(self, error):
+        self.found.append(("failure", str(error)))
+
+
+@pytest.mark.parametrize(
+    ("fails_after", "told"),
+    [
+        (-1, "begin 0, step 1, step 2, evaluate 2, save 2, step 3, step 4, save 4, evaluate 4, end "),
+        (3, "begin 0, step 1, step 2, evaluate 2, save 2, step 3, failure by order"),
+    ],
+)
+def test_observers_are_told_what_happens(tmp_path, fails_after, told):
+    seen = Seen(fails_after)
+    made = settings(tmp_path, "train.steps=4", "evaluate.every=2", "checkpoint.every=2")
+    with pytest.raises(RuntimeError) if fails_after > 0 else contextlib.nullcontext():
+        train(made, tmp_path / "run", mesh=mm.SimulatedMesh("all:1"), say=lambda line: None, observers=[seen])
+    assert ", ".join(f"{what} {value}" for what, value in seen.found) == told
+
+
 # ---- signals ---------------------------------------------------------------------------------
 
 
@@ -378,14 +424,14 @@ def test_a_bug_on_one_rank_ends_the_job_with_its_traceback(tmp_path):
     script = tmp_path / "bug.py"
     script.write_text(
         "import sys\n"
-        "from meshmpi.transformer.training import loop\n"
+        "from meshmpi.transformer.training import trainer\n"
         "from meshmpi import cli\n"
-        "step = loop.Trainer.one_step\n"
+        "step = trainer.Trainer.one_step\n"
         "def broken(self):\n"
         "    if self.mesh.rank == 1 and self.done == 3:\n"
         "        raise RuntimeError('a bug on rank 1')\n"
         "    return step(self)\n"
-        "loop.Trainer.one_step = broken\n"
+        "trainer.Trainer.one_step = broken\n"
         "sys.exit(cli.main(sys.argv[1:]))\n"
     )
     config = tmp_path / "config.toml"

@@ -19,12 +19,11 @@ import meshmpi as mm
 from meshmpi.errors import ConfigError
 from meshmpi.launch.launch import launch
 from meshmpi.planner.machine_file import load_machine
-from meshmpi.transformer.training import tensorboard
+from meshmpi.transformer.training import metrics as recording
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.extras import Extras
-from meshmpi.transformer.training.live import LiveLine, bar, is_terminal
 from meshmpi.transformer.training.metrics import MetricsWriter, drop_ranks, metrics_path, read_metrics
-from meshmpi.transformer.training.progress import Progress
+from meshmpi.transformer.training.observer import Step
+from meshmpi.transformer.training.progress import Extras, LiveLine, Progress, bar, is_terminal
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.settings import Settings
 from tests.train.small import SMALL_MODEL, TEXT
@@ -156,13 +155,15 @@ def test_progress_can_be_asked_for_and_refused(tmp_path):
 # ---- lines and records -----------------------------------------------------------------------
 
 
-def progress_lines(tmp_path, fastest, **step):
+def progress_lines(tmp_path, fastest, **reports):
     lines = []
     settings = load(Settings, None, ["train.steps=10", "train.log_every=1"])
     live = LiveLine("off", lines.append)
     mesh = mm.SimulatedMesh("a:1")
-    with Progress(settings, tmp_path, 0, mesh, live, 64.0, Extras(print), fastest) as progress:
-        progress.step(2.0, 0.1, 0.5, 0.1, **step)
+    progress = Progress(settings, tmp_path, mesh, live, 64.0, Extras(print), fastest)
+    progress.on_begin(0, {})
+    progress.on_step(Step(1, 2.0, 0.1, 0.5, 0.1, reports))
+    progress.on_end("")
     return lines
 
 
@@ -241,7 +242,7 @@ def events(folder):
     """(step, tag, value) of all event files of a run: length, checksum, event, checksum."""
     event = pytest.importorskip("tensorboardX.proto.event_pb2")
     found = []
-    for path in sorted((folder / tensorboard.FOLDER).glob("events.out.tfevents.*")):
+    for path in sorted((folder / recording.EVENTS).glob("events.out.tfevents.*")):
         data, place = path.read_bytes(), 0
         while place < len(data):
             size = int.from_bytes(data[place : place + 8], "little")
@@ -271,11 +272,11 @@ def test_event_files_hold_what_the_records_hold(tmp_path):
 
 def test_without_the_setting_there_are_no_event_files(tmp_path):
     run(tmp_path)
-    assert not (tmp_path / "run" / tensorboard.FOLDER).exists()
+    assert not (tmp_path / "run" / recording.EVENTS).exists()
 
 
 def test_the_missing_package_is_named_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(recording.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'meshmpi\[tensorboard\]'"):
         run(tmp_path, "train.tensorboard=true")
     assert not (tmp_path / "run").exists()

@@ -15,7 +15,7 @@ import pytest
 import meshmpi as mm
 from meshmpi import checkpoint
 from meshmpi.transformer.tasks.language_model import LanguageModelTask
-from meshmpi.transformer.training import loop, stopping
+from meshmpi.transformer.training import stopping, trainer
 from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.metrics import read_metrics
 from meshmpi.transformer.training.run import train
@@ -63,14 +63,14 @@ def records(folder):
 
 def raising_at(place, monkeypatch):
     """Has a signal arrive at a place of the run."""
-    original = getattr(loop.Trainer, place)
+    original = getattr(trainer.Trainer, place)
 
     def with_signal(self, *args, **more):
         if place != "_evaluate" or self.done == 2:
             signal.raise_signal(signal.SIGTERM)
         return original(self, *args, **more)
 
-    monkeypatch.setattr(loop.Trainer, place, with_signal)
+    monkeypatch.setattr(trainer.Trainer, place, with_signal)
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,8 @@ def check_logits(case: str, found: Mapping[str, Sequence[float]]) -> list[str]:
     off = {name: float(np.abs(v - first).max() / np.abs(first).max()) for name, v in others}
     wrong = {name: d for name, d in off.items() if not d <= TOLERANCE}
     if wrong:
-        told = ", ".join(f"{name} by {d:.2g}" for name, d in wrong.items())
-        return [f"**{case}: logits differ from those of {reference}**: {told}."]
+        differences = ", ".join(f"{name} by {d:.2g}" for name, d in wrong.items())
+        return [f"**{case}: logits differ from those of {reference}**: {differences}."]
     return [
         f"{case}: logits of all systems differ by at most {max(off.values()):.1e} of the largest"
         f" (allowed: {TOLERANCE:g})."

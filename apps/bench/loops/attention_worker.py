@@ -11,7 +11,7 @@ from apps.bench.loops.worker import least_seconds
 from apps.bench.step.yardstick import emit, peak_bytes, pin
 
 REPEATS = 3
-"""Of a layer."""
+"""Repetitions of a layer."""
 
 
 def main() -> None:

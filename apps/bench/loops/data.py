@@ -38,11 +38,7 @@ def product_name(count: int, m: int, k: int, n: int) -> str:
 
 
 class Data:
-    """Inputs, float32 and C-contiguous.
-
-    Args:
-        scale: Of the number of rows.
-    """
+    """Inputs, float32 and C-contiguous."""
 
     def __init__(self, scale: float = 1.0):
         random = np.random.default_rng(5)

@@ -27,7 +27,6 @@ def calls(mesh: Any, kind: str, n: int) -> dict[str, Callable[[], None]]:
     """The ways to run one collective of ``n`` bytes, on arrays of their own.
 
     Args:
-        mesh: Of `RANKS` ranks on one axis ``all``.
         kind: One of `KINDS`.
         n: Bytes, a multiple of four times the number of ranks.
     """

@@ -23,7 +23,6 @@ def interleaved(
 
     Args:
         ways: Name -> the call.
-        barrier: Of all ranks.
         slowest: Times of this rank -> the greatest of all ranks, one by one.
         seconds: In which about all calls of one way are done.
     """

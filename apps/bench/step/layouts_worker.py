@@ -50,7 +50,7 @@ def with_storage(found: list[Candidate], work: Work) -> list[Candidate]:
 
 
 def measured(step: Any, sizes: Sizes, steps: int) -> list[float]:
-    """Seconds of so many steps, each on the slowest rank."""
+    """Seconds of each step on the slowest rank."""
     rng = np.random.default_rng(0)
     feeds = {n: rng.integers(0, sizes.vocab, t.shape.sizes).astype(np.int32) for n, t in step.program.feeds.items()}
     seconds = []

@@ -29,7 +29,7 @@ class Turn(NamedTuple):
         seconds: Median step of the slowest process.
         before, after: Seconds of the bare products around it.
         losses: First ones.
-        peak_bytes: Of the process that took most.
+        peak_bytes: Largest peak of a process.
         results: As the processes printed them.
     """
 

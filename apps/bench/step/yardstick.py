@@ -91,11 +91,7 @@ def write_start(path: Path, sizes: Sizes) -> None:
 class Start:
     """What `write_start` wrote.  A variable is read when asked for, so that none is kept twice.
 
-    Args:
-        path: Of the .npz file.
-
     Attributes:
-        sizes: Of the model.
         tokens: int32 [batches, batch, length + 1].
     """
 

@@ -1,7 +1,4 @@
-"""Which continuations a beam search keeps; every rank computes this from the same numbers.
-
-Works on the candidates of one row at a time.  Knows no model, no mesh and no caches.
-"""
+"""Which continuations a beam search keeps, one row at a time; every rank computes this from the same numbers."""
 
 from __future__ import annotations
 

@@ -1,24 +1,24 @@
 """Texts from a trained Transformer: one token at a time, with the keys and values of the past kept.
 
 What is drawn depends only on the seed, the number of the prompt and the place of the token, so every
-layout draws the same text unless rounding decides a near tie.  Knows token ids, not what
-they mean, and no files.
+layout draws the same text unless rounding decides a near tie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshmpi.dims import LayoutLike
 from meshmpi.errors import ConfigError, DataError
 from meshmpi.kernels import random_block
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.decoding.beams import Beams, Hypothesis
-from meshmpi.transformer.decoding.programs import Choosing, DecodingPrograms
+from meshmpi.transformer.decoding.programs import Choosing, DecodingPrograms, Sizes
 from meshmpi.transformer.models import TransformerConfig
 
 
@@ -52,10 +52,7 @@ class Sampling:
 
 
 class Token(NamedTuple):
-    """A token as it is drawn: of prompt number ``row``; ``last`` where the row ends with it.
-
-    Where a stop token ends a row, it is the ``token``.
-    """
+    """A token drawn for prompt number ``row``; ``last`` where it ends the row, as a stop token does."""
 
     row: int
     token: int
@@ -64,20 +61,13 @@ class Token(NamedTuple):
 
 @dataclass
 class _Row:
-    """A text that is being continued.
+    """A text that is being continued."""
 
-    Attributes:
-        number: Number of its prompt.
-        text: The tokens that count; caches hold the first ``cached`` of them.
-        drawn: Number of new tokens.
-        noise: One uniform number for each of them.
-    """
-
-    number: int
-    text: list[int]
-    noise: np.ndarray
-    cached: int = 0
-    drawn: int = 0
+    number: int  # of its prompt
+    text: list[int]  # the tokens that count
+    noise: np.ndarray  # one uniform number for each new token
+    cached: int = 0  # caches hold this many tokens of the text
+    drawn: int = 0  # number of new tokens
     fresh: bool = True
 
     @property
@@ -101,18 +91,18 @@ class Generator:
     """Continues prompts, or translates sources.
 
     A text that outgrows the caches is cut to its last half cache, which is read again as if the text began
-    there; of a longer prompt only the end that fits counts.
+    there; a longer prompt is cut to the end that fits.
 
     Args:
         config: The Transformer.
         mesh: A Mesh or SimulatedMesh.
-        layout: Computation layout; caches are split as it says of batch, beam, heads, d_kv and
-            memory_length.
+        layout: Computation layout; it also splits the dimensions batch, beam, heads, d_kv and
+            memory_length of the caches.
         model: "lm" or "encoder_decoder".
         variables: ``step.variables`` of a step with the same model, mesh, layout and storage; None
             makes new ones, to be loaded from a checkpoint (``generator.variables``).
         storage: Storage rules of the variables.
-        batch: Rows computed together; a finished row makes place for the next prompt.
+        batch: Rows computed together; the next prompt takes the place of a finished row.
         max_length: Positions that caches hold; default (and at most, where positions are learned)
             the config's length.
         source_length: Longest source of an encoder_decoder; default the config's length.
@@ -121,7 +111,7 @@ class Generator:
             prompt is empty; default the padding id, or 0.
         kernels: "auto", "native" or "numpy".
         seed: Seed of the first values, where ``variables`` are made.
-        between: Called before each program that advances texts; what it raises ends the work.
+        between: Called before each program that advances texts; an exception of it ends the work.
 
     Attributes:
         variables: The parameters.
@@ -138,11 +128,11 @@ class Generator:
         self,
         config: TransformerConfig,
         mesh: AnyMesh,
-        layout: Any = "",
+        layout: LayoutLike = "",
         *,
         model: str = "lm",
         variables: VariableStore | None = None,
-        storage: Any = None,
+        storage: LayoutLike = None,
         batch: int = 1,
         max_length: int | None = None,
         source_length: int | None = None,
@@ -158,41 +148,21 @@ class Generator:
         self.vocabulary_size = config.vocab if vocabulary_size is None else vocabulary_size
         self.start = max(config.padding_id, 0) if start is None else start
         self._between = between
-        self._check_sizes()
-        self._programs = DecodingPrograms(
-            config,
-            mesh,
-            layout,
-            model,
-            variables,
-            storage,
-            batch,
-            self.max_length,
-            self.source_length,
-            self.vocabulary_size,
-            kernels,
-            seed,
-        )
-        self.variables = self._programs.parameters
-
-    def _check_sizes(self) -> None:
-        longest = self.config.length if self.config.learned_positions else None
-        for name, most in (
-            ("batch", None),
-            ("max_length", longest),
-            ("source_length", longest),
-            ("vocabulary_size", self.config.vocab),
-        ):
+        longest = config.length if config.learned_positions else None
+        bounds = {"batch": None, "max_length": longest, "source_length": longest, "vocabulary_size": config.vocab}
+        for name, most in bounds.items():
             n = getattr(self, name)
             if n < 1 or (most is not None and n > most):
-                raise ConfigError(
-                    f"Generator: {name} is {n}.", f"Give 1 to {most}." if most is not None else "Give at least 1."
-                )
-        if self.model == "encoder_decoder" and self.config.padding_id < 0:
+                remedy = "Give at least 1." if most is None else f"Give 1 to {most}."
+                raise ConfigError(f"Generator: {name} is {n}.", remedy)
+        if model == "encoder_decoder" and config.padding_id < 0:
             raise ConfigError(
                 "sources of different lengths are decoded together, but the config has no padding_id.",
                 "Give the config the id that pads sources.",
             )
+        sizes = Sizes(batch, self.max_length, self.source_length, self.vocabulary_size)
+        self._programs = DecodingPrograms(config, mesh, layout, model, variables, storage, sizes, kernels, seed)
+        self.variables = self._programs.parameters
 
     # ---- sampling --------------------------------------------------------------------------
 
@@ -238,8 +208,7 @@ class Generator:
     ) -> Iterator[Token]:
         """As `generate`, but gives each token as soon as it is drawn.  All ranks must iterate."""
         self._check_prompts(prompts, max_tokens)
-        order = _Order(prompts, max_tokens, sampling, frozenset(stop), seed)
-        return self._stream(order)
+        return self._stream(_Order(prompts, max_tokens, sampling, frozenset(stop), seed))
 
     def _stream(self, order: _Order) -> Iterator[Token]:
         rows: list[_Row | None] = [None] * self.batch
@@ -270,12 +239,11 @@ class Generator:
         if self.model == "lm" and len(order.prompts[number]):
             text = [int(t) for t in order.prompts[number]][-self.max_length :]
         n = order.max_tokens
-        key = f"prompt {number}"
-        noise = random_block("uniform", order.seed, key, 0, (n,), ((0, n),), "float32")
+        noise = random_block("uniform", order.seed, f"prompt {number}", 0, (n,), ((0, n),), "float32")
         return _Row(number, text, noise)
 
     def _advance(self, order: _Order, rows: Sequence[_Row | None]) -> list[tuple[int, int]]:
-        """Runs one program; (row, token) for each row whose text it has come to the end of."""
+        """Runs one program; returns (row, token) for each row whose whole text the model has seen."""
         length = self._programs.tokens_at_once(max(r.waiting for r in rows if r))
         feeds, needed = _next_tokens(rows, self.batch, length, 0)
         ready = [k for k, row in enumerate(rows) if row and not row.waiting]
@@ -290,10 +258,8 @@ class Generator:
 
     def _encode(self, order: _Order, rows: Sequence[_Row | None]) -> None:
         """Keeps keys and values of the sources of new rows."""
-        if self.model == "lm":
-            return
         new = {k: row for k, row in enumerate(rows) if row and row.fresh}
-        if not new:
+        if self.model == "lm" or not new:
             return
         source = np.full((self.batch, self.source_length), self.config.padding_id, np.int32)
         for k, row in new.items():
@@ -319,9 +285,9 @@ class Generator:
         """The best ``beams`` continuations of each prompt that the search finds, best first.
 
         At each step the best extensions of all beams are kept.  A continuation Y scores
-        log P(Y) / ((5 + |Y|) / 6)**alpha, its stop token counted in |Y|; one that reaches
+        log P(Y) / ((5 + |Y|) / 6)**alpha, where |Y| counts its stop token; one that reaches
         ``max_tokens`` without a stop token is a result by the same score.  The search of a row ends
-        when no beam can come before the results that it has.  Collective.
+        when no beam can score more than its results.  Collective.
 
         Args:
             prompts: As `generate`.
@@ -354,7 +320,8 @@ class Generator:
             rows = [self._row(order, n) for n in numbers]
             self._check_room(prompts, rows, max_tokens)
             search = [Beams(beams, alpha, tuple(stop), max_tokens, power, early_stopping) for _ in rows]
-            _BeamRun(self._programs, order, rows, search).run(self._encode, self._between)
+            self._encode(order, rows)
+            _BeamRun(self._programs, rows, search).run(self._between)
             found += [s.ended for s in search]
         return found
 
@@ -390,7 +357,7 @@ class Generator:
 
 
 def _next_tokens(rows: Sequence[_Row | None], batch: int, length: int, keep: int) -> tuple[dict[str, Any], int]:
-    """Feeds of the next ``length`` tokens of each row without its last ``keep``; the rows count them as cached.
+    """Feeds of the next ``length`` tokens of each row but its last ``keep``, which the rows then count as cached.
 
     Returns:
         ``tokens`` [batch, length], ``start`` and ``count`` [batch]; and how many positions the program must see.
@@ -406,59 +373,53 @@ def _next_tokens(rows: Sequence[_Row | None], batch: int, length: int, keep: int
     return {"tokens": tokens, "start": start, "count": count}, max(int((start + count).max()), length)
 
 
-@dataclass
 class _BeamRun:
     """The search of up to ``batch`` rows."""
 
-    programs: DecodingPrograms
-    order: _Order
-    rows: list[_Row]
-    search: list[Beams]
-    last: np.ndarray = field(init=False)
+    def __init__(self, programs: DecodingPrograms, rows: list[_Row], search: list[Beams]) -> None:
+        self._programs, self._rows, self._search = programs, rows, search
+        self._batch, self._width = programs.batch.size, search[0].width
 
-    def run(self, encode: Any, between: Callable[[], None]) -> None:
+    def run(self, between: Callable[[], None]) -> None:
         """Until all rows are done; ``between`` is called before each step."""
-        batch, width = self.programs.batch.size, self.search[0].width
-        encode(self.order, self.rows)
         self._fill()
-        self.last = np.zeros((batch, width, 1), np.int32)
-        for k, row in enumerate(self.rows):
-            self.last[k] = row.text[-1]
-        while not all(s.done for s in self.search):
+        last = np.zeros((self._batch, self._width, 1), np.int32)
+        for k, row in enumerate(self._rows):
+            last[k] = row.text[-1]
+        while not all(s.done for s in self._search):
             between()
-            self._step(batch, width)
+            self._step(last)
 
     def _fill(self) -> None:
-        """Lets the model see all but the last token of each prompt; then all beams have seen it."""
-        batch, used = self.programs.batch.size, False
-        while waiting := max(row.waiting - 1 for row in self.rows):
-            length = self.programs.tokens_at_once(waiting)
-            feeds, needed = _next_tokens(self.rows, batch, length, 1)
-            self.programs.chunk(length, self.programs.seen(needed), Choosing("none"))(feeds)
+        """Lets the model see all but the last token of each prompt, and gives the past to all beams."""
+        used = False
+        while waiting := max(row.waiting - 1 for row in self._rows):
+            length = self._programs.tokens_at_once(waiting)
+            feeds, needed = _next_tokens(self._rows, self._batch, length, 1)
+            self._programs.chunk(length, self._programs.seen(needed), Choosing("none"))(feeds)
             used = True
         if used:
-            self.programs.spread(self.search[0].width)()
+            self._programs.spread(self._width)()
 
-    def _step(self, batch: int, width: int) -> None:
-        start, count = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
-        for k, (row, s) in enumerate(zip(self.rows, self.search, strict=True)):
+    def _step(self, last: np.ndarray) -> None:
+        """Extends all beams by a token; ``last`` [batch, beam, 1] holds the last tokens."""
+        programs, width = self._programs, self._width
+        start, count = np.zeros(self._batch, np.int32), np.zeros(self._batch, np.int32)
+        for k, (row, s) in enumerate(zip(self._rows, self._search, strict=True)):
             start[k], count[k] = row.cached, not s.done
-        seen = self.programs.seen(int((start + count).max()))
-        candidates = min(self.search[0].considered, self.programs.known)
-        step = self.programs.beam_step(width, candidates, seen)
-        found: Any = step(tokens=self.last, start=start, count=count)
+        seen = programs.seen(int((start + count).max()))
+        step = programs.beam_step(width, min(self._search[0].considered, programs.known), seen)
+        found: Any = step(tokens=last, start=start, count=count)
         values, tokens = found["log_probability"].local, found["token"].local
-        parents = np.tile(np.arange(width, dtype=np.int32), (batch, 1))
-        for k, (row, s) in enumerate(zip(self.rows, self.search, strict=True)):
-            if s.done:
-                continue
-            chosen, origin = s.extend(values[k], tokens[k])
-            row.cached += 1
-            self.last[k, : len(chosen), 0] = chosen
-            parents[k, : len(origin)] = origin
-        moved = np.any(parents != np.arange(width))
-        if moved and not all(s.done for s in self.search):
-            self.programs.reorder(width, seen)(parents=parents)
+        parents = np.tile(np.arange(width, dtype=np.int32), (self._batch, 1))
+        for k, (row, s) in enumerate(zip(self._rows, self._search, strict=True)):
+            if not s.done:
+                chosen, origin = s.extend(values[k], tokens[k])
+                row.cached += 1
+                last[k, : len(chosen), 0] = chosen
+                parents[k, : len(origin)] = origin
+        if np.any(parents != np.arange(width)) and not all(s.done for s in self._search):
+            programs.reorder(width, seen)(parents=parents)
 
 
 __all__ = ["Generator", "Hypothesis", "Sampling", "Token"]

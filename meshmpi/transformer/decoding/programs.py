@@ -1,7 +1,7 @@
 """The programs of a `Generator`: made when first needed, all on the same parameters and caches.
 
 Programs have no branches, so there is one for each number of tokens given at a time and each number
-of positions looked at, both from a short list.  Knows nothing of prompts and texts.
+of positions looked at, both from a short list.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ MOST_TOKENS = 256
 MODELS = ("lm", "encoder_decoder")
 
 
+Built = tuple[dict[str, Tensor], list[Update]]
+"""Fetches and updates of a program."""
+
+
 class Choosing(NamedTuple):
     """How a program chooses tokens: a form of program, not its numbers.
 
@@ -43,13 +47,17 @@ class Choosing(NamedTuple):
     top_p: bool = False
 
 
-class DecodingPrograms:
-    """Args: as `Generator`.
+class Sizes(NamedTuple):
+    """Sizes of the programs: `Generator`'s batch, max_length, source_length and vocabulary_size."""
 
-    Attributes:
-        parameters: The store of the parameters.
-        memory: Positions that caches hold.
-    """
+    batch: int
+    memory: int
+    source_length: int
+    known: int
+
+
+class DecodingPrograms:
+    """Args: as `Generator`; ``parameters`` is the store of the model's variables."""
 
     def __init__(
         self,
@@ -59,18 +67,15 @@ class DecodingPrograms:
         model: str,
         variables: VariableStore | None,
         storage: LayoutLike,
-        batch: int,
-        memory: int,
-        source_length: int,
-        known: int,
+        sizes: Sizes,
         kernels: str,
         seed: int,
     ) -> None:
         if model not in MODELS:
             raise ConfigError(f"there is no model '{model}' to decode with.", suggest(model, MODELS))
         self.config, self.mesh, self.model = config, mesh, model
-        self.batch, self.memory, self.known = Dimension("batch", batch), memory, known
-        self.source = Dimension(SOURCE_LENGTH, source_length)
+        self.batch, self.memory, self.known = Dimension("batch", sizes.batch), sizes.memory, sizes.known
+        self.source = Dimension(SOURCE_LENGTH, sizes.source_length)
         whole, self.splits_memory = Layout(layout), bool(Layout(layout).axes(MEMORY))
         self._options = {"seed": seed, "kernels": kernels}
         self._made: dict[tuple, CompiledStep] = {}
@@ -83,7 +88,7 @@ class DecodingPrograms:
         self._beams = 0
 
     def _model_graph(self) -> tuple[Graph, Tensor]:
-        """The whole model on one token: it has all parameters and names all dims."""
+        """The whole model on one token: it has all parameters and all dimensions."""
         one = Shape([self.batch, Dimension("length", 1)])
         with Graph() as graph:
             tokens = placeholder("tokens", one, "int32")
@@ -120,14 +125,13 @@ class DecodingPrograms:
     def chunk(self, length: int, seen: int, choosing: Choosing) -> CompiledStep:
         """Feeds ``tokens`` [batch, length], ``start``, ``count``; fetches ``token`` [batch].
 
-        A draw takes ``uniform`` [batch] and the scalars ``temperature`` and ``top_p`` too.
+        A draw also takes ``uniform`` [batch] and the scalars ``temperature`` and ``top_p``.
         """
 
-        def build() -> tuple[dict[str, Tensor], list[Update]]:
+        def build() -> Built:
             done = self._decode(Shape([self.batch, Dimension("length", length)]), seen)
-            if choosing.kind == "none":
-                return {}, done.updates
-            return {"token": _whole(self._choose(done.logits, choosing))}, done.updates
+            fetches = {} if choosing.kind == "none" else {"token": _whole(self._choose(done.logits, choosing))}
+            return fetches, done.updates
 
         return self._program(("chunk", length, seen, choosing), build)
 
@@ -138,19 +142,18 @@ class DecodingPrograms:
         """
         self._widen(beams)
 
-        def build() -> tuple[dict[str, Tensor], list[Update]]:
+        def build() -> Built:
             beam = Dimension("beam", beams)
             done = self._decode(Shape([self.batch, beam, Dimension("length", 1)]), seen)
-            logits = known_only(done.logits, "vocab", self.known)
-            found = beam_candidates(logits, "vocab", candidates)
-            return dict(zip(("log_probability", "token"), map(_whole, found), strict=True)), (done.updates)
+            found = beam_candidates(known_only(done.logits, "vocab", self.known), "vocab", candidates)
+            return dict(zip(("log_probability", "token"), map(_whole, found), strict=True)), done.updates
 
         return self._program(("beam_step", beams, candidates, seen), build)
 
     def reorder(self, beams: int, seen: int) -> CompiledStep:
-        """Feeds ``parents`` [batch, beam]: whose past each beam goes on from."""
+        """Feeds ``parents`` [batch, beam]: each beam goes on from the past of this one."""
 
-        def build() -> tuple[dict[str, Tensor], list[Update]]:
+        def build() -> Built:
             rows = Shape([self.batch, Dimension("beam", beams)])
             parents = placeholder("parents", rows, "int32")
             return {}, reordered_caches(self.config, rows, parents, self.memory, seen)
@@ -160,17 +163,13 @@ class DecodingPrograms:
     def spread(self, beams: int) -> CompiledStep:
         """Gives all beams of a row the past that `chunk` has kept."""
         self._widen(beams)
-
-        def build() -> tuple[dict[str, Tensor], list[Update]]:
-            rows = Shape([self.batch, Dimension("beam", beams)])
-            return {}, spread_caches(self.config, rows, self.memory)
-
-        return self._program(("spread", beams), build)
+        rows = Shape([self.batch, Dimension("beam", beams)])
+        return self._program(("spread", beams), lambda: ({}, spread_caches(self.config, rows, self.memory)))
 
     def encode(self) -> CompiledStep:
         """Feeds ``source`` [batch, source_length] and ``fresh``, bool [batch]."""
 
-        def build() -> tuple[dict[str, Tensor], list[Update]]:
+        def build() -> Built:
             source = placeholder("source", [self.batch, self.source], "int32")
             fresh = placeholder("fresh", [self.batch], "bool")
             return {}, encoder_caches(self.config, source, fresh)
@@ -179,11 +178,10 @@ class DecodingPrograms:
 
     def _widen(self, beams: int) -> None:
         """Forgets programs and caches of another number of beams: caches are large."""
-        if beams == self._beams:
-            return
-        self._beams = beams
-        self._made = {k: v for k, v in self._made.items() if k[0] in ("chunk", "encode")}
-        self._store.drop([n for n in self._store if n.endswith(OF_BEAMS)])
+        if beams != self._beams:
+            self._beams = beams
+            self._made = {k: v for k, v in self._made.items() if k[0] in ("chunk", "encode")}
+            self._store.drop([n for n in self._store if n.endswith(OF_BEAMS)])
 
     def _decode(self, shape: Shape, seen: int) -> Decoded:
         tokens = placeholder("tokens", shape, "int32")
@@ -202,31 +200,22 @@ class DecodingPrograms:
         top_p = placeholder("top_p", ()) if choosing.top_p else None
         return draw(logits, "vocab", uniform, temperature, top_p, choosing.top_k)
 
-    def _program(self, key: tuple, build: Callable[[], tuple[dict[str, Tensor], list[Update]]]) -> CompiledStep:
+    def _program(self, key: tuple, build: Callable[[], Built]) -> CompiledStep:
         if key not in self._made:
             with Graph() as graph:
                 fetches, updates = build()
             self._check(graph)
-            self._made[key] = compile_step(
-                graph,
-                self.mesh,
-                self.layout,
-                fetches=fetches,
-                updates=updates,
-                storage=self.storage,
-                variables=self._store,
-                **self._options,
-            )
+            asked = {"fetches": fetches, "updates": updates, "storage": self.storage, "variables": self._store}
+            self._made[key] = compile_step(graph, self.mesh, self.layout, **asked, **self._options)
         return self._made[key]
 
     def _check(self, graph: Graph) -> None:
         """Every parameter must be there: a missing one would be made anew, with random values."""
         missing = [n for n, v in graph.variables.items() if v.trainable and n not in self.parameters.types]
         if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise VariableError(
-                f"the variables lack '{missing[0]}'"
-                + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-                + f" of this {self.model}.",
+                f"the variables lack '{missing[0]}'{more} of this {self.model}.",
                 "Give the variables of a step with the same model.",
             )
 
@@ -237,7 +226,7 @@ def _whole(x: Tensor) -> Tensor:
 
 
 def _optional(layout: Layout) -> Layout:
-    """The same rules, none of which must find a tensor: each program has some of the dims."""
+    """The same rules as optional ones: each program has only some of the dimensions."""
     return Layout([(f"{r.dim}?", r.axes) for r in layout])
 
 

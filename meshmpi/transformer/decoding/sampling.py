@@ -1,14 +1,12 @@
-"""Continuations of a text as text: a `Generator` between the characters of a vocabulary.
-
-Knows what tokens mean, and nothing of models and files.
-"""
+"""Continuations of a text as text: a `Generator` with a vocabulary."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
+from meshmpi.dims import LayoutLike
 from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.decoding.beams import Hypothesis
 from meshmpi.transformer.decoding.decoding import Generator, Sampling
 from meshmpi.transformer.models import TransformerConfig
@@ -28,7 +26,7 @@ class Sampler:
             makes new ones, to be loaded from a checkpoint.
         sampling: How tokens are chosen.
         seed: Seed of the noise.
-        between: Called before each program; what it raises ends the work.
+        between: Called before each program; an exception of it ends the work.
 
     Attributes:
         variables: The model's variables.
@@ -39,9 +37,9 @@ class Sampler:
         config: TransformerConfig,
         vocabulary: Vocabulary,
         mesh: AnyMesh,
-        layout: Any = "",
-        storage: Any = None,
-        variables: Any = None,
+        layout: LayoutLike = "",
+        storage: LayoutLike = None,
+        variables: VariableStore | None = None,
         sampling: Sampling = Sampling(),  # noqa: B008
         seed: int = 0,
         between: Callable[[], None] = lambda: None,
@@ -89,7 +87,7 @@ class Sampler:
             if ends:
                 yield text[shown : min(ends)]
                 return
-            # A letter of several tokens and the beginning of a stop string are kept back.
+            # An unfinished letter and the beginning of a stop string are not shown yet.
             sure = len(text.rstrip("\ufffd"))
             sure -= max((_overlap(text[:sure], s) for s in stop), default=0)
             if sure > shown:

@@ -7,8 +7,7 @@ data (an instance): batches, held-out data, a closing sample.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.models import TransformerConfig, parameter_count
 from meshmpi.transformer.text.base import Vocabulary
-from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut
+from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut, Sample
 from meshmpi.transformer.training.model import TrainingGraph
 from meshmpi.transformer.training.settings import Settings, transformer_config
 
@@ -28,19 +27,6 @@ class Batches(Protocol):
     def feeds(self, step: int, held: Held) -> dict[str, np.ndarray]:
         """The blocks of the batch of a step, from 0, that this rank holds: an array for every name of ``held``."""
         ...
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a trained model shows of itself at the end of a run.
-
-    Attributes:
-        measures: Numbers by name, such as ``bleu``; written to the metrics.
-    """
-
-    text: str = ""  # for people; may be empty
-    measures: Mapping[str, float] = field(default_factory=dict)
-    heading: str = ""  # stands above the text
 
 
 class Task(ABC):

@@ -1,6 +1,6 @@
 """Compares two or more runs: settings that differ, and results.
 
-Reads what a run writes as it goes, so that runs which still train, or were stopped, compare too.
+Reads what a run writes as it goes, so runs that still train or were stopped can be compared too.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from meshmpi.files import plain
 from meshmpi.transformer.training.metrics import curve, new_figure, read_metrics, save_figure, smooth
 
 FACTS = "facts.json"
-"""File with facts about a run that are not settings; written when the run begins."""
+"""File of facts about a run that are not settings; written when the run begins."""
+WARMING = 2
+"""The first steps touch memory for the first time: their times are left out."""
 _COMMON_STEPS = 5
-_WARMING = 2  # the first steps touch memory for the first time: their times are left out
 _NONE = "-"
 
 
 def write_facts(folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
-    """Writes what `Run.facts` reads; the file appears whole."""
+    """Writes `Run.facts` by a rename."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder / f".{FACTS}.new"
@@ -36,23 +37,15 @@ def write_facts(folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> Non
 
 @dataclass(frozen=True)
 class Run:
-    """What the folder of a run holds.
+    """What the folder of a run holds."""
 
-    Attributes:
-        name: The shortest end of its path that tells it from the others.
-        settings: ``section.key`` -> value.
-        facts: What `write_facts` wrote; empty for runs without it.
-        records: Metrics of rank 0.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    facts: Mapping[str, Any]
-    records: Sequence[Mapping[str, Any]]
+    name: str  # the shortest end of its path that differs from the others
+    settings: Mapping[str, Any]  # by "section.key"
+    facts: Mapping[str, Any]  # what `write_facts` wrote; empty for runs without it
+    records: Sequence[Mapping[str, Any]]  # metrics of rank 0
 
     @property
     def steps(self) -> int:
-        """Done so far."""
         return max((int(r["step"]) for r in self.records if "loss" in r), default=0)
 
     def losses(self, key: str = "loss") -> dict[int, float]:
@@ -64,7 +57,7 @@ class Run:
     def step_seconds(self) -> float:
         """Median time of a step; NaN before the first."""
         found = [float(r["seconds"]) for r in self.records if "loss" in r and "seconds" in r]
-        return statistics.median(found[_WARMING:] or found) if found else math.nan
+        return statistics.median(found[WARMING:] or found) if found else math.nan
 
     @property
     def communicating(self) -> float:
@@ -72,6 +65,12 @@ class Run:
         found = [(r["comm_seconds"], r["seconds"]) for r in self.records if "comm_seconds" in r]
         total = sum(seconds for _, seconds in found)
         return sum(comm for comm, _ in found) / total if total else math.nan
+
+    def fact(self, key: str, form: Callable[[Any], str] | None = None) -> str:
+        value = self.facts.get(key)
+        if value is None:
+            return _NONE
+        return form(value) if form else f"{value:,}" if isinstance(value, int) else str(value) or _NONE
 
 
 def read_run(folder: str | os.PathLike[str], name: str = "") -> Run:
@@ -89,7 +88,11 @@ def read_run(folder: str | os.PathLike[str], name: str = "") -> Run:
         if any(folder.glob("metrics-rank-*.jsonl")):
             raise
         records = []  # the run has not made a step yet
-    return Run(name or str(folder), _flat(settings), facts, records)
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        section = isinstance(value, Mapping) and value
+        flat |= {f"{key}.{k}": v for k, v in value.items()} if section else {key: value}
+    return Run(name or str(folder), flat, facts, records)
 
 
 def _json(path: Path, problem: str) -> dict[str, Any]:
@@ -103,18 +106,8 @@ def _json(path: Path, problem: str) -> dict[str, Any]:
         raise DataError(f"{path} is damaged: {error}.", "Resume the run, which writes it.") from error
 
 
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value and before == "":
-            out.update(_flat(value, f"{key}."))
-        else:
-            out[f"{before}{key}"] = value
-    return out
-
-
 def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
-    """Reads several runs, and gives them names that tell them apart."""
+    """Reads several runs, and gives them names that differ."""
     parts = [Path(os.path.abspath(f)).parts for f in folders]
     longest = max(map(len, parts))
     length = next((n for n in range(1, longest) if len({p[-n:] for p in parts}) == len(parts)), longest)
@@ -160,21 +153,10 @@ def _shown(value: Any) -> str:
 
 
 def _facts(runs: Sequence[Run]) -> list[Row]:
-    def steps(run: Run) -> str:
-        return f"{run.steps} of {run.settings.get('train.steps', '?')}"
-
-    rows = [("steps done", [steps(r) for r in runs])]
-    for label, key in (("parameters", "parameters"), ("mesh", "mesh"), ("layout", "layout")):
-        rows.append((label, [_fact(r, key) for r in runs]))
+    rows = [("steps done", [f"{r.steps} of {r.settings.get('train.steps', '?')}" for r in runs])]
+    rows += [(key, [r.fact(key) for r in runs]) for key in ("parameters", "mesh", "layout")]
     skipped = [sum(1 for r in run.records if r.get("skipped")) for run in runs]
     return rows + ([("steps skipped", [str(n) for n in skipped])] if any(skipped) else [])
-
-
-def _fact(run: Run, key: str, show: Callable[[Any], str] | None = None) -> str:
-    value = run.facts.get(key)
-    if value is None:
-        return _NONE
-    return show(value) if show else f"{value:,}" if isinstance(value, int) else str(value) or _NONE
 
 
 def _at_common_steps(runs: Sequence[Run], key: str) -> list[Row]:
@@ -205,9 +187,9 @@ def _costs(runs: Sequence[Run]) -> list[Row]:
         ("tokens/s (median step)", [speed(r) for r in runs]),
         ("ms per step (median)", [number(1e3 * r.step_seconds, ".4g") for r in runs]),
         ("communicating (rank 0)", [number(r.communicating, ".0%") for r in runs]),
-        ("MB of memory per rank", [_fact(r, "memory_bytes", megabytes) for r in runs]),
-        ("MB sent per rank and step", [_fact(r, "bytes_sent", megabytes) for r in runs]),
-        ("GFLOP per rank and step", [_fact(r, "flops", lambda n: f"{n / 1e9:,.4g}") for r in runs]),
+        ("MB of memory per rank", [r.fact("memory_bytes", megabytes) for r in runs]),
+        ("MB sent per rank and step", [r.fact("bytes_sent", megabytes) for r in runs]),
+        ("GFLOP per rank and step", [r.fact("flops", lambda n: f"{n / 1e9:,.4g}") for r in runs]),
     ]
 
 
@@ -221,18 +203,10 @@ def plot_comparison(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
         raise DataError("no run has made a step: there is no curve to draw.", "Wait for one.")
     figure, axes = new_figure()
     for k, run in enumerate(runs):
-        color = f"C{k}"
         training, held_out = run.losses(), run.losses("held_out_loss")
-        axes.plot(list(training), list(training.values()), color=color, label=run.name)
+        axes.plot(list(training), list(training.values()), color=f"C{k}", label=run.name)
         if held_out:
-            last = list(held_out.values())[-1]
-            axes.plot(
-                list(held_out),
-                list(held_out.values()),
-                color=color,
-                marker="o",
-                markersize=4,
-                linestyle="--",
-                label=f"{run.name}, held out (last {last:.3f})",
-            )
+            losses = list(held_out.values())
+            label = f"{run.name}, held out (last {losses[-1]:.3f})"
+            axes.plot(list(held_out), losses, f"C{k}o--", markersize=4, label=label)
     return save_figure(figure, axes, path, "")

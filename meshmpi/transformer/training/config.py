@@ -1,6 +1,6 @@
 """Settings from a TOML file and ``--set section.key=value``, for any class made by `validated.settings`.
 
-Knows no setting by name.  Values are checked by the classes; this module adds the file and the line to the messages.
+The classes check the values; this module adds file and line to the messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshmpi.transformer.validated import explained
 
 T = TypeVar("T")
 BUILT_IN = Path(__file__).parent / "configs"
-"""The configurations of the package: a name may stand for the path of one."""
+"""The configurations of the package; they can be loaded by name."""
 
 
 def load(settings_class: type[T], path: str | Path | None = None, overrides: Iterable[str] = ()) -> T:
@@ -55,21 +55,12 @@ def load(settings_class: type[T], path: str | Path | None = None, overrides: Ite
 
 
 def from_dict(settings_class: type[T], values: Mapping[str, Any]) -> T:
-    """Settings from nested mappings, such as `dataclasses.asdict` returns.
-
-    Raises:
-        ConfigError: As `load`.
-    """
+    """Settings from nested mappings, such as `dataclasses.asdict` returns.  Errors: see `load`."""
     return _build(settings_class, values, (), _Places())
 
 
 def describe(settings_class: type[Any], width: int = 80) -> str:
-    """All settings with default, unit, type and meaning, by section, as a file would spell them.
-
-    Args:
-        settings_class: A settings class, possibly with sections.
-        width: Columns of a line.
-    """
+    """All settings with default, unit, type and meaning, by section, as a file would spell them."""
     lines: list[str] = []
     for path, fields in _sections(settings_class, ()):
         lines += ["", f"[{'.'.join(path)}]"] if path else []
@@ -81,27 +72,22 @@ def describe(settings_class: type[Any], width: int = 80) -> str:
             if len(assignment) > room:  # its meaning begins on the next line
                 lines.append(f"  {assignment}")
                 head = more
-            lines += textwrap.wrap(
-                meaning,
-                width,
-                initial_indent=head,
-                subsequent_indent=more,
-                break_on_hyphens=False,
-                break_long_words=False,
-            )
+            wrapper = textwrap.TextWrapper(width, head, more, break_on_hyphens=False, break_long_words=False)
+            lines += wrapper.wrap(meaning)
     return "\n".join(lines).strip("\n")
 
 
-def _sections(
-    settings_class: type[Any], path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], list[tuple[dataclasses.Field[Any], Any]]]]:
+KeyPath = tuple[str, ...]
+
+
+def _sections(settings_class: Any, path: KeyPath) -> Iterator[tuple[KeyPath, list[tuple[dataclasses.Field[Any], Any]]]]:
     """Every section, outer ones first, with its own fields and their types."""
     hints = typing.get_type_hints(settings_class)
     fields = [(f, hints[f.name]) for f in dataclasses.fields(settings_class)]
     yield path, [(f, t) for f, t in fields if not dataclasses.is_dataclass(t)]
     for field, wanted in fields:
         if dataclasses.is_dataclass(wanted):
-            yield from _sections(typing.cast("type[Any]", wanted), (*path, field.name))
+            yield from _sections(wanted, (*path, field.name))
 
 
 def _assignment(field: dataclasses.Field[Any]) -> str:
@@ -120,22 +106,17 @@ def _toml(value: Any) -> str:
 
 
 def _meaning(field: dataclasses.Field[Any], wanted: Any) -> str:
-    about = field.metadata
+    about, choices = field.metadata, get_args(wanted)
     parts = [about["description"]]
     if get_origin(wanted) is Literal:
-        parts.append(f"one of {', '.join(map(_toml, get_args(wanted)))}")
-    elif get_args(wanted):
-        parts.append(_spell(wanted))
+        parts.append(f"one of {', '.join(map(_toml, choices))}")
+    elif choices:
+        names = ["none" if t is type(None) else t.__name__ for t in choices]
+        parts.append(f"dict[{', '.join(names)}]" if get_origin(wanted) is dict else " or ".join(names))
     least, limit = about.get("ge"), about.get("lt")
-    parts += [f"at least {least:g}"] if least else []  # that a length is not below 0 is clear
+    parts += [f"at least {least:g}"] if least else []  # nobody gives a length below 0
     parts += [f"less than {limit:g}"] if limit is not None else []
     return "; ".join(parts)
-
-
-def _spell(wanted: Any) -> str:
-    """A type as users would write it."""
-    inner = ["none" if t is type(None) else t.__name__ for t in get_args(wanted)]
-    return f"dict[{', '.join(inner)}]" if get_origin(wanted) is dict else " or ".join(inner)
 
 
 # Reading
@@ -146,8 +127,8 @@ class _Places:
 
     def __init__(self, file: str = "", text: str = "") -> None:
         self.file = file
-        self.lines: dict[tuple[str, ...], str] = {}
-        header: tuple[str, ...] = ()
+        self.lines: dict[KeyPath, str] = {}
+        header: KeyPath = ()
         for number, line in enumerate(text.splitlines(), start=1):
             if found := re.match(r"\s*\[\s*([\w.\"' -]+?)\s*\]", line):
                 header = _split_key(found[1])
@@ -155,14 +136,14 @@ class _Places:
             elif found := re.match(r"\s*([\w.\"' -]+?)\s*=", line):
                 self.lines[(*header, *_split_key(found[1]))] = f"{file}:{number}"
 
-    def of(self, key: tuple[str, ...]) -> str:
+    def of(self, key: KeyPath) -> str:
         while key and key not in self.lines:  # a key inside of a value stands where the value stands
             key = key[:-1]
         place = self.lines.get(key, self.file)
         return f" ({place})" if place else ""
 
 
-def _split_key(key: str) -> tuple[str, ...]:
+def _split_key(key: str) -> KeyPath:
     return tuple(part.strip().strip("\"'") for part in key.split("."))
 
 
@@ -221,7 +202,7 @@ def _wanted(settings_class: Any, path: Sequence[str]) -> Any:
     return settings_class
 
 
-def _build(settings_class: type[T], values: Mapping[str, Any], path: tuple[str, ...], places: _Places) -> T:
+def _build(settings_class: type[T], values: Mapping[str, Any], path: KeyPath, places: _Places) -> T:
     """One section with all its keys."""
     hints = typing.get_type_hints(settings_class)
     named = f"section [{'.'.join(path)}]" if path else "the top level"

@@ -1,8 +1,8 @@
 """Texts to train on, by name or by path, each divided into a training and a held-out part.
 
 A corpus is one file in which the held-out text follows the training text.  A named corpus is read
-from the cache and compared with its checksum; this package downloads none.  Who can fetch one hangs
-itself into `FETCHERS`, as `apps.transformer.corpora` does.  Knows nothing of tokens.
+from the cache and compared with its checksum; this package downloads none.  A program that can fetch
+one adds itself to `FETCHERS`, as `apps.transformer.corpora` does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshmpi.errors import DataError, suggest
 from meshmpi.files import plain
@@ -27,7 +27,7 @@ class Corpus:
 
     Attributes:
         name: The name or path that was asked for.
-        path: The text, UTF-8 unless it is only ever read as bytes.
+        path: The text, UTF-8 unless it is only read as bytes.
         train_bytes: Length of the training part, in bytes.
         total_bytes: Length of the file, in bytes.
         key: Changes whenever the text does.
@@ -68,11 +68,11 @@ def character_start(text: bytes, position: int) -> int:
     for back in range(min(4, position + 1)):
         if text[position - back] & 0xC0 != 0x80:
             return position - back
-    return position  # not UTF-8: every byte is as good as another
+    return position  # not UTF-8: any byte will do
 
 
 def open_corpus(name: str, held_out_fraction: float = 0.1) -> Corpus:
-    """Finds a corpus; one that is not in the cache is asked of its fetcher.
+    """Finds a corpus; one that is not in the cache is fetched.
 
     Args:
         name: One of NAMED, or the path of a text file.
@@ -97,11 +97,7 @@ def open_corpus(name: str, held_out_fraction: float = 0.1) -> Corpus:
 
 
 def checked_file(path: Path, sha256: str) -> Path:
-    """``path``, if that file of the cache is still what was fetched.
-
-    Raises:
-        DataError: It is not.
-    """
+    """``path``; raises DataError if that file of the cache is no longer what was fetched."""
     try:
         found = f"{hashlib.sha256(plain.contents(path, None, links=False)).hexdigest()[:12]}.."
     except OSError as error:
@@ -127,7 +123,7 @@ def _text_file(name: str, held_out_fraction: float) -> Corpus:
     if stat.st_size == 0:
         raise DataError(f"corpus '{name}' is an empty file: 0 bytes.", "Give a file with text in it.")
     boundary = _boundary(path, stat.st_size, held_out_fraction)
-    # A large file is not read only to see whether it has changed.
+    # Reading a large file only to see whether it has changed would take too long.
     key = f"{path.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}"
     key = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
     return Corpus(name, path.resolve(), boundary, stat.st_size, key)
@@ -153,14 +149,8 @@ def _boundary(path: Path, size: int, held_out_fraction: float) -> int:
 # ---- named corpora ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Named:
-    """A text that is known by name.
-
-    Attributes:
-        sha256: Checksum of the text; measured when the corpus was added.
-        train_bytes: Length of the training part; 0: the fraction decides.
-    """
+class _Named(NamedTuple):
+    """Checksum of a named text, and length of its training part; 0: the fraction decides."""
 
     sha256: str
     train_bytes: int = 0
@@ -174,7 +164,7 @@ NAMED = {
     # 233 State of the Union speeches 1790-2021, public domain, 10,761,646 bytes
     "sotu": _Named("0980a93f5b564d7ce7e45dc1e996609d19d2202e96faa1d13eb2130dba47eb45", 10_244_165),
 }
-"""What each named corpus must be."""
+"""What each named corpus must be; measured when it was added."""
 
 
 def _tinyshakespeare() -> bytes:
@@ -195,9 +185,6 @@ def fetched(name: str, otherwise: str) -> Any:
     Args:
         name: Name of the corpus or collection.
         otherwise: What else to do, for the message: "give the path of a text file".
-
-    Raises:
-        DataError: Nobody here fetches it, or it cannot be fetched.
     """
     if name not in FETCHERS:
         raise DataError(

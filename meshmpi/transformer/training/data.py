@@ -1,7 +1,7 @@
 """Token files and the batches cut from them; a rank reads only the block that it holds.
 
 Which tokens a batch holds depends on (seed, step, row) alone: to resume, the step number is
-enough, and every layout sees the same data.  Knows nothing of meshes, models or MPI.
+enough, and every layout sees the same data.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from meshmpi.transformer.text.vocabulary import (
     vocabulary_key,
 )
 from meshmpi.transformer.training.corpora import Corpus, open_corpus
+from meshmpi.transformer.training.evaluation import Range
 from meshmpi.transformer.training.sealed import CheckedArray, Sealed, seal
 
 _FORMAT = "2"  # part of every name in the cache: raise it when the files change
-Range = tuple[int, int]
+_MASK64 = (1 << 64) - 1
 Block = npt.NDArray[np.int32]
 Tokens = npt.NDArray[Any] | CheckedArray
 
@@ -40,8 +41,7 @@ class Dataset:
 
     Attributes:
         vocabulary: What the tokens mean.
-        train: Tokens of the training part, read from the file and checked as they are touched.
-        held_out: Tokens of the held-out part, likewise.
+        train, held_out: Tokens of the two parts, read from files and checked as they are touched.
         digest: Checksum of all tokens and the vocabulary: equal digests, equal training data.
     """
 
@@ -64,7 +64,7 @@ def prepare(
         held_out_fraction: The part at the end that is held out.
 
     Raises:
-        DataError: The corpus or the vocabulary cannot be had.
+        DataError: The corpus or the vocabulary is not available.
     """
     check_vocabulary_name(vocabulary)
     text = open_corpus(corpus, held_out_fraction)
@@ -102,11 +102,7 @@ def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
 
 
 def load_dataset(folder: Path) -> Dataset:
-    """Maps the token files that `prepare` wrote.
-
-    Raises:
-        DataError: A file is missing, or not what was written.
-    """
+    """Maps the token files that `prepare` wrote."""
     sealed = Sealed(folder)
     about = json.loads(sealed.read("about.json"))
     vocabulary = restore_vocabulary(json.loads(sealed.read("vocabulary.json")))
@@ -142,8 +138,7 @@ class TokenStream:
 
         Args:
             step: Number of the step, from 0.
-            rows: First window and the one after the last; None for all.
-            columns: First place in the windows and the one after the last; None for all.
+            rows, columns: First and one after the last; None for all.
 
         Returns:
             Tokens and targets, both int32 [rows, columns]; targets are one token further.
@@ -159,11 +154,9 @@ class TokenStream:
         """Where the windows of rows ``start`` to ``stop`` of a step begin in the text."""
         # Row r takes the r-th number of the generator of its (seed, step).  The product's
         # high half maps 64 random bits to a place with a bias below 2**-30 for any real text.
-        mask = (1 << 64) - 1
-        key = np.array([self.seed & mask, step & mask], np.uint64)
         places = len(self.tokens) - self.length
-        numbers = np.random.Philox(key=key).random_raw(stop)[start:]
-        return [int(number) * places >> 64 for number in numbers]
+        generator = np.random.Philox(key=np.array([self.seed & _MASK64, step & _MASK64], np.uint64))
+        return [int(n) * places >> 64 for n in generator.random_raw(stop)[start:]]
 
 
 def _within(what: str, wanted: Range | None, size: int) -> Range:

@@ -1,7 +1,7 @@
 """The held-out loss, exactly: every token is predicted once, whatever the batch size.
 
-The last window of a text may be shorter than the others and the last batch may have fewer; the
-places left over have weight 0.  Knows nothing of training.
+The last window of a text may be shorter and the last batch smaller than the others; unused places have
+weight 0.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 
 from meshmpi.errors import DataError
 from meshmpi.runtime.arrays import local
+from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.transformer.text.base import Vocabulary, count_bytes
 
 Range = tuple[int, int]
 Held = Mapping[str, "tuple[Range, ...] | None"]
-"""Feed -> (start, stop) along each dim of the block that this rank holds; None: the whole."""
+"""Feed -> (start, stop) along each dimension of the block that this rank holds; None: the whole."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,9 @@ class Evaluation:
 
     Attributes:
         loss: Mean, nats per token.
-        bits_per_byte: The same, per byte of the text that the tokens stand for; None where there
-            is no such text.
+        bits_per_byte: The same per byte of the text that the tokens stand for; None without a text.
         tokens: Tokens predicted.
-        share: Part of the held-out text that they are.
+        share: Their share of the held-out text.
         seconds: Time taken.
         measures: Other numbers by name, such as ``perplexity``.
     """
@@ -54,12 +54,23 @@ class Evaluation:
         )
 
 
-class HeldOut(Protocol):
-    """Held-out data in batches; only tasks know what they are.
+@dataclass(frozen=True)
+class Sample:
+    """What a trained model shows of itself at the end of a run.
 
     Attributes:
-        batches: Number of batches.
+        text: For people; may be empty.
+        measures: Numbers by name, such as ``bleu``; written to the metrics.
+        heading: Printed above the text.
     """
+
+    text: str = ""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    heading: str = ""
+
+
+class HeldOut(Protocol):
+    """Held-out data in ``batches`` batches."""
 
     batches: int
 
@@ -75,10 +86,9 @@ class HeldOutText:
         tokens: The held-out tokens.
         batch: Windows evaluated together.
         length: Tokens per window.
-        windows: The most windows to take from the start; 0: all.
+        windows: Maximum number of windows, from the start; 0: all.
 
     Attributes:
-        batches: Number of batches.
         predicted: Number of tokens predicted.
     """
 
@@ -119,25 +129,20 @@ class HeldOutText:
 
 
 class BlockFeeder:
-    """Feeds each rank the blocks that it holds, so that it need read no others.
-
-    Args:
-        step: A compiled step.
-        names: Placeholders of its graph; those that its program does not need are left out.
+    """Feeds each rank its blocks of those placeholders ``names`` that the program of a step needs.
 
     Attributes:
         held: Where these blocks lie.
     """
 
-    def __init__(self, step: Any, names: Sequence[str]) -> None:
-        # A simulated mesh plays all ranks: it is fed the whole.
-        self.whole = step.mesh.simulated
+    def __init__(self, step: CompiledStep, names: Sequence[str]) -> None:
+        self._simulated = step.mesh.simulated  # plays all ranks: it is fed the whole
         needed = [n for n in names if n in step.program.feeds]
-        self.held: Held = {n: None if self.whole else step.feed_block(n) for n in needed}
+        self.held: Held = {n: None if self._simulated else step.feed_block(n) for n in needed}
 
     def feeds(self, blocks: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         """What to call the step with."""
-        return {n: blocks[n] if self.whole else local(blocks[n]) for n in self.held}
+        return {n: blocks[n] if self._simulated else local(blocks[n]) for n in self.held}
 
 
 class Evaluator:
@@ -146,14 +151,14 @@ class Evaluator:
     Args:
         step: Fetches the sum of losses, see `model.TrainingGraph.held_out_loss`.
         names: The placeholders of an evaluation.
-        held_out: The most rows -> the data.
+        held_out: Maximum number of rows -> the data.
         meaning: (Data, sum of losses, seconds) -> what these say, as `Task.evaluation`.
-        between: Called before each batch; what it raises ends the evaluation.
+        between: Called before each batch; an exception of it ends the evaluation.
     """
 
     def __init__(
         self,
-        step: Any,
+        step: CompiledStep,
         names: Sequence[str],
         held_out: Callable[[int], HeldOut],
         meaning: Callable[[HeldOut, float, float], Evaluation],
@@ -163,11 +168,7 @@ class Evaluator:
         self._feeder, self._between = BlockFeeder(step, names), between
 
     def evaluate(self, rows: int = 0) -> Evaluation:
-        """The held-out loss.  Collective.
-
-        Args:
-            rows: The most rows of a batch (windows of a text) to take from the start; 0: all.
-        """
+        """The held-out loss over the first ``rows`` rows (windows of a text); 0: all.  Collective."""
         data = self._held_out(rows)
         began, total = time.perf_counter(), 0.0
         for index in range(data.batches):

@@ -1,108 +1,78 @@
-"""The guard against numbers that are not finite: what happened, where, and whether to go on.
+"""The guard against numbers that are not finite and against replicas that differ.
 
 The training step itself leaves all variables as they were when loss or gradients are not finite
-(`Optimizer.apply_gradients` with ``watch``).  What is done about it is decided here, alike on every
-rank; where it began is looked up in `meshmpi.checking.diagnose`.
+(`Optimizer.apply_gradients` with ``watch``).  The guard decides what follows, alike on every rank;
+`meshmpi.checking.diagnose` finds where the first wrong number arose.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from meshmpi.checking.diagnose import first_wrong, needed_bytes
 from meshmpi.compiler.lowering import lower
 from meshmpi.dims import Layout
-from meshmpi.errors import MeshmpiError
-from meshmpi.runtime.agreement import gathered
+from meshmpi.runtime.agreement import Flag, gathered
 from meshmpi.runtime.cores import free_memory
-from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.replicas import compared
+from meshmpi.transformer.training.loop import Loop
 from meshmpi.transformer.training.model import TrainingGraph
-from meshmpi.transformer.training.settings import Settings
+from meshmpi.transformer.training.observer import Observer, Step, TrainingError
+
+_REMEDY = (
+    "lower the learning rate, warm up longer or set optimizer.clip_norm. If it comes again at once,"
+    " go on from an older checkpoint with --resume FOLDER."
+)
 
 
-class TrainingError(MeshmpiError):
-    """A training that cannot go on."""
-
-
-class Guard:
-    """Looks at the numbers of each step.
-
-    Args:
-        settings: Settings of the run; ``guard``, ``mesh.storage`` and ``train.seed`` are used.
-        step: The compiled training step.
-        built: Its graph.
-        layout: Its layout.
-        say: Takes lines, on rank 0 only.
+class Guard(Observer):
+    """Judges the numbers of each step and sets ``loop.healthy``.
 
     Attributes:
-        skipped: Steps skipped so far.
-        in_a_row: How many of them followed the last finite step.
-        finite: Whether the last step was finite; not before the first.
+        skipped: Steps skipped so far; ``in_a_row`` of them since the last finite step.
     """
 
-    def __init__(
-        self, settings: Settings, step: Any, built: TrainingGraph, layout: str, say: Callable[[str], None]
-    ) -> None:
-        self._settings, self._step, self._built = settings, step, built
-        self._layout, self._say = layout, say
-        self._comm = step.mesh.comm
-        self._mine, self._sum = np.zeros(1, np.int32), np.zeros(1, np.int32)
-        if self._comm is not None:
-            reduce = functools.partial(self._comm.Allreduce, self._mine, self._sum)
-            self._reduce = step.mesh.outside("agree", reduce)
-        self.skipped, self.in_a_row, self.finite = 0, 0, False
+    def __init__(self, loop: Loop, built: TrainingGraph) -> None:
+        self._loop, self._step, self._built = loop, loop.step, built
+        self._settings, self._say = loop.settings, loop.say
+        self._any_wrong = Flag(loop.mesh)
+        self.skipped, self.in_a_row = 0, 0
 
-    def after(self, number: int, loss: float) -> bool:
-        """Judges the step that has just run.  Collective.
-
-        Args:
-            number: Number of the step, as users see it.
-            loss: Loss of the step, nats per token.
-
-        Returns:
-            Whether its update was skipped.
-
-        Raises:
-            TrainingError: The run must stop; the same on every rank.
-        """
-        self.finite = False
-        skipped = self._judged(number, loss)
-        self.finite = not skipped
+    def on_step(self, step: Step) -> None:
+        """Judges the step.  Raises TrainingError where the run must stop."""
+        self._loop.healthy = False
+        skipped = self._judged(step)
+        self._loop.healthy = not skipped
         every = self._settings.guard.replica_every
-        if every and number % every == 0:
-            self._compare_replicas(number)
-        return skipped
+        if every and step.number % every == 0:
+            self._compare_replicas(step.number)
 
-    def _judged(self, number: int, loss: float) -> bool:
+    def _judged(self, step: Step) -> bool:
+        """Whether the update of a step was skipped."""
         if self._built.finite is None:
-            if not math.isfinite(loss):
+            if not math.isfinite(step.loss):
                 raise TrainingError(
-                    f"the training loss of step {number} is {loss}; its update was made, as guard.non_finite is off.",
+                    f"the training loss of step {step.number} is {step.loss}; its update was made, as"
+                    " guard.non_finite is off.",
                     "Go on with --resume; " + _REMEDY,
                 )
             return False
         wrong = self._wrong_here()
-        count = self._total(len(wrong))
-        if not count:
+        if not self._any_wrong.agree(bool(wrong)):
             self.in_a_row = 0
             return False
-        # The losses of ranks differ where only some are wrong; all ranks must tell the same.
-        told = gathered(self._step.mesh, (wrong, loss))
-        ranks = sorted(r for part, _ in told for r in part)
-        loss = next(found for part, found in told if part)
+        # The losses of ranks differ where only some are wrong; all ranks must say the same.
+        found = gathered(self._loop.mesh, (wrong, step.loss))
         self.in_a_row, self.skipped = self.in_a_row + 1, self.skipped + 1
-        self._judge(number, loss, ranks)
+        loss = next(loss for ranks, loss in found if ranks)
+        self._act(step.number, loss, sorted(r for ranks, _ in found for r in ranks))
         return True
 
     @property
     def reports(self) -> dict[str, float]:
-        """What the metrics say of the last step: ``skipped`` where it updated nothing."""
+        """``skipped`` where the last step updated nothing."""
         return {"skipped": 1.0} if self._wrong_here() else {}
 
     def _wrong_here(self) -> list[int]:
@@ -112,30 +82,21 @@ class Guard:
         value = self._step.program.fetches[self._built.finite.name]
         return [s.rank for s in self._step.executor.states if not s.arrays[value].item()]
 
-    def _total(self, mine: int) -> int:
-        if self._comm is None:
-            return mine
-        self._mine[0] = mine
-        self._reduce()
-        return int(self._sum[0])
-
-    def _judge(self, number: int, loss: float, ranks: list[int]) -> None:
-        guard, size = self._settings.guard, self._step.mesh.shape.size
-        going_on = guard.non_finite == "skip" and len(ranks) == size
-        stops = not going_on or self.in_a_row >= guard.max_skips
-        cause = self._cause() if stops or self.in_a_row == 1 else ""
-        what = f"step {number}: loss or gradients are not finite (loss {loss:g})" + (
-            f". It began here: {cause}" if cause else ""
-        )
-        if not stops:
-            self._say(
-                f"{what}\nthe update of step {number} is left out ({self.in_a_row} in a row,"
-                f" {self.skipped} in this run)"
-            )
+    def _act(self, number: int, loss: float, ranks: list[int]) -> None:
+        """Goes on without the update of a step, or raises TrainingError."""
+        guard, size = self._settings.guard, self._loop.mesh.shape.size
+        going_on = guard.non_finite == "skip" and len(ranks) == size and self.in_a_row < guard.max_skips
+        cause = self._cause() if not going_on or self.in_a_row == 1 else ""
+        what = f"step {number}: loss or gradients are not finite (loss {loss:g})"
+        what += f". It began here: {cause}" if cause else ""
+        if going_on:
+            count = f"({self.in_a_row} in a row, {self.skipped} in this run)"
+            self._say(f"{what}\nthe update of step {number} is left out {count}")
             return
         if len(ranks) < size:
+            some = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
             raise TrainingError(
-                f"{what}. This is so on ranks {_listed(ranks)} only, though all should hold equal"
+                f"{what}. This is so on ranks {some} only, though all should hold equal"
                 " numbers: the memory of a rank is damaged, or its replica has drifted.",
                 "Go on from the last checkpoint with --resume, if it happens again without the host of that rank.",
             )
@@ -147,37 +108,23 @@ class Guard:
 
     def _cause(self) -> str:
         """Where the first wrong number arose, as text; the same on every rank."""
-        s, step, number = self._settings, self._step, self._step.step_number - 1
+        s, step, mesh = self._settings, self._step, self._loop.mesh
+        number = step.step_number - 1
         fetches = {"loss": self._built.loss, "finite": self._built.finite}
-        program = lower(
-            self._built.graph,
-            step.mesh.shape,
-            Layout(self._layout),
-            fetches,
-            [],
-            Layout(s.mesh.storage or None),
-            s.train.seed,
-        )
-        needed, free = needed_bytes(program), free_memory()
-        fits = needed * _ranks_here(step.mesh) < free
-        if all(gathered(step.mesh, fits)):
+        layouts = Layout(self._loop.layout), Layout(s.mesh.storage or None)
+        program = lower(self._built.graph, mesh.shape, layouts[0], fetches, [], layouts[1], s.train.seed)
+        ranks_here = -(-mesh.shape.size // mesh.hosts)  # about; a simulated mesh has all of them here
+        found, note = None, ""
+        if all(gathered(mesh, needed_bytes(program) * ranks_here < free_memory())):
             found = first_wrong(step, program, number)
-            if found is not None:
-                return str(found)
-        found = first_wrong(step, None, number)
-        if found is not None:
-            return f"{found} (looked for in the optimised program)"
-        return "it did not happen again when the step was repeated: a rank may have computed wrong"
+        if found is None:
+            found, note = first_wrong(step, None, number), " (looked for in the optimised program)"
+        if found is None:
+            return "it did not happen again when the step was repeated: a rank may have computed wrong"
+        return f"{found}{note}"
 
     def before_save(self, number: int) -> None:
-        """Refuses to save variables that are not finite, or whose replicas differ.  Collective.
-
-        Args:
-            number: Steps done.
-
-        Raises:
-            TrainingError: The same on every rank.
-        """
+        """Raises TrainingError where variables are not finite or replicas differ: they must not be saved."""
         self._compare_replicas(number)
         if self._built.finite is not None:
             self._check_variables()
@@ -192,44 +139,33 @@ class Guard:
             )
 
     def _check_variables(self) -> None:
-        store, mine = self._step.variables, ""
-        for name, blocks in store.blocks.items():
-            for rank, block in blocks.items():
-                if not mine and not _finite(block):
-                    at = np.argwhere(~np.isfinite(block.astype(np.float64)))[0]
-                    t = store.types[name].type
-                    ranges = t.block(store.mesh.shape, store.mesh.shape.coordinates(rank))
-                    index = ", ".join(
-                        f"{d.name}={begin + int(k)}" for d, (begin, _), k in zip(t.shape, ranges, at, strict=True)
-                    )
-                    value = float(block[tuple(at)])
-                    mine = f"variable '{name}' {t} holds {value:g} at [{index}] on rank {rank}"
+        store = self._step.variables
+        wrong = (
+            (name, rank, block)
+            for name, blocks in store.blocks.items()
+            for rank, block in blocks.items()
+            if not _finite(block)
+        )
+        mine = next((self._described(*found) for found in wrong), "")
         problem = next((p for p in gathered(store.mesh, mine) if p), "")
         if problem:
             raise TrainingError(
                 f"{problem}: no checkpoint is written, the last one stays.", "Go on from it with --resume."
             )
 
-
-_REMEDY = (
-    "lower the learning rate, warm up longer or set optimizer.clip_norm. If it comes again at once,"
-    " go on from an older checkpoint with --resume FOLDER."
-)
+    def _described(self, name: str, rank: int, block: np.ndarray) -> str:
+        """The first element of a block that is not finite, in words."""
+        t, mesh = self._step.variables.types[name].type, self._loop.mesh.shape
+        at = np.argwhere(~np.isfinite(block.astype(np.float64)))[0]
+        places = zip(t.shape, t.block(mesh, mesh.coordinates(rank)), at, strict=True)
+        index = ", ".join(f"{d.name}={begin + int(k)}" for d, (begin, _), k in places)
+        return f"variable '{name}' {t} holds {float(block[tuple(at)]):g} at [{index}] on rank {rank}"
 
 
 def _finite(block: np.ndarray) -> bool:
-    """Whether a block of floats is finite; others are."""
-    if block.dtype.kind != "f" and block.dtype.name != "bfloat16":
-        return True
+    """Whether a block is finite; only floats may not be."""
     if block.dtype.name == "bfloat16":
         block = block.astype(np.float32)
-    return block.size == 0 or (math.isfinite(block.min()) and math.isfinite(block.max()))
-
-
-def _ranks_here(mesh: AnyMesh) -> int:
-    """Ranks on this host, about; a simulated mesh has all of them here."""
-    return -(-mesh.shape.size // mesh.hosts)
-
-
-def _listed(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    if block.dtype.kind != "f" or not block.size:
+        return True
+    return math.isfinite(block.min()) and math.isfinite(block.max())

@@ -1,9 +1,9 @@
-"""One job at a time writes the folder of a run.
+"""Lets one job at a time write the folder of a run.
 
-A file in the folder names who does: job, host, process.  It is made by O_EXCL and taken over by a
-rename, which file systems of several hosts do alike (no flock).  Its holder touches it; what is not
-touched any more, or is of a process or a Slurm job that has ended, may be taken over.  Times are
-those of the file system, so clocks of hosts need not agree.
+A file in the folder names the holder: job, host, process.  It is made by O_EXCL and taken over by a
+rename, which works on file systems of several hosts (no flock).  Its holder touches it regularly; a
+lock that is no longer touched, or whose process or Slurm job has ended, may be taken over.  Times are
+those of the file system, so the clocks of hosts need not agree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from meshmpi.errors import ConfigError
 from meshmpi.runtime import processes
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.transformer.training.stopping import squeue
 
 LOCK = "lock.json"
 """The file in the folder of a run."""
@@ -33,35 +33,20 @@ RUN_VARIABLE = "MESHMPI_RUN"
 BEAT_SECONDS = 10.0
 """Between two touches."""
 STALE_SECONDS = 90.0
-"""What was not touched for so long, is nobody's: nine beats, as a file system may be busy."""
-SLURM_SECONDS = 10.0
-"""How long squeue may take to answer."""
-_FIELDS = {
-    "token": str,
-    "user": str,
-    "host": str,
-    "boot": str,
-    "pid": int,
-    "start": int,
-    "job": str,
-    "slurm": str,
-    "slurm_restart": int,
-    "since": str,
-}
-_WRITING_SECONDS = 2.0  # between the making of the file and its text, seen from another host
+"""A lock that was not touched for this long is stale: nine beats, as a file system may be busy."""
+_FIELDS = dict.fromkeys(("token", "user", "host", "boot", "job", "slurm", "since"), str)
+_FIELDS |= dict.fromkeys(("pid", "start", "slurm_restart"), int)
+_WRITING_SECONDS = 2.0  # between the creation of the file and its text, seen from another host
 _SLURM_OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL")
 _SLURM_OVER += ("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 _OVER = "is over"
 
 
 class RunLock:
-    """Holds the folder of a run from its making to `release`.
-
-    Args:
-        folder: Folder of the run; made when missing.
+    """Holds the folder of a run, which is made when missing, until `release`.
 
     Raises:
-        ConfigError: Another job writes it.
+        ConfigError: Another job writes the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -74,58 +59,54 @@ class RunLock:
         self._thread.start()
 
     def take(self) -> None:
-        """Makes the file, in the place of one that is stale."""
+        """Makes the file, in place of a stale one."""
         try:
-            self._take()
+            while not self._taken():
+                pass
         except OSError as error:
             raise ConfigError(
                 f"{self.path.parent} cannot be written: {error.strerror}.", "Give another folder: --out."
             ) from error
 
-    def _take(self) -> None:
-        while True:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._make()
-                return
-            except FileNotFoundError:  # another job has just removed the empty folder
-                continue
-            except FileExistsError:
-                holder = _holder(self.path)
-            if holder is None:  # released in between
-                continue
-            why = why_held(holder, self._me, age(self.path))
-            if why:
+    def _taken(self) -> bool:
+        """Whether the file could be made; if not, its holder has released it or was removed just now."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        except FileNotFoundError:  # another job has just removed the empty folder
+            return False
+        except FileExistsError:
+            if (holder := _holder(self.path)) is None:
+                return False
+            if why := why_held(holder, self._me, age(self.path)):
                 raise ConfigError(
                     f"{self.path.parent} is being written by another job: {told(holder)}; {why}.",
                     "Wait for its end, or give another folder: --out.",
-                )
+                ) from None
             self._remove(holder)
-
-    def _make(self) -> None:
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-        try:
-            os.write(file, json.dumps(self._me).encode())
+            return False
+        with os.fdopen(file, "wb") as written:
+            written.write(json.dumps(self._me).encode())
+            written.flush()
             os.fsync(file)
-        finally:
-            os.close(file)
+        return True
 
     def _remove(self, holder: dict[str, Any]) -> None:
-        """Removes the lock of ``holder``; one that another job has just put in its place stays."""
+        """Removes the lock of ``holder``, but not one that another job has just put in its place."""
         taken = self.path.with_name(f".{LOCK}.{secrets.token_hex(4)}")
         try:
             os.rename(self.path, taken)
         except FileNotFoundError:
             return
         if _read(taken) != holder:
-            # Where a third job came first, the owner of this one finds out: see `check`.
+            # If a third job came first, the owner of this lock notices: see `check`.
             with contextlib.suppress(FileExistsError):
                 os.link(taken, self.path)
         taken.unlink()
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            with contextlib.suppress(OSError):  # a file system that is away comes back, or does not
+            with contextlib.suppress(OSError):  # the file system may come back
                 if self.mine():
                     os.utime(self.path)
 
@@ -136,11 +117,7 @@ class RunLock:
         return False
 
     def check(self) -> None:
-        """Called before something is written that others rely on.
-
-        Raises:
-            ConfigError: Another job has taken the folder over.
-        """
+        """Raises ConfigError where another job has taken the folder over."""
         if not self.mine():
             holder = _holder(self.path)
             by = told(holder) if holder else "somebody who removed its lock"
@@ -151,13 +128,13 @@ class RunLock:
             )
 
     def release(self) -> None:
-        """Lets others have the folder; one that was made for nothing goes."""
+        """Gives the folder up, and removes it if it was made and is empty."""
         self._ended.set()
         with contextlib.suppress(OSError):
             if self.mine():
                 self.path.unlink()
                 if self._new:
-                    self.path.parent.rmdir()  # fails where there is something in it
+                    self.path.parent.rmdir()  # fails if it is not empty
 
 
 _held: dict[Path, RunLock] = {}
@@ -172,11 +149,7 @@ def held(mesh: AnyMesh, folder: str | os.PathLike[str]) -> Iterator[None]:
         ConfigError: Another job writes it.
     """
     key = Path(folder).resolve()
-
-    def take() -> None:
-        _held[key] = RunLock(key)
-
-    from_first(mesh, take)
+    from_first(mesh, lambda: _held.update({key: RunLock(key)}))
     try:
         yield
     finally:
@@ -185,14 +158,14 @@ def held(mesh: AnyMesh, folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def check_held(folder: str | os.PathLike[str]) -> None:
-    """`RunLock.check` of what this process holds; nothing where it holds nothing."""
+    """`RunLock.check`, if this process holds the folder."""
     key = Path(folder).resolve()
     if key in _held:
         _held[key].check()
 
 
 def renamed(folder: Path, new: Path) -> None:
-    """The folder has become ``new``; what this process held of its old name it holds again."""
+    """The folder has become ``new``; if this process held it, it holds a folder of the old name again."""
     key = folder.resolve()
     if key in _held:
         _held[key].take()
@@ -205,9 +178,13 @@ def renamed(folder: Path, new: Path) -> None:
 def myself() -> dict[str, Any]:
     """What this process writes into its lock."""
     pid = os.getpid()
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in containers
+        user = str(os.getuid())
     return {
         "token": secrets.token_hex(8),
-        "user": _user(),
+        "user": user,
         "host": socket.gethostname(),
         "boot": processes.boot(),
         "pid": pid,
@@ -219,13 +196,6 @@ def myself() -> dict[str, Any]:
     }
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in containers
-        return str(os.getuid())
-
-
 def told(holder: dict[str, Any]) -> str:
     """A holder in words."""
     slurm = f"Slurm job {holder['slurm']}, " if holder.get("slurm") else ""
@@ -234,11 +204,11 @@ def told(holder: dict[str, Any]) -> str:
 
 
 def why_held(holder: dict[str, Any], me: dict[str, Any], seconds: float) -> str:
-    """Why a lock is not stale, or empty.
+    """Why a lock that was touched ``seconds`` ago is not stale, or empty.
 
     Args:
-        holder: What is in the lock; empty where it cannot be read.
-        me: Who wants it.
+        holder: Content of the lock; empty where it cannot be read.
+        me: The job that wants it.
         seconds: Since it was touched.
     """
     same = ("job", "slurm", "slurm_restart")
@@ -258,16 +228,9 @@ def why_held(holder: dict[str, Any], me: dict[str, Any], seconds: float) -> str:
 
 
 def slurm_state(job: str) -> str:
-    """The state of a Slurm job, `_OVER`, or empty where Slurm does not tell."""
-    try:
-        done = subprocess.run(
-            ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}"],
-            capture_output=True,
-            text=True,
-            timeout=SLURM_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+    """The state of a Slurm job, `_OVER`, or empty where Slurm does not say."""
+    done = squeue("--noheader", "--states=all", "--format=%T", f"--jobs={job}")
+    if done is None:
         return ""
     if done.returncode:
         return _OVER if "Invalid job id" in done.stderr else ""

@@ -1,21 +1,34 @@
-"""What a training run measures: one JSON line a record, one file a rank, and a loss curve.
-
-Knows nothing of models, meshes or MPI, only the number of a rank.
-"""
+"""What a training run records: one JSON line a record, one file a rank, event files, loss curves."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from meshmpi.errors import DataError
+from meshmpi.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no such numbers
+EVENTS = "tensorboard"
+"""Folder of the event files, inside the folder of a run."""
+TAGS = {
+    "loss": "loss/training",
+    "held_out_loss": "loss/held_out",
+    "bits_per_byte": "loss/bits_per_byte",
+    "seconds": "step/seconds",
+    "comm_seconds": "step/communication_seconds",
+    "compute_seconds": "step/compute_seconds",
+}
+"""Name in the metrics -> tag in the event files; others are ``run/<name>``."""
 
 
 def metrics_path(folder: str | os.PathLike[str], rank: int = 0) -> Path:
@@ -29,12 +42,12 @@ class MetricsWriter:
     Args:
         folder: Folder of the run, made when missing.
         rank: This rank.
-        resume_step: Records of this step and later are dropped first, because a resumed run
-            will write them again; None keeps all.
-        flush_seconds: How old a record may get before it is written to the file; 0: every one is
-            there when `write` returns.
-        say: Takes lines about what is damaged in the file.  It never blocks a resume: what cannot
-            be read is set aside.
+        resume_step: Records of this step and later are dropped first, because a resumed run writes
+            them again; None keeps all.
+        flush_seconds: How old a record may get before it is written to the file; 0: it is there
+            when `write` returns.
+        say: Takes lines about damage in the file.  Damage never blocks a resume: what cannot be read
+            is moved to another file.
 
     Example:
         >>> with MetricsWriter(folder) as metrics:
@@ -57,23 +70,16 @@ class MetricsWriter:
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
 
     def write(self, **values: Any) -> None:
-        """Writes one record.
-
-        Args:
-            values: Numbers, strings, lists or dicts of them.  By habit: ``step``, ``loss`` and
-                ``held_out_loss`` in nats per token, times in seconds.
-        """
+        """Writes a record of numbers, strings, lists or dicts; times are in seconds, losses in nats per token."""
         self._file.write(_line(values))
         if time.monotonic() - self._flushed >= self._flush_seconds:
             self.flush()
 
     def flush(self) -> None:
-        """Writes all records to the file now."""
         self._file.flush()
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
     def __enter__(self) -> MetricsWriter:
@@ -84,17 +90,14 @@ class MetricsWriter:
 
 
 def drop_from(path: Path, step: int, say: Callable[[str], None] = print) -> None:
-    """Leaves out the records of this step and later; what cannot be read is set aside.
+    """Removes the records of this step and later from a metrics file, which need not exist.
 
-    Args:
-        path: A metrics file; it need not exist.
-        step: The first one that a resumed run writes again.
-        say: Takes a line for what was set aside.
+    What cannot be read is moved to another file; ``say`` takes a line about it.
     """
     if not os.path.lexists(path):
         return
     try:
-        kept, damaged, _ = _parsed(_regular(path))
+        kept, damaged = _parsed(_regular(path))
     except OSError as error:
         place = _aside(path)
         os.rename(path, place)
@@ -110,8 +113,16 @@ def drop_from(path: Path, step: int, say: Callable[[str], None] = print) -> None
     os.replace(beside, path)
 
 
+def drop_ranks(folder: str | os.PathLike[str], ranks: int, step: int, say: Callable[[str], None] = print) -> None:
+    """`drop_from` for the ranks that a run no longer has when it is resumed on fewer."""
+    for path in sorted(Path(folder).glob("metrics-rank-*.jsonl")):
+        number = path.stem.rsplit("-", 1)[-1]
+        if number.isdigit() and int(number) >= ranks:
+            drop_from(path, step, say)
+
+
 def _regular(path: Path) -> bytes:
-    """The bytes of a file; of a FIFO or a device nothing is read, as that may never return."""
+    """The bytes of a regular file; reading a FIFO or a device may never return."""
     if not path.is_file():
         raise OSError(0, "it is not a file")
     return path.read_bytes()
@@ -123,14 +134,6 @@ def _aside(path: Path) -> Path:
     while os.path.lexists(place := path.with_name(f"{path.stem}.damaged-{k}")):
         k += 1
     return place
-
-
-def drop_ranks(folder: str | os.PathLike[str], ranks: int, step: int, say: Callable[[str], None] = print) -> None:
-    """Leaves out the same of ranks that a run which is resumed on fewer ranks no longer has."""
-    for path in sorted(Path(folder).glob("metrics-rank-*.jsonl")):
-        number = path.stem.rsplit("-", 1)[-1]
-        if number.isdigit() and int(number) >= ranks:
-            drop_from(path, step, say)
 
 
 def _line(values: Mapping[str, Any]) -> str:
@@ -164,7 +167,7 @@ def read_metrics(path: str | os.PathLike[str], rank: int = 0) -> list[dict[str, 
     """
     file = metrics_path(path, rank) if Path(path).is_dir() else Path(path)
     try:
-        records, damaged, _ = _parsed(_regular(file))
+        records, damaged = _parsed(_regular(file))
     except OSError as error:
         raise DataError(f"there are no metrics at {file}: {error.strerror}.", "Name the folder of a run.") from error
     if damaged:
@@ -176,12 +179,11 @@ def read_metrics(path: str | os.PathLike[str], rank: int = 0) -> list[dict[str, 
     return records
 
 
-def _parsed(data: bytes) -> tuple[list[dict[str, Any]], list[tuple[int, bytes]], bytes]:
-    """The records of a file, its damaged lines by number, and a last line that was cut short."""
+def _parsed(data: bytes) -> tuple[list[dict[str, Any]], list[tuple[int, bytes]]]:
+    """The records of a file, and its damaged lines by number; a last line without its end is left out."""
     records: list[dict[str, Any]] = []
     damaged: list[tuple[int, bytes]] = []
-    *lines, cut = data.split(b"\n")
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line.strip(b"\0").decode())  # NULs: the power failed
             if not isinstance(record, dict) or not isinstance(record.get("step", 0), int):
@@ -190,7 +192,52 @@ def _parsed(data: bytes) -> tuple[list[dict[str, Any]], list[tuple[int, bytes]],
             damaged.append((number, line + b"\n"))
             continue
         records.append({k: _WORDS.get(v, v) if isinstance(v, str) else v for k, v in record.items()})
-    return records, damaged, cut
+    return records, damaged
+
+
+# ---- TensorBoard -----------------------------------------------------------------------------
+
+
+def check_tensorboard() -> None:
+    """Raises ConfigError where the package tensorboardX is not installed."""
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise ConfigError(
+            "train.tensorboard needs the package tensorboardX, which is not installed.",
+            "Install it with: pip install 'meshmpi[tensorboard]', or leave train.tensorboard out.",
+        )
+
+
+class EventWriter:
+    """Appends the records of the metrics to the event files of a run, by the package tensorboardX.
+
+    Args:
+        folder: Folder of the run; files go to its folder `EVENTS`.
+        first_step: TensorBoard hides events of this step and later that an earlier part of the run
+            wrote, since they come again.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], first_step: int) -> None:
+        check_tensorboard()
+        from tensorboardX import SummaryWriter
+
+        purge = first_step if first_step > 1 else None
+        # A file is named by the second: parts of a run that begin in the same second need another suffix.
+        suffix = f".from-{first_step}"
+        self._writer = SummaryWriter(str(Path(folder, EVENTS)), purge_step=purge, filename_suffix=suffix)
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if name != "step" and isinstance(value, (int, float)):
+                tag = TAGS.get(name, f"run/{name}")
+                if name == "seconds" and "held_out_loss" in values:
+                    tag = "evaluation/seconds"
+                self._writer.add_scalar(tag, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+# ---- loss curves -----------------------------------------------------------------------------
 
 
 def plot_losses(
@@ -208,36 +255,45 @@ def plot_losses(
         title: Stands above the curves.
         baselines: Label -> loss in nats per token, each drawn as a horizontal line.
 
-    Returns:
-        The file written.
-
     Raises:
         DataError: The extra `plot` is not installed, or no record holds a loss.
     """
-    curves = {"training": curve(records, "loss"), "held out": curve(records, "held_out_loss")}
-    if not any(steps for steps, _ in curves.values()):
+    (steps, losses), (held_out_steps, held_out) = curve(records, "loss"), curve(records, "held_out_loss")
+    if not steps and not held_out_steps:
         raise DataError(
             "no record holds 'loss' or 'held_out_loss': there is no curve to draw.", "Train for at least one step."
         )
     figure, axes = new_figure()
-    _draw(axes, curves, baselines or {})
+    if steps:
+        axes.plot(steps, losses, color="tab:blue", alpha=0.35, linewidth=0.8)
+        axes.plot(steps, smooth(losses), color="tab:blue", label="training (smoothed)")
+    if held_out_steps:
+        label = f"held out (last {held_out[-1]:.3f})"
+        axes.plot(held_out_steps, held_out, color="tab:red", marker="o", markersize=4, label=label)
+    for k, (label, loss) in enumerate((baselines or {}).items()):
+        axes.axhline(loss, color="black", linestyle=("--", ":", "-.")[k % 3], label=f"{label} ({loss:g})")
     return save_figure(figure, axes, path, title)
 
 
-def new_figure() -> tuple[Any, Any]:
-    """A figure of matplotlib and its axes.
+def new_figure() -> tuple[Figure, Axes]:
+    """A figure of matplotlib and its axes, without a window.
 
     Raises:
         DataError: The extra `plot` is not installed.
     """
-    figure_class, canvas_class = _matplotlib()
-    figure = figure_class(figsize=(8, 5), layout="constrained")
-    canvas_class(figure)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise DataError(
+            "drawing a loss curve needs the package matplotlib, which is not installed.",
+            "Install it with: pip install 'meshmpi[plot]'",
+        ) from error
+    figure = Figure(figsize=(8, 5), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def save_figure(figure: Any, axes: Any, path: str | os.PathLike[str], title: str) -> Path:
-    """Writes a figure of losses over steps as PNG; the file appears whole."""
+def save_figure(figure: Figure, axes: Axes, path: str | os.PathLike[str], title: str) -> Path:
+    """Writes a figure of losses over steps as PNG, by a rename."""
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
     axes.legend()
     axes.grid(alpha=0.3)
@@ -249,19 +305,6 @@ def save_figure(figure: Any, axes: Any, path: str | os.PathLike[str], title: str
     return path
 
 
-def _draw(axes: Any, curves: Mapping[str, tuple[list[int], list[float]]], baselines: Mapping[str, float]) -> None:
-    steps, losses = curves["training"]
-    if steps:
-        axes.plot(steps, losses, color="tab:blue", alpha=0.35, linewidth=0.8)
-        axes.plot(steps, smooth(losses), color="tab:blue", label="training (smoothed)")
-    steps, losses = curves["held out"]
-    if steps:
-        axes.plot(steps, losses, color="tab:red", marker="o", markersize=4, label=f"held out (last {losses[-1]:.3f})")
-    for k, (label, loss) in enumerate(baselines.items()):
-        style = ("--", ":", "-.")[k % 3]
-        axes.axhline(loss, color="black", linestyle=style, label=f"{label} ({loss:g})")
-
-
 def curve(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
     """Steps and values of the records that have both ``step`` and ``key``."""
     points = [(int(r["step"]), float(r[key])) for r in records if "step" in r and key in r]
@@ -269,9 +312,9 @@ def curve(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], li
 
 
 def smooth(losses: Sequence[float]) -> list[float]:
-    """Mean over a fiftieth of the run around each step; values that are no numbers are left out.
+    """Mean over a fiftieth of the run around each step, without values that are not finite.
 
-    Centred, because a mean over past steps alone lags behind a falling loss.
+    It is centred, because a mean over past steps alone lags behind a falling loss.
     """
     half, out = len(losses) // 100, []
     for k in range(len(losses)):
@@ -279,16 +322,3 @@ def smooth(losses: Sequence[float]) -> list[float]:
         around = [v for v in losses[k - reach : k + reach + 1] if math.isfinite(v)]
         out.append(sum(around) / len(around) if around else math.nan)
     return out
-
-
-def _matplotlib() -> tuple[Any, Any]:
-    """Matplotlib's figure and its canvas for files: no window, no global state."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise DataError(
-            "drawing a loss curve needs the package matplotlib, which is not installed.",
-            "Install it with: pip install 'meshmpi[plot]'",
-        ) from error
-    return Figure, FigureCanvasAgg

@@ -1,7 +1,6 @@
 """The graph of a training run: training step and held-out loss share their variables.
 
-What the graphs of all tasks have in common; each task gives its parts (`meshmpi.transformer.tasks`).
-Builds graphs from settings.  Knows no mesh, no data and no files.
+Contains what the graphs of all tasks have in common; each task gives its parts (`meshmpi.transformer.tasks`).
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ class TrainingGraph:
         reports: Other numbers of a training step by name: ``expert_balance`` (1 when experts are
             evenly used) and ``expert_dropped`` (share of tokens without a place), means over
             layers.
-        feeds: Names of the placeholders of a training step.
-        held_out_feeds: Those of an evaluation.
+        feeds, held_out_feeds: Names of the placeholders of a training step and of an evaluation.
         finite: Whether loss and gradients are finite, so that the updates take effect; None where
             ``guard.non_finite`` is off.
     """
@@ -72,12 +70,11 @@ def assemble(
     held_out_feeds: Callable[[int], Feeds],
     held_out_loss: Callable[[Feeds], Tensor],
 ) -> TrainingGraph:
-    """The graph of a task from its parts: what all tasks do alike stands here.
+    """The graph of a task from its parts.
 
     Args:
-        settings: Settings of the run.
-        config: The Transformer.
-        feeds: Batch size -> placeholders of a training step, each with the dim ``batch``.
+        settings, config: Settings of the run, and the Transformer.
+        feeds: Batch size -> placeholders of a training step, each with the dimension ``batch``.
         outputs: Such placeholders, of a batch or of a microbatch -> ``loss``, a mean over
             ``batch``, and other numbers to report, likewise.
         held_out_feeds: Batch size -> placeholders of an evaluation.
@@ -94,8 +91,7 @@ def assemble(
         evaluated = held_out_feeds(evaluation_batch)
         with graph.scope(reuse=True):
             held_out = held_out_loss(evaluated)
-        # One more node, so that a fetched rate has a name of its own.
-        rate = identity(rates[0])
+        rate = identity(rates[0])  # one more node, so that a fetched rate has its own name
     loss = found.pop("loss")
     return TrainingGraph(
         graph,
@@ -114,7 +110,7 @@ def assemble(
 
 def window_feeds(config: TransformerConfig, batch: int, dtypes: Mapping[str, str]) -> Feeds:
     """Placeholders [batch, length] of these names and types."""
-    shape = window_shape(config, batch)
+    shape = Shape([Dimension("batch", batch), config.length_dim])
     return {name: placeholder(name, shape, dtype) for name, dtype in dtypes.items()}
 
 
@@ -130,11 +126,6 @@ def outputs_with_experts(loss: Tensor, mixtures: Sequence[ExpertsOutput]) -> dic
     }
 
 
-def window_shape(config: TransformerConfig, batch: int) -> Shape:
-    """[batch, length] of one batch of windows."""
-    return Shape([Dimension("batch", batch), config.length_dim])
-
-
 def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
     """The sum of losses times weights, in float32."""
     return reduce_sum(multiply(cast(losses, "float32"), weights))
@@ -146,7 +137,7 @@ def build_optimizer(settings: OptimizerSettings, storage: str, rates: list[Tenso
     Args:
         settings: Name and numbers.
         storage: Layout rules of the slots, or empty.
-        rates: Takes the tensor of the learning rate when the optimizer is used.
+        rates: The tensor of the learning rate is appended when the optimizer is used.
     """
     schedule = schedules.parse_schedule(settings.learning_rate)
 

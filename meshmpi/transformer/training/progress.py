@@ -1,155 +1,238 @@
-"""Progress lines and metrics records of a run.
+"""Lines of progress, the moving line of a terminal, and the metrics of every rank.
 
 Every rank writes its own times; rank 0 alone prints, and records what all ranks know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, TypeVar
 
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.transformer.training.evaluation import Evaluation
-from meshmpi.transformer.training.extras import Extras
-from meshmpi.transformer.training.live import LiveLine
-from meshmpi.transformer.training.metrics import MetricsWriter, drop_ranks, read_metrics
+from meshmpi.transformer.training.metrics import EventWriter, MetricsWriter, drop_ranks, plot_losses, read_metrics
+from meshmpi.transformer.training.observer import Observer, Step
 from meshmpi.transformer.training.settings import Settings
-from meshmpi.transformer.training.tensorboard import EventWriter
 
-_FLUSH_SECONDS = 1.0  # of ranks but 0, whose files nobody watches: one write for many steps
+T = TypeVar("T")
+_FLUSH_SECONDS = 1.0  # for ranks other than 0, whose files nobody watches
+_PERIOD = 0.2  # seconds between two drawings of the moving line
+_CLEAR = "\r\x1b[K"
+_LONGEST = 300  # characters of a line about a failure
 
 
-class Progress:
+class Extras:
+    """Runs what a training can do without, such as a picture; ``say`` takes one line about a failure."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._failed: dict[str, None] = {}
+
+    def __call__(self, what: str, do: Callable[[], T]) -> T | None:
+        """The result of ``do``; None where it fails, or where ``what`` has failed before.
+
+        It must not be collective, since it may fail on one rank alone.
+        """
+        if what in self._failed:
+            return None
+        try:
+            return do()
+        except Exception as error:
+            self._failed[what] = None
+            kind, text = type(error).__name__, " ".join(str(error).split())
+            self._say(f"no {what}, the run goes on without: {kind}: {text}"[:_LONGEST])
+            return None
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal on which a line can be redrawn."""
+    try:
+        return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    except ValueError:  # closed
+        return False
+
+
+class LiveLine:
+    """A moving line at the end of the output of a terminal; none of it gets into a log.
+
+    Args:
+        mode: "auto": on a terminal; "on": always; "off".
+        say: Prints a line of progress.
+        stream: To draw to; default stderr.
+    """
+
+    def __init__(self, mode: str, say: Callable[[str], None], stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self.active = mode == "on" or (mode == "auto" and is_terminal(self._stream))
+        self._say, self._drawn, self._next = say, False, 0.0
+
+    def say(self, line: str) -> None:
+        """Prints a line of progress in place of the moving line, which is drawn again later."""
+        self.clear()
+        self._say(line)
+
+    def show(self, done: int, total: int, text: str) -> None:
+        """Draws the line: a bar for ``done`` of ``total`` steps, and ``text`` as far as it fits."""
+        now = time.monotonic()
+        if self.active and now >= self._next:
+            self._next = now + _PERIOD
+            self._write(_CLEAR + bar(done, total, text, shutil.get_terminal_size().columns - 1))
+            self._drawn = True
+
+    def clear(self) -> None:
+        if self._drawn:
+            self._write(_CLEAR)
+            self._drawn = False
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # the terminal has gone: the run goes on without the line
+            self.active = self._drawn = False
+
+
+def bar(done: int, total: int, text: str, width: int) -> str:
+    """``12/100 [##......]  12%  text``, at most ``width`` characters."""
+    share = done / total if total else 1.0
+    head, tail = f"{done}/{total} ", f" {share:4.0%}  {text}"
+    cells = max(0, min(30, width - len(head) - len(tail) - 2))
+    full = round(share * cells)
+    drawn = f"[{'#' * full}{'.' * (cells - full)}]" if cells >= 5 else ""
+    return f"{head}{drawn}{tail}"[:width]
+
+
+class Progress(Observer):
     """Prints and records what a run does.
 
     Args:
-        settings: Settings of the run.
-        folder: Folder of the run.
-        done: Steps done before; records of later steps are dropped, they will come again.
-        mesh: Mesh of the run; only its rank and its size are used.
+        settings, folder, mesh: Those of the run.
         live: Prints the lines, and draws the moving one.
         tokens: Tokens that one step learns from.
-        extras: Does what may fail: TensorBoard's files.
+        extras: Runs what may fail: the files of TensorBoard.
         fastest: Seconds of one step if this machine did nothing but its fastest matrix products;
             None: not known.
-
-    Attributes:
-        evaluation: The last one.
     """
 
     def __init__(
         self,
         settings: Settings,
         folder: Path,
-        done: int,
         mesh: AnyMesh,
         live: LiveLine,
         tokens: float,
         extras: Extras,
         fastest: float | None = None,
     ) -> None:
-        self.evaluation: Evaluation | None = None
-        self._live, self._done, self._first = live, done, mesh.rank == 0
-        self._writer = MetricsWriter(folder, mesh.rank, done + 1, 0.0 if self._first else _FLUSH_SECONDS, live.say)
+        self._settings, self._folder, self._mesh, self._live = settings, folder, mesh, live
+        self._tokens, self._extras, self._fastest = tokens, extras, fastest
+        self._first, self._total = mesh.rank == 0, settings.train.steps
+        self._writer: MetricsWriter | None = None
         self._events: EventWriter | None = None
-        self._extras = extras
-        if self._first:
-            drop_ranks(folder, mesh.shape.size if not mesh.simulated else 1, done + 1, live.say)
-            if settings.train.tensorboard:
-                self._events = extras("TensorBoard", lambda: EventWriter(folder, done + 1))
-        self._tokens, self._fastest = tokens, fastest
-        self._every, self._total = settings.train.log_every, settings.train.steps
         self._since = [0, 0.0, 0.0]  # steps, seconds and seconds communicating since the last line
-        self._seconds, self._steps = 0.0, 0
+        self._done, self._seconds, self._steps = 0, 0.0, 0
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.clear()
-        self._writer.close()
-        if self._events is not None:
-            self._extras("TensorBoard", self._events.close)
-
-    def step(self, loss: float, rate: float, seconds: float, comm_seconds: float, **reports: float) -> None:
-        """Notes one step.
-
-        Args:
-            loss: Nats per token.
-            rate: Learning rate.
-            seconds: Time taken.
-            comm_seconds: The part of it spent in collectives.
-            reports: Other numbers of the step by name.
-        """
-        self._done += 1
-        times = {"seconds": seconds, "comm_seconds": comm_seconds, "compute_seconds": seconds - comm_seconds}
+    def on_begin(self, done: int, last: Mapping[str, float]) -> None:
+        """Opens the files; records of later steps are dropped, since the run writes them again."""
+        self._done, folder, say = done, self._folder, self._live.say
+        flush_seconds = 0.0 if self._first else _FLUSH_SECONDS
+        self._writer = MetricsWriter(folder, self._mesh.rank, done + 1, flush_seconds, say)
         if not self._first:
-            self._writer.write(step=self._done, **times)
             return
-        self._record(loss=loss, learning_rate=rate, **times, **reports)
-        self._since = [a + b for a, b in zip(self._since, (1, seconds, comm_seconds), strict=True)]
-        self._seconds, self._steps = self._seconds + seconds, self._steps + 1
-        if self._done % self._every == 0 or self._done == self._total or self._steps == 1:
-            self._tell(loss, rate, reports)
+        drop_ranks(folder, 1 if self._mesh.simulated else self._mesh.shape.size, done + 1, say)
+        if self._settings.train.tensorboard:
+            self._events = self._extras("TensorBoard", lambda: EventWriter(folder, done + 1))
+        # A rank that was lost may not have recorded the last step.
+        if last and not any(r.get("step") == done and "loss" in r for r in read_metrics(self._writer.path)):
+            self._record(**last)
+
+    def on_step(self, step: Step) -> None:
+        self._done = step.number
+        compute = step.seconds - step.comm_seconds
+        times = {"seconds": step.seconds, "comm_seconds": step.comm_seconds, "compute_seconds": compute}
+        if not self._first:
+            if self._writer is not None:
+                self._writer.write(step=self._done, **times)
+            return
+        self._record(loss=step.loss, learning_rate=step.learning_rate, **times, **step.reports)
+        self._since = [a + b for a, b in zip(self._since, (1, step.seconds, step.comm_seconds), strict=True)]
+        self._seconds, self._steps = self._seconds + step.seconds, self._steps + 1
+        left = _clock((self._total - self._done) * self._seconds / self._steps)
+        if self._done % self._settings.train.log_every == 0 or self._done == self._total or self._steps == 1:
+            self._say_step(step, left)
         elif self._live.active:
             speed = self._tokens * self._steps / self._seconds
-            self._live.show(
-                self._done, self._total, f"loss {loss:.4f}  {speed:,.0f} tokens/s  {_clock(self._left())} left"
-            )
-
-    def complete(self, values: Mapping[str, float]) -> None:
-        """Records the step before, unless the file has it: a rank that was lost may have owed it.
-
-        Args:
-            values: Loss, learning rate and other numbers of that step; empty: not known.
-        """
-        if values and not any(r.get("step") == self._done and "loss" in r for r in read_metrics(self._writer.path)):
-            self._record(**values)
+            self._live.show(self._done, self._total, f"loss {step.loss:.4f}  {speed:,.0f} tokens/s  {left} left")
 
     def _record(self, **values: Any) -> None:
-        self._writer.write(step=self._done, **values)
+        if self._writer is not None:
+            self._writer.write(step=self._done, **values)
         if self._events is not None:
             self._extras("TensorBoard", partial(self._events.write, self._done, values))
 
-    def _left(self) -> float:
-        """Seconds to the end of the training, without evaluations and saves."""
-        return (self._total - self._done) * self._seconds / self._steps
-
-    def _tell(self, loss: float, rate: float, reports: Mapping[str, float]) -> None:
+    def _say_step(self, step: Step, left: str) -> None:
         steps, taken, communicating = self._since
         peak = "" if self._fastest is None else f"  {steps * self._fastest / taken:.0%} of peak"
         self._live.say(
-            f"step {self._done:>{len(str(self._total))}}/{self._total}  loss {loss:.4f}"
-            f"  rate {rate:.2e}  {steps * self._tokens / taken:,.0f} tokens/s{peak}"
-            f"  {communicating / taken:.0%} communicating  {_clock(self._left())} left"
-            + "".join(f"  {name} {value:.3f}" for name, value in reports.items())
+            f"step {self._done:>{len(str(self._total))}}/{self._total}  loss {step.loss:.4f}"
+            f"  rate {step.learning_rate:.2e}  {steps * self._tokens / taken:,.0f} tokens/s{peak}"
+            f"  {communicating / taken:.0%} communicating  {left} left"
+            + "".join(f"  {name} {value:.3f}" for name, value in step.reports.items())
         )
         self._since = [0, 0.0, 0.0]
 
-    def flush(self) -> None:
-        """Before a save: a run that goes on from it has the records of all steps before."""
-        self._writer.flush()
+    def before_save(self, number: int) -> None:
+        """A run that goes on from the checkpoint must find the records of all steps before."""
+        if self._writer is not None:
+            self._writer.flush()
 
-    def evaluated(self, found: Evaluation) -> None:
-        """Notes an evaluation."""
-        self.evaluation = found
+    def on_evaluate(self, number: int, evaluation: Evaluation) -> None:
         if self._first:
-            self._live.say(f"held-out loss after step {self._done}: {found}")
-            bits = {} if found.bits_per_byte is None else {"bits_per_byte": found.bits_per_byte}
-            self._record(
-                held_out_loss=found.loss, seconds=found.seconds, **bits, held_out_tokens=found.tokens, **found.measures
-            )
+            e = evaluation
+            self._live.say(f"held-out loss after step {number}: {e}")
+            bits = {} if e.bits_per_byte is None else {"bits_per_byte": e.bits_per_byte}
+            self._record(held_out_loss=e.loss, seconds=e.seconds, **bits, held_out_tokens=e.tokens, **e.measures)
 
-    def measured(self, measures: Mapping[str, float]) -> None:
-        """Notes other numbers of the end of a run, by name."""
+    def on_sample(self, measures: Mapping[str, float]) -> None:
         if self._first and measures:
             self._live.say(", ".join(f"{name} {value:.4g}" for name, value in measures.items()))
             self._record(**measures)
+
+    def on_end(self, stopped_by: str) -> None:
+        self._live.clear()
+        if self._writer is not None:
+            self._writer.close()
+        if self._events is not None:
+            self._extras("TensorBoard", self._events.close)
+
+    def on_failure(self, error: BaseException) -> None:
+        self.on_end("")
 
 
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+class LossCurve(Observer):
+    """Draws loss.png at the end of a run that was not stopped, on rank 0."""
+
+    def __init__(self, settings: Settings, folder: Path, rank: int, say: Callable[[str], None], extras: Extras) -> None:
+        self._settings, self._folder, self._say, self._extras = settings, folder, say, extras
+        self._draws = rank == 0 and settings.train.plot
+
+    def on_end(self, stopped_by: str) -> None:
+        if self._draws and not stopped_by:
+            self._extras("loss curve", self._draw)
+
+    def _draw(self) -> None:
+        s, path = self._settings, self._folder / "loss.png"
+        plot_losses(read_metrics(self._folder), path, title=s.title, baselines=s.baselines)
+        self._say(f"drew {path}")

@@ -1,20 +1,19 @@
-"""Training that goes on when ranks are lost: fewer ranks, a smaller mesh, the last step.
+"""Training that goes on when ranks are lost: on fewer ranks, with a smaller mesh, from the last step.
 
-Where the survivors hold all variables of one step, they go on from it; else from the newest
-checkpoint.  A step's variables change only after all ranks have come through its collectives
-(``atomic``): either no survivor holds those of the next step, or each can end it alone.
+If the survivors hold all variables of one step, they go on from it; else from the newest checkpoint.
+A step changes its variables only after all ranks have come through its collectives (``atomic``), so
+either no survivor holds those of the next step, or each can end it alone.
 
-Knows when to turn back and what to say; how survivors find each other is
-`meshmpi.guard.recovery`'s business, what they hold `meshmpi.checkpoint.surviving`'s.
+How survivors find each other is known to `meshmpi.guard.recovery`, what they hold to
+`meshmpi.checkpoint.surviving`.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,38 +25,31 @@ from meshmpi.errors import CheckpointError
 from meshmpi.guard.recovery import FINISHED, TO_THE_END, LostRank, Survivors, is_loss, named, smaller_mesh
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.mesh import Mesh
-from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.variables import VariableStore
-from meshmpi.transformer.tasks.base import Task
-from meshmpi.transformer.training.beginning import ready, run_trainer
-from meshmpi.transformer.training.loop import Result, Trainer
+from meshmpi.transformer.training.loop import Position, Result
+from meshmpi.transformer.training.observer import Interrupted
 from meshmpi.transformer.training.settings import MeshSettings, Settings
 from meshmpi.transformer.training.setup import chosen_layout, mesh_shape
 from meshmpi.transformer.training.signals import StopSignals
-from meshmpi.transformer.training.stopping import Interrupted
+from meshmpi.transformer.training.trainer import Initialize, Trainer, ready, run_trainer
 
 BATCH = "batch"
 Resume = bool | str | os.PathLike[str]
 
 
 class Checkpoints:
-    """Which of the checkpoints in a folder were made since this was.
-
-    Args:
-        folder: Folder of the checkpoints; need not exist.
-    """
+    """The checkpoints of a folder, which need not exist, that were made after this object was."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._before = {_made_at(path) for path in checkpoint.find(folder)}
 
     def newest(self) -> Path | None:
-        """The newest one made since, or None."""
         return next((p for p in checkpoint.find(self._folder) if _made_at(p) not in self._before), None)
 
 
 def _made_at(path: Path) -> tuple[int, int]:
-    """Tells checkpoints apart, whatever their names are and though files of one were restored."""
+    """Identifies a checkpoint, whatever its name and also after a file of it was restored."""
     manifest = path / "manifest.json"
     try:
         found = (manifest if manifest.exists() else path).stat()
@@ -77,13 +69,12 @@ def train_on_survivors(
     folder: str | os.PathLike[str],
     resume: Resume,
     say: Callable[[str], None],
-    task: type[Task] | None,
-    initialize: Callable[[Trainer], None] | None,
+    make: Callable[[Mesh], Trainer],
+    initialize: Initialize | None,
 ) -> Result:
     """Trains on all ranks of this job, without those that are lost on the way.  Collective.
 
-    Returns:
-        How it ended; with ranks to spare, what they know of it.
+    Args: as `run.train`; ``make`` makes the trainer on a mesh.
 
     Raises:
         ConfigError: This MPI job would not outlive a rank.
@@ -91,66 +82,55 @@ def train_on_survivors(
     with StopSignals():
         survivors = Survivors()
         wanted = mesh_shape(settings.mesh, survivors.size)
-        run = _Run(settings, Path(folder), resume, say, task, initialize)
+        run = _Run(settings, Path(folder), resume, say, make, initialize, survivors)
         while True:
             shape = next_mesh(settings.mesh, wanted, survivors.size)
-            result = run.attempt(survivors, wanted if run.first else shape)
+            result = run.attempt(wanted if run.first else shape)
             bits = FINISHED | TO_THE_END if run.finished else 0
             if result is not None and result.stopped_by:
                 bits -= TO_THE_END
             bits = survivors.agree(bits)
             if bits & FINISHED:
-                if result is None:  # a rank to spare
-                    stopped_by = "" if bits & TO_THE_END else "another rank"
-                    result = Result(0, None, None, None, "", stopped_by)
-                return result
+                # A rank to spare has no result of its own.
+                return result or Result(0, None, None, None, "", "" if bits & TO_THE_END else "another rank")
             run.lost += survivors.shrink()
 
 
 @dataclass
 class _Held:
-    """The variables that this rank holds of one mesh.
+    """The variables that this rank holds of one mesh."""
 
-    Attributes:
-        attempt: Number of the attempt for which the mesh was made.
-        store: The variables.
-        trainer: Who trains them; None when its memory was given up.
-        position: Its `Trainer.position` then.
-    """
-
-    attempt: int
+    attempt: int  # for which the mesh was made
     store: VariableStore
-    trainer: Trainer | None
-    position: dict[str, Any]
+    trainer: Trainer | None  # None when its memory was given up
+    position: Position = field(default_factory=Position)  # of the trainer then
+
+    @property
+    def done(self) -> int:
+        return self.position.done if self.trainer is None else self.trainer.done
 
     def holdings(self) -> list[Holding]:
         """What the others need to know of it; nothing where a step was left half done."""
-        step, ready = self.position.get("done", 0), False
+        ready = False
         if self.trainer is not None:
             progress = self.trainer.step.executor.progress
             if not self.trainer.whole or progress == "writing":
                 return []
-            step, ready = self.trainer.done, progress == "ready"
+            ready = progress == "ready"
         mesh = self.store.mesh
-        return [Holding(self.attempt, mesh.shape, mesh.rank, step, ready, splits_of(self.store))]
+        return [Holding(self.attempt, mesh.shape, mesh.rank, self.done, ready, splits_of(self.store))]
 
     def settle(self, step: int) -> bool:
-        """Ends the last step where it was agreed to count; whether these are its variables."""
+        """Ends the last step where all agreed that it counts; whether these are its variables."""
         if self.trainer is not None:
             if self.trainer.done + 1 == step:
                 self.trainer.finish_step()
-            self.position, self.trainer = self.trainer.position, None
-        return self.position["done"] == step
+            self.position, self.trainer = self.trainer.position(), None
+        return self.position.done == step
 
 
 class _Run:
-    """A training that is tried again from where it can go on.
-
-    Attributes:
-        lost: Ranks whose loss was not reported yet.
-        first: Whether nothing has been lost yet.
-        finished: Whether this rank got through the last attempt.
-    """
+    """A training that is attempted again after each loss."""
 
     def __init__(
         self,
@@ -158,70 +138,67 @@ class _Run:
         folder: Path,
         resume: Resume,
         say: Callable[[str], None],
-        task: type[Task] | None,
-        initialize: Callable[[Trainer], None] | None,
+        make: Callable[[Mesh], Trainer],
+        initialize: Initialize | None,
+        survivors: Survivors,
     ) -> None:
         self._settings, self._folder, self._resume, self._say = settings, folder, resume, say
-        self._task, self._initialize = task, initialize
+        self._make, self._initialize, self._survivors = make, initialize, survivors
         self._made = Checkpoints(folder / "checkpoints")
         self._attempts = 0
         self._held: list[_Held] = []
         self._source: Source | None = None  # until it was handed over
-        self.lost: list[LostRank] = []
-        self.first, self.finished = True, False
+        self.lost: list[LostRank] = []  # their loss was not reported yet
+        self.first = True  # nothing has been lost yet
+        self.finished = False  # whether this rank got through the last attempt
 
-    def attempt(self, survivors: Survivors, shape: MeshShape) -> Result | None:
+    def attempt(self, shape: MeshShape) -> Result | None:
         """Trains until the end or a loss; None after a loss, and on ranks to spare."""
         result, self.finished = None, False
         self._attempts += 1
         try:
             if not self.first:
-                self._look(survivors, shape)
-                self._put_back(survivors, shape)
-            mesh = survivors.first(shape.size, lambda comm: Mesh(shape, comm))
+                self._look(shape)
+                self._put_back(shape)
+            mesh = self._survivors.first(shape.size, lambda comm: Mesh(shape, comm))
             if mesh is not None:
-                ready_on = functools.partial(self._ready, survivors, mesh)
-                result = run_trainer(mesh, self._folder, self._say, ready_on)
+                on = mesh
+                result = run_trainer(on, self._folder, self._say, lambda: self._ready(on))
             elif self._source is not None:
-                self._take_over(survivors, None)
+                self._take_over(None)
             self.finished = True
         except Exception as error:
             if not is_loss(error):
                 raise
-            survivors.turn_back()
+            self._survivors.turn_back()
             for held in self._held:
                 if held.trainer is not None:
                     held.trainer.abandon()
         self.first = False
         return result
 
-    def _look(self, survivors: Survivors, shape: MeshShape) -> None:
+    def _look(self, shape: MeshShape) -> None:
         """Finds where to go on, and gives up the memory of all else.  Collective."""
         self._source = None
         mine = [holding for held in self._held for holding in held.holdings()]
-        done = [held.position["done"] if held.trainer is None else held.trainer.done for held in self._held]
         fits = all(fits_twice(held.store) for held in self._held)
-        told = survivors.gathered((mine, done, fits))
-        if all(fitting for _, _, fitting in told):
-            self._source = newest([holdings for holdings, _, _ in told])
+        found = self._survivors.gathered((mine, [held.done for held in self._held], fits))
+        if all(fitting for _, _, fitting in found):
+            self._source = newest([holdings for holdings, _, _ in found])
         source = self._source
-        self._held = [
-            held
-            for held in self._held
-            if source is not None and held.attempt == source.attempt and held.settle(source.step)
-        ]
+        kept = [h for h in self._held if source and h.attempt == source.attempt and h.settle(source.step)]
+        self._held = kept
         gc.collect()  # arenas, before there are new ones
-        if survivors.rank == 0:
-            after = max((n for _, part, _ in told for n in part), default=None)
-            self._tell(shape, survivors.size, after)
+        if self._survivors.rank == 0:
+            self._report_loss(shape, max((n for _, part, _ in found for n in part), default=None))
         self.lost = []
 
-    def _put_back(self, survivors: Survivors, shape: MeshShape) -> None:
-        """Has copies that ranks to spare keep put in place of files lost with a rank.  Collective.
+    def _put_back(self, shape: MeshShape) -> None:
+        """Restores files lost with a rank from the copies that ranks to spare keep.  Collective.
 
         The ranks of the next mesh do the same among themselves when they load.
         """
-        where = self._settings.checkpoint.partner
+        where, survivors = self._settings.checkpoint.partner, self._survivors
         if self._source is not None or not where or survivors.size == shape.size:
             return
         try:
@@ -237,29 +214,23 @@ class _Run:
             if survivors.rank == 0:
                 self._say(note)
 
-    def _ready(self, survivors: Survivors, mesh: AnyMesh) -> Trainer:
-        resume: Any = self._resume if self.first else from_first(mesh, self._checkpoint)
+    def _ready(self, mesh: Mesh) -> Trainer:
+        resume: Resume | Initialize = self._resume if self.first else from_first(mesh, self._checkpoint)
         if self._source is not None:
-            resume = functools.partial(self._take_over, survivors)
+            resume = self._take_over
         try:
-            trainer = ready(self._settings, mesh, self._folder, self._say, self._task, resume, self._initialize)
+            trainer = ready(self._make(mesh), resume, self._initialize)
         except Interrupted:
             if self._source is not None:
-                self._take_over(survivors, None, stops=True)
+                self._take_over(None, stops=True)
             raise
         if all(held.trainer is not trainer for held in self._held):
-            self._held.append(_Held(self._attempts, trainer.step.variables, trainer, {}))
+            self._held.append(_Held(self._attempts, trainer.step.variables, trainer))
         return trainer
 
-    def _take_over(self, survivors: Survivors, trainer: Trainer | None, stops: bool = False) -> None:
-        """Fills the variables of the new mesh.  Collective.
-
-        Args:
-            survivors: All of them.
-            trainer: On ranks of the new mesh.
-            stops: Whether the run was asked to stop before there was one.
-        """
-        source = self._source
+    def _take_over(self, trainer: Trainer | None, stops: bool = False) -> None:
+        """Fills the variables of the new mesh, whose ranks have a trainer unless the run stops.  Collective."""
+        source, survivors = self._source, self._survivors
         assert source is not None
         self._source = None
         new = None if trainer is None else trainer.step.variables
@@ -271,7 +242,7 @@ class _Run:
         types, position = survivors.given_by(min(source.holders.values()), mine)
         hand_over(survivors.comm, source, types, None if old is None else old.store, new, wants)
         if trainer is not None:
-            self._held.append(_Held(self._attempts, trainer.step.variables, trainer, {}))
+            self._held.append(_Held(self._attempts, trainer.step.variables, trainer))
             trainer.go_on(position)
         survivors.gathered(None)  # the old ones may be needed until all new ones are there
         self._held = [held for held in self._held if held.trainer is not None]
@@ -286,29 +257,26 @@ class _Run:
             return self._resume
         return True if isinstance(self._resume, bool) else made
 
-    def _tell(self, shape: MeshShape, ranks: int, done: int | None) -> None:
-        """Says what was lost and how the others go on."""
-        lost = self.lost
-        spare = f", {ranks - shape.size} to spare" if ranks > shape.size else ""
-        step, where = self._next_step()
-        if done is not None and self._source is not None:
-            done = max(done, step)  # survivors end a step in which they need nobody any more
-        at = f" after step {done}" if done is not None else ""
+    def _report_loss(self, shape: MeshShape, done: int | None) -> None:
+        """Says what was lost and how the others go on; some survivor has done ``done`` steps."""
+        lost, spare = self.lost, self._survivors.size - shape.size
+        if self._source is not None:
+            step, where = self._source.step, ", which is in memory"
+            done = None if done is None else max(done, step)  # survivors end a step in which they need nobody
+        else:
+            manifest = self._manifest()
+            step, where = (0 if manifest is None else manifest.step), ""
+        at = "" if done is None else f" after step {done}"
         repeated = max(0, (done or 0) - step)
         self._say(
             f"{named(lost)} {'was' if len(lost) == 1 else 'were'} lost{at}:"
-            f" {shape.size} rank{'s go' if shape.size > 1 else ' goes'} on with mesh {shape}{spare}"
+            f" {shape.size} rank{'s go' if shape.size > 1 else ' goes'} on with mesh {shape}"
+            f"{f', {spare} to spare' if spare else ''}"
             f" from step {step}{where}; {repeated} step{'' if repeated == 1 else 's'} to repeat"
         )
 
-    def _next_step(self) -> tuple[int, str]:
-        if self._source is not None:
-            return self._source.step, ", which is in memory"
-        manifest = self._manifest()
-        return (0 if manifest is None else manifest.step), ""
-
     def _manifest(self) -> checkpoint.Manifest | None:
-        """The step of the checkpoint to go on from; None for the beginning."""
+        """The manifest of the checkpoint to go on from; None for the beginning."""
         source = self._checkpoint()
         if source is False:
             return None

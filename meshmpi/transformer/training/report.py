@@ -35,16 +35,15 @@ def plan_report(settings: Settings, program: bool = False, machine: str = "", ra
     Args:
         settings: Settings of the run.
         program: Whether to include the text of the program.
-        machine: Name or file of a machine, to predict times; empty: this host's for that mesh, if
-            it was measured.
+        machine: Name or file of a machine, to predict times; empty: this host, if it was measured for
+            that mesh.
         ranks: Ranks of the job, where the settings give no mesh.
     """
     began = time.perf_counter()
     task = task_class(settings.task)
     config = task.transformer(settings, task.vocabulary_size(settings))
     mesh = mesh_shape(settings.mesh, ranks)
-    layout = chosen_layout(settings.mesh, mesh)
-    built = task.build(settings, config)
+    layout, built = chosen_layout(settings.mesh, mesh), task.build(settings, config)
     found = plan(
         built.graph,
         mesh,
@@ -56,8 +55,9 @@ def plan_report(settings: Settings, program: bool = False, machine: str = "", ra
         memory_limit=settings.mesh.memory_limit or None,
     )
     known = find_machine(machine, mesh)
-    times = [NO_MACHINE] if known is None else time_lines(predict_time(found.program, known))
-    times += [] if known is None else [fit_line(found.cost, known)]
+    times = [NO_MACHINE]
+    if known is not None:
+        times = [*time_lines(predict_time(found.program, known)), fit_line(found.cost, known)]
     seconds = time.perf_counter() - began
     counts, values = found.program.counts(), found.program.values()
     lines = [str(found.program)] if program else []
@@ -111,19 +111,10 @@ def search_report(
             f"Run `meshmpi calibrate --ranks {ranks}` first, or give --machine FILE (or tpuv2).",
         )
     limit = known.memory_bytes if memory_limit is None else bytes_of(memory_limit)
-
-    def price_with(chosen: TransformerConfig, limit: int) -> Screen:
-        def step(slots: str) -> Step:
-            mesh = dataclasses.replace(settings.mesh, optimizer_storage=slots)
-            built = task.build(dataclasses.replace(settings, mesh=mesh), chosen)
-            return built.graph, built.fetches, built.updates
-
-        return Screen(digest(*step("")), pricing(step, known, limit))
-
-    work, price = price_with(config, limit)
+    work, price = _screen(settings, config, known, limit)
     screen = None
     if config.layers > _SCREENED:
-        screen = price_with(config.with_options(layers=_SCREENED), 0)
+        screen = _screen(settings, config.with_options(layers=_SCREENED), known, 0)
         screen = _for_all_layers(screen, LowerBound(work, known), known, config.layers)
     found = search(
         work,
@@ -138,6 +129,17 @@ def search_report(
         memory_limit=limit,
     )
     return found, f"{ranks} ranks, times predicted on {known.name}\n{found.report()}"
+
+
+def _screen(settings: Settings, config: TransformerConfig, machine: Machine, limit: int) -> Screen:
+    """Prices layouts of the training step of one model."""
+
+    def step(slots: str) -> Step:
+        mesh = dataclasses.replace(settings.mesh, optimizer_storage=slots)
+        built = task_class(settings.task).build(dataclasses.replace(settings, mesh=mesh), config)
+        return built.graph, built.fetches, built.updates
+
+    return Screen(digest(*step("")), pricing(step, machine, limit))
 
 
 def _only_mesh(settings: Settings, ranks: int) -> list[MeshShape]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.transformer.tasks.base import Task
-from meshmpi.transformer.training.beginning import ready, run_trainer
-from meshmpi.transformer.training.loop import Result, Trainer
+from meshmpi.transformer.training.loop import Result
+from meshmpi.transformer.training.observer import Observer
 from meshmpi.transformer.training.recovery import train_on_survivors
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import make_mesh
 from meshmpi.transformer.training.signals import StopSignals
+from meshmpi.transformer.training.trainer import Initialize, Trainer, ready, run_trainer
 
 
 def train(
@@ -23,7 +24,8 @@ def train(
     resume: bool | str | os.PathLike[str] = False,
     say: Callable[[str], None] = print,
     task: type[Task] | None = None,
-    initialize: Callable[[Trainer], None] | None = None,
+    initialize: Initialize | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Result:
     """A whole training run.  Collective.
 
@@ -36,9 +38,14 @@ def train(
         task: What the model learns; default: the setting ``task``.
         initialize: Called before the first step unless the run is resumed, to give
             ``trainer.step.variables`` other first values.
+        observers: Called at every step, evaluation, save and failure, on all ranks; see `Observer`.
     """
+
+    def make(on: AnyMesh) -> Trainer:
+        return Trainer(settings, on, folder, say, task, observers)
+
     if settings.mesh.recover and mesh is None:
-        return train_on_survivors(settings, folder, resume, say, task, initialize)
+        return train_on_survivors(settings, folder, resume, say, make, initialize)
     with StopSignals():
         on = make_mesh(settings.mesh) if mesh is None else mesh
-        return run_trainer(on, folder, say, lambda: ready(settings, on, folder, say, task, resume, initialize))
+        return run_trainer(on, folder, say, lambda: ready(make(on), resume, initialize))

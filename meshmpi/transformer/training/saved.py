@@ -13,24 +13,17 @@ from meshmpi.checkpoint.tools import checkpoints_of
 from meshmpi.errors import CheckpointError
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.transformer.models import TransformerConfig
-from meshmpi.transformer.tasks.base import Sample
 from meshmpi.transformer.tasks.registry import task_class
 from meshmpi.transformer.text.base import Vocabulary
 from meshmpi.transformer.text.vocabulary import restore_vocabulary
 from meshmpi.transformer.training.config import from_dict
-from meshmpi.transformer.training.evaluation import Evaluation, Evaluator
+from meshmpi.transformer.training.evaluation import Evaluation, Evaluator, Sample
 from meshmpi.transformer.training.settings import Settings
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A checkpoint and what it says of its run.
-
-    Attributes:
-        manifest: Manifest of the checkpoint.
-        settings: Settings of the run.
-        vocabulary: What its tokens mean.
-    """
+    """A checkpoint with the settings of its run and the vocabulary of its tokens."""
 
     manifest: checkpoint.Manifest
     settings: Settings
@@ -39,8 +32,7 @@ class SavedRun:
     @property
     def config(self) -> TransformerConfig:
         """The Transformer of the run."""
-        task = task_class(self.settings.task)
-        return task.transformer(self.settings, self.vocabulary.size)
+        return task_class(self.settings.task).transformer(self.settings, self.vocabulary.size)
 
 
 def open_run(run: str | os.PathLike[str]) -> SavedRun:
@@ -76,19 +68,11 @@ def evaluate_run(
             " lead to now: a file has changed, or a collection was fetched anew.",
             "Evaluate where it was trained, or train again.",
         )
-    built = task.build(settings, task.config)
-    step = compile_step(
-        built.graph,
-        mesh,
-        layout,
-        fetches=[built.held_out_loss],
-        updates=[],
-        storage=settings.mesh.storage or None,
-        seed=settings.train.seed,
-    )
+    built, storage, seed = task.build(settings, task.config), settings.mesh.storage or None, settings.train.seed
+    fetches = [built.held_out_loss]
+    step = compile_step(built.graph, mesh, layout, fetches=fetches, updates=[], storage=storage, seed=seed)
     checkpoint.load(saved.manifest, step.variables, extra=True)
     evaluator = Evaluator(
         step, built.held_out_feeds, lambda rows: task.held_out(built.evaluation_batch, rows), task.evaluation
     )
-    evaluation = evaluator.evaluate(settings.evaluate.final_windows)
-    return evaluation, task.sample(step.variables, layout)
+    return evaluator.evaluate(settings.evaluate.final_windows), task.sample(step.variables, layout)

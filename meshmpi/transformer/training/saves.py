@@ -1,6 +1,6 @@
 """How a run saves and loads: at once or in the background, with or without copies at buddy ranks.
 
-Puts the settings ``checkpoint`` into effect; the loop decides what is saved and when.
+The loop decides what is saved and when.
 """
 
 from __future__ import annotations
@@ -19,16 +19,10 @@ from meshmpi.transformer.training.settings import CheckpointSettings
 
 
 class Saves:
-    """Saves and loads the variables of a run.  All methods are collective.
-
-    Args:
-        settings: Settings of the run.
-        folder: Folder of its checkpoints.
-        store: ``step.variables``.
-        say: Takes lines, on rank 0 only.
+    """Saves and loads the variables of a run.  All methods but `abandon` are collective.
 
     Attributes:
-        seconds: That the last whole checkpoint took.
+        seconds: Duration of the last complete save.
     """
 
     def __init__(
@@ -46,67 +40,54 @@ class Saves:
         self._unproven = False
 
     def save(self, step: int, about: Mapping[str, Any], background: bool, finite: bool = True) -> Path | None:
-        """Writes a checkpoint; the one before must be done, and replicas must be equal.
+        """Writes a checkpoint; the one before must be complete, and replicas must be equal.
 
-        What was just saved may be poisoned: nobody knows before a step from it was finite.  So one
-        that is proven is kept as well until `proven`.
+        The new checkpoint may be poisoned; only a finite step from it proves that it is not.  So the last
+        proven one is kept as well until `proven`.
 
         Args:
             step: Training steps done.
             about: Plain values for the manifest.
-            background: Whether to return when variables are copied; needs the setting.
-            finite: Whether the last step was; if not, or if there was none, nothing is dropped.
-
-        Returns:
-            Its folder; None if it is being written.
-
-        Raises:
-            CheckpointError: It cannot be written.
+            background: Whether to return, without a folder, when variables are copied; needs the setting.
+            finite: Whether the last step was; if not, or if there was none, no checkpoint is dropped.
         """
         self._began = time.perf_counter()
         keep = max(self._keep, 2) if self._keep and finite else 0
         if not background or self._saver is None:
-            path = save(
-                self._folder, self._store, step, about, keep, self._buddies, self._say, self._after, compared=True
+            return self._complete(
+                save(self._folder, self._store, step, about, keep, self._buddies, self._say, self._after, compared=True)
             )
-            return self._whole(path)
         self._saver.start(step, about, keep, self._after, compared=True)
         seconds = time.perf_counter() - self._began
         self._say(f"copied the state of step {step} in {seconds:.3f} s; it is being written")
         return None
 
     def poll(self) -> Path | None:
-        """The folder of a checkpoint that has become whole in the background, once.
-
-        Raises:
-            CheckpointError: It could not be written.
-        """
-        return None if self._saver is None else self._whole(self._saver.poll())
+        """The folder of a checkpoint that has become complete in the background, once."""
+        return None if self._saver is None else self._complete(self._saver.poll())
 
     def wait(self) -> Path | None:
         """As `poll`, when nothing is being written any more."""
-        return None if self._saver is None else self._whole(self._saver.wait())
+        return None if self._saver is None else self._complete(self._saver.wait())
 
     def proven(self) -> None:
-        """A step was finite: if the newest checkpoint is from before it, older ones may go."""
-        if not self._unproven or (self._saver is not None and self._saver.pending):
-            return
-        self._unproven = False
+        """A step was finite: drops the older checkpoints if the newest is from before this step."""
+        if self._unproven and not (self._saver is not None and self._saver.pending):
+            self._unproven = False
+            from_first(self._store.mesh, self._drop)
 
-        def drop() -> None:
-            try:
-                drop_old(self._folder, self._keep)
-            except OSError as failure:
-                self._say(f"an old checkpoint stays: {failure.filename}: {failure.strerror}")
-
-        from_first(self._store.mesh, drop)
+    def _drop(self) -> None:
+        try:
+            drop_old(self._folder, self._keep)
+        except OSError as failure:
+            self._say(f"an old checkpoint stays: {failure.filename}: {failure.strerror}")
 
     def abandon(self) -> None:
-        """Nothing is written any more when this returns; not collective, see `BackgroundSaver`."""
+        """When this returns, nothing is written any more, see `BackgroundSaver`."""
         if self._saver is not None:
             self._saver.abandon()
 
-    def _whole(self, path: Path | None) -> Path | None:
+    def _complete(self, path: Path | None) -> Path | None:
         if path is not None:
             self.seconds = time.perf_counter() - self._began
             self._after, self._unproven = None, True
@@ -114,17 +95,12 @@ class Saves:
         return path
 
     def load(self, source: str | os.PathLike[str] | None) -> Manifest:
-        """Loads a checkpoint, or the newest whole one of the run.
-
-        Raises:
-            CheckpointError: There is none, it is damaged, or it is of another model.
-        """
-        how: Any = {"buddies": self._buddies, "say": self._say}
+        """Loads a checkpoint; None: the newest complete one of the run."""
         if source is not None:
-            manifest, notes = load(source, self._store, **how), []
+            manifest = load(source, self._store, buddies=self._buddies, say=self._say)
         else:
-            manifest, notes = load_newest(self._folder, self._store, **how)
-        for note in notes:
-            self._say(note)
+            manifest, notes = load_newest(self._folder, self._store, buddies=self._buddies, say=self._say)
+            for note in notes:
+                self._say(note)
         self._after = manifest.step
         return manifest

@@ -1,8 +1,7 @@
-"""Folders of the cache whose files carry hashes of every MiB, checked as they are read.
+"""Folders of the cache whose files carry a hash of every MiB, checked as the files are read.
 
-What training reads is made once and read by many jobs, perhaps for months: a bit that flips there
-would change what is learnt, silently.  A piece is checked when a process first touches it, as those
-of checkpoints are.  Knows nothing of what the files hold.
+Training data are made once and read by many jobs, perhaps for months; a flipped bit would silently
+change what is learnt.  A piece is checked when a process first touches it.
 """
 
 from __future__ import annotations
@@ -35,35 +34,25 @@ def seal(folder: Path) -> None:
 
 
 class Sealed:
-    """A folder that `seal` has finished.
-
-    Args:
-        folder: Its path.
-
-    Raises:
-        DataError: Its hashes are missing or damaged.
-    """
+    """A folder that `seal` has finished.  Raises DataError where its hashes are missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             with Folder.at(folder) as place:
-                self._records = recall(place, SEAL)
+                records = recall(place, SEAL)
         except OSError as error:
             raise self.damaged(error.strerror or str(error)) from error
-        if self._records is None:
+        if records is None:
             raise self.damaged(f"{SEAL} is missing or not what was written")
+        self._records = records
 
     def damaged(self, why: str) -> DataError:
         """The error for a folder that is not what was made."""
         return DataError(f"the files in {self.folder} are damaged: {why}.", "Delete the folder; it is remade.")
 
     def array(self, name: str, dtype: str | np.dtype[Any]) -> CheckedArray:
-        """A file as an array, mapped; a piece is read and checked when it is touched.
-
-        Raises:
-            DataError: It is missing, no plain file, or of another length.
-        """
+        """A file as a mapped array; a piece is read and checked when it is touched."""
         record = self._records.get(name)
         if record is None:
             raise self.damaged(f"{name} is none of them")
@@ -72,28 +61,23 @@ class Sealed:
                 size = os.fstat(file.fileno()).st_size
                 if size != record["bytes"]:
                     raise self.damaged(f"{name} has {size} bytes, {record['bytes']} were written")
-                empty = np.empty(0, np.uint8)
-                data = np.memmap(file, np.uint8, mode="r") if size else empty
+                data = np.memmap(file, np.uint8, mode="r") if size else np.empty(0, np.uint8)
         except OSError as error:
             raise self.damaged(f"{name}: {error.strerror}") from error
         return CheckedArray(self, name, data, record[NAME], np.dtype(dtype))
 
     def read(self, name: str) -> bytes:
-        """All bytes of a file, checked.
-
-        Raises:
-            DataError: They are not what was written.
-        """
+        """All bytes of a file, checked."""
         return self.array(name, "uint8")[:].tobytes()
 
 
 class CheckedArray:
-    """Numbers of one file, as an array of one dim; indexing checks the pieces that it touches.
+    """Numbers of one file, as an array of one dimension; indexing checks the pieces that it touches.
 
     Args:
         place: Where the file is.
         name: Name of the file.
-        data: Its bytes, uint8[n].
+        data: Its bytes.
         expected: The hashes of its pieces, 16 hexadecimal digits each.
         dtype: Type of the numbers; their size divides that of a piece.
     """
@@ -114,10 +98,8 @@ class CheckedArray:
     def __getitem__(self, key: Any) -> npt.NDArray[Any]:
         each = PIECE_BYTES // self.dtype.itemsize
         if isinstance(key, slice):
-            start, stop, step = key.indices(self.size)
-            places = range(start, stop, step)
-            first, last = (min(places), max(places)) if places else (0, -1)
-            touched = range(first // each, last // each + 1)
+            places = range(*key.indices(self.size))
+            touched = range(min(places) // each, max(places) // each + 1) if places else ()
         else:
             wanted = np.asarray(key)
             wanted = np.where(wanted < 0, wanted + self.size, wanted)
@@ -128,7 +110,7 @@ class CheckedArray:
             self._check(k)
         return self._numbers[key]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         whole = self[:]
         return whole if dtype is None else whole.astype(dtype)
 

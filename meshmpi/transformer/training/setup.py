@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from meshmpi import checkpoint
 from meshmpi.dims import MeshShape
 from meshmpi.errors import DataError
 from meshmpi.runtime.agreement import from_first, gathered
+from meshmpi.runtime.mesh import Mesh
 from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.world import world_size
 from meshmpi.transformer.training.corpora import NAMED
 from meshmpi.transformer.training.data import Dataset, prepare
 from meshmpi.transformer.training.lock import renamed
@@ -30,32 +31,27 @@ def mesh_shape(settings: MeshSettings, ranks: int) -> MeshShape:
 
 def chosen_layout(settings: MeshSettings, mesh: MeshShape) -> str:
     """The layout asked for; data-parallel when neither mesh nor layout is given."""
-    if settings.shape or settings.layout:
-        return settings.layout
-    return f"batch:{'+'.join(mesh.names)}"
+    return settings.layout if settings.shape or settings.layout else f"batch:{'+'.join(mesh.names)}"
 
 
-def make_mesh(settings: MeshSettings) -> Any:
-    """The mesh of all ranks of this job, which is started with that."""
-    from meshmpi.runtime.mesh import Mesh
-    from meshmpi.runtime.world import world_size
-
+def make_mesh(settings: MeshSettings) -> Mesh:
+    """The mesh of all ranks of this job; starts MPI."""
     return Mesh(mesh_shape(settings, world_size()))
 
 
 def prepare_data(settings: DataSettings, mesh: AnyMesh, say: Callable[[str], None]) -> Dataset:
-    """The tokens of the corpus, or of the fallback where a named one cannot be had.  Collective.
+    """The tokens of the corpus, or of the fallback where a named corpus is not available.  Collective.
 
     Raises:
-        DataError: Neither can be had, or the ranks see different texts.
+        DataError: Neither is available, or the ranks see different texts.
     """
     corpus, note = from_first(mesh, lambda: available_data(settings)[1:])
     if note:
         say(note)
     dataset = _prepare(settings, corpus)
     digests = gathered(mesh, dataset.digest)
-    if len(dict.fromkeys(digests)) > 1:
-        other = next(r for r, d in enumerate(digests) if d != digests[0])
+    other = next((r for r, d in enumerate(digests) if d != digests[0]), 0)
+    if other:
         raise DataError(
             f"rank 0 and rank {other} read different texts for corpus '{corpus}'.",
             "Give every node the same file, or empty the cache of the node that differs.",
@@ -64,10 +60,10 @@ def prepare_data(settings: DataSettings, mesh: AnyMesh, say: Callable[[str], Non
 
 
 def available_data(settings: DataSettings) -> tuple[Dataset, str, str]:
-    """The data of the corpus or of the fallback, the name of that one, and a note why the fallback.
+    """The data of the corpus or of the fallback, its name, and a note if it is the fallback.
 
     Raises:
-        DataError: Neither can be had.
+        DataError: Neither is available.
     """
     try:
         return _prepare(settings, settings.corpus), settings.corpus, ""

@@ -1,9 +1,8 @@
-"""Signals that ask a run to stop: noted when they arrive, acted on where it can be left.
+"""Signals that ask a run to stop: noted when they arrive, acted on where the run can be left.
 
-Batch systems send SIGTERM before they kill, SIGUSR1 when asked to warn earlier; Ctrl-C is SIGINT.
+Batch systems send SIGTERM before they kill, and SIGUSR1 when asked to warn earlier; Ctrl-C is SIGINT.
 Further SIGTERM and SIGUSR1 change nothing (Slurm sends them twice); a second SIGINT ends at once.
-A launching process hands all of them on as SIGUSR1, and in a file the name of what came.
-Knows nothing of ranks: what they agree on is `meshmpi.transformer.training.stopping`'s.
+A launching process forwards all of them as SIGUSR1, and writes the name of the original into a file.
 """
 
 from __future__ import annotations
@@ -16,25 +15,26 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 STOPPED = 75
 """Exit status of a run that was asked to stop: start it again.  EX_TEMPFAIL of sysexits.h."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 PATIENCE_SECONDS = 5.0
-"""How long a program that has nothing to save yet may take to reach a place where all ranks leave
-together; then it is ended where it stands.  Assumption: most models compile within it."""
+"""A program with nothing to save may take this long to reach a place where all ranks leave together;
+then it is ended where it is.  Assumption: most models compile within it."""
 TOLD_VARIABLE = "MESHMPI_STOP_SIGNAL"
-"""Names the file in which a launching process leaves the name of the first signal that it got,
+"""Names the file in which a launching process writes the name of the first signal that it got,
 unless that is SIGUSR1, which ranks get anyway."""
 AT_LAUNCH = " at the launching process"
 
 _open: list[StopSignals] = []
 _has_work = threading.Event()
-_first: list[str] = []  # the name that counts is that of the first signal
-_files: list[Path] = []  # that ranks of a job which runs now look into
+_first: list[str] = []  # the name of the first signal: only this one counts
+_files: list[Path] = []  # the ranks of a running job read them
 _telling = threading.RLock()  # a handler may interrupt another one
 
 
@@ -44,20 +44,16 @@ def noted() -> str:
 
 
 def described() -> str:
-    """As `noted`; of a SIGUSR1 that the launching process handed on, what it got itself.
-
-    Returns:
-        As "SIGTERM", or "SIGINT at the launching process".
-    """
+    """As `noted`, or, if the launching process forwarded the signal: "SIGINT at the launching process"."""
     return _origin(noted())
 
 
 def _origin(name: str) -> str:
     file = os.environ.get(TOLD_VARIABLE)
     if file and name == signal.SIGUSR1.name:
-        # There is none where the signal was sent to this rank, or no file system is shared.
-        from meshmpi.files import plain
+        from meshmpi.files import plain  # here: a program listens as early as it can
 
+        # There is no file where the signal was sent to this rank, or no file system is shared.
         with contextlib.suppress(OSError, ValueError):
             told = plain.text(file, 64)
             return f"{told}{AT_LAUNCH}" if told.isalnum() else name
@@ -104,8 +100,8 @@ def listen_for_life() -> None:
     """Notes the signals from now to the end of the process, for the main of a training program.
 
     Signals that the launcher has blocked until now (`blocked_prefix`) arrive here.  Until
-    `work_begins` is called, a signal also ends the program within PATIENCE_SECONDS, by exit status
-    STOPPED; from the start of the exit on, signals change nothing any more.
+    `work_begins` is called, a signal also ends the program within PATIENCE_SECONDS, with exit status
+    STOPPED.  Once the exit has begun, signals change nothing.
     """
     if _open or threading.current_thread() is not threading.main_thread():
         return
@@ -113,7 +109,7 @@ def listen_for_life() -> None:
     atexit.register(_ignore)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    # Python runs handlers between bytecodes only; this tells also during a long call into C.
+    # Python runs handlers between bytecodes only; the pipe works during a long call into C too.
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reading,), daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -127,19 +123,19 @@ def work_begins() -> None:
 def blocked_prefix() -> list[str]:
     """What to put before a command that calls `listen_for_life`, so that no signal comes too early.
 
-    Empty where ``env`` cannot do that (other than GNU's, from 8.31 on).
+    Empty where ``env`` cannot block signals; GNU's can from 8.31 on.
     """
     names = ",".join(s.name.removeprefix("SIG") for s in STOP_SIGNALS)
-    word = f"--block-signal={names}"
+    prefix = ["env", f"--block-signal={names}"]
     if not sys.platform.startswith("linux"):
         return []
     import subprocess
 
     try:
-        done = subprocess.run(["env", word, "true"], capture_output=True, timeout=10)
+        done = subprocess.run([*prefix, "true"], capture_output=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return ["env", word] if done.returncode == 0 else []
+    return prefix if done.returncode == 0 else []
 
 
 def _watch(reading: int) -> None:
@@ -165,21 +161,19 @@ def _watch(reading: int) -> None:
 
 @contextlib.contextmanager
 def handing_on(run: Path | None) -> Iterator[dict[str, str]]:
-    """While it is open, this process waits for a job, which ends it, and tells it what signal came.
-
-    Ranks get it by `described`.
+    """While it is open, this process waits for a job and tells it which signal came; ranks use `described`.
 
     Args:
-        run: Folder of the run; all hosts find the file next to it.  None: this host alone does.
+        run: Folder of the run; all hosts find the file next to it.  None: only this host does.
 
     Yields:
-        What the ranks' environment needs for it.
+        Variables for the environment of the ranks.
     """
     work_begins()
     beside = Path(tempfile.gettempdir(), "meshmpi") if run is None else run.absolute()
     file = beside.with_name(f".{beside.name}.stop-{os.getpid()}-{secrets.token_hex(4)}")
     _files.append(file)
-    _tell(noted())  # of a signal that has come already
+    _tell(noted())  # a signal may have come already
     try:
         yield {TOLD_VARIABLE: str(file)}
     finally:
@@ -189,12 +183,9 @@ def handing_on(run: Path | None) -> Iterator[dict[str, str]]:
 
 
 def telling_before() -> bool:
-    """Has the handlers that are set now tell ranks a signal's name before they hand it on.
+    """Makes the present handlers write a signal's name for the ranks first; whether one has come already.
 
     The thread of `listen_for_life` may be late, where this process gets little of a core.
-
-    Returns:
-        Whether a signal has come already.
     """
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
@@ -202,8 +193,8 @@ def telling_before() -> bool:
     return bool(noted())
 
 
-def _telling_first(handler: Any) -> Any:
-    def told(number: int, frame: object) -> None:
+def _telling_first(handler: Callable[[int, FrameType | None], Any] | int | None) -> Callable[..., None]:
+    def told(number: int, frame: FrameType | None) -> None:
         _tell(signal.Signals(number).name)
         if callable(handler):
             handler(number, frame)
@@ -212,18 +203,18 @@ def _telling_first(handler: Any) -> Any:
 
 
 def _tell(name: str) -> None:
-    """Leaves the name of the first signal where ranks look for it; they do without, if need be."""
+    """Writes the name of the first signal where ranks look for it; they can do without."""
     with _telling:
         if name and not _first:
             _first.append(name)
         for file in _files if _first and _first[0] != signal.SIGUSR1.name else ():
-            with contextlib.suppress(OSError):  # mostly that it is there already
+            with contextlib.suppress(OSError):  # mostly because it exists already
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with open(file, "x") as told:
                     told.write(_first[0])
 
 
 def _ignore() -> None:
-    # While it shuts down, Python gives signals their default action back, except ignored ones.
+    # While it shuts down, Python restores the default action of signals unless they are ignored.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

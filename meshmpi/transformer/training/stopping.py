@@ -1,65 +1,183 @@
-"""Whether a run shall stop now: by a signal to any rank, or before its time is over.
+"""When a run must stop: at a signal to any rank, or before its time is over.
 
-All ranks decide alike, at places that all of them come to.
+The time limit is the run's own setting or that of its Slurm job; a run stops while there is time for
+one more step and for saving.  All ranks decide alike, at places that all of them reach.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from meshmpi.errors import ConfigError
 from meshmpi.runtime.agreement import Flag, gathered
 from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.runtime.processes import start_time
 from meshmpi.transformer.training import signals
-from meshmpi.transformer.training.limits import TimeLimit
+from meshmpi.transformer.training.observer import Interrupted, Observer, Step
+
+LEAVE_SECONDS = 10.0
+"""Time left for the processes to end after the last save; assumption."""
+SAVE_FACTOR = 2.0
+"""The last save may take this many times as long as the longest before it.  Assumption: disks are shared."""
+STEP_FACTOR = 2.0
+"""The same for the last step."""
+SAVE_BYTES_PER_SECOND = 200e6
+"""Speed of a first save, before one was measured; assumption, on the slow side."""
+_ASK_SECONDS = 20.0
 
 
-class Interrupted(Exception):
-    """The run has been asked to stop; raised on all ranks at the same place.
-
-    Attributes:
-        reason: As "SIGTERM on rank 3", or "SIGINT at the launching process".
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Stopping:
-    """What asks a run to stop.
+class TimeLimit:
+    """The end of the time that a run has.
 
     Args:
-        mesh: A Mesh, or a SimulatedMesh.
-        limit: The time limit; only that of rank 0 counts.
+        seconds: From now; None: no limit.
+        name: What sets it, for the message.
+        save: Seconds that the first save may take, before one was measured.
 
     Attributes:
-        limit: The same, to be set where it is known later.
+        counts: Whether the limit counts yet; not before the first step, or a job that made none would be
+            requeued for ever.
     """
 
-    def __init__(self, mesh: AnyMesh, limit: TimeLimit | None = None) -> None:
-        self.limit = limit or TimeLimit()
-        self._mesh, self._flag = mesh, Flag(mesh)
-        self._reason = ""
+    def __init__(self, seconds: float | None = None, name: str = "", save: float = 0.0) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._name, self._save, self._step, self._measured = name, save, 0.0, False
+        self.counts = False
 
-    def asked(self) -> str:
-        """Why the run shall stop, or empty.  Collective, one small all-reduce."""
-        if self._reason:
-            return self._reason
-        mine = signals.noted() or (self.limit.reached() if self._mesh.rank == 0 else "")
-        if not self._flag.agree(bool(mine)):
-            return ""
-        self._reason = _reason(gathered(self._mesh, signals.described() or mine))
-        return self._reason
-
-    def check(self) -> None:
-        """Raises Interrupted when the run shall stop.  Collective."""
-        reason = self.asked()
-        if reason:
-            raise Interrupted(reason)
+    @property
+    def margin(self) -> float:
+        """Seconds that must be left: for a step, a save and the end."""
+        return STEP_FACTOR * self._step + SAVE_FACTOR * self._save + LEAVE_SECONDS
 
     def took(self, *, step: float = 0.0, save: float = 0.0) -> None:
-        """Notes how long a step or a save took, in seconds: so much must be left at the end."""
-        self.limit.took(step=step, save=save)
+        self._step, self.counts = max(self._step, step), self.counts or step > 0
+        if save:
+            self._save = max(self._save, save) if self._measured else save
+            self._measured = True
+
+    def reached(self) -> str:
+        """Why the run must stop now, or empty."""
+        if self._end is None or not self.counts:
+            return ""
+        left = self._end - time.monotonic()
+        return f"{self._name}, which leaves {max(0.0, left):.0f} s" if left <= self.margin else ""
+
+    def __str__(self) -> str:
+        if self._end is None:
+            return "no time limit"
+        minutes, seconds = divmod(round(max(0.0, self._end - time.monotonic())), 60)
+        left = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+        return f"{self._name} leaves {left}; the run stops {self.margin:.0f} s or more before"
+
+
+def find_limit(setting: str, save_bytes: float = 0.0) -> TimeLimit:
+    """The earlier limit: of the setting ``train.time_limit``, or of this Slurm job.
+
+    Args:
+        setting: As `seconds_of`, counted from the start of the process; empty: none.
+        save_bytes: Size of a checkpoint of this process.
+    """
+    found = []
+    if setting:
+        found.append((seconds_of(setting) - process_age(), f"train.time_limit of {setting}"))
+    left = slurm_seconds_left()
+    if left is not None:
+        found.append((left, f"the time limit of Slurm job {os.environ['SLURM_JOB_ID']}"))
+    if not found:
+        return TimeLimit()
+    seconds, name = min(found)
+    return TimeLimit(seconds, name, save_bytes / SAVE_BYTES_PER_SECOND)
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a time such as "7200", "2:00", "2:00:30" or "1-12:00" (days-hours:minutes); or ConfigError."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", text.strip())
+    if match:
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return 86400.0 * days + 3600 * hours + 60 * minutes + seconds
+    if re.fullmatch(r"\d+(?:\.\d+)?", text.strip()):
+        return float(text)
+    raise ConfigError(
+        f"'train.time_limit' is '{text}', which is not a time.",
+        "Give seconds, hours:minutes, hours:minutes:seconds or days-hours:minutes.",
+    )
+
+
+def slurm_seconds_left() -> float | None:
+    """Seconds until the time limit of the Slurm job of this process; None: no job, or no limit.
+
+    ``squeue`` is asked first, since a limit may have been changed after the start; if it does not
+    answer, the variable of the job is used.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if not job:
+        return None
+    asked = squeue("-h", "-j", job, "-o", "%L")
+    answer = "" if asked is None else asked.stdout.strip()
+    if re.fullmatch(r"[\d:-]*\d", answer):
+        return slurm_duration(answer)
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    return float(end) - time.time() if end.isdigit() and answer != "UNLIMITED" else None
+
+
+def squeue(*arguments: str) -> subprocess.CompletedProcess[str] | None:
+    """What Slurm's queue says; None where it does not answer."""
+    try:
+        return subprocess.run(
+            ["squeue", *arguments], capture_output=True, text=True, timeout=_ASK_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def slurm_duration(text: str) -> float:
+    """Seconds of Slurm's [days-][[hours:]minutes:]seconds."""
+    days, _, rest = text.rpartition("-")
+    total = 0.0
+    for part in rest.split(":"):
+        total = 60 * total + int(part)
+    return 86400.0 * int(days or 0) + total
+
+
+def process_age() -> float:
+    """Seconds since this process was started; 0 where the system does not tell."""
+    try:
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, uptime - start_time(os.getpid()) / os.sysconf("SC_CLK_TCK"))
+
+
+class Stopping(Observer):
+    """Asks on all ranks whether a run must stop.
+
+    Attributes:
+        limit: The time limit, set when it is known; only that of rank 0 counts.
+    """
+
+    def __init__(self, mesh: AnyMesh) -> None:
+        self.limit = TimeLimit()
+        self._mesh, self._flag, self._reason = mesh, Flag(mesh), ""
+
+    def check(self) -> None:
+        """Raises Interrupted when the run must stop.  Collective, one small all-reduce."""
+        if not self._reason:
+            mine = signals.noted() or (self.limit.reached() if self._mesh.rank == 0 else "")
+            if not self._flag.agree(bool(mine)):
+                return
+            self._reason = _reason(gathered(self._mesh, signals.described() or mine))
+        raise Interrupted(self._reason)
+
+    def on_step(self, step: Step) -> None:
+        self.limit.took(step=step.seconds)
+
+    def on_save(self, path: Path, seconds: float) -> None:
+        self.limit.took(save=seconds)
 
 
 def _reason(reasons: Sequence[str]) -> str:

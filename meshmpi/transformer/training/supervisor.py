@@ -1,7 +1,7 @@
-"""Starting a training again when its job has died: by a lost rank, a lost host, a crash.
+"""Starts a training again when its job has died: by a lost rank, a lost host, a crash.
 
-Runs in the process that launches, outside of the MPI job, and so works with every MPI.  A job that
-ends by itself, well or by an error of the user, is not started again.
+Runs in the launching process, outside of the MPI job, and so works with every MPI.  A job that ends by
+itself, well or by an error of the user, is not started again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from meshmpi.transformer.training.signals import STOPPED
 
 BY_ITSELF = (0, 1, 2, STOPPED, 130)
 """Exit statuses of jobs that are not started again: finished, errors, wrong arguments, stopped,
-Ctrl-C.  Of a job that has lost a rank it is another, whatever mpirun says: see
-`meshmpi.guard.outcome`."""
+Ctrl-C.  A job that has lost a rank ends with another status, see `meshmpi.guard.outcome`."""
 MOST_FRUITLESS = 2
 """After this many deaths in a row without a new checkpoint the job is given up: they are not chance."""
 ANSWER_SECONDS = 30.0
-"""A host on which a launcher starts nothing within this time is lost."""
+"""A host is lost if a launcher cannot start a process on it within this time."""
 
 
 class Host(NamedTuple):
@@ -48,8 +47,7 @@ def parse_hosts(text: str, ranks: int) -> list[Host]:
         name, _, number = part.partition(":")
         share = ranks // len(names) + (k < ranks % len(names))
         if number and not (number.isdigit() and int(number)):
-            problem = f"--hosts: '{part}' has no number of ranks."
-            raise ConfigError(problem, "Write it as n1:2,n2:2.")
+            raise ConfigError(f"--hosts: '{part}' has no number of ranks.", "Write it as n1:2,n2:2.")
         hosts.append(Host(name, int(number) if number else share))
     if (total := sum(h.ranks for h in hosts)) != ranks:
         raise ConfigError(f"--hosts {text} takes {total} ranks, --ranks is {ranks}.", "Make them equal.")
@@ -69,8 +67,7 @@ class Supervisor:
     """Runs a training until it ends by itself.
 
     Args:
-        settings: Settings of the run.
-        folder: Folder of the run.
+        settings, folder: Those of the run.
         ranks: Ranks of the first start.
         hosts: Hosts to start on; empty: this one, or those of the batch system.
         resume: Value of --resume in the first start.
@@ -94,11 +91,7 @@ class Supervisor:
         self._made = Checkpoints(folder / "checkpoints")
 
     def run(self, restarts: int) -> int:
-        """Returns the exit status of the last start.
-
-        Args:
-            restarts: How often the job may be started again.
-        """
+        """Starts the job, and again up to ``restarts`` times; returns the exit status of the last start."""
         more: list[str] = []
         fruitless, newest = 0, None
         for left in range(restarts, -1, -1):
@@ -107,19 +100,19 @@ class Supervisor:
                 return status
             made, newest = newest, self._made.newest()
             fruitless = fruitless + 1 if newest == made else 0
-            what = f"the job died (exit status {status})"
+            what, why = f"the job died (exit status {status})", ""
             if fruitless >= MOST_FRUITLESS:
-                self._say(f"{what}, {fruitless} times without a new checkpoint: given up")
+                why = f", {fruitless} times without a new checkpoint"
+            elif not left:
+                why = f"; no restart is left (--restarts {restarts})"
+            elif (lost := self._drop_lost_hosts()) and not self._hosts:
+                why = "; no host answers"
+            else:
+                more = self._arguments(newest)
+                self._report_restart(what, lost, newest, left - 1)
+            if why:
+                self._say(f"{what}{why}: given up")
                 return status or 1
-            if not left:
-                self._say(f"{what}; no restart is left (--restarts {restarts}): given up")
-                return status or 1
-            lost = self._drop_lost_hosts()
-            if self._hosts == [] and lost:
-                self._say(f"{what}; no host answers: given up")
-                return status or 1
-            more = self._arguments(newest)
-            self._tell(what, lost, newest, left - 1)
         raise AssertionError("the loop returns")
 
     def _drop_lost_hosts(self) -> list[Host]:
@@ -132,20 +125,25 @@ class Supervisor:
         ranks = sum(h.ranks for h in self._hosts)
         if lost and ranks:
             self._ranks = next_mesh(self._settings.mesh, self._wanted, ranks).size
-            self._hosts = _filled(self._hosts, self._ranks)
+            hosts, left = [], self._ranks  # the last ones get fewer ranks
+            for h in self._hosts:
+                if left:
+                    hosts.append(Host(h.name, min(h.ranks, left)))
+                    left -= hosts[-1].ranks
+            self._hosts = hosts
         return lost
 
     def _arguments(self, newest: Path | None) -> list[str]:
         """What the next start needs besides the user's arguments; the last of equal ones counts."""
         given: list[str] = []
-        if self._settings.mesh.shape:  # without one, the mesh is of all ranks there are
+        if self._settings.mesh.shape:  # without one, the mesh has all ranks of the job
             mesh = next_mesh(self._settings.mesh, self._wanted, self._ranks)
             given = ["--mesh", ";".join(f"{axis}:{n}" for axis, n in mesh.axes)]
         if newest is None:
             return given
         return [*given, "--resume"] + ([] if isinstance(self._resume, bool) else [str(newest)])
 
-    def _tell(self, what: str, lost: Sequence[Host], newest: Path | None, left: int) -> None:
+    def _report_restart(self, what: str, lost: Sequence[Host], newest: Path | None, left: int) -> None:
         gone = f"; gone: host {', '.join(h.name for h in lost)}" if lost else ""
         where = f" on {joined(self._hosts)}" if self._hosts else ""
         source = f"from {newest}" if newest is not None else "from where it began"
@@ -155,18 +153,8 @@ class Supervisor:
         )
 
 
-def _filled(hosts: Sequence[Host], ranks: int) -> list[Host]:
-    """The hosts with this number of ranks in all; the last ones get fewer."""
-    found, left = [], ranks
-    for h in hosts:
-        if left:
-            found.append(Host(h.name, min(h.ranks, left)))
-            left -= found[-1].ranks
-    return found
-
-
 def answering(host: str) -> bool:
-    """Whether the launcher gets a process started on a host."""
+    """Whether the launcher can start a process on a host."""
     done = launch(
         1, ["--", "echo", "meshmpi-alive"], hosts=f"{host}:1", capture_output=True, timeout_seconds=ANSWER_SECONDS
     )

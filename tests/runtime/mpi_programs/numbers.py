@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.guard import TrainingError
-from meshmpi.transformer.training.loop import Trainer
+from meshmpi.transformer.training.observer import TrainingError
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import make_mesh
+from meshmpi.transformer.training.trainer import Trainer
 
 VARIABLE = "decoder/final_norm/scale"  # never split: every rank has a replica
 

@@ -21,7 +21,7 @@ from typing import Any
 from meshmpi import cli
 from meshmpi.runtime.executor import Executor
 from meshmpi.runtime.world import rank_by_environment
-from meshmpi.transformer.training.loop import Trainer
+from meshmpi.transformer.training.trainer import Trainer
 
 takes_files = False
 
