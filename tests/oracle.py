@@ -158,7 +158,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "subtract": np.subtract,
     "multiply": np.multiply,
@@ -203,7 +203,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 def _elementwise(op: Any, inputs: list, env: Environment) -> np.ndarray:
     arrays = iter(aligned(v, x.shape, op.output.shape) for v, x in zip(inputs, op.inputs, strict=True))
     args = [next(arrays) if isinstance(a, Tensor) else a for a in op.args]
-    value = _FUNCTIONS[op.function](*args)
+    value = FUNCTIONS[op.function](*args)
     return _as(np.broadcast_to(value, op.output.shape.sizes), op.output.dtype)
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.house import LONGEST_FILE, LONGEST_FUNCTION, functions
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "meshmpi"
 FILES = sorted(PACKAGE.rglob("*.py"))
-MOST_LINES, MOST_FUNCTION_LINES = 600, 60
 
 _GRAPH = ["errors", "amounts", "dims", "ir", "values", "graph"]
 _RUN = ["version", *_GRAPH, "files", "compiler", "kernels", "nn", "runtime", "api"]
@@ -59,6 +60,14 @@ FINER = {
     ),
 }
 """Where there are only names, nobody imports arrays; a pass sees programs, not where they come from."""
+STILL_LARGE = (
+    "api.py compile",
+    "kernels/native/source.py",
+    "launch/launch.py launch",
+    "planner/bounded_search.py search",
+    "transformer/training/report.py search_report",
+)
+"""Files and functions (of the package) above the limits of `tests.house`; nothing may be added."""
 STANDING: dict[str, list[str]] = {}
 """What still climbs; nothing may be added."""
 
@@ -150,21 +159,13 @@ def test_no_two_files_import_each_other():
 def test_sizes():
     large = []
     for path in FILES:
-        lines = len(path.read_text().splitlines())
-        if lines > MOST_LINES:
-            large.append(f"{_name(path)} has {lines} lines")
-        for node in ast.walk(_tree(path)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                n = node.end_lineno - node.lineno + 1 - _docstring_lines(node)
-                if n > MOST_FUNCTION_LINES:
-                    large.append(f"{_name(path)}:{node.lineno} {node.name} has {n} lines")
+        name = str(path.relative_to(PACKAGE))
+        lines = path.read_text().count("\n")
+        large += [f"{name} has {lines} lines"] if lines > LONGEST_FILE and name not in STILL_LARGE else []
+        for function, n in functions(_tree(path)):
+            if n > LONGEST_FUNCTION and f"{name} {function}" not in STILL_LARGE:
+                large.append(f"{name}: {function}() has {n} lines")
     assert large == []
-
-
-def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    first = node.body[0]
-    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    return first.end_lineno - first.lineno + 1 if is_docstring else 0
 
 
 def test_modules_say_what_they_are():

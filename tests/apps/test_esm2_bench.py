@@ -17,6 +17,7 @@ from apps.esm2.weights import open_model
 from meshmpi.kernels.native import available
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(not available(), reason="there is no C compiler")
 def test_table_of_inference(tmp_path: Path):
     bench = Bench(tmp_path, TINY, peers.without("not asked for"), lambda line: None)

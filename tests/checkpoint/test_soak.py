@@ -16,6 +16,7 @@ def good(rows):
         assert not row.failed, row
 
 
+@pytest.mark.matrix
 def test_damage():
     good(damage.run(Namespace(quick=True, seed=1, time=None)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "meshmpi"
@@ -13,11 +14,17 @@ BUGS_OF_OURS = {"kernels"}
 """Rooms whose `fail` adds the remedy itself: what fails there is a bug of a pass."""
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def _kinds() -> set[str]:
     """Names of all classes that derive from MeshmpiError, from the source alone."""
     parents: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ClassDef):
                 parents[node.name] = {ast.unparse(b).rpartition(".")[2] for b in node.bases}
     kinds, before = {BASE}, 0
@@ -27,16 +34,13 @@ def _kinds() -> set[str]:
     return kinds
 
 
-KINDS = _kinds()
-
-
 def _errors(path: Path) -> Iterator[tuple[ast.Call, str]]:
     """Calls that make an error, and the name called."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
             fails = name == "fail" and isinstance(node.func, ast.Attribute)
-            if name in KINDS or (fails and path.parent.name not in BUGS_OF_OURS):
+            if name in _kinds() or (fails and path.parent.name not in BUGS_OF_OURS):
                 yield node, name
 
 

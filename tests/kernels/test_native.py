@@ -25,6 +25,7 @@ from meshmpi.kernels.native.compiler import load_library
 from meshmpi.kernels.native.prelude import PRELUDE
 from tests.kernels.build import aligned_bytes, local_type
 from tests.kernels.native_build import Task, build, check, tasks_of
+from tests.kernels.test_map import INTEGER
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C compiler")
 
@@ -112,37 +113,13 @@ def add_function(function: str, dtype: str) -> None:
 
 
 _LOGICAL = ("logical_and", "logical_or", "logical_not")
-_FOR_WHOLE = (
-    "add",
-    "subtract",
-    "multiply",
-    "floordiv",
-    "mod",
-    "minimum",
-    "maximum",
-    "negative",
-    "abs",
-    "sign",
-    "square",
-    "floor",
-    "less",
-    "less_equal",
-    "greater",
-    "greater_equal",
-    "equal",
-    "not_equal",
-    "where",
-    "identity",
-    "isfinite",
-    "power",
-)
 _FOR_BOOL = ("where", "identity", "equal", "not_equal", *_LOGICAL)
 for _f in SCALAR_FUNCTIONS:
     for _d in FLOATS:
         if _f not in _LOGICAL and _f != "cast":
             add_function(_f, _d)
     for _d in INTEGERS:
-        if _f in _FOR_WHOLE:
+        if _f in INTEGER:
             add_function(_f, _d)
     if _f in _FOR_BOOL:
         add_function(_f, "bool")

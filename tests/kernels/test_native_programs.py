@@ -1,7 +1,7 @@
 """Generated C in whole programs: what the passes make of models, the table of operations, layouts.
 
 Every instruction of a program is compared with NumPy on its own, on random operands or on the feeds
-of the test; all programs of this file are one library.  Then whole steps are compared, and runs
+of the test; all programs of a table are one library.  Then whole steps are compared, and runs
 with one and with several threads bit by bit.
 """
 
@@ -194,29 +194,42 @@ def table_tasks() -> dict[str, list[Task]]:
     return out
 
 
-@pytest.fixture(scope="module")
-def kernels() -> tuple[dict[str, list[Task]], NativeKernels]:
-    by_name = {**tasks(), **{f"op {n}": t for n, t in table_tasks().items()}}
+Library = tuple[dict[str, list[Task]], NativeKernels]
+
+
+def library(by_name: dict[str, list[Task]]) -> Library:
+    """The tasks and the one library of all their kernels."""
     return by_name, build([t for ts in by_name.values() for t in ts])
 
 
+@pytest.fixture(scope="module")
+def of_models() -> Library:
+    return library(tasks())
+
+
+@pytest.fixture(scope="module")
+def of_table() -> Library:
+    return library(table_tasks())
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_instructions_of_a_model(name: str, kernels):
-    by_name, library = kernels
+def test_instructions_of_a_model(name: str, of_models: Library):
+    by_name, kernels = of_models
     done = [t.instruction for t in by_name[name]]
     made = {i.kind for i in done} | {j.kind for i in done for j in i.body}
     assert MODELS[name][2] <= made, f"{name} has {made} only"
     for task in by_name[name]:
         if not task.instruction.inputs and task.instruction.kind == "map":
             task.native = False
-        check(task, library)
+        check(task, kernels)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_instructions_of_the_table_of_operations(case, kernels):
-    by_name, library = kernels
-    for task in by_name.get(f"op {case.name}", []):
-        check(task, library)
+def test_instructions_of_the_table_of_operations(case, of_table: Library):
+    by_name, kernels = of_table
+    for task in by_name.get(case.name, []):
+        check(task, kernels)
 
 
 # -- whole steps -----------------------------------------------------------------------------------

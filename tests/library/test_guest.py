@@ -125,7 +125,7 @@ def test_a_rank_that_leaves_by_sys_exit_is_found():
     assert "HangError: rank 1 left the program while other ranks still run" in done.stderr, done.stderr
 
 
-@pytest.mark.quick(1)
+@pytest.mark.matrix
 @pytest.mark.parametrize("status", [0, 3])
 def test_ranks_leave_at_different_times(status: int):
     done = plainly(MESH + f"time.sleep(7 * mesh.rank)\nsys.exit({status})")

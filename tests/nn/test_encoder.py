@@ -186,6 +186,7 @@ def test_layouts(name):
             np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-11, err_msg=layout)
 
 
+@pytest.mark.matrix
 def test_recomputing_changes_nothing():
     for name in ("bert", "experts"):
         config = SMALL.with_options(**OPTIONS[name], ff_dropout=0.1, embedding_dropout=0.2)

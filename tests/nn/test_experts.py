@@ -329,6 +329,7 @@ def test_tokens_stay_where_the_experts_are_whole(layout, experts):
     assert not {"all_gather", "all_to_all", "take_shard"} & set(counts), counts
 
 
+@pytest.mark.matrix
 def test_every_layout_with_random_numbers():
     gating = mm.Gating(choices=2, second_policy="random", second_threshold=0.9, jitter=0.1)
     wanted = steps("", gating, dropout_rate=0.2)

@@ -69,6 +69,7 @@ def lowered(built: Built, layout: str) -> Program | None:
         return None
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", RICH)
 def test_the_program_is_right_after_every_pass(name: str):
     built = build(case(name), UNEVEN)

@@ -86,6 +86,7 @@ def test_losses_are_equal_to_the_last_bit_in_less_memory(mesh: str, layout: str,
         assert [q.counts().get(k) for k in COLLECTIVES] == [p.counts().get(k) for k in COLLECTIVES]
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(not available(), reason="no C compiler")
 def test_generated_kernels():
     p, loss = planned("rows:1", "", 0.3)
@@ -159,6 +160,7 @@ def test_sizes_that_are_none(size):
         mm.plan(graph, "rows:1", fetches=[loss], updates=updates, memory_limit=size)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("mesh", "layout"), LAYOUTS)
 def test_recomputed_layers(mesh: str, layout: str):
     """Chosen in the model: equal losses, and memory of one layer's inside."""
@@ -171,6 +173,7 @@ def test_recomputed_layers(mesh: str, layout: str):
     assert found["layers"][1] < 0.75 * found["none"][1]
 
 
+@pytest.mark.matrix
 def test_recomputed_layers_with_experts_keep_their_losses():
     found = {}
     for recompute in ("none", "layers"):

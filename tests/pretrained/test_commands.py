@@ -292,6 +292,7 @@ def test_models_that_cannot_be_used(tmp_path, capsys):
     refused(capsys, "no mask_token_id", "score", masked, written(file, "5 6"), "--token-ids")
 
 
+@pytest.mark.matrix
 def test_runs_of_both_kinds(tmp_path, capsys, simulated_training):
     """A language model and a translation model of our own, without any other files."""
     config = settings_file(
