@@ -108,7 +108,7 @@ def _export(options: Options) -> int:
     return 0
 
 
-_ONE = "a checkpoint, or a run: its newest one"
+_ONE = "a checkpoint, or a run, whose newest one is taken"
 _ACTIONS = (
     Command(
         "ls",
@@ -120,7 +120,7 @@ _ACTIONS = (
         "verify",
         _verify,
         "read every byte; exit status 1 on damage",
-        (argument("checkpoint", Path, "a checkpoint, or a run: all of them"),),
+        (argument("checkpoint", Path, "a checkpoint, or a run: all its checkpoints"),),
     ),
     Command(
         "diff",
@@ -141,7 +141,7 @@ _ACTIONS = (
             argument("folder", Path, "folder in which step-... is made"),
             argument("--mesh", str, "axes and sizes, as rows:2;cols:2; default: one file", "all:1"),
             argument("--layout", str, "dimensions and their axes, as d_ff:cols", ""),
-            argument("--storage", str, "rules before those of the layout", ""),
+            argument("--storage", str, "storage rules, which come before those of the layout", ""),
         ),
     ),
     Command(
@@ -151,9 +151,9 @@ _ACTIONS = (
         (
             argument("source", Path, _ONE),
             argument("file", Path, "the file to write"),
-            argument("--only", list, "take names that match, as 'layer_*'", metavar="PATTERN"),
+            argument("--only", list, "export only names that match, as 'layer_*'", metavar="PATTERN"),
             argument("--without", list, "leave out names that match, as '*adam*'", metavar="PATTERN"),
         ),
     ),
 )
-COMMANDS = (group("checkpoint", "list, verify, compare, split otherwise, export checkpoints", _ACTIONS),)
+COMMANDS = (group("checkpoint", "list, verify, compare, re-split and export checkpoints", _ACTIONS),)

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse._ActionsContainer, arguments: Iterable[Argume
 
 SETTINGS = (
     argument("--set", list, "change one setting, as train.steps=100", metavar="KEY=VALUE"),
-    argument("--storage", str, "layout of stored variables: mesh.storage"),
+    argument("--storage", str, "storage layout of the variables: mesh.storage"),
 )
 """Arguments that change settings."""
 _GIVEN = {

@@ -105,7 +105,7 @@ COMMANDS = (
         _search,
         "the fastest layout for a number of ranks, by prediction",
         (
-            argument("on", int, "number of ranks of the job to plan for", metavar="RANKS"),
+            argument("on", int, "number of ranks to plan for", metavar="RANKS"),
             argument(
                 "--machine",
                 str,
@@ -115,7 +115,7 @@ COMMANDS = (
             ),
             argument("--memory-limit", str, "memory of one rank, as '8 GB'", metavar="SIZE"),
             argument("--seconds", float, "time limit of the search", 30.0),
-            argument("--most-axes", int, "largest number of axes of the meshes that are tried", 2),
+            argument("--most-axes", int, "most axes of a mesh to try", 2),
         ),
         takes=("config", "mesh"),
     ),

@@ -278,17 +278,17 @@ _LAYOUTS = (
 )
 _MODEL = argument("model", Path, "folder or file of a Hugging Face checkpoint, or folder of a run")
 _TOKENS = (
-    argument("--storage", str, "layout of stored variables, as d_model:rows"),
-    argument("--batch", int, "rows computed together", 8),
+    argument("--storage", str, "storage layout of the variables, as d_model:rows"),
+    argument("--batch", int, "rows of a batch", 8),
     argument("--tokenizer", Path, "default: the one in the folder of the weights", metavar="PATH"),
     argument("--token-ids", bool, "texts are token ids, separated by spaces"),
-    argument("--truncate", bool, "cut lines that are longer than the model takes"),
+    argument("--truncate", bool, "cut lines that are too long for the model"),
 )
 _SCORE = (
     _MODEL,
     argument("file", Path, "one text a line; for an encoder-decoder: source, tab, target"),
     *_TOKENS,
-    argument("--allow-unknown", bool, "take text that the tokenizer has no token for as the unknown token"),
+    argument("--allow-unknown", bool, "replace text that the tokenizer does not know by its unknown token"),
 )
 _PROMPTS = (
     argument("--prompt", str, "text to continue (or to translate)", metavar="TEXT"),
@@ -330,7 +330,7 @@ _EXPORT = (
     ),
     argument("--dtype", str, "float32, bfloat16, float16 or float64", "float32"),
     argument("--max-shard", str, "split into files of at most this", metavar="SIZE"),
-    argument("--storage", str, "layout of stored variables meanwhile, as d_model:rows"),
+    argument("--storage", str, "storage layout of the variables during the export, as d_model:rows"),
 )
 _TAKES = ("mesh", "ranks")
 

@@ -46,7 +46,7 @@ def on_ranks(
     run: Path | None = None,
     listens: bool = False,
 ) -> int:
-    """Starts the same command of ``python -m module`` again on several ranks.
+    """Starts the same command of ``python -m module`` again on several ranks; returns the exit status of the job.
 
     Args:
         ranks: Number of ranks.
@@ -56,9 +56,6 @@ def on_ranks(
         recover: Whether the job must outlive a rank.
         run: Folder of a training, on a file system that all hosts see.
         listens: Whether the module calls `signals.listen_for_life` before anything else.
-
-    Returns:
-        The exit status of the job, as a shell shows it.
     """
     from meshmpi.launch.launch import launch  # ranks themselves need no launcher
     from meshmpi.launch.start import wrapped
@@ -74,6 +71,9 @@ def on_ranks(
             environment.setdefault(AGENT_VARIABLE, " ".join([*prefix, "prted"]))
         # Called when the launcher's handlers are set.
         more = {"stop_by": signal.SIGUSR1, "stopped": signals.telling_before}
+    shared = None if run is None else run.absolute().parent
+    if shared is not None:
+        shared.mkdir(parents=True, exist_ok=True)
     try:
         with signals.handing_on(run) if more else contextlib.nullcontext({}) as handed:
             status = launch(
@@ -82,7 +82,7 @@ def on_ranks(
                 environment={**environment, **handed},
                 hosts=hosts,
                 recover=recover and ranks > 1,
-                shared=None if run is None else folder_of(run),
+                shared=shared,
                 **more,
             ).returncode
     except KeyboardInterrupt:
@@ -103,9 +103,3 @@ def _for_ranks(given: Sequence[str]) -> list[str]:
         elif argument.partition("=")[0] not in _FOR_THE_LAUNCHER:
             kept.append(argument)
     return kept
-
-
-def folder_of(run: Path) -> Path:
-    """The folder that contains the folder of a run; it is made where it is missing."""
-    run.absolute().parent.mkdir(parents=True, exist_ok=True)
-    return run.absolute().parent

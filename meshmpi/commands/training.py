@@ -131,7 +131,7 @@ _TRAIN = (
         " the settings",
         metavar="MODEL",
     ),
-    argument("--progress", bool, "draw a moving line, even if stderr is not a terminal: train.progress"),
+    argument("--progress", bool, "draw a progress line even if stderr is not a terminal: train.progress"),
     argument("--dry-run", bool, "print the plan: cost, memory, times; train nothing"),
 )
 _SAMPLE = (
@@ -142,9 +142,9 @@ _SAMPLE = (
     argument("--seed", int, "seed of the random numbers"),
     argument("--top-k", int, "draw from the k most probable tokens", 0),
     argument("--top-p", float, "draw from the most probable tokens that together reach this probability", 1.0),
-    argument("--stop", list, "end before this", metavar="TEXT"),
+    argument("--stop", list, "stop before this text", metavar="TEXT"),
     argument("--stream", bool, "print the text as it is drawn"),
-    argument("--beams", int, "search the most probable texts with this number of beams", 0),
+    argument("--beams", int, "beam search with this number of beams", 0),
     argument("--alpha", float, "exponent of the length penalty of beams; 0: none", 0.6),
 )
 COMMANDS = (

@@ -19,8 +19,8 @@ from meshmpi.dims import Dimension, Shape
 from meshmpi.launch.launch import launch
 from meshmpi.transformer.pretrained import architecture, load, save, suggested_layout
 from meshmpi.transformer.pretrained.architectures import Entry, FileDim
-from meshmpi.transformer.pretrained.blocks import part_of
 from meshmpi.transformer.pretrained.files import Checkpoint, contiguous_runs
+from meshmpi.transformer.pretrained.load import part_of
 from tests.pretrained.whole import read_whole, variables_of
 
 GPT2 = {

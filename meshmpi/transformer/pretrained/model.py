@@ -89,7 +89,7 @@ def _trainable_part(store: VariableStore) -> VariableStore:
 
 
 def open_model(path: str | os.PathLike[str]) -> Model:
-    """What stands at ``path``; reads configs and headers, no weights.
+    """Opens the model at ``path``: reads configs and headers, no weights.
 
     Args:
         path: A folder with config.json and safetensors, one of its files; or the folder of a run,

@@ -104,5 +104,5 @@ class Task(ABC):
         """What a sum of held-out losses, in nats, means."""
 
     def sample(self, variables: VariableStore, layout: str) -> Sample:
-        """What the trained model shows of itself.  Collective."""
+        """The sample of the trained model.  Collective."""
         return Sample()

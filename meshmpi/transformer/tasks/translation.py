@@ -90,24 +90,20 @@ class TranslationTask(Task):
                 "Give every node the same files, or empty the cache of the node that differs.",
             )
         self.vocabulary, self.digest = self.data.vocabulary, self.data.digest
-        self._train = self._packed(self.data.train, self.settings.train.seed)
-        self._check(self._train, "training")
+        order = permutation(len(self.data.train), self.settings.train.seed, -1)
+        self._train = self._packed(self.data.train, order, "training")
 
-    def _packed(self, pairs: TokenPairs, seed: int | None) -> PackedRows:
-        """Rows of pairs: in random order for training, else in the order of the data."""
-        length, count = self.settings.model.length, len(pairs)
+    def _packed(self, pairs: TokenPairs, order: np.ndarray, what: str) -> PackedRows:
+        length = self.settings.model.length
         source_length = self.settings.translation.source_length or length
-        order = np.arange(count) if seed is None else permutation(count, seed, -1)
         rows = pack(pairs, source_length, length, order, self.settings.translation.packing)
-        return PackedRows(pairs, rows, source_length, length)
-
-    def _check(self, packed: PackedRows, what: str) -> None:
-        if not len(packed.rows):
+        if not len(rows):
             raise DataError(
-                f"none of the {len(packed.pairs):,} {what} pairs fits into a row of"
-                f" {packed.source_length} source and {packed.length} target tokens.",
+                f"none of the {len(pairs):,} {what} pairs fits into a row of"
+                f" {source_length} source and {length} target tokens.",
                 "Give a greater model.length.",
             )
+        return PackedRows(pairs, rows, source_length, length)
 
     @property
     def tokens_per_step(self) -> float:
@@ -129,14 +125,12 @@ class TranslationTask(Task):
         return _Batches(self._train, RowStream(len(self._train.rows), s.batch, s.seed))
 
     def held_out(self, batch: int, limit: int) -> HeldOut:
-        packed = self._packed(self.data.held_out, None)
-        self._check(packed, "held-out")
-        return _HeldOut(packed, batch, limit)
+        pairs = self.data.held_out
+        return _HeldOut(self._packed(pairs, np.arange(len(pairs)), "held-out"), batch, limit)
 
     def evaluation(self, held_out: HeldOut, total: float, seconds: float) -> Evaluation:
         held = cast(_HeldOut, held_out)
-        pairs = held.pairs
-        text_bytes = sum(len(self.data.sentences[k][1].encode()) for k in pairs)
+        text_bytes = sum(len(self.data.sentences[k][1].encode()) for k in held.pairs)
         mean = total / held.predicted
         bits = bits_per_byte(mean, held.predicted, text_bytes)
         share = held.predicted / int(self.data.held_out.lengths[:, 1].sum())
@@ -189,14 +183,8 @@ class _HeldOut:
         self._packed, self._batch = packed, batch
         self._count = min(limit, len(packed.rows)) if limit else len(packed.rows)
         self.batches = -(-self._count // batch)
-
-    @property
-    def predicted(self) -> int:
-        return int(self._packed.rows.targets[: self._count].sum())
-
-    @property
-    def pairs(self) -> Sequence[int]:
-        return self._packed.rows.order[: self._packed.rows.starts[self._count]].tolist()
+        self.predicted = int(packed.rows.targets[: self._count].sum())
+        self.pairs: list[int] = packed.rows.order[: packed.rows.starts[self._count]].tolist()
 
     def feeds(self, index: int, held: Held) -> dict[str, np.ndarray]:
         numbers = np.arange(index * self._batch, (index + 1) * self._batch)

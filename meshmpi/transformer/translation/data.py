@@ -1,4 +1,4 @@
-"""Translation data made ready once: pairs read, cleaned, divided, as tokens in files."""
+"""Prepares translation data once: reads, cleans and divides pairs, and writes their tokens to files."""
 
 from __future__ import annotations
 
