@@ -33,7 +33,7 @@ train: $(RUN_READY) ## Train the language model of CONFIG on N ranks
 test: $(DEV_READY) ## Run the quick tests, about 5 minutes on 2 cores; they start their own MPI jobs
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not matrix' $(ARGS)
 
-test-all: $(DEV_READY) ## Run all tests: every operation in every layout, all numbers of ranks, all soaks
+test-all: $(DEV_READY) ## Run all tests: all combinations of operations, layouts, types and numbers of ranks
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-mpi: $(DEV_READY) ## Run the table of operations inside one MPI job of N ranks: make test-mpi N=4
