@@ -20,8 +20,6 @@ def local_flops(instruction: Instruction, program: Program, coordinates: Mapping
     """Floating-point operations of one instruction on one rank.
 
     Args:
-        instruction: Of ``program``.
-        program: Supplies types and mesh.
         coordinates: Of the rank; None means the largest blocks.
     """
     at = dict.fromkeys(program.mesh.names, 0) if coordinates is None else coordinates

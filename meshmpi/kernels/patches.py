@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshmpi.ir.convolutions import ConvDims, Phase, Range, phases
-from meshmpi.kernels.binding import Operand, accumulator_dtype
+from meshmpi.kernels.binding import Operand, accumulator_dtype, strided
 from meshmpi.kernels.contraction import Choice, Groups, choose, contiguous
 
 PATCH_ELEMENTS = 1 << 18
@@ -58,10 +58,7 @@ class View(NamedTuple):
 
     def array(self, flat: np.ndarray, order: Sequence[str], sizes: Mapping[str, int]) -> np.ndarray:
         """The elements of ``flat`` with dims in ``order``; a dim without a stride repeats."""
-        item = flat.itemsize
-        return np.lib.stride_tricks.as_strided(
-            flat[self.start :], [sizes[d] for d in order], [self.strides.get(d, 0) * item for d in order]
-        )
+        return strided(flat[self.start :], [sizes[d] for d in order], [self.strides.get(d, 0) for d in order])
 
 
 class Padded(NamedTuple):

@@ -29,21 +29,16 @@ from meshmpi.ir.kinds.regions import (
 )
 from meshmpi.ir.program import Instruction
 from meshmpi.kernels.bands import fill_outside, guarded, masked_operand, without_band
-from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, Slot, nothing, quiet, run_all
+from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, Scratch, Slot, nothing, quiet, run_all
 from meshmpi.kernels.contraction import ContractPlan
 from meshmpi.kernels.fused import scratch_slots
 from meshmpi.kernels.native.functions import scratch_bytes
 
-Arrays = Mapping[int, np.ndarray]
+ByValue = Mapping[int, np.ndarray]
 
 
 class TiledPlan(Plan):
-    """Runs the body of a tiled region once for each of its blocks.
-
-    Args:
-        call: The region.
-        plan_of: Plans one instruction of the body.
-    """
+    """Runs the body of a tiled region once for each of its blocks."""
 
     def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
         self.call = call
@@ -60,9 +55,7 @@ class TiledPlan(Plan):
             blocks.append(_Block(self.call, self.own, ranges, plan_of))
         return blocks
 
-    def bind(
-        self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, ins: Arrays, outs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         i = self.call.instruction
         arrays = dict(zip((*i.inputs, *i.outputs), (*ins, *outs), strict=True))
         bound: list[Bound] = []
@@ -191,7 +184,7 @@ class _Block:
     # ---- binding ---------------------------------------------------------------------------------
 
     def bind(
-        self, arrays: Arrays, ranges: Ranges, workspace: np.ndarray, runtime: Runtime, begun: _Begun
+        self, arrays: ByValue, ranges: Ranges, workspace: np.ndarray, runtime: Runtime, begun: _Begun
     ) -> Iterator[Bound]:
         """The functions that compute the block of ``ranges``, in order."""
         here = {v: slot.array(workspace) for v, slot in self.slots.items()}
@@ -214,7 +207,7 @@ class _Block:
                 yield _copy(self._view(arrays[v], v, ranges), here[v])
 
     def _bind_step(
-        self, call: Call, plan: Plan, here: Arrays, ranges: Ranges, rest: np.ndarray, runtime: Runtime
+        self, call: Call, plan: Plan, here: ByValue, ranges: Ranges, rest: np.ndarray, runtime: Runtime
     ) -> Bound:
         one = call.instruction
         if runtime.native is not None:
@@ -234,7 +227,7 @@ class _Block:
         band = self.region.band
         return None if band is None or band.covers(ranges[band.rows], ranges[band.columns]) else band
 
-    def _mask(self, one: Instruction, here: Arrays, ranges: Ranges, masked: set[int]) -> Iterator[Bound]:
+    def _mask(self, one: Instruction, here: ByValue, ranges: Ranges, masked: set[int]) -> Iterator[Bound]:
         """Sets the operand of a banded product to 0 outside the band, once in a block."""
         band = self._band_at(one, ranges)
         position = None if band is None else masked_operand(self._called(one, ranges, ()), band)
@@ -248,7 +241,7 @@ class _Block:
         self,
         one: Instruction,
         ranges: Ranges,
-        ins: Sequence[np.ndarray],
+        ins: Arrays,
         out: np.ndarray,
         product: Bound,
         strided: Sequence[int],
@@ -265,7 +258,7 @@ class _Block:
         self,
         call: Call,
         plan: Plan,
-        arrays: Arrays,
+        arrays: ByValue,
         here: Mapping[int, np.ndarray],
         ranges: Ranges,
         rest: np.ndarray,
@@ -294,8 +287,8 @@ class _Block:
     def _bind_added(
         self,
         call: Call,
-        arrays: Arrays,
-        here: Arrays,
+        arrays: ByValue,
+        here: ByValue,
         ranges: Ranges,
         rest: np.ndarray,
         runtime: Runtime,

@@ -202,37 +202,6 @@ def _erf(code: UfuncSteps, args: Sequence[Argument], dtype: np.dtype) -> int:
     return expand_erf(code, args[0], dtype)
 
 
-_UFUNCS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "divide": np.divide,
-    "floordiv": np.floor_divide,
-    "mod": np.remainder,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
-    "negative": np.negative,
-    "abs": np.absolute,
-    "sign": np.sign,
-    "square": np.square,
-    "sqrt": np.sqrt,
-    "exp": np.exp,
-    "log": np.log,
-    "log1p": np.log1p,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tanh": np.tanh,
-    "less": np.less,
-    "less_equal": np.less_equal,
-    "greater": np.greater,
-    "greater_equal": np.greater_equal,
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_not": np.logical_not,
-    "isfinite": np.isfinite,
-}
 _COMPOSED: dict[str, Callable[[UfuncSteps, Sequence[Argument], np.dtype], int]] = {
     "sigmoid": _sigmoid,
     "rsqrt": _rsqrt,
@@ -241,4 +210,10 @@ _COMPOSED: dict[str, Callable[[UfuncSteps, Sequence[Argument], np.dtype], int]] 
     "where": _where,
     "floor": _floor,
     "power": _power,
+}
+_NUMPY_NAMES = {"floordiv": "floor_divide", "mod": "remainder", "abs": "absolute"}
+_UFUNCS: dict[str, Callable[..., Any]] = {
+    name: getattr(np, _NUMPY_NAMES.get(name, name))
+    for name in SCALAR_FUNCTIONS
+    if name not in (*_COMPOSED, "identity", "cast")
 }

@@ -57,8 +57,6 @@ class LoopNest:
         body: Maps, reductions and random instructions in order.
         inputs, outputs: Values read from and stored to memory, in the order of the function's
             arguments.
-        types: Types of all values.
-        mesh, coordinates: Which block.
         ranges: Dim -> (start, stop) where only a part of the block is computed, within a tiled region.
 
     Raises:
