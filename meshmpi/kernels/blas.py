@@ -17,16 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshmpi.errors import ConfigError
-from meshmpi.kernels.bfloat16 import SUFFIX, with_bfloat16
 from meshmpi.kernels.binding import BFLOAT16, Arrays, Bound, run_all
-from meshmpi.kernels.blas_libraries import Library, load_mkl, load_openblas
+from meshmpi.kernels.blas_libraries import SUFFIX, Library, load_mkl, load_openblas, with_bfloat16
 
 VARIABLE = "MESHMPI_BLAS"
 """Environment variable that names the library to use."""
 NAMES = ("openblas", "mkl", "numpy")
 EXTENDED = ("openblas" + SUFFIX, "openblas+mkl", "mkl" + SUFFIX, "mkl+convert")
 """Libraries with other products of bfloat16 than their own: by our routine (see
-`bfloat16.with_bfloat16`), by MKL's, or by float32 after converting the operands."""
+`with_bfloat16`), by MKL's, or by float32 after converting the operands."""
 ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
 """Constants of the C interface of BLAS."""
 MOST_PRODUCTS = 1 << 14

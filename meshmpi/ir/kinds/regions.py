@@ -51,7 +51,7 @@ class Fused(
     inner: Mapping[int, LocalType]
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        types = _types_inside(program, i, self.inner)
+        types = region_types(i, program)
         inside = replace(program, types=types)
         known, over_rows = set(i.inputs), set[int]()  # sums over rows are whole behind the last row
         for one in self.body:
@@ -78,7 +78,7 @@ class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=T
     inner: Mapping[int, LocalType] = field(default_factory=dict[int, LocalType])
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        types = _types_inside(program, i, self.inner)
+        types = region_types(i, program)
         inside = replace(program, types=types)
         known = set(i.inputs)
         for one in self.body:
@@ -87,7 +87,7 @@ class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=T
             one.attrs.check(inside, one, [types[v] for v in one.inputs])
             known.update(one.outputs)
         require(all(v in known and v not in i.inputs for v in i.outputs), "returns what it has not")
-        for problem in broken_tile_rules(i, {**types, **i.inner_types()}):
+        for problem in broken_tile_rules(i, types):
             raise Violation(problem)
 
     def flops_at(self, program: Program, i: Instruction, at: Mapping[str, int]) -> dict[str, int]:
@@ -106,11 +106,6 @@ class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=T
     @property
     def compared_dims(self) -> tuple[str, ...]:
         return () if self.band is None else (self.band.rows, self.band.columns)
-
-
-def _types_inside(program: Program, i: Instruction, inner: Mapping[int, LocalType]) -> dict[int, LocalType]:
-    """Types of all that a body may mention: what it takes, makes and keeps inside."""
-    return {**{v: program.types[v] for v in (*i.inputs, *i.outputs)}, **inner}
 
 
 def region_types(i: Instruction, program: Program) -> dict[int, LocalType]:
