@@ -60,6 +60,15 @@ class Runtime:
         self.native: Any = None
 
 
+def contiguous(order: Sequence[str], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Dim -> distance between neighbours in a C-contiguous array with dims in ``order``."""
+    out, step = {}, 1
+    for name in reversed(order):
+        out[name] = step
+        step *= sizes[name]
+    return out
+
+
 class Operand(NamedTuple):
     """One value of an instruction, as the block a rank holds of it.
 
@@ -107,11 +116,7 @@ class Operand(NamedTuple):
         """Dimension name -> distance between neighbours, in elements (C order without steps)."""
         if self.steps is not None:
             return {n: self.steps[n] for n in self.names}
-        out, step = {}, 1
-        for name, size in zip(reversed(self.names), reversed(self.sizes), strict=True):
-            out[name] = step
-            step *= size
-        return out
+        return contiguous(self.names, self.extents())
 
 
 class Call(NamedTuple):

@@ -32,6 +32,7 @@ from meshmpi.kernels.binding import (
     Scratch,
     Slot,
     collapse,
+    contiguous,
     nothing,
     quiet,
     run_all,
@@ -82,15 +83,6 @@ class Choice(NamedTuple):
     packed: tuple[tuple[str, ...] | None, ...]
     shape: tuple[tuple[int, ...], int, int, int]
     steps: tuple[tuple[int, ...], ...]
-
-
-def contiguous(order: Sequence[str], sizes: Sizes) -> dict[str, int]:
-    """Strides of a C-contiguous array with dims in ``order``."""
-    out, step = {}, 1
-    for name in reversed(order):
-        out[name] = step
-        step *= sizes[name]
-    return out
 
 
 def runs(names: Sequence[str], sizes: Sizes, first: Strides, second: Strides) -> list[Run]:

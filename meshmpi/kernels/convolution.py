@@ -16,8 +16,21 @@ import numpy as np
 
 from meshmpi.ir.kinds import Conv
 from meshmpi.kernels import blas
-from meshmpi.kernels.binding import Arrays, Bound, Call, Plan, Runtime, Scratch, Slot, nothing, quiet, run_all, strided
-from meshmpi.kernels.contraction import Choice, contiguous, copying, multiplying
+from meshmpi.kernels.binding import (
+    Arrays,
+    Bound,
+    Call,
+    Plan,
+    Runtime,
+    Scratch,
+    Slot,
+    contiguous,
+    nothing,
+    quiet,
+    run_all,
+    strided,
+)
+from meshmpi.kernels.contraction import Choice, copying, multiplying
 from meshmpi.kernels.patches import Layout, Padded, Part, View, patch_elements
 
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from meshmpi.ir.convolutions import ConvDims, Phase, Range, phases
-from meshmpi.kernels.binding import Operand, accumulator_dtype, strided
-from meshmpi.kernels.contraction import Choice, Groups, choose, contiguous
+from meshmpi.kernels.binding import Operand, accumulator_dtype, contiguous, strided
+from meshmpi.kernels.contraction import Choice, Groups, choose
 
 PATCH_ELEMENTS = 1 << 18
 """Size of one part of the patch matrix: 1 MB of float32, about a core's second cache.  Status:

@@ -29,7 +29,20 @@ from meshmpi.ir.kinds.regions import (
 )
 from meshmpi.ir.program import Instruction
 from meshmpi.kernels.bands import fill_outside, guarded, masked_operand, without_band
-from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, Scratch, Slot, nothing, quiet, run_all
+from meshmpi.kernels.binding import (
+    Arrays,
+    Bound,
+    Call,
+    Operand,
+    Plan,
+    Runtime,
+    Scratch,
+    Slot,
+    contiguous,
+    nothing,
+    quiet,
+    run_all,
+)
 from meshmpi.kernels.contraction import ContractPlan
 from meshmpi.kernels.fused import scratch_slots
 from meshmpi.kernels.native.functions import scratch_bytes
@@ -104,7 +117,8 @@ class _Block:
         self.types = region_types(i, call.program)
         self.inside = replace(call.program, types=self.types)
         self.dims = [dim for dim, _ in self.region.over]
-        self.outer = {v: self._whole_strides(v) for v in (*i.inputs, *i.outputs)}
+        whole = {n: stop - start for n, (start, stop) in self.own.items()}
+        self.outer = {v: contiguous(self.types[v].shape.names, whole) for v in (*i.inputs, *i.outputs)}
         self.summed = [v for v in i.outputs if any(d not in self.types[v].shape.names for d in self.dims)]
         self._place(ranges)
         self.steps: list[tuple[Call, Plan]] = []
@@ -120,13 +134,6 @@ class _Block:
         in_c = (scratch_bytes(one, self.types, call.program.mesh, call.coordinates, ranges) for one in self.region.body)
         rest = max((p.workspace_bytes for p in plans), default=0)
         self.workspace_bytes = self.own_bytes + max(rest, *in_c)
-
-    def _whole_strides(self, v: int) -> dict[str, int]:
-        out, step = {}, 1
-        for name in reversed(self.types[v].shape.names):
-            out[name] = step
-            step *= self.own[name][1] - self.own[name][0]
-        return out
 
     def _operand(self, v: int, ranges: Ranges, strided: bool = False) -> Operand:
         t = self.types[v]
