@@ -30,12 +30,7 @@ def reduced_bytes(dtype: object) -> int:
 
 
 def pieces(rows: int, widths: Sequence[int], item_bytes: int) -> Iterator[tuple[int, int, int, int]]:
-    """Cuts ``rows`` rows, each made of one block per rank, into messages of `PIECE_BYTES` at most.
-
-    Args:
-        rows: Number of rows: the product of the extents before the cut dimension.
-        widths: Elements of each rank's block in one row.
-        item_bytes: Bytes of one element.
+    """Cuts rows, each made of one block of ``widths`` elements per rank, into messages of `PIECE_BYTES` at most.
 
     Yields:
         (first row, end row, first element, end element): the elements count within each block, so
@@ -77,16 +72,9 @@ def all_reduce_workspace_bytes(shape: Sequence[int], dtype: object) -> int:
 
 
 def all_gather_workspace_bytes(shape: Sequence[int], dtype: object, axis: int, sizes: Sequence[int]) -> int:
-    """Scratch bytes of an all_gather.
+    """Scratch bytes of an all_gather of blocks along ``axis``, whose extents there are ``sizes``.
 
-    Args:
-        shape: Extents of this rank's input block.
-        dtype: Its data type.
-        axis: The axis that is concatenated.
-        sizes: Extent of each block along it.
-
-    Returns:
-        0 where the blocks are contiguous in the result, `PIECE_BYTES` at most otherwise.
+    0 where the blocks are contiguous in the result, `PIECE_BYTES` at most otherwise.
     """
     rows, post = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     item = ITEM_BYTES[str(dtype)]
@@ -99,13 +87,7 @@ def reduce_scatter_workspace_bytes(shape: Sequence[int], dtype: object, axis: in
     """Scratch bytes that are enough for a reduce_scatter by any of the runtime's algorithms.
 
     It is planned before the MPI library is known, hence no exact figure; about twice `PIECE_BYTES`
-    at most.
-
-    Args:
-        shape: Extents of the input, whole along ``axis``.
-        dtype: Its data type.
-        axis: The axis that is cut.
-        sizes: Extent of each block along it.
+    at most.  ``sizes`` are the extents of the blocks along ``axis``.
     """
     if len(sizes) == 1:
         return 0
@@ -134,14 +116,8 @@ def all_to_all_workspace_bytes(
 ) -> int:
     """Scratch bytes of an all_to_all for the rank that holds block ``index``.
 
-    Args:
-        shape: Extents of the input: whole along ``split_axis``, a block along ``concat_axis``.
-        dtype: Its data type.
-        split_axis: The axis that is whole before and cut after.
-        concat_axis: The axis that is cut before and whole after.
-        split_sizes: Extent of each block along ``split_axis``.
-        concat_sizes: Extent of each block along ``concat_axis``.
-        index: Block of this rank; the default is the largest of an even or nearly even cut.
+    ``shape`` is whole along ``split_axis`` and a block along ``concat_axis``; after it is the other
+    way round.  ``split_sizes`` and ``concat_sizes`` are the extents of all blocks.
     """
     if len(split_sizes) == 1:
         return 0
@@ -182,13 +158,9 @@ def all_to_all_rows(
 
 
 def shift_workspace_bytes(shape: Sequence[int], dtype: object, axis: int, exchange: HaloExchange) -> int:
-    """Scratch bytes of a shift: what one rank sends and receives at most, the same on all ranks.
+    """Scratch bytes of a shift along ``axis``: what a rank sends and receives at most, the same on all.
 
-    Args:
-        shape: Extents of the output.
-        dtype: Its data type.
-        axis: The axis along which elements move.
-        exchange: Who sends what.
+    ``shape`` is that of the output.
     """
     others = math.prod(n for k, n in enumerate(shape) if k != axis)
     rows = exchange.most_rows_sent() + exchange.most_rows_received()

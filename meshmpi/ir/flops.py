@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshmpi.dims import Axes
-from meshmpi.ir.program import Extents, Instruction, LocalType, Program
+from meshmpi.ir.kinds.regions import region_types
+from meshmpi.ir.program import Extents, Instruction, Program
 
 FEW_BLOCKS = 16
 """Of a dim with no more blocks than this, all are looked at for the busiest rank."""
@@ -20,8 +21,6 @@ def local_flops(instruction: Instruction, program: Program, coordinates: Mapping
     """Floating-point operations of one instruction on one rank.
 
     Args:
-        instruction: Of ``program``.
-        program: Supplies types and mesh.
         coordinates: Of the rank; None means the largest blocks.
     """
     at = dict.fromkeys(program.mesh.names, 0) if coordinates is None else coordinates
@@ -76,15 +75,10 @@ def busiest_rank(program: Program) -> dict[str, int]:
 def _split_where_place_counts(i: Instruction, program: Program) -> Iterator[tuple[int, Axes]]:
     """(size, axes) of the split dims whose pairs of indices an instruction compares."""
     names = i.attrs.compared_dims
-    for t in _all_types(i, program) if names else ():
+    for t in region_types(i, program).values() if names else ():
         for d, axes in zip(t.shape, t.splits, strict=True):
             if axes and d.name in names:
                 yield d.size, axes
-
-
-def _all_types(i: Instruction, program: Program) -> Iterable[LocalType]:
-    """Types of everything that an instruction reads, makes and keeps inside."""
-    return [*(program.types[v] for v in (*i.inputs, *i.outputs)), *i.inner_types().values()]
 
 
 def _telling_blocks(size: int, count: int) -> Iterable[int]:

@@ -49,7 +49,6 @@ def verify(program: Program, proven: Proven | None = None) -> None:
     """Checks every rule of the instruction set.
 
     Args:
-        program: Any.
         proven: What passed before, by the same caller; takes what passes now.
 
     Raises:

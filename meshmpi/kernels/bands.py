@@ -9,7 +9,7 @@ numbers that might leak, step by step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from meshmpi.ir.bands import Band, Range
 from meshmpi.kernels.binding import (
     BFLOAT16,
+    Arrays,
     Bound,
     Call,
     Operand,
@@ -66,14 +67,7 @@ def _has_both(x: Operand, band: Band) -> bool:
 
 
 def fill_outside(array: np.ndarray, x: Operand, band: Band, value: float) -> Bound:
-    """Writes ``value`` wherever the pair of indices is outside the band.
-
-    Args:
-        array: The block of ``x``, with its dims.
-        x: Has both dims of the band.
-        band: The pairs that keep what they hold.
-        value: A value of the data type, or one that is cast to it.
-    """
+    """Writes ``value`` wherever the pair of indices is outside the band."""
     here = ranges_of(x)
     rows, columns = here[band.rows], here[band.columns]
     first, end = columns
@@ -117,13 +111,7 @@ def _outside(band: Band, rows: Range, columns: Range, x: Operand) -> np.ndarray:
 
 
 class BandReducePlan(Plan):
-    """A reduction of a copy whose elements outside the band are the neutral one.
-
-    Args:
-        call: A reduce with a band that leaves something out.
-        plan_of: Plans the same without a band.
-        neutral: What adds nothing to the reduction.
-    """
+    """A reduction of a copy whose elements outside the band are the neutral one."""
 
     def __init__(self, call: Call, plan_of: Callable[[Call], Plan], neutral: float):
         self.band, self.neutral = _band(call), neutral
@@ -134,9 +122,7 @@ class BandReducePlan(Plan):
         self.inner = plan_of(without_band(call))
         self.workspace_bytes = self.own_bytes + self.inner.workspace_bytes
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         copy = self.copy.array(workspace)
         return run_all(
             [
@@ -148,12 +134,7 @@ class BandReducePlan(Plan):
 
 
 class BandContractPlan(Plan):
-    """A product of two operands over the pairs of a band.
-
-    Args:
-        call: A contract with a band that leaves something out.
-        plan_of: Plans the same without a band.
-    """
+    """A product of two operands over the pairs of a band."""
 
     def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
         self.call, self.band = call, _band(call)
@@ -166,9 +147,7 @@ class BandContractPlan(Plan):
         self.own_bytes = scratch.bytes
         self.workspace_bytes = self.own_bytes + self.inner.workspace_bytes
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         rest, ins = workspace[self.own_bytes :], list(inputs)
         y = self.call.outputs[0]
         if self.masked is None:  # the result has both dims: every product stands alone
@@ -188,14 +167,11 @@ def masked_operand(call: Call, band: Band) -> int | None:
     return next((k for k, x in enumerate(call.inputs) if _has_both(x, band)), None)
 
 
-def guarded(
-    call: Call, band: Band, inputs: Sequence[np.ndarray], output: np.ndarray, product: Bound, adding: bool = False
-) -> Bound:
+def guarded(call: Call, band: Band, inputs: Arrays, output: np.ndarray, product: Bound, adding: bool = False) -> Bound:
     """``product`` where the operand that is not masked is finite, else the sum pair by pair.
 
     Args:
         call: The contract; its operands may be parts of larger arrays.
-        band: Which pairs there are.
         inputs, output: Arrays that begin with the first element of each operand.
         product: Computes the sum from a masked operand that is 0 outside the band.
         adding: Whether the result is added to what ``output`` holds.
@@ -265,7 +241,7 @@ def quiet_call(f: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-def _rows(call: Call, band: Band, views: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, Callable[[], np.ndarray]]]:
+def _rows(call: Call, band: Band, views: Arrays) -> Iterator[tuple[np.ndarray, Callable[[], np.ndarray]]]:
     """For each row the part of the result that it adds to, and the sum over its own columns."""
     operands = (*call.inputs, call.outputs[0])
     here = ranges_of(*operands)

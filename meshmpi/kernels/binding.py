@@ -30,6 +30,7 @@ FLOAT32 = np.dtype(np.float32)
 _DTYPES = {"bfloat16": BFLOAT16}
 
 Bound = Callable[[], None]
+Arrays = Sequence[np.ndarray]
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -57,6 +58,15 @@ class Runtime:
     def __init__(self, step: int = 0, blas: str = ""):
         self.step, self.blas = step, blas
         self.native: Any = None
+
+
+def contiguous(order: Sequence[str], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Dim -> distance between neighbours in a C-contiguous array with dims in ``order``."""
+    out, step = {}, 1
+    for name in reversed(order):
+        out[name] = step
+        step *= sizes[name]
+    return out
 
 
 class Operand(NamedTuple):
@@ -106,11 +116,7 @@ class Operand(NamedTuple):
         """Dimension name -> distance between neighbours, in elements (C order without steps)."""
         if self.steps is not None:
             return {n: self.steps[n] for n in self.names}
-        out, step = {}, 1
-        for name, size in zip(reversed(self.names), reversed(self.sizes), strict=True):
-            out[name] = step
-            step *= size
-        return out
+        return contiguous(self.names, self.extents())
 
 
 class Call(NamedTuple):
@@ -189,9 +195,7 @@ class Plan(ABC):
     workspace_bytes: int = 0
 
     @abstractmethod
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         """The instruction as a function without arguments on these very arrays."""
 
 
@@ -211,22 +215,16 @@ def run_all(steps: Sequence[Bound]) -> Bound:
     return run
 
 
-def named_view(
-    array: np.ndarray, operand: Operand, order: Sequence[str], sizes: Mapping[str, int] | None = None
-) -> np.ndarray:
-    """``array`` with its dims in ``order``; those it lacks have size 1, or repeat to ``sizes``."""
-    strides = operand.strides()
-    extents = operand.extents()
+def strided(array: np.ndarray, sizes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    """A view from the first element on, with steps in elements."""
     item = array.itemsize
-    shape, steps = [], []
-    for name in order:
-        if name in strides:
-            shape.append(extents[name])
-            steps.append(strides[name] * item)
-        else:
-            shape.append(1 if sizes is None else sizes[name])
-            steps.append(0)
-    return np.lib.stride_tricks.as_strided(array, tuple(shape), tuple(steps))
+    return np.lib.stride_tricks.as_strided(array, tuple(sizes), [s * item for s in steps])
+
+
+def named_view(array: np.ndarray, operand: Operand, order: Sequence[str]) -> np.ndarray:
+    """``array`` with its dims in ``order``; those it lacks have size 1."""
+    strides, extents = operand.strides(), operand.extents()
+    return strided(array, [extents.get(n, 1) for n in order], [strides.get(n, 0) for n in order])
 
 
 def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:

@@ -11,22 +11,21 @@ from __future__ import annotations
 import ctypes as ct
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshmpi.errors import ConfigError
-from meshmpi.kernels.bfloat16 import SUFFIX, with_bfloat16
-from meshmpi.kernels.binding import BFLOAT16, Bound, run_all
-from meshmpi.kernels.blas_libraries import Library, load_mkl, load_openblas
+from meshmpi.kernels.binding import BFLOAT16, Arrays, Bound, run_all
+from meshmpi.kernels.blas_libraries import SUFFIX, Library, load_mkl, load_openblas, with_bfloat16
 
 VARIABLE = "MESHMPI_BLAS"
 """Environment variable that names the library to use."""
 NAMES = ("openblas", "mkl", "numpy")
 EXTENDED = ("openblas" + SUFFIX, "openblas+mkl", "mkl" + SUFFIX, "mkl+convert")
 """Libraries with other products of bfloat16 than their own: by our routine (see
-`bfloat16.with_bfloat16`), by MKL's, or by float32 after converting the operands."""
+`with_bfloat16`), by MKL's, or by float32 after converting the operands."""
 ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
 """Constants of the C interface of BLAS."""
 MOST_PRODUCTS = 1 << 14
@@ -53,14 +52,7 @@ class Form(NamedTuple):
 
 
 def form(rows: int, columns: int, row_step: int, column_step: int) -> Form | None:
-    """The form of a matrix with these strides (in elements), or None if BLAS cannot read it.
-
-    Args:
-        rows: Number of rows, at least 1.
-        columns: Number of columns, at least 1.
-        row_step: From one row to the next.
-        column_step: From one column to the next.
-    """
+    """The form of a matrix with these strides (in elements), or None if BLAS cannot read it."""
     if (column_step == 1 or columns == 1) and (row_step >= columns or rows == 1):
         return Form(False, max(row_step, columns))
     if (row_step == 1 or rows == 1) and (column_step >= rows or columns == 1):
@@ -80,7 +72,6 @@ class Blas:
         library: Its routines, or None for NumPy: then nothing can be bound.
 
     Attributes:
-        name: One of `NAMES` or `EXTENDED`.
         version: Version of the library, and the processors for which its routines were chosen.
         bfloat16: Whether bfloat16 operands are multiplied as they are, into float32.
         narrow: Whether the result may be bfloat16 too, rounded once.
@@ -127,9 +118,7 @@ class Blas:
             a, b, m, n = b, a, n, m
         return self._bind(key, (m, n, k), (a, b, y), (of_a, of_b, of_y), float(accumulate))
 
-    def _bind(
-        self, key: str, sizes: Sequence[int], arrays: Sequence[np.ndarray], forms: Sequence[Form], beta: float
-    ) -> Bound | None:
+    def _bind(self, key: str, sizes: Sequence[int], arrays: Arrays, forms: Sequence[Form], beta: float) -> Bound | None:
         assert self._library is not None
         addresses = [_addresses(x) for x in arrays]
         count = addresses[0].size
@@ -158,24 +147,7 @@ class _Binding(NamedTuple):
     beta: float
 
     def one(self, routine: Any, addresses: Sequence[int]) -> functools.partial[None]:
-        of_a, of_b, of_y = self.forms
-        pa, pb, py = map(ct.c_void_p, addresses)
-        integer, scalar = self.integer, self.scalar
-        return functools.partial(
-            routine,
-            ct.c_int(ROW_MAJOR),
-            ct.c_int(of_a.flag),
-            ct.c_int(of_b.flag),
-            *map(integer, self.sizes),
-            scalar(1.0),
-            pa,
-            integer(of_a.leading),
-            pb,
-            integer(of_b.leading),
-            scalar(self.beta),
-            py,
-            integer(of_y.leading),
-        )
+        return self._call(routine, map(ct.c_void_p, addresses), lambda kind, value: kind(value))
 
     def batch(self, routine: Any, addresses: Sequence[np.ndarray]) -> functools.partial[None]:
         """One group of products: every argument is an array with one element for the group."""
@@ -183,26 +155,24 @@ class _Binding(NamedTuple):
         def group(kind: type, value: float) -> Any:
             return (kind * 1)(value)  # type: ignore[operator]
 
-        of_a, of_b, of_y = self.forms
-        pa, pb, py = (ct.c_void_p(p.ctypes.data) for p in addresses)
-        integer, scalar = self.integer, self.scalar
-        return functools.partial(
-            routine,
-            ct.c_int(ROW_MAJOR),
-            group(ct.c_int, of_a.flag),
-            group(ct.c_int, of_b.flag),
-            *(group(integer, n) for n in self.sizes),
-            group(scalar, 1.0),
-            pa,
-            group(integer, of_a.leading),
-            pb,
-            group(integer, of_b.leading),
-            group(scalar, self.beta),
-            py,
-            group(integer, of_y.leading),
-            integer(1),
-            group(integer, addresses[0].size),
-        )
+        counts = (self.integer(1), group(self.integer, addresses[0].size))
+        return self._call(routine, (ct.c_void_p(p.ctypes.data) for p in addresses), group, counts)
+
+    def _call(
+        self,
+        routine: Any,
+        pointers: Iterable[ct.c_void_p],
+        given: Callable[[type, float], Any],
+        more: Sequence[Any] = (),
+    ) -> functools.partial[None]:
+        """The routine with its arguments in the order of CBLAS, numbers as ``given`` makes them."""
+        pa, pb, py = pointers
+        flags = (given(ct.c_int, f.flag) for f in self.forms[:2])
+        sizes = (given(self.integer, n) for n in self.sizes)
+        alpha, beta = given(self.scalar, 1.0), given(self.scalar, self.beta)
+        lda, ldb, ldy = (given(self.integer, f.leading) for f in self.forms)
+        order = ct.c_int(ROW_MAJOR)
+        return functools.partial(routine, order, *flags, *sizes, alpha, pa, lda, pb, ldb, beta, py, ldy, *more)
 
 
 def _key(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> str:

@@ -1,12 +1,14 @@
 """Finds the matrix-product routines of MKL and OpenBLAS and loads them with ctypes.
 
 Libraries differ in where they lie, in how their names are decorated and in the width of their
-integers; all of that ends here.  This module knows no arrays, programs or kernels.
+integers; all of that ends here.  Where a library multiplies no bfloat16 matrices and the processor
+can, a C routine of our own is added to it.  This module knows no arrays, programs or kernels.
 """
 
 from __future__ import annotations
 
 import ctypes as ct
+import functools
 import os
 import site
 import sys
@@ -16,8 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshmpi.kernels.native.compiler import CompilerError, load_library
+
 MKL_SEQUENTIAL = 1
 """Argument of MKL_Set_Threading_Layer; see Intel's reference."""
+SOURCE = Path(__file__).with_name("native") / "bf16_gemm.c"
+SUFFIX = "+bf16"
+"""Ends the name of a library that has been extended: it rounds otherwise, so ranks must agree."""
 
 
 class Library(NamedTuple):
@@ -158,3 +165,33 @@ def _text(routine: Any) -> str:
         return ""
     routine.restype = ct.c_char_p
     return (routine() or b"").decode()
+
+
+def with_bfloat16(library: Library) -> Library | None:
+    """``library`` with products of bfloat16 matrices, or None where that cannot be had or has been.
+
+    Without a compiler, or on another processor, operands are converted to float32 instead.
+    """
+    if "bfloat16" in library.gemm or not _processor_has_it():
+        return None
+    width = ct.sizeof(library.integer) * 8
+    try:
+        loaded = load_library(f"#include <stdint.h>\ntypedef int{width}_t integer;\n{SOURCE.read_text()}")
+    except CompilerError:
+        return None
+    if not loaded.bf16_supported():
+        return None
+    gemm = dict(library.gemm)
+    for key, name in (("bfloat16", "gemm_bf16bf16f32"), ("narrow", "gemm_bf16bf16bf16")):
+        routine = loaded[name]
+        routine.restype = None
+        gemm[key] = routine
+    return library._replace(name=library.name + SUFFIX, gemm=gemm)
+
+
+@functools.cache
+def _processor_has_it() -> bool:
+    try:
+        return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False

@@ -23,6 +23,7 @@ from meshmpi.kernels import blas
 from meshmpi.kernels.binding import (
     BFLOAT16,
     FLOAT32,
+    Arrays,
     Bound,
     Call,
     Operand,
@@ -31,9 +32,11 @@ from meshmpi.kernels.binding import (
     Scratch,
     Slot,
     collapse,
+    contiguous,
     nothing,
     quiet,
     run_all,
+    strided,
 )
 from meshmpi.kernels.expressions import MapPlan
 from meshmpi.kernels.reduction import ChunkedReduction
@@ -80,15 +83,6 @@ class Choice(NamedTuple):
     packed: tuple[tuple[str, ...] | None, ...]
     shape: tuple[tuple[int, ...], int, int, int]
     steps: tuple[tuple[int, ...], ...]
-
-
-def contiguous(order: Sequence[str], sizes: Sizes) -> dict[str, int]:
-    """Strides of a C-contiguous array with dims in ``order``."""
-    out, step = {}, 1
-    for name in reversed(order):
-        out[name] = step
-        step *= sizes[name]
-    return out
 
 
 def runs(names: Sequence[str], sizes: Sizes, first: Strides, second: Strides) -> list[Run]:
@@ -214,8 +208,6 @@ class _GemmPlan(Plan):
     """Matrix products, whole or in slabs.
 
     Args:
-        call: The instruction.
-        groups: Roles of its dims.
         sizes: Sizes of the dims that have more than one element.
         dtypes: In which a, b and y are multiplied; an array of another type is converted.
     """
@@ -256,15 +248,13 @@ class _GemmPlan(Plan):
             offsets = [sum(s.get(d, 0) * k for d, k in begin.items()) for s in self.strides]
             yield _Slab(here, (offsets[0], offsets[1], offsets[2]), choices[key])
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         arrays = [*inputs, outputs[0]]
         library = blas.find(runtime.blas)
         steps: list[Bound] = []
         for slab in self.slabs:
             before, (a, b, y), after = self._operands(slab, arrays, workspace)
-            steps += [*before, library.gemm(a, b, y) or _matmul(a, b, y), *after]
+            steps += [*before, library.gemm(a, b, y) or multiplying(a, b, y), *after]
         return run_all(steps)
 
     def is_worth_its_calls(self) -> bool:
@@ -272,9 +262,7 @@ class _GemmPlan(Plan):
         shapes = (s.choice.shape for s in self.slabs)
         return all(blas.few(math.prod(loops), m, n, k) for loops, m, k, n in shapes)
 
-    def bind_adding(
-        self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray, runtime: Runtime
-    ) -> Bound | None:
+    def bind_adding(self, inputs: Arrays, output: np.ndarray, workspace: np.ndarray, runtime: Runtime) -> Bound | None:
         """As `bind`, but adds to the output; None where BLAS cannot do that in place."""
         library, steps = blas.find(runtime.blas), list[Bound]()
         if self.slots[2] is not None:
@@ -288,7 +276,7 @@ class _GemmPlan(Plan):
         return run_all(steps)
 
     def _operands(
-        self, slab: _Slab, arrays: Sequence[np.ndarray], workspace: np.ndarray
+        self, slab: _Slab, arrays: Arrays, workspace: np.ndarray
     ) -> tuple[list[Bound], list[np.ndarray], list[Bound]]:
         """What copies operands, the operands as matrices, and what copies the result back."""
         before: list[Bound] = []
@@ -300,12 +288,12 @@ class _GemmPlan(Plan):
             order, slot = slab.choice.packed[position], self.slots[position]
             if order is not None and slot is not None:
                 sizes = [slab.sizes[d] for d in order]
-                own = _strided(array, sizes, [self.strides[position][d] for d in order])
+                own = strided(array, sizes, [self.strides[position][d] for d in order])
                 array = slot._replace(shape=(math.prod(sizes),)).array(workspace)
                 copy = array.reshape(sizes)
-                before += [_copy(copy, own)] if position < 2 else []
-                after += [_copy(own, copy)] if position == 2 else []
-            operands.append(_strided(array, (*loops, *ends), slab.choice.steps[position]))
+                before += [copying(copy, own)] if position < 2 else []
+                after += [copying(own, copy)] if position == 2 else []
+            operands.append(strided(array, (*loops, *ends), slab.choice.steps[position]))
         return before, operands, after
 
 
@@ -313,16 +301,13 @@ def _kept(x: Operand, sizes: Sizes) -> dict[str, int]:
     return {name: step for name, step in x.strides().items() if name in sizes}
 
 
-def _strided(array: np.ndarray, sizes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
-    item = array.itemsize
-    return np.lib.stride_tricks.as_strided(array, tuple(sizes), [s * item for s in steps])
-
-
-def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
+def copying(to: np.ndarray, source: np.ndarray) -> Bound:
+    """A copy, converted to the type of ``to``."""
     return quiet(lambda: np.copyto(to, source, casting="unsafe"))
 
 
-def _matmul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Bound:
+def multiplying(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Bound:
+    """A product of matrices by NumPy."""
     matmul = np.matmul
 
     def run() -> None:
@@ -346,9 +331,7 @@ class _BFloat16Plan(Plan):
         plans = (self.direct, self.converted, self.narrow)
         self.workspace_bytes = max(p.workspace_bytes for p in plans if p is not None)
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         library = blas.find(runtime.blas)
         allowed = ((self.narrow, library.narrow), (self.direct, library.bfloat16))
         for plan, has_it in allowed:
@@ -374,10 +357,8 @@ class _PointwisePlan(Plan):
         self.reduction = ChunkedReduction(self.sizes, out_steps, "sum", ufunc, y.dtype, True, False, scratch)
         self.workspace_bytes = scratch.bytes
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
-        sources = [_strided(x, self.sizes, steps) for x, steps in zip(inputs, (self.a, self.b), strict=True)]
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        sources = [strided(x, self.sizes, steps) for x, steps in zip(inputs, (self.a, self.b), strict=True)]
         return self.reduction.bind(sources, np.multiply, outputs[0], workspace)
 
 
@@ -418,17 +399,13 @@ class ContractPlan(Plan):
             return _BFloat16Plan(call, groups, sizes)
         return _GemmPlan(call, groups, sizes, (call.inputs[0].dtype,) * 3)
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         if self.planned is not None:
             return self.planned.bind(inputs, outputs, workspace, runtime)
         y = outputs[0]
         return (lambda: y.fill(0)) if y.size else nothing
 
-    def bind_adding(
-        self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray, runtime: Runtime
-    ) -> Bound | None:
+    def bind_adding(self, inputs: Arrays, output: np.ndarray, workspace: np.ndarray, runtime: Runtime) -> Bound | None:
         """As `bind`, but adds to the output; None where BLAS cannot do that in place."""
         if not isinstance(self.planned, _GemmPlan):
             return None

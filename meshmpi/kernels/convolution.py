@@ -16,8 +16,21 @@ import numpy as np
 
 from meshmpi.ir.kinds import Conv
 from meshmpi.kernels import blas
-from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, Scratch, Slot, nothing, quiet, run_all
-from meshmpi.kernels.contraction import Choice, contiguous
+from meshmpi.kernels.binding import (
+    Arrays,
+    Bound,
+    Call,
+    Plan,
+    Runtime,
+    Scratch,
+    Slot,
+    contiguous,
+    nothing,
+    quiet,
+    run_all,
+    strided,
+)
+from meshmpi.kernels.contraction import Choice, copying, multiplying
 from meshmpi.kernels.patches import Layout, Padded, Part, View, patch_elements
 
 
@@ -54,9 +67,7 @@ class ConvPlan(Plan):
         ]
         self.workspace_bytes = scratch.bytes
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         x, w = (inputs[k].reshape(-1) for k in self.order)
         *slots, wide = (None if s is None else s.array(workspace) for s in self.slots)
         result = outputs[0].reshape(-1)
@@ -66,7 +77,7 @@ class ConvPlan(Plan):
         for part in self.layout.parts():
             steps += binder.steps(part)
         if wide is not None:
-            steps.append(_copy(result, wide))
+            steps.append(copying(result, wide))
         return run_all(steps) if steps else nothing
 
 
@@ -99,12 +110,12 @@ class _Binder:
         if part.patch is not None:
             patches = _slot(self.patch, math.prod(part.sizes[d] for d in part.patch))
             to = patches.reshape([part.sizes[d] for d in part.patch])
-            out.append(_copy(to, part.x.array(x, part.patch, part.sizes)))
+            out.append(copying(to, part.x.array(x, part.patch, part.sizes)))
         return out + self._product(part, part.choice, patches)
 
     def _pad(self, padded: Padded, to: np.ndarray) -> list[Bound]:
         source = padded.source.array(self.x, padded.order, padded.sizes)
-        copy = _copy(padded.to.array(to, padded.order, padded.sizes), source)
+        copy = copying(padded.to.array(to, padded.order, padded.sizes), source)
         return [lambda: to.fill(0), copy]
 
     def _w_packed(self, part: Part, order: Sequence[str]) -> tuple[np.ndarray, list[Bound]]:
@@ -115,31 +126,31 @@ class _Binder:
         if key == self._held:
             return copy, []
         self._held = key
-        return copy, [_copy(copy.reshape(sizes), part.w.array(self.w, order, part.sizes))]
+        return copy, [copying(copy.reshape(sizes), part.w.array(self.w, order, part.sizes))]
 
     def _product(self, part: Part, choice: Choice, patches: np.ndarray) -> list[Bound]:
         """The product by BLAS, or np.matmul where it cannot."""
         before: list[Bound] = []
         loops, m, k, n = choice.shape
-        a = _strided(patches, (*loops, m, k), choice.steps[0])
+        a = strided(patches, (*loops, m, k), choice.steps[0])
         if choice.packed[1] is None:
             w = self.w[part.w.start :]
         else:
             w, before = self._w_packed(part, choice.packed[1])
-        b = _strided(w, (*loops, k, n), choice.steps[1])
+        b = strided(w, (*loops, k, n), choice.steps[1])
         order = choice.packed[2]
         if order is None:
-            y = _strided(self.y[part.y.start :], (*loops, m, n), choice.steps[2])
+            y = strided(self.y[part.y.start :], (*loops, m, n), choice.steps[2])
             bound = self.library.gemm(a, b, y, part.accumulate)
             if bound is not None or not part.accumulate:
-                return [*before, bound or _matmul(a, b, y)]
+                return [*before, bound or multiplying(a, b, y)]
             beside = _slot(self.y_copy, y.size).reshape(y.shape)
-            return [*before, _matmul(a, b, beside), _add(y, beside)]
+            return [*before, multiplying(a, b, beside), _add(y, beside)]
         copy = _slot(self.y_copy, math.prod(part.sizes[d] for d in order))
-        y = _strided(copy, (*loops, m, n), choice.steps[2])
+        y = strided(copy, (*loops, m, n), choice.steps[2])
         own = part.y.array(self.y, order, part.sizes)
-        after = (_add if part.accumulate else _copy)(own, copy.reshape(own.shape))
-        return [*before, self.library.gemm(a, b, y) or _matmul(a, b, y), after]
+        after = (_add if part.accumulate else copying)(own, copy.reshape(own.shape))
+        return [*before, self.library.gemm(a, b, y) or multiplying(a, b, y), after]
 
     def _points(self, part: Part, x: np.ndarray) -> list[Bound]:
         """Products on views, one tap after the other."""
@@ -190,24 +201,8 @@ def _slot(array: np.ndarray | None, elements: int) -> np.ndarray:
     return array[:elements]
 
 
-def _strided(array: np.ndarray, sizes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
-    item = array.itemsize
-    return np.lib.stride_tricks.as_strided(array, tuple(sizes), [s * item for s in steps])
-
-
-def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
-    return quiet(lambda: np.copyto(to, source, casting="unsafe"))
-
-
 def _add(to: np.ndarray, summand: np.ndarray) -> Bound:
     def run() -> None:
         np.add(to, summand, out=to)
-
-    return quiet(run)
-
-
-def _matmul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Bound:
-    def run() -> None:
-        np.matmul(a, b, out=y)
 
     return quiet(run)

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshmpi.ir.kinds import Map
 from meshmpi.ir.program import LocalType
-from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, Scratch, Slot, collapse, nothing, quiet
+from meshmpi.kernels.binding import Arrays, Bound, Call, Plan, Runtime, Scratch, Slot, collapse, nothing, quiet, strided
 from meshmpi.kernels.ufunc_steps import BITS, MicroOp, UfuncSteps
 
 PIECE_ELEMENTS = 65536
@@ -70,7 +70,6 @@ class _Layout:
 
     Args:
         supports: What each input varies along.
-        space: The iteration.
         aliases: (input, output) pairs that may share memory.
     """
 
@@ -193,18 +192,12 @@ class MapPlan(Plan):
     def _layout(self, aliases: Sequence[tuple[int, int]]) -> _Layout:
         return _Layout(self.code, self.supports, self.space, aliases)
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         if self.call.outputs[0].elements == 0:
             return nothing
         layout = self._layout(self._aliases(inputs, outputs))
         arrays = [
-            np.lib.stride_tricks.as_strided(
-                a,
-                [n if s else 1 for n, s in zip(self.space.sizes, steps, strict=True)],
-                [s * a.itemsize for s in steps],
-            )
+            strided(a, [n if s else 1 for n, s in zip(self.space.sizes, steps, strict=True)], steps)
             for a, steps in zip([*inputs, *outputs], self.strides, strict=True)
         ]
         cutter = _Cutter(layout, arrays, workspace)
@@ -217,7 +210,7 @@ class MapPlan(Plan):
         space = self.space
         return math.prod(space.sizes[: space.axis]) * -(-space.sizes[space.axis] // space.chunk)
 
-    def _aliases(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    def _aliases(self, inputs: Arrays, outputs: Arrays) -> list[tuple[int, int]]:
         pairs = []
         for i, x in enumerate(inputs):
             for o, y in enumerate(outputs):
@@ -233,7 +226,7 @@ class MapPlan(Plan):
 class _Cutter:
     """The calls of an expression on one piece of its arrays."""
 
-    def __init__(self, layout: _Layout, arrays: Sequence[np.ndarray], workspace: np.ndarray):
+    def __init__(self, layout: _Layout, arrays: Arrays, workspace: np.ndarray):
         self.space = layout.space
         self.code: list[tuple[Any, tuple[int, ...], int]] = []
         self._entries: dict[tuple[int, bool, bool], int] = {}

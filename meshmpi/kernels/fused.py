@@ -9,16 +9,11 @@ import numpy as np
 
 from meshmpi.ir.kinds.regions import Fused, region_types
 from meshmpi.ir.program import Instruction
-from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, Slot, run_all
+from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, Scratch, Slot, run_all
 
 
 class FusedPlan(Plan):
-    """Runs the body of a fused kernel; the meaning that generated code must keep.
-
-    Args:
-        call: The fused kernel.
-        plan_of: Plans one instruction of the body.
-    """
+    """Runs the body of a fused kernel; the meaning that generated code must keep."""
 
     def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
         self.call = call
@@ -40,9 +35,7 @@ class FusedPlan(Plan):
     def workspace_bytes(self) -> int:
         return self.own_bytes + max(p.workspace_bytes for _, p in self.steps)
 
-    def bind(
-        self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, ins: Arrays, outs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         arrays = dict(zip(self.call.instruction.inputs, ins, strict=True))
         arrays.update(zip(self.call.instruction.outputs, outs, strict=True))
         for v, slot in self.slots.items():

@@ -14,6 +14,7 @@ import numpy as np
 from meshmpi.errors import RangeError
 from meshmpi.ir.kinds import Lookup, Put
 from meshmpi.kernels.binding import (
+    Arrays,
     Bound,
     Call,
     Operand,
@@ -122,9 +123,7 @@ class GatherPlan(Plan):
             self.copied = scratch.reserve(self.shape, y.dtype)
         self.workspace_bytes = scratch.bytes
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         (table, index), y = inputs, outputs[0]
         if not y.size:
             return nothing
@@ -193,9 +192,7 @@ class ScatterAddPlan(Plan):
         self.summed = scratch.reserve((self.piece_rows, self.width), self.sum_dtype)
         self.workspace_bytes = scratch.bytes
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         (updates, index), y = inputs, outputs[0]
         if not y.size:
             return nothing
@@ -269,9 +266,7 @@ class PutPlan(Plan):
         self.block = x.block[x.type.shape.position(dim)]
         self.batch_sizes = [x.extents()[n] for n in batch]
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         (x, updates, index), y = inputs, outputs[0]
         copies = x.ctypes.data != y.ctypes.data
         if not y.size or not updates.size:

@@ -149,13 +149,9 @@ def bind(
     """The instruction as a function without arguments.
 
     Args:
-        instruction: An instruction whose kind is in `PLANS`.
-        program: Supplies types, mesh and seed.
-        coordinates: Mesh axis -> coordinate of this rank.
         arrays: Value number -> array of the local block: C-contiguous, dims in its type's order.
         workspace: uint8, 64-byte aligned, at least `workspace_bytes` long; shared by all kernels,
             which run one after another.
-        runtime: Read when the function is called.
 
     Returns:
         A function that reads the inputs and writes the outputs.  Only a `map` or

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from meshmpi.ir.convolutions import ConvDims, Phase, Range, phases
-from meshmpi.kernels.binding import Operand, accumulator_dtype
-from meshmpi.kernels.contraction import Choice, Groups, choose, contiguous
+from meshmpi.kernels.binding import Operand, accumulator_dtype, contiguous, strided
+from meshmpi.kernels.contraction import Choice, Groups, choose
 
 PATCH_ELEMENTS = 1 << 18
 """Size of one part of the patch matrix: 1 MB of float32, about a core's second cache.  Status:
@@ -58,10 +58,7 @@ class View(NamedTuple):
 
     def array(self, flat: np.ndarray, order: Sequence[str], sizes: Mapping[str, int]) -> np.ndarray:
         """The elements of ``flat`` with dims in ``order``; a dim without a stride repeats."""
-        item = flat.itemsize
-        return np.lib.stride_tricks.as_strided(
-            flat[self.start :], [sizes[d] for d in order], [self.strides.get(d, 0) * item for d in order]
-        )
+        return strided(flat[self.start :], [sizes[d] for d in order], [self.strides.get(d, 0) for d in order])
 
 
 class Padded(NamedTuple):

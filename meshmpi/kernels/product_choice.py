@@ -23,8 +23,8 @@ from meshmpi.files import cache
 from meshmpi.ir.kinds import Contract
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels import blas, numpy_kernels
-from meshmpi.kernels.bfloat16 import SOURCE, SUFFIX
 from meshmpi.kernels.binding import ALIGNMENT_BYTES, Runtime, numpy_dtype
+from meshmpi.kernels.blas_libraries import SOURCE, SUFFIX
 from meshmpi.kernels.native.compiler import processor
 
 PRODUCTS = (("m:256;k:512", "k:512;n:512", "m:256;n:512"), ("b:16;m:128;k:64", "b:16;k:64;n:128", "b:16;m:128;n:128"))

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,12 +23,12 @@ from meshmpi.errors import ProgramError
 from meshmpi.ir.kinds import Random
 from meshmpi.kernels.binding import (
     BFLOAT16,
+    Arrays,
     Bound,
     Call,
     Plan,
     Runtime,
     Scratch,
-    Slot,
     collapse,
     nothing,
     numpy_dtype,
@@ -54,14 +54,11 @@ _MANTISSA_BITS = np.array(52, np.int64)
 _LOG_2 = 0.6931471805599453
 
 
-def _sine_coefficients(count: int) -> tuple[float, ...]:
-    terms = [2 * math.pi]
-    for n in range(1, count):
-        terms.append(-terms[-1] * (4 * math.pi * math.pi) / (2 * n * (2 * n + 1)))
-    return tuple(terms)
-
-
-_SINE = _sine_coefficients(12)
+_SINE = tuple(
+    itertools.accumulate(
+        range(1, 12), lambda t, n: -t * (4 * math.pi * math.pi) / (2 * n * (2 * n + 1)), initial=2 * math.pi
+    )
+)
 """sin(2 pi q) = q (s0 + s1 q^2 + ...): the Taylor series, exact to 1e-17 for |q| <= 1/4."""
 _LOG = tuple(2.0 / (2 * n + 1) for n in range(11))
 """log((1 + f) / (1 - f)) = f (2 + 2/3 f^2 + ...), exact to 1e-17 for |f| <= 0.172."""
@@ -100,7 +97,6 @@ class Counters:
     """The counters of the elements of a block of a tensor, piece by piece.
 
     Args:
-        sizes: Sizes of the global shape.
         block: (start, stop) along each dim.
     """
 
@@ -127,43 +123,21 @@ class Counters:
             yield self.base + leading + start * self.strides[axis], (stop - start) * per_index
 
 
-class _Workspace(NamedTuple):
-    """Slots of one piece; ``w`` are float64, and ``narrow`` float32."""
-
-    scaled: Slot
-    x: Slot
-    y: Slot
-    z: Slot
-    t: Slot
-    w: tuple[Slot, Slot, Slot]
-    narrow: Slot
-
-
-def _reserve(scratch: Scratch, n: int) -> _Workspace:
-    ints = [scratch.reserve((n,), _U64) for _ in range(5)]
-    floats = tuple(scratch.reserve((n,), _F64) for _ in range(3))
-    return _Workspace(*ints, floats, scratch.reserve((n,), np.dtype(np.float32)))  # type: ignore[arg-type]
+def _reserve(n: int) -> Scratch:
+    """Room for the intermediate values of a piece: five of 64 bits, three float64, one float32."""
+    scratch = Scratch()
+    for dtype in (*[_U64] * 5, *[_F64] * 3, np.dtype(np.float32)):
+        scratch.reserve((n,), dtype)
+    return scratch
 
 
 class Generator:
-    """Fills flat arrays from counters, in a workspace.
+    """Fills flat arrays from counters, in a workspace."""
 
-    Args:
-        distribution: One of `DISTRIBUTIONS`.
-        dtype: Data type of the numbers.
-        counters: Which elements.
-        slots, workspace: Where intermediate values go.
-    """
-
-    def __init__(
-        self, distribution: str, dtype: np.dtype, counters: Counters, slots: _Workspace, workspace: np.ndarray
-    ):
+    def __init__(self, distribution: str, dtype: np.dtype, counters: Counters, scratch: Scratch, workspace: np.ndarray):
         self.distribution, self.dtype, self.counters = distribution, dtype, counters
-        self.scaled = slots.scaled.array(workspace)
-        self.x, self.y = slots.x.array(workspace), slots.y.array(workspace)
-        self.z, self.t = slots.z.array(workspace), slots.t.array(workspace)
-        self.w = tuple(s.array(workspace) for s in slots.w)
-        self.narrow = slots.narrow.array(workspace)
+        arrays = [slot.array(workspace) for slot in scratch.slots]
+        (self.scaled, self.x, self.y, self.z, self.t), self.w, self.narrow = arrays[:5], arrays[5:8], arrays[8]
         self.key = 0
 
     def fill(self, out: np.ndarray, key: int) -> None:
@@ -327,10 +301,9 @@ def random_block(
     counters = Counters(sizes, block)
     out = np.empty([stop - start for start, stop in block], numpy_dtype(dtype))
     if out.size:
-        scratch = Scratch()
-        slots = _reserve(scratch, counters.piece_elements)
+        scratch = _reserve(counters.piece_elements)
         _check_distribution(distribution)
-        generator = Generator(distribution, out.dtype, counters, slots, np.empty(scratch.bytes, np.uint8))
+        generator = Generator(distribution, out.dtype, counters, scratch, np.empty(scratch.bytes, np.uint8))
         generator.fill(out.reshape(-1), stream_key(seed, key, step))
     return out
 
@@ -349,18 +322,15 @@ class RandomPlan(Plan):
         y = call.outputs[0]
         self.counters = Counters(y.type.shape.sizes, y.block)
         if y.elements:
-            scratch = Scratch()
-            self.slots = _reserve(scratch, self.counters.piece_elements)
-            self.workspace_bytes = scratch.bytes
+            self.scratch = _reserve(self.counters.piece_elements)
+            self.workspace_bytes = self.scratch.bytes
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         if not outputs[0].size:
             return nothing
         key, seed = self.attrs.key, self.call.program.seed
         flat = outputs[0].reshape(-1)
-        generator = Generator(self.attrs.distribution, flat.dtype, self.counters, self.slots, workspace)
+        generator = Generator(self.attrs.distribution, flat.dtype, self.counters, self.scratch, workspace)
 
         def run() -> None:
             generator.fill(flat, stream_key(seed, key, runtime.step))

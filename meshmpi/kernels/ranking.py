@@ -8,12 +8,11 @@ values are sorted stably by their number instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from meshmpi.ir.kinds import TopK
-from meshmpi.kernels.binding import Bound, Call, Plan, Runtime, Scratch, named_view, nothing, quiet
+from meshmpi.kernels.binding import Arrays, Bound, Call, Plan, Runtime, Scratch, named_view, nothing, quiet
 
 PIECE_ELEMENTS = 65536
 """Elements of the rows ranked at a time (one row at least): 0.5 MB of keys."""
@@ -63,9 +62,7 @@ class TopKPlan(Plan):
         self.order = scratch.reserve((count, self.k), np.dtype(np.int64))
         self.workspace_bytes = scratch.bytes
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         if not outputs[0].size:
             return nothing
         x = named_view(inputs[0], self.call.inputs[0], [*self.rest, self.dim])

@@ -15,6 +15,7 @@ import numpy as np
 from meshmpi.ir.kinds import Reduce
 from meshmpi.ir.scalar import FLOATS
 from meshmpi.kernels.binding import (
+    Arrays,
     Bound,
     Call,
     Plan,
@@ -26,6 +27,7 @@ from meshmpi.kernels.binding import (
     named_view,
     nothing,
     quiet,
+    strided,
 )
 
 PIECE_ELEMENTS = 131072
@@ -53,10 +55,7 @@ class ChunkedReduction:
     """A reduction over some dims of an iteration, in chunks along its first dim.
 
     Args:
-        sizes: Extents of the merged dims; none is 0.
         out_steps: Strides of the output along them, 0 where a dim is reduced.
-        op, ufunc: What combines the values.
-        compute: The type they are combined in.
         prepared: Whether each chunk is computed into a buffer first; see `bind`.
         converted: Whether the output has another type than ``compute``.
     """
@@ -91,25 +90,19 @@ class ChunkedReduction:
             self.rows, self.chunks = sizes[0], 1
 
     def bind(
-        self,
-        sources: Sequence[np.ndarray],
-        prepare: Callable[..., object] | None,
-        out: np.ndarray,
-        workspace: np.ndarray,
+        self, sources: Arrays, prepare: Callable[..., object] | None, out: np.ndarray, workspace: np.ndarray
     ) -> Bound:
         """The reduction as a function.
 
         Args:
             sources: Arrays over the iteration; one, or what ``prepare`` takes.
             prepare: Called as ``prepare(*chunks, out=buffer)`` before a chunk is reduced.
-            out: The output.
-            workspace: Where the reserved slots are.
         """
         piece, partial, total = (
             slot.array(workspace) if isinstance(slot, Slot) else None for slot in (self.piece, self.partial, self.total)
         )
-        kept = [(n, s * out.itemsize) for n, s in zip(self.sizes, self.out_steps, strict=True) if s]
-        y = np.lib.stride_tricks.as_strided(out, [n for n, _ in kept], [s for _, s in kept])
+        kept = [(n, s) for n, s in zip(self.sizes, self.out_steps, strict=True) if s]
+        y = strided(out, [n for n, _ in kept], [s for _, s in kept])
         target = y if total is None else total
         parts = []
         for k in range(self.chunks):
@@ -166,9 +159,7 @@ class ReducePlan(Plan):
             )
             self.workspace_bytes = scratch.bytes
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         x, y = inputs[0], outputs[0]
         if not y.size:
             return nothing

@@ -6,12 +6,12 @@ Sums over bfloat16 are formed in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from meshmpi.ir.kinds import BlockSum, Cumsum
 from meshmpi.kernels.binding import (
+    Arrays,
     Bound,
     Call,
     Operand,
@@ -37,9 +37,7 @@ class BlockSumPlan(Plan):
     def __init__(self, call: Call):
         self.call = call
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         x = _around(inputs[0], self.call.inputs[0], self.call.of(BlockSum).dim)
         y = _around(outputs[0], self.call.outputs[0], self.call.of(BlockSum).blocks)[:, 0]
 
@@ -71,9 +69,7 @@ class CumsumPlan(Plan):
             self.carry = scratch.reserve((before, behind), self.sum_dtype)
         self.workspace_bytes = scratch.bytes
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         if not outputs[0].size:
             return nothing
         dim = self.attrs.dim

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from meshmpi.ir.kinds import Concat, Pad, Slice
-from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, named_view, nothing, run_all
+from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, named_view, nothing, run_all
 
 Pair = tuple[np.ndarray, np.ndarray]
 """(destination, source) views of equal shape."""
@@ -19,13 +19,11 @@ Pair = tuple[np.ndarray, np.ndarray]
 class CopyPlan(Plan):
     """Copies between views; ``pairs`` makes them from the arrays at binding."""
 
-    def __init__(self, call: Call, pairs: Callable[[Call, Sequence[np.ndarray], np.ndarray], list[Pair]]):
+    def __init__(self, call: Call, pairs: Callable[[Call, Arrays, np.ndarray], list[Pair]]):
         self.call = call
         self.pairs = pairs
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         steps = [
             _copy(to, source)
             for to, source in self.pairs(self.call, inputs, outputs[0])
@@ -55,26 +53,26 @@ def _block(array: np.ndarray, operand: Operand, dim: str, cut: slice, order: Seq
     return whole.transpose([operand.type.shape.position(n) for n in order])
 
 
-def transpose_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
+def transpose_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
     """The input with its dims in the order of the output."""
     return [(out, named_view(inputs[0], call.inputs[0], call.outputs[0].names))]
 
 
-def view_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
+def view_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
     """The elements in their order."""
     if inputs[0].size != out.size:
         raise call.fail(f"blocks {call.inputs[0].sizes} and {call.outputs[0].sizes} differ in size.")
     return [(out.reshape(-1), inputs[0].reshape(-1))]
 
 
-def slice_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
+def slice_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
     """A range of one dim, with a stride."""
     a = call.of(Slice)
     cut = slice(a.start, a.stop, a.stride)
     return [(out, _block(inputs[0], call.inputs[0], a.dim, cut, call.outputs[0].names))]
 
 
-def pad_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
+def pad_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
     """The number in front, the part that is kept (negative widths crop), the number behind."""
     x, y, a = call.inputs[0], call.outputs[0], call.of(Pad)
     dim, before, after = a.dim, a.before, a.after
@@ -90,7 +88,7 @@ def pad_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list
     ]
 
 
-def concat_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
+def concat_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
     """Each input into its part of the output."""
     y, dim = call.outputs[0], call.of(Concat).dim
     pairs, start = [], 0
@@ -102,7 +100,7 @@ def concat_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> l
     return pairs
 
 
-def take_shard_pairs(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Pair]:
+def take_shard_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
     """The own block, found from the global ranges of both blocks."""
     x, y = call.inputs[0], call.outputs[0]
     cuts = []
@@ -124,9 +122,7 @@ class IotaPlan(Plan):
     def __init__(self, call: Call):
         self.start, self.stop = call.outputs[0].block[0]
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         if self.start == self.stop:
             return nothing
         return _copy(outputs[0], np.arange(self.start, self.stop, dtype=outputs[0].dtype))
@@ -138,9 +134,7 @@ class StepPlan(Plan):
     def __init__(self, call: Call):
         self.call = call
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         out = outputs[0]
 
         def run() -> None:
@@ -149,7 +143,7 @@ class StepPlan(Plan):
         return run
 
 
-PAIRS: dict[str, Callable[[Call, Sequence[np.ndarray], np.ndarray], list[Pair]]] = {
+PAIRS: dict[str, Callable[[Call, Arrays, np.ndarray], list[Pair]]] = {
     "transpose": transpose_pairs,
     "view": view_pairs,
     "slice": slice_pairs,

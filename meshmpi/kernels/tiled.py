@@ -29,21 +29,29 @@ from meshmpi.ir.kinds.regions import (
 )
 from meshmpi.ir.program import Instruction
 from meshmpi.kernels.bands import fill_outside, guarded, masked_operand, without_band
-from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, Scratch, Slot, nothing, quiet, run_all
+from meshmpi.kernels.binding import (
+    Arrays,
+    Bound,
+    Call,
+    Operand,
+    Plan,
+    Runtime,
+    Scratch,
+    Slot,
+    contiguous,
+    nothing,
+    quiet,
+    run_all,
+)
 from meshmpi.kernels.contraction import ContractPlan
 from meshmpi.kernels.fused import scratch_slots
 from meshmpi.kernels.native.functions import scratch_bytes
 
-Arrays = Mapping[int, np.ndarray]
+ByValue = Mapping[int, np.ndarray]
 
 
 class TiledPlan(Plan):
-    """Runs the body of a tiled region once for each of its blocks.
-
-    Args:
-        call: The region.
-        plan_of: Plans one instruction of the body.
-    """
+    """Runs the body of a tiled region once for each of its blocks."""
 
     def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
         self.call = call
@@ -60,9 +68,7 @@ class TiledPlan(Plan):
             blocks.append(_Block(self.call, self.own, ranges, plan_of))
         return blocks
 
-    def bind(
-        self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
+    def bind(self, ins: Arrays, outs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         i = self.call.instruction
         arrays = dict(zip((*i.inputs, *i.outputs), (*ins, *outs), strict=True))
         bound: list[Bound] = []
@@ -111,7 +117,8 @@ class _Block:
         self.types = region_types(i, call.program)
         self.inside = replace(call.program, types=self.types)
         self.dims = [dim for dim, _ in self.region.over]
-        self.outer = {v: self._whole_strides(v) for v in (*i.inputs, *i.outputs)}
+        whole = {n: stop - start for n, (start, stop) in self.own.items()}
+        self.outer = {v: contiguous(self.types[v].shape.names, whole) for v in (*i.inputs, *i.outputs)}
         self.summed = [v for v in i.outputs if any(d not in self.types[v].shape.names for d in self.dims)]
         self._place(ranges)
         self.steps: list[tuple[Call, Plan]] = []
@@ -127,13 +134,6 @@ class _Block:
         in_c = (scratch_bytes(one, self.types, call.program.mesh, call.coordinates, ranges) for one in self.region.body)
         rest = max((p.workspace_bytes for p in plans), default=0)
         self.workspace_bytes = self.own_bytes + max(rest, *in_c)
-
-    def _whole_strides(self, v: int) -> dict[str, int]:
-        out, step = {}, 1
-        for name in reversed(self.types[v].shape.names):
-            out[name] = step
-            step *= self.own[name][1] - self.own[name][0]
-        return out
 
     def _operand(self, v: int, ranges: Ranges, strided: bool = False) -> Operand:
         t = self.types[v]
@@ -191,7 +191,7 @@ class _Block:
     # ---- binding ---------------------------------------------------------------------------------
 
     def bind(
-        self, arrays: Arrays, ranges: Ranges, workspace: np.ndarray, runtime: Runtime, begun: _Begun
+        self, arrays: ByValue, ranges: Ranges, workspace: np.ndarray, runtime: Runtime, begun: _Begun
     ) -> Iterator[Bound]:
         """The functions that compute the block of ``ranges``, in order."""
         here = {v: slot.array(workspace) for v, slot in self.slots.items()}
@@ -214,7 +214,7 @@ class _Block:
                 yield _copy(self._view(arrays[v], v, ranges), here[v])
 
     def _bind_step(
-        self, call: Call, plan: Plan, here: Arrays, ranges: Ranges, rest: np.ndarray, runtime: Runtime
+        self, call: Call, plan: Plan, here: ByValue, ranges: Ranges, rest: np.ndarray, runtime: Runtime
     ) -> Bound:
         one = call.instruction
         if runtime.native is not None:
@@ -234,7 +234,7 @@ class _Block:
         band = self.region.band
         return None if band is None or band.covers(ranges[band.rows], ranges[band.columns]) else band
 
-    def _mask(self, one: Instruction, here: Arrays, ranges: Ranges, masked: set[int]) -> Iterator[Bound]:
+    def _mask(self, one: Instruction, here: ByValue, ranges: Ranges, masked: set[int]) -> Iterator[Bound]:
         """Sets the operand of a banded product to 0 outside the band, once in a block."""
         band = self._band_at(one, ranges)
         position = None if band is None else masked_operand(self._called(one, ranges, ()), band)
@@ -248,7 +248,7 @@ class _Block:
         self,
         one: Instruction,
         ranges: Ranges,
-        ins: Sequence[np.ndarray],
+        ins: Arrays,
         out: np.ndarray,
         product: Bound,
         strided: Sequence[int],
@@ -265,7 +265,7 @@ class _Block:
         self,
         call: Call,
         plan: Plan,
-        arrays: Arrays,
+        arrays: ByValue,
         here: Mapping[int, np.ndarray],
         ranges: Ranges,
         rest: np.ndarray,
@@ -294,8 +294,8 @@ class _Block:
     def _bind_added(
         self,
         call: Call,
-        arrays: Arrays,
-        here: Arrays,
+        arrays: ByValue,
+        here: ByValue,
         ranges: Ranges,
         rest: np.ndarray,
         runtime: Runtime,

@@ -18,7 +18,7 @@ from meshmpi.kernels import (
     structure,
     ufunc_steps,
 )
-from meshmpi.kernels.native import source
+from meshmpi.kernels.native import source, storage
 from tests.mutations.registry import Patch, mutation
 
 
@@ -258,12 +258,12 @@ def steps_back_in_memory_stay_where_they_are(m: Patch) -> None:
 
 @mutation("tests/kernels/test_native.py::test_wide_buffers_lie_in_the_workspace('softmax')")
 def scratch_of_generated_code_overlaps(m: Patch) -> None:
-    right = source.Scratch.reserve
+    right = storage.Scratch.reserve
 
     def wrong(self: Any, shape: Any, dtype: Any) -> Any:
         return right(self, shape, dtype)._replace(offset=0)
 
-    m.setattr(source, "Scratch", type("Overlapping", (source.Scratch,), {"reserve": wrong}))
+    m.setattr(storage, "Scratch", type("Overlapping", (storage.Scratch,), {"reserve": wrong}))
 
 
 @mutation("tests/kernels/test_native.py::test_wide_buffers_lie_in_the_workspace('layer_norm')")

@@ -36,7 +36,6 @@ class Map(
     expr: Expr
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Inputs broadcast to the outputs; unfinished sums only where the expression is linear in them."""
         expr = self.expr
         ys = [program.types[v] for v in i.outputs]
         require(len(expr.results) == len(ys) > 0, "has not one result per output")
@@ -58,7 +57,6 @@ class Map(
         return linear_in(self.expr, marks)
 
     def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
-        """Operations of the expression x elements of the result."""
         return self.expr.flops * math.prod(outs[0].values())
 
     @property
@@ -85,7 +83,6 @@ class Reduce(
     band: Band | None = None
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Axes of reduced split dims are left pending."""
         (x,), y, op = xs, result_type(program, i), self.op
         require(op in REDUCTIONS and x.dtype == y.dtype, "has an unknown op or changes the data type")
         require(op != "prod" or self.band is None, "has a band, which a product of elements lacks")
@@ -99,7 +96,6 @@ class Reduce(
         return self.op == "sum"
 
     def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
-        """Elements of the input."""
         return math.prod(ins[0].values())
 
     @property
@@ -126,7 +122,6 @@ class Contract(
     band: Band | None = None
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Operands agree in the dims both have; axes of summed split dims are left pending."""
         y = result_type(program, i)
         require(len(xs) == 2, "takes two operands")
         a, b = xs
@@ -149,7 +144,6 @@ class Contract(
         check_pending(program.mesh, y, [*pending, *gone], "sum")
 
     def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
-        """2 x product of the extents of all its dims."""
         return 2 * math.prod({**ins[0], **ins[1]}.values())
 
 
@@ -168,7 +162,6 @@ class Conv(
     dims: tuple[ConvDims, ...]
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """As of a contract; along convolved dims also halos, see `_summed_axes`."""
         y, dims = result_type(program, i), self.dims
         require(len(xs) == 2, "takes two operands")
         a, b = xs

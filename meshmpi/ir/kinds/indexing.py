@@ -36,7 +36,6 @@ class Gather(Lookup, kind="gather", traits=Traits(repeatable=True, hides_network
     """Rows of the block of a table that the index hits, else 0."""
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Axes of the split dim looked up in are left pending."""
         (table, index), y, dim = xs, result_type(program, i), self.dim
         same_splits(y, index, index.shape.names)
         same_splits(y, table, [n for n in table.shape.names if n != dim])
@@ -54,7 +53,6 @@ class ScatterAdd(Lookup, kind="scatter_add", traits=Traits(native=True, hides_ne
     """Sums updates into the rows of the result that the index hits."""
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Axes of split dims of the index are left pending."""
         (updates, index), y, dim = xs, result_type(program, i), self.dim
         same_splits(updates, index, index.shape.names)
         same_splits(y, updates, [n for n in y.shape.names if n != dim])
@@ -65,7 +63,6 @@ class ScatterAdd(Lookup, kind="scatter_add", traits=Traits(native=True, hides_ne
         check_pending(program.mesh, y, [*updates.partial, *gone], "sum")
 
     def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
-        """Elements of the updates."""
         return math.prod(ins[0].values())
 
     @property
@@ -73,7 +70,6 @@ class ScatterAdd(Lookup, kind="scatter_add", traits=Traits(native=True, hides_ne
         return Work(("simple",), "input")
 
     def touched(self, i: Instruction, sizes: Mapping[int, int], in_place: bool) -> dict[int, int]:
-        """Rows are added to what was set to zero before."""
         (y,) = i.outputs
         return {**sizes, y: sizes[y] + sizes[i.inputs[0]]}
 
@@ -85,7 +81,6 @@ class Put(Kind, kind="put", traits=Traits(in_place="same")):
     dim: str
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Every rank has all updates of its block of batch and other dims; index dims are whole."""
         (x, updates, index), y, dim = xs, result_type(program, i), self.dim
         require(x == y and updates.dtype == y.dtype, "changes the type of its input")
         require(not any(t.partial for t in xs), "has an unfinished input")
@@ -114,7 +109,6 @@ class TopK(Kind, kind="top_k", traits=Traits(native=True)):
     smallest: bool = False
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Of a split dim, as many elements of every block."""
         x, ys, dim, k = xs[0], [program.types[v] for v in i.outputs], self.dim, self.k
         require(len(ys) == 2 and not x.partial, "needs one finished dim")
         for y in ys:
@@ -141,13 +135,11 @@ class BlockSum(Kind, kind="block_sum", traits=Traits()):
     blocks: str
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """One sum for every block of a split dim."""
         (x,), y = xs, result_type(program, i)
         require(bool(x.split(self.dim)), "sums blocks of a whole dimension")
         require(y == block_sums(program.mesh, x, self.dim, self.blocks) and not x.partial, "is no sum of each block")
 
     def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
-        """Elements of the input."""
         return math.prod(ins[0].values())
 
     @property
@@ -165,7 +157,6 @@ class Cumsum(Kind, kind="cumsum", traits=Traits(repeatable=True)):
     blocks: str = ""
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Along a split dim it needs the sums of all blocks."""
         x, *sums = xs
         require(result_type(program, i) == x and not x.partial, "changes the type of its input")
         wanted: list[LocalType] = []
@@ -175,7 +166,6 @@ class Cumsum(Kind, kind="cumsum", traits=Traits(repeatable=True)):
         require(sums == wanted, "has not the sums of all blocks of a split dimension")
 
     def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
-        """Elements of the input, twice where it goes on from other blocks."""
         return len(ins) * math.prod(ins[0].values())
 
     @property

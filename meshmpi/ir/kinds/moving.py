@@ -28,7 +28,6 @@ class Redistribution(Kind):
         raise NotImplementedError
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Makes exactly the type that `result` says."""
         require(len(xs) == len(i.outputs) > 0, "has not one result per input")
         require(len(xs) == 1 or self.many, "combines several values")
         require(len({x.dtype for x in xs}) == 1, "combines several data types")
@@ -178,7 +177,6 @@ class Shift(
     value: float
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Blocks of one dim, split alike in all values, become blocks or halos."""
         y, dim = result_type(program, i), self.dim
         require(len(xs) == len(self.offsets) > 0 and self.stride >= 1, "has not one offset per input")
         require(bool(self.axes) and y.split(dim) == self.axes, f"has '{dim}' split otherwise")
@@ -213,7 +211,6 @@ class Shift(
         return nbytes
 
     def elements_handed(self, program: Program, i: Instruction, at: Mapping[str, int]) -> int:
-        """Elements that it sends to others."""
         _, sizes, dim = _operand(program, i, at, self.dim)
         others = math.prod(n for k, n in enumerate(sizes) if k != dim)
         return others * self.exchange(program, i).rows_sent(program.mesh.block_index(self.axes, at))
@@ -231,7 +228,6 @@ class Wait(Kind, kind="wait", traits=Traits(meets_ranks=True, same_memory=True, 
     axes: Axes
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Input and output types are equal."""
         y = result_type(program, i)
         require(len(xs) == 1 and xs[0] == y, f"changes its value to one of type {y}")
 

@@ -51,8 +51,7 @@ class Fused(
     inner: Mapping[int, LocalType]
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """The body follows its own rules, in order, on equal blocks."""
-        types = _types_inside(program, i, self.inner)
+        types = region_types(i, program)
         inside = replace(program, types=types)
         known, over_rows = set(i.inputs), set[int]()  # sums over rows are whole behind the last row
         for one in self.body:
@@ -79,8 +78,7 @@ class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=T
     inner: Mapping[int, LocalType] = field(default_factory=dict[int, LocalType])
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """The body follows its own rules, and `broken_tile_rules` finds nothing."""
-        types = _types_inside(program, i, self.inner)
+        types = region_types(i, program)
         inside = replace(program, types=types)
         known = set(i.inputs)
         for one in self.body:
@@ -89,11 +87,10 @@ class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=T
             one.attrs.check(inside, one, [types[v] for v in one.inputs])
             known.update(one.outputs)
         require(all(v in known and v not in i.inputs for v in i.outputs), "returns what it has not")
-        for problem in broken_tile_rules(i, {**types, **i.inner_types()}):
+        for problem in broken_tile_rules(i, types):
             raise Violation(problem)
 
     def flops_at(self, program: Program, i: Instruction, at: Mapping[str, int]) -> dict[str, int]:
-        """Of all iterations."""
         types, table = region_types(i, program), dict[str, int]()
         for count, ranges in iteration_counts(i, program, at):
             for one in i.leaves():
@@ -109,11 +106,6 @@ class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=T
     @property
     def compared_dims(self) -> tuple[str, ...]:
         return () if self.band is None else (self.band.rows, self.band.columns)
-
-
-def _types_inside(program: Program, i: Instruction, inner: Mapping[int, LocalType]) -> dict[int, LocalType]:
-    """Types of all that a body may mention: what it takes, makes and keeps inside."""
-    return {**{v: program.types[v] for v in (*i.inputs, *i.outputs)}, **inner}
 
 
 def region_types(i: Instruction, program: Program) -> dict[int, LocalType]:
@@ -214,12 +206,7 @@ def elements(t: LocalType, ranges: Ranges) -> int:
 
 
 def broken_tile_rules(i: Instruction, types: Mapping[int, LocalType]) -> Iterator[str]:
-    """What is wrong with the dims that a tiled region runs over.
-
-    Args:
-        i: The region; its body follows the rules of its instructions.
-        types: Of everything in it.
-    """
+    """What is wrong with the dims that a tiled region runs over."""
     leaves = i.leaves()
     used = [types[v] for one in leaves for v in (*one.inputs, *one.outputs)]
     if two := held_differently(used):
@@ -246,9 +233,6 @@ def leaves_out(i: Instruction, types: Mapping[int, LocalType], band: Band, leave
     """Whether what an instruction gives to others is the same without pairs outside a band.
 
     Args:
-        i: An instruction.
-        types: Of its values.
-        band: Which pairs there are.
         leaves: Whether its results are used outside of the region.
     """
 

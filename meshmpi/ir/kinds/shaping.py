@@ -16,7 +16,6 @@ class Transpose(Kind, kind="transpose", traits=Traits(repeatable=True, carries_g
     """The same dims in the result's order."""
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """The same dims, split alike, in another order."""
         (x,), y = xs, result_type(program, i)
         require(sorted(x.shape) == sorted(y.shape), "changes dims")
         same_splits(x, y, x.shape.names)
@@ -36,7 +35,6 @@ class View(Kind, kind="view", traits=Traits(free=True, repeatable=True, same_mem
     barrier: str = ""
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Only what `view_splits` calls local."""
         (x,), y = xs, result_type(program, i)
         passes_partial(x, y)
         for ins, outs in aligned_groups(x.shape, y.shape):
@@ -54,7 +52,6 @@ class AlongDim(Kind):
     dim: str
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """Along a dim that is whole."""
         dim, y = self.dim, result_type(program, i)
         total = 0
         for x in xs:

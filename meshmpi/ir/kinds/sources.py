@@ -13,7 +13,6 @@ class Source(Kind):
     """Kinds without inputs."""
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """No inputs, and the type that was declared."""
         y = result_type(program, i)
         require(not xs and not y.partial, "has inputs or an unfinished result")
         self.check_result(program, y)
@@ -67,7 +66,6 @@ class Write(Kind, kind="write", traits=Traits(kept=True)):
         return self.variable
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        """One value of the stored type."""
         require(not i.outputs and len(xs) == 1, "takes one value and makes none")
         require(program.variables[self.variable].type == xs[0], "differs from the stored type")
 

@@ -38,7 +38,6 @@ class NativeKernels:
 
     Args:
         programs: A verified program, or several to be built together.
-        coordinates: Coordinates of each simulated rank.
 
     Attributes:
         functions: How many C functions were made; instructions of equal form share one.
@@ -101,12 +100,7 @@ class NativeKernels:
         """The instruction as a function without arguments; None where NumPy must do it.
 
         Args:
-            i: An instruction of ``program`` for which kernels were made.
             program: The same object.
-            coordinates: Coordinates of the rank.
-            arrays: Value number -> array of its block, C-contiguous.
-            workspace: uint8, aligned to cache lines, `scratch_bytes` long at least.
-            runtime: Read when the function is called.
             ranges: For an instruction in the body of a tiled region, the block to compute.
 
         Raises:

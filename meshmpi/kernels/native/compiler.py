@@ -144,8 +144,6 @@ def _run(command: list[str], seconds: float, folder: Folder | None = None) -> st
     """What the command printed.
 
     Args:
-        command: The command.
-        seconds: The longest that it may take.
         folder: Where it runs and keeps temporary files, which go with the folder also if it is
             killed.
 
@@ -243,10 +241,6 @@ def _build(folder: Folder, key: str, source: str, command: tuple[str, ...], alon
     """Builds a library in a folder of its own and puts it into the cache.
 
     Args:
-        folder: The cache.
-        key: Key of the library.
-        source: In C.
-        command: The compiler.
         alone: Whether the lock is held: then what is left of this build, a killed process left.
     """
     for name in folder.names() if alone else ():
@@ -276,8 +270,6 @@ def _loaded(data: bytes, name: str, folder: Folder) -> ctypes.CDLL:
     """Loads a library from its bytes, by a file in memory that cannot be changed any more.
 
     Args:
-        data: The whole library.
-        name: To show.
         folder: Where a file can be put where there are none in memory.
     """
     # The first such library brings OpenMP, which reads this once.  Its threads and those of BLAS

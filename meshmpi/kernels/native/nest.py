@@ -14,6 +14,7 @@ from meshmpi.dims import MeshShape
 from meshmpi.ir.bands import Band
 from meshmpi.ir.kinds import Map, Random, Reduce
 from meshmpi.ir.program import Instruction, LocalType
+from meshmpi.kernels.binding import contiguous
 
 PIECE = 4096
 """Columns that a loop without rows takes at once where threads share it.  Status: assumption."""
@@ -40,8 +41,7 @@ class Value:
     def __init__(self, number: int, t: LocalType, sizes: Mapping[str, int]):
         self.number, self.dtype = number, t.dtype
         self.names = t.shape.names
-        local = [sizes[n] for n in self.names]
-        self.strides = {n: math.prod(local[k + 1 :]) for k, n in enumerate(self.names)}
+        self.strides = contiguous(self.names, sizes)
         self.role, self.stage = "point", -1
 
 
@@ -57,8 +57,6 @@ class LoopNest:
         body: Maps, reductions and random instructions in order.
         inputs, outputs: Values read from and stored to memory, in the order of the function's
             arguments.
-        types: Types of all values.
-        mesh, coordinates: Which block.
         ranges: Dim -> (start, stop) where only a part of the block is computed, within a tiled region.
 
     Raises:
@@ -193,8 +191,7 @@ class LoopNest:
 
 def _global_strides(t: LocalType) -> dict[str, int]:
     """Dimension name -> distance between neighbours in the global index of a tensor."""
-    sizes = t.shape.sizes
-    return {n: math.prod(sizes[k + 1 :]) for k, n in enumerate(t.shape.names)}
+    return contiguous(t.shape.names, dict(zip(t.shape.names, t.shape.sizes, strict=True)))
 
 
 def first_counter(

@@ -121,10 +121,6 @@ def fill_normal(
 
     Args:
         out: C-contiguous, of the block's shape.
-        seed, key: Which stream, at step 0.
-        sizes: Sizes of the global shape.
-        block: (start, stop) along each dim.
-        scale, shift: Standard deviation and mean.
 
     Returns:
         Whether it was done: small blocks, other types than float32 and float64, and machines

@@ -8,7 +8,7 @@ libm's vector versions come only with flags that give up NaN and infinities; the
 
 from __future__ import annotations
 
-from meshmpi.kernels.error_function import _FLOAT32 as ERROR_FUNCTION
+from meshmpi.kernels.ufunc_steps import _FLOAT32 as ERROR_FUNCTION
 
 _BASICS = r"""
 #include <stdint.h>
@@ -140,7 +140,7 @@ static inline float TANH_f32(float x) {
   return a < 0.65f ? near : far;
 }
 static inline float ERF_f32(float x) {
-  /* As meshmpi.kernels.error_function: x q(x^2) below 1, 1 - exp(-x^2) r(u) above. */
+  /* As meshmpi.kernels.ufunc_steps: x q(x^2) below 1, 1 - exp(-x^2) r(u) above. */
   float a = fabsf(x);
   a = a > %(top)s ? %(top)s : a;
   float z = a * a;
