@@ -11,7 +11,7 @@ from meshmpi.errors import ConfigError
 from meshmpi.transformer.pretrained.architectures import Entry, FileDim
 from meshmpi.transformer.pretrained.model import Model, open_model
 from meshmpi.transformer.text.vocabulary import TOKENIZER
-from meshmpi.transformer.training.loop import Trainer
+from meshmpi.transformer.training.trainer import Trainer
 from meshmpi.transformer.training.settings import DataSettings, Settings
 
 OF_TRAINING = (
