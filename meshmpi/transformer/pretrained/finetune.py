@@ -11,8 +11,8 @@ from meshmpi.errors import ConfigError
 from meshmpi.transformer.pretrained.architectures import Entry, FileDim
 from meshmpi.transformer.pretrained.model import Model, open_model
 from meshmpi.transformer.text.vocabulary import TOKENIZER
-from meshmpi.transformer.training.trainer import Trainer
 from meshmpi.transformer.training.settings import DataSettings, Settings
+from meshmpi.transformer.training.trainer import Trainer
 
 OF_TRAINING = (
     "attention_dropout",
