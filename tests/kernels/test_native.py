@@ -20,7 +20,7 @@ from meshmpi.ir.kinds import KINDS, Fused, Map, Reduce
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.ir.scalar import FLOATS, INTEGERS, SCALAR_FUNCTIONS, Expr, Step, call
 from meshmpi.kernels import Runtime, numpy_dtype, workspace_bytes
-from meshmpi.kernels.native import CompilerError, NativeKernels, available, scratch_bytes, source
+from meshmpi.kernels.native import CompilerError, NativeKernels, available, scratch_bytes, storage
 from meshmpi.kernels.native.compiler import load_library
 from meshmpi.kernels.native.prelude import PRELUDE
 from tests.kernels.build import aligned_bytes, local_type
@@ -380,7 +380,7 @@ def test_one_value_twice(shape: str):
 def test_wide_buffers_lie_in_the_workspace(name: str):
     """No array fits on the stack: all lie in the workspace, which is full of rubbish before."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "STACK_BYTES", 0)
+        patch.setattr(storage, "STACK_BYTES", 0)
         _check_wide_buffers(name)
 
 
