@@ -86,19 +86,26 @@ def launch(
         )
         alone = list(argv) in (command[1:], ["--", *command])
         with guarded(f"{JOB_VARIABLE}={mark}"), flight.folder_of_job(variables):
-            notices = Notices(n)
-            done = _run(
-                notices,
-                command,
-                variables,
-                timeout_seconds,
-                capture_output,
-                cwd,
-                stop_by,
-                stopped,
-                alone,
-                several_hosts,
-            )
+            for again in (is_wrapped(command) and not several_hosts, False):
+                notices = Notices(n)
+                done = _run(
+                    notices,
+                    command,
+                    variables,
+                    timeout_seconds,
+                    capture_output,
+                    cwd,
+                    stop_by,
+                    stopped,
+                    alone,
+                    several_hosts,
+                )
+                # Seen under load: mpirun fails by itself, so nothing has happened yet that could happen twice.
+                if not again or done.returncode != 1 or notices.said or outcome.read(folder).begun:
+                    break
+                _add(
+                    done, f"meshmpi: {command[0]} has failed without a word, before any rank began; trying once more\n"
+                )
         if is_wrapped(command) and done.returncode not in (TIMED_OUT, LOST):
             patience = outcome.PATIENCE_SECONDS if several_hosts else 0.0
             done.returncode, note = outcome.judged(folder, n, done.returncode, patience)

@@ -333,6 +333,15 @@ def test_a_launcher_that_fails_without_a_word_is_named(tmp_path: Path):
     )
 
 
+def test_a_launcher_that_fails_once_without_a_word_is_started_again(tmp_path: Path):
+    first = (
+        f"import os\nif not os.path.exists({str(tmp_path / 'tried')!r}):\n    open({str(tmp_path / 'tried')!r}, 'x')"
+    )
+    mpirun = silent_launcher(tmp_path, f"{first}\nelse:\n    sys.exit(subprocess.run(program).returncode)")
+    done = launch(1, ["-c", "print('at last')"], mpi=mpirun, capture_output=True, timeout_seconds=60)
+    assert (done.returncode, done.stdout) == (0, "at last\n"), done.stderr
+
+
 def test_a_report_that_a_launcher_has_lost_is_shown(tmp_path: Path):
     mpirun = silent_launcher(tmp_path, "subprocess.run(program, stderr=subprocess.DEVNULL)")
     program = ["-c", "raise ValueError('by order')"]
