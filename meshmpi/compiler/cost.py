@@ -54,7 +54,7 @@ def bytes_by_collective(program: Program, coordinates: Mapping[str, int] | None 
 
     Args:
         program: The program.
-        coordinates: Of the rank; None means the largest blocks, and for `shift`
+        coordinates: The rank; None means the largest blocks, and for `shift`
             `Program.busiest`: a rank with neighbours on both sides.
     """
     busy = program.busiest() if coordinates is None else {}
@@ -72,8 +72,8 @@ def program_cost(program: Program, plan: MemoryPlan, coordinates: Mapping[str, i
 
     Args:
         program: The program.
-        plan: Of the memory, which is that of every rank.
-        coordinates: Of a rank; None means the most that any rank computes, and that any sends.
+        plan: The memory plan of every rank.
+        coordinates: The rank; None means the most that any rank computes, and that any sends.
     """
     at = busiest_rank(program) if coordinates is None else coordinates
     memory = {

@@ -1,4 +1,4 @@
-"""Loops over blocks of large values, and reductions that travel while others compute."""
+"""Tiled regions over blocks of large values, and reductions that travel while others compute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OVERLAP = "tests/passes/overlap_model.py::losses(mm.SimulatedMesh('rows:2;cols:3
 
 
 def _short_blocks(m: Patch) -> None:
-    """As the tests of loops do, so that small models have several blocks."""
+    """As the tests of tiled regions do, so that small models have several blocks."""
     m.setattr(tiled_regions, "LEAST_ROWS", 4)
     m.setattr(tiled_regions, "LEAST_BAND_ROWS", 4)
 
@@ -78,7 +78,7 @@ def tiled_regions_take_the_band_of_one_member_for_that_of_all(m: Patch) -> None:
 
 
 @mutation(f"{TILED}::test_rules_of_tiled_regions({{'band': NEAR}}, 'uses pairs outside')")
-def a_loop_may_have_any_band(m: Patch) -> None:
+def a_tiled_region_may_have_any_band(m: Patch) -> None:
     m.setattr(regions, "leaves_out", lambda i, types, band, leaves=True: True)
 
 
@@ -164,18 +164,18 @@ BLOCKS = "tests/passes/test_local_blocks.py::test_passes_change_no_value"
 
 
 @mutation(f"{BLOCKS}('products_of_two_sizes', 'numpy')")
-def members_of_a_loop_may_hold_a_dim_in_two_ways(m: Patch) -> None:
+def members_of_a_tiled_region_may_hold_a_dim_in_two_ways(m: Patch) -> None:
     for module in (tile_groups, tiled_regions):
         m.setattr(module, "held_differently", lambda types: None)
 
 
-@mutation("tests/passes/test_verify.py::test_broken_programs_are_refused('a loop over two sizes of a dim')")
+@mutation("tests/passes/test_verify.py::test_broken_programs_are_refused('a tiled region over two sizes of a dim')")
 def the_verifier_lets_tiled_regions_mix_sizes(m: Patch) -> None:
     m.setattr(regions, "held_differently", lambda types: None)
 
 
 @mutation(f"{BLOCKS}('scores_in_two_splits', 'numpy')")
-def sums_over_all_dims_of_a_loop_are_copies_of_their_place(m: Patch) -> None:
+def sums_over_all_dims_of_a_tiled_region_are_copies_of_their_place(m: Patch) -> None:
     right = tiled._Block._view
 
     def wrong(self: Any, array: Any, v: int, ranges: Any) -> Any:

@@ -37,7 +37,7 @@ AROUND = mm.Band.local("length", "memory", 3, causal=False)
 
 
 def model(band: mm.Band | None):
-    """Registers fetches (the first a loss), and outside which band its loops skip blocks."""
+    """Registers fetches (the first a loss), and outside which band its tiled regions skip blocks."""
 
     def register(f: Model) -> Model:
         MODELS[f.__name__] = f, band
@@ -112,7 +112,7 @@ _of_band("around", AROUND)
 
 @model(None)
 def masked_by_data():
-    """A mask that is a tensor like any other hides nothing from the loops."""
+    """A mask that is a tensor like any other hides nothing from the tiled regions."""
     q, k, v = _qkv()
     a, b = mm.range(q.shape.dim("length")), mm.range(k.shape.dim("memory"))
     mask = mm.greater_equal(a, b, output_shape=mm.Shape([*a.shape, *b.shape]))
@@ -255,7 +255,7 @@ def short_blocks(monkeypatch):
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_those_of_the_program_as_lowered(name: str):
     graph, fetches, feeds = built(name)
-    looped = 0
+    tiled = 0
     want = None
     for layout in legal_layouts(graph, SHAPE, 4):
         try:
@@ -264,9 +264,9 @@ def test_results_are_those_of_the_program_as_lowered(name: str):
             continue
         want = run(p, fetches, feeds) if want is None else want
         p = with_tiling(p)
-        looped += bool(regions_in(p))
+        tiled += bool(regions_in(p))
         compare(run(p, fetches, feeds), want, 1e-9, f"{name} {layout}")
-    assert looped, f"no layout of {name} has a loop"
+    assert tiled, f"no layout of {name} has a tiled region"
 
 
 @pytest.mark.quick(2)
@@ -306,7 +306,7 @@ POISONED = [
 @pytest.mark.quick(3)
 @pytest.mark.parametrize(("name", "dtype", "x", "at", "value", "kernels"), POISONED)
 def test_what_is_not_finite_shows_where_it_is_seen(name: str, dtype: str, x: str, at: int, value: float, kernels: str):
-    """NaN and infinities reach exactly the elements that the oracle says, loops or not."""
+    """NaN and infinities reach exactly the elements that the oracle says, tiled or not."""
     if kernels == "native" and not available():
         pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
@@ -422,7 +422,7 @@ def test_small_values_and_weights_are_left_alone():
     assert not regions_in(with_tiling(p))
 
 
-def _loop(**attrs) -> Program:
+def _tiled(**attrs) -> Program:
     graph, fetches, _ = built("masked")
     p = with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
     out = [i.replaced(**attrs) if i.kind == "tiled" else i for i in p.instructions]
@@ -441,9 +441,9 @@ def _loop(**attrs) -> Program:
     ],
 )
 def test_rules_of_tiled_regions(attrs: dict, message: str):
-    verify(_loop())
+    verify(_tiled())
     with pytest.raises(ProgramError, match=message):
-        verify(_loop(**attrs))
+        verify(_tiled(**attrs))
 
 
 def test_blocks_cover_everything_once():
@@ -471,8 +471,8 @@ def test_tiling_and_recomputing_on_real_ranks():
     assert done.stdout.strip() == "5 programs agree"
 
 
-def test_products_too_small_for_a_loop_beside_large_ones_of_the_same_dims():
-    """Maps of a small product have the dims of wide values, but no loop can be formed for them."""
+def test_products_too_small_for_a_region_next_to_large_ones_of_the_same_dims():
+    """Maps of a small product have the dims of rematerialised values, but no region can be formed for them."""
     rng, sizes = np.random.default_rng(0), (16, 12)
     with mm.Graph() as graph:
         found, feeds = [], {}
@@ -485,10 +485,10 @@ def test_products_too_small_for_a_loop_beside_large_ones_of_the_same_dims():
     program = mm.plan(graph, "rows:2", "batch:rows", fetches=found, optimize=False).program
     least = 4 * 2 * 2 * 16 * 14  # bytes, between the scores of both
     passes = tuple(partial(form_tiled_regions, cache_bytes=least) if p is form_tiled_regions else p for p in PASSES)
-    looped = optimize(program, passes)
-    assert [i.kind for i in looped.instructions].count("tiled") == 1
-    fetches = dict(zip(looped.fetches, found, strict=True))
+    tiled = optimize(program, passes)
+    assert [i.kind for i in tiled.instructions].count("tiled") == 1
+    fetches = dict(zip(tiled.fetches, found, strict=True))
     mesh = mm.SimulatedMesh("rows:2")
-    results = [CompiledStep(p, mesh, fetches, None, "numpy")(feeds) for p in (program, looped)]
+    results = [CompiledStep(p, mesh, fetches, None, "numpy")(feeds) for p in (program, tiled)]
     for t in found:
         np.testing.assert_allclose(results[0][t].numpy(), results[1][t].numpy(), 1e-5, 1e-6)

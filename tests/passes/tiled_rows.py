@@ -1,4 +1,4 @@
-"""Broken programs of loops: rows for test_verify."""
+"""Broken programs with tiled regions: rows for test_verify."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X, W = 0, 1  # values of the feeds
 S, Y = 100, 2  # inside, and the result
 
 
-def _loop(
+def _tiled(
     h: Hand,
     *body: Instruction,
     y: LocalType,
@@ -46,41 +46,47 @@ def _map(function: str, x: int, y: int) -> Instruction:
 
 
 ROWS: dict[str, tuple[Row, str]] = {
-    "a loop with a transpose in it": (
-        lambda h: _loop(h, Instruction(Transpose(), (X,), (Y,)), y=t("b a/rows")),
+    "a tiled region with a transpose in it": (
+        lambda h: _tiled(h, Instruction(Transpose(), (X,), (Y,)), y=t("b a/rows")),
         "has transpose in its body",
     ),
-    "a loop that uses what it has not": (lambda h: _loop(h, _map("square", S, Y), y=t("a/rows c")), "undefined value"),
-    "a loop that returns what it has not": (lambda h: _loop(h, _product(), y=t("a/rows c")), "returns what it has not"),
-    "a loop that breaks a rule of its body": (
-        lambda h: _loop(h, _product(), _map("square", S, Y), y=t("a c")),
+    "a tiled region that uses what it has not": (
+        lambda h: _tiled(h, _map("square", S, Y), y=t("a/rows c")),
+        "undefined value",
+    ),
+    "a tiled region that returns what it has not": (
+        lambda h: _tiled(h, _product(), y=t("a/rows c")),
+        "returns what it has not",
+    ),
+    "a tiled region that breaks a rule of its body": (
+        lambda h: _tiled(h, _product(), _map("square", S, Y), y=t("a c")),
         "dimension 'a' is not the same",
     ),
-    "a loop over a sum that it uses": (
-        lambda h: _loop(h, _product(), _map("square", S, Y), y=t("a/rows c"), over=(TileDim("b", 2),)),
+    "a tiled region over a sum that it uses": (
+        lambda h: _tiled(h, _product(), _map("square", S, Y), y=t("a/rows c"), over=(TileDim("b", 2),)),
         "needs all of 'b'",
     ),
-    "a loop that repeats a result": (lambda h: _loop(h, _map("square", W, Y), y=t("b c")), "needs all of 'a'"),
-    "a loop over blocks in two splits": (
+    "a tiled region that repeats a result": (lambda h: _tiled(h, _map("square", W, Y), y=t("b c")), "needs all of 'a'"),
+    "a tiled region over blocks in two splits": (
         lambda h: _two_kinds(h, "a/rows c/cols"),
         "mixes blocks of c=6 and of c=6/cols",
     ),
-    "a loop over two sizes of a dim": (lambda h: _two_kinds(h, "a/rows c=5"), "mixes blocks of c=6 and of c=5"),
-    "a loop over no dim": (lambda h: _loop(h, _product(Y), y=t("a/rows c"), over=()), "runs over no dim"),
-    "a loop over empty blocks": (
-        lambda h: _loop(h, _product(Y), y=t("a/rows c"), over=(TileDim("a", 0),)),
+    "a tiled region over two sizes of a dim": (lambda h: _two_kinds(h, "a/rows c=5"), "mixes blocks of c=6 and of c=5"),
+    "a tiled region over no dim": (lambda h: _tiled(h, _product(Y), y=t("a/rows c"), over=()), "runs over no dim"),
+    "a tiled region over empty blocks": (
+        lambda h: _tiled(h, _product(Y), y=t("a/rows c"), over=(TileDim("a", 0),)),
         "empty blocks",
     ),
-    "a loop with a band of a dim it does not walk": (
-        lambda h: _loop(h, _product(Y), y=t("a/rows c"), band=Band("b", "c", 0)),
+    "a tiled region with a band of a dim it does not walk": (
+        lambda h: _tiled(h, _product(Y), y=t("a/rows c"), band=Band("b", "c", 0)),
         "has a band along other dims",
     ),
-    "a loop that gives away pairs outside its band": (
-        lambda h: _loop(h, _product(Y), y=t("a/rows c"), band=Band("a", "c", 0)),
+    "a tiled region that gives away pairs outside its band": (
+        lambda h: _tiled(h, _product(Y), y=t("a/rows c"), band=Band("a", "c", 0)),
         "uses pairs outside 0<=a-c",
     ),
-    "a loop whose sum is over more pairs than its band": (
-        lambda h: _loop(h, _product(Y), y=t("a/rows c"), band=Band("a", "b", 0)),
+    "a tiled region whose sum is over more pairs than its band": (
+        lambda h: _tiled(h, _product(Y), y=t("a/rows c"), band=Band("a", "b", 0)),
         "uses pairs outside 0<=a-b",
     ),
     "a product with a band of no value's dims": (

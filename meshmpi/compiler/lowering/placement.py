@@ -138,7 +138,7 @@ def _with_aligned_dims(layout: Layout, graph: Graph) -> Layout:
     known = {r.dim: r.axes for r in layout}
     for dim, other in graph.aligned.items():
         if dim not in known:
-            beside = dict.fromkeys(
+            others = dict.fromkeys(
                 n
                 for o in graph.operations
                 for t in o.outputs
@@ -146,7 +146,7 @@ def _with_aligned_dims(layout: Layout, graph: Graph) -> Layout:
                 for n in t.shape.names
                 if n != dim
             )
-            used = [a for n in beside for a in known.get(n, ())]
+            used = [a for n in others for a in known.get(n, ())]
             whole = known.get(other, ())
             free = next((n for n, a in enumerate(whole) if a in used), len(whole))
             known[dim] = whole[:free]

@@ -20,7 +20,7 @@ from meshmpi.ir.types import LocalDim
 MAX_STEPS = 48
 """Most steps of a fused expression.  Status: assumption; keeps compile times of generated code and scratch small."""
 MAX_INPUTS = 12
-"""Most arrays read by one map.  Status: assumption; hardware prefetchers have so many streams."""
+"""Most arrays read by one map.  Status: assumption; about as many streams as hardware prefetchers follow."""
 MAX_BODY = 32
 """Most instructions of a fused kernel.  Status: assumption; keeps generated functions readable."""
 MAX_OPERANDS = 32

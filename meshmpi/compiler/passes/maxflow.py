@@ -18,13 +18,7 @@ def minimum_cut(
 
     Blocking flows (Dinic 1970): one for every length that a shortest path comes to have.  All layers of a model are
     served by the same few, so the time grows with the network and not with the number of paths.  Capacities are
-    integers, so the cut is exact.
-
-    Args:
-        edges: Of the network.
-        same: Pairs of nodes that are one.
-        start: Node.
-        end: Node.
+    integers, so the cut is exact.  ``same``: pairs of nodes that are one.
     """
     parent: dict[Hashable, Hashable] = {}
 

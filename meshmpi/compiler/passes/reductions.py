@@ -106,22 +106,18 @@ def _rewrite(program: Program, axes: Axes, region: _Region, cut: set[int]) -> Pr
         is_source = bool(i.outputs) and i.outputs[0] in sources
         if is_source and i.outputs[0] not in cut:
             pending_now[i.outputs[0]] = i.inputs[0]
-            continue
-        if not is_source and any(v in pending_now for v in i.inputs):
-            renamed: list[int] = []
-            for v in i.outputs:
+        elif is_source or not any(v in pending_now for v in i.inputs):
+            out.append(i)
+        else:
+            renamed = {v: number + k for k, v in enumerate(i.outputs)}
+            number += len(renamed)
+            for v, p in renamed.items():
                 partial = program.mesh.in_mesh_order((*types[v].partial, *axes))
-                types[number] = replace(types[v], partial=partial, pending="sum")
-                renamed.append(number)
-                number += 1
-            out.append(substituted(i, pending_now).replaced(outputs=tuple(renamed)))
-            for v, p in zip(i.outputs, renamed, strict=True):
-                if v in cut:
-                    out.append(Instruction(AllReduce(axes, "sum"), (p,), (v,), i.source))
-                else:
-                    pending_now[v] = p
-            continue
-        out.append(i)
+                types[p] = replace(types[v], partial=partial, pending="sum")
+            out.append(substituted(i, pending_now).replaced(outputs=tuple(renamed.values())))
+            finish = AllReduce(axes, "sum")
+            out += [Instruction(finish, (p,), (v,), i.source) for v, p in renamed.items() if v in cut]
+            pending_now.update((v, p) for v, p in renamed.items() if v not in cut)
     return program.with_instructions(out, types)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import bisect
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from meshmpi.compiler.passes.clean import dce
@@ -49,7 +48,7 @@ class _Draft:
 
     Attributes:
         places: The instructions; None where one is gone.
-        types: Of all values outside bodies.
+        types: The types of all values outside bodies.
         made: Value -> the place that makes it.
         uses: Value -> places that use it, ascending, once per use; `end` where it is fetched.
     """
@@ -264,7 +263,7 @@ def fit_memory(program: Program, limit_bytes: int, total: Memory) -> Program:
 
     Args:
         program: After all other passes.
-        limit_bytes: Of variables, feeds, arena and workspace together.
+        limit_bytes: Most bytes of variables, feeds, arena and workspace together.
         total: Bytes that a program needs, as its plan says.
 
     Raises:
@@ -274,8 +273,8 @@ def fit_memory(program: Program, limit_bytes: int, total: Memory) -> Program:
     arena = prices.plan(program).arena_bytes
     now, best = needed, program
     while now > limit_bytes:
-        beside_arena = now - arena  # changes little, but a part of a fused kernel may need more scratch
-        while arena + beside_arena > limit_bytes:
+        rest = now - arena  # changes little, but a part of a fused kernel may need more scratch
+        while arena + rest > limit_bytes:
             smaller = _with_smaller_arena(best, arena, prices)
             if smaller is None:
                 raise ConfigError(
@@ -329,17 +328,11 @@ class _Prices:
         return self._costs[i.outputs]
 
 
-@dataclass
-class _Repeat:
-    """What it takes to have a value again.
+class _Repeat(NamedTuple):
+    """What it takes to have a value again: places to repeat, and values that must live longer at the peak."""
 
-    Attributes:
-        instructions: To repeat, by their places.
-        kept: Values that must live longer at the peak than they would.
-    """
-
-    instructions: dict[int, Instruction] = field(default_factory=dict[int, Instruction])
-    kept: dict[int, None] = field(default_factory=dict[int, None])
+    places: dict[int, None]
+    kept: dict[int, None]
 
 
 class _Peak:
@@ -353,12 +346,11 @@ class _Peak:
 
     def without_best_value(self) -> Program | None:
         """The program with the best value of all that wait here computed again later."""
-        best: tuple[float, int, _Repeat] | None = None
-        for v in self.program.types:
-            found = self._worth(v)
-            if found is not None and (best is None or found[0] > best[0]):
-                best = found[0], v, found[1]
-        return None if best is None else self._rewritten(best[1], best[2])
+        found = [(*worth, v) for v in self.program.types if (worth := self._worth(v))]
+        if not found:
+            return None
+        _, repeat, v = max(found, key=lambda one: one[0])
+        return self._rewritten(v, repeat)
 
     def _uses(self, v: int) -> list[int]:
         """Places that use the value or a view of it; views themselves do not count."""
@@ -380,29 +372,23 @@ class _Peak:
         later = [n for n in uses if n > self.at]
         if not later or self.at in uses or later[-1] == self.draft.end:
             return None
-        repeat = _Repeat()
-        if not self._collect(v, later[0], repeat):
+        repeat = self._with_maker(v, _Repeat({}, {}))
+        if repeat is None:
             return None
         freed = self.prices.bytes(self.program, v) - sum(self.prices.bytes(self.program, w) for w in repeat.kept)
-        price = 1 + sum(self.prices.cost(self.program, i) for i in repeat.instructions.values())
+        price = 1 + sum(self.prices.cost(self.program, self.draft.at(n)) for n in repeat.places)
         return (freed / price, repeat) if freed > 0 else None
 
-    def _collect(self, v: int, use: int, repeat: _Repeat) -> bool:
-        """Adds what makes v again at ``use``; False where that is impossible or too much."""
+    def _with_maker(self, v: int, repeat: _Repeat) -> _Repeat | None:
+        """``repeat`` and what makes v again; None where that is impossible or too much."""
         n = self.draft.made[v]
-        i = self.draft.at(n)
-        if not i.traits.repeatable or len(repeat.instructions) > MOST_CLONES:
-            return False
-        repeat.instructions[n] = i
-        for x in i.inputs:
-            if self.draft.made[x] in repeat.instructions or self._is_there(x):
-                continue
-            attempt = _Repeat(dict(repeat.instructions), dict(repeat.kept))
-            if self._collect(x, use, attempt):
-                repeat.instructions, repeat.kept = attempt.instructions, attempt.kept
-            else:
-                repeat.kept[x] = None
-        return True
+        if not self.draft.at(n).traits.repeatable or len(repeat.places) > MOST_CLONES:
+            return None
+        repeat = _Repeat({**repeat.places, n: None}, repeat.kept)
+        for x in self.draft.at(n).inputs:
+            if self.draft.made[x] not in repeat.places and not self._is_there(x):
+                repeat = self._with_maker(x, repeat) or repeat._replace(kept={**repeat.kept, x: None})
+        return repeat
 
     def _is_there(self, x: int) -> bool:
         """Whether x is in memory at the peak anyway, or not made before."""
@@ -417,13 +403,11 @@ class _Peak:
         draft, views = self.draft, self.draft.views(v)
         use = next(n for n in self._uses(v) if n > self.at)
         types, new, clones = dict(draft.types), dict[int, int](), list[Instruction]()
-        instructions = dict(repeat.instructions)
-        for n in (draft.made[w] for w in views[1:] if any(n > self.at for n in draft.uses[w])):
-            if n < use:
-                instructions[n] = draft.at(n)
-        wanted = {x for i in instructions.values() for x in i.inputs} | set(views)
-        for _, i in sorted(instructions.items()):
-            i = needed_part(i, wanted, types)
+        waiting = [draft.made[w] for w in views[1:] if any(n > self.at for n in draft.uses[w])]
+        places = sorted({*repeat.places, *(n for n in waiting if n < use)})
+        wanted = {x for n in places for x in draft.at(n).inputs} | set(views)
+        for n in places:
+            i = needed_part(draft.at(n), wanted, types)
             inside = [x for x in i.inner_types() if x not in i.outputs]
             own = dict(zip((*i.outputs, *inside), draft.new_values(len(i.outputs) + len(inside)), strict=True))
             types.update((own[x], types[x]) for x in i.outputs)

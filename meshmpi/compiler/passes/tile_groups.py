@@ -55,18 +55,11 @@ class Rematerialised:
         self.masks: dict[int, None] = {}
         while self.keys != (keys := {self.dims_of(v): None for v in self.roots}):
             self.keys = keys
-            self._find_makers()
+            large = {i.outputs[0]: i for i in program.instructions if keys and self._is_large(i)}
+            masks = {i.outputs[0]: i for i in program.instructions if keys and self._is_mask(i)}
+            self.makers, self.masks = {**masks, **large}, dict.fromkeys(v for v in masks if v not in large)
             self._store_what_others_need()
             self.roots = {v: None for v in self.roots if v in self.makers}
-
-    def _find_makers(self) -> None:
-        self.makers, self.masks = {}, {}
-        for i in self.program.instructions if self.keys else ():
-            if self._is_large(i):
-                self.makers[i.outputs[0]] = i
-            elif self._is_mask(i):
-                self.makers[i.outputs[0]] = i
-                self.masks[i.outputs[0]] = None
 
     def new_value(self) -> int:
         self.next_value += 1
@@ -197,6 +190,20 @@ class Grouping:
             bits = group.bit if group else 0
             bits |= self._groups_behind(self._leaves(i.inputs)[0])
             self.after.update((v, bits) for v in i.outputs)
+        self._outside = fetched(program)  # needed by what is in no group
+        self._users: dict[int, int] = {}  # value -> bits of the groups that use it
+        grouped = {n for g in self.groups for n in g.members}
+        for n, i in enumerate(program.instructions):
+            if n not in grouped and not any(v in again.makers for v in i.outputs):
+                self._outside.update(i.inputs)
+        for g in self.groups:
+            for i in (*g.members.values(), *(again.makers[v] for v in g.recipes)):
+                for v in i.inputs:
+                    self._users[v] = self._users.get(v, 0) | g.bit
+
+    def outputs(self, g: Group) -> tuple[int, ...]:
+        """What others use of what the members of a group make."""
+        return tuple(v for v in g.made if v in self._outside or self._users.get(v, 0) & ~g.bit)
 
     def _leaves(self, values: Iterable[int]) -> tuple[dict[int, None], dict[int, None]]:
         """The stored values that these are made of, and the rematerialised ones on the way."""

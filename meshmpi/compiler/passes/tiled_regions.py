@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from meshmpi.compiler.passes.fusion import MAX_INPUTS, form_fused_kernels, fuse, merged_maps
-from meshmpi.compiler.passes.rewrite import fetched, writes_last
+from meshmpi.compiler.passes.rewrite import writes_last
 from meshmpi.compiler.passes.tile_groups import Group, Grouping, Rematerialised
 from meshmpi.ir.bands import Band
 from meshmpi.ir.kinds import Contract, Map, Reduce, Tiled, TileDim
@@ -36,7 +36,7 @@ CACHE_BYTES = 1 << 20
 """Tile size: the intermediate values of one tile must fit into this.  Smaller values are not tiled.
 Status: the second-level cache of one core of today's servers; see docs/performance.md."""
 LEAST_ROWS = 128
-"""Rows of a tile in a dim that is no batch.  Measured (apps/bench/attention.py): products of 64
+"""Least rows of a tile in a dim that is not a batch.  Measured (apps/bench/attention.py): products of 64
 rows are a third slower, more rows leave the cache."""
 BAND_PARTS = 4
 """Least number of tiles of rows in a band: of causal attention n of them skip (n - 1) / 2n."""
@@ -56,40 +56,14 @@ def form_tiled_regions(program: Program, cache_bytes: int = CACHE_BYTES) -> Prog
         again = Rematerialised(program, cache_bytes, left_alone)
         if not again.makers:
             return program
-        groups = Grouping(program, again).groups
-        uses = _Uses(program, again, groups)
-        regions = [_Region(program, again, g, uses, cache_bytes) for g in groups]
+        grouping = Grouping(program, again)
+        regions = [_Region(program, again, g, grouping.outputs(g), cache_bytes) for g in grouping.groups]
         failed = [region.group for region in regions if not region.over]
         if not failed:
             return _scheduled(program, again, regions)
         for g in failed:
             # A group may have maps only, of products that are small themselves.
             left_alone.update(dict.fromkeys(g.roots or [v for v in g.recipes if v not in again.masks]))
-
-
-class _Uses:
-    """Which values are needed outside the group that makes them."""
-
-    def __init__(self, program: Program, again: Rematerialised, groups: Sequence[Group]):
-        member_of = {n: g.bit for g in groups for n in g.members}
-        self._outside = fetched(program)
-        self._bits: dict[int, int] = {}  # value -> the groups that use it
-        for n, i in enumerate(program.instructions):
-            if n in member_of:
-                self._add(member_of[n], i.inputs)
-            elif not any(v in again.makers for v in i.outputs):
-                self._outside.update(i.inputs)
-        for g in groups:
-            for v in g.recipes:
-                self._add(g.bit, again.makers[v].inputs)
-
-    def _add(self, bit: int, values: Iterable[int]) -> None:
-        for v in values:
-            self._bits[v] = self._bits.get(v, 0) | bit
-
-    def outputs(self, g: Group) -> tuple[int, ...]:
-        """What others use of what the members of a group make."""
-        return tuple(v for v in g.made if v in self._outside or self._bits.get(v, 0) & ~g.bit)
 
 
 class _Region:
@@ -101,8 +75,10 @@ class _Region:
         band: What all sums over pairs of rows and columns have in common, else None.
     """
 
-    def __init__(self, program: Program, again: Rematerialised, group: Group, uses: _Uses, cache_bytes: int):
-        self.program, self.again, self.group = program, again, group
+    def __init__(
+        self, program: Program, again: Rematerialised, group: Group, outputs: tuple[int, ...], cache_bytes: int
+    ):
+        self.program, self.again, self.group, self.outputs = program, again, group, outputs
         self.own_types: dict[int, LocalType] = {}
         self.types = ChainMap(self.own_types, cast("dict[int, LocalType]", program.types))
         self.own: dict[int, int] = {}  # rematerialised value -> its number in this body
@@ -110,7 +86,6 @@ class _Region:
         for i in group.members.values():
             self.body.append(i.replaced(inputs=tuple(map(self._needed, i.inputs))))
         self.last = max(group.members)
-        self.outputs = uses.outputs(group)
         self._fuse()
         tiles = _Tiles(program, self, cache_bytes)
         self.over, self.band = tiles.over, tiles.band
