@@ -277,7 +277,7 @@ def test_models_that_cannot_be_used(tmp_path, capsys):
     folder = made(tmp_path / "m", GPT2)
     refused(capsys, "m has no tokenizer (tokenizer.json,", "score", folder, file)
     (folder / "config.json").unlink()
-    refused(capsys, "there is no config.json beside", "score", folder, file)
+    refused(capsys, "there is no config.json next to", "score", folder, file)
     (folder / "config.json").write_text("[]")
     refused(capsys, "it is no table", "score", folder, file)
     (folder / "config.json").write_text("{")
