@@ -22,7 +22,21 @@ if TYPE_CHECKING:
     from meshmpi.runtime.variables import VariableStore
 
 
-def _checked_updates(graph: Graph, updates: Sequence[Update]) -> list[Update]:
+def lowered(
+    graph: Graph,
+    mesh: MeshShape,
+    layout: LayoutLike,
+    fetches: Mapping[str, Tensor],
+    updates: Sequence[Update],
+    storage: LayoutLike,
+    seed: int = 0,
+    optimize: bool = True,
+    overlap: bool = False,
+    memory_limit: int | str | None = None,
+    atomic: bool = False,
+    cures: bool = True,
+) -> Program:
+    """The program of a step; with ``cures``, the error about an illegal layout proposes a legal one."""
     for u in updates:
         if u.value.graph is not graph:
             raise ShapeError(
@@ -30,24 +44,6 @@ def _checked_updates(graph: Graph, updates: Sequence[Update]) -> list[Update]:
                 "Build model and optimizer in one graph.",
                 str(u.value.source),
             )
-    return list(updates)
-
-
-def _lowered(
-    graph: Graph,
-    mesh: MeshShape,
-    layout: LayoutLike,
-    fetches: Mapping[str, Tensor],
-    updates: Sequence[Update],
-    storage: LayoutLike,
-    optimize: bool,
-    seed: int,
-    overlap: bool = False,
-    memory_limit: int | str | None = None,
-    cures: bool = True,
-    atomic: bool = False,
-) -> Program:
-    """The program of a step; of an illegal layout the error, with ``cures`` a legal one in it."""
     limit = None if memory_limit is None else bytes_of(memory_limit)
     rules, kept = Layout(layout), Layout(storage)
     try:
@@ -58,12 +54,11 @@ def _lowered(
         raise cured(error, graph, mesh, rules, fetches, updates, kept) from None
     if not optimize and limit is not None:
         raise ConfigError("a memory_limit needs passes.", "Leave optimize at True.")
+    from meshmpi.compiler.passes import pipeline
     from meshmpi.compiler.passes.modes import write_last
-    from meshmpi.compiler.passes.pipeline import PASSES, overlapping
-    from meshmpi.compiler.passes.pipeline import optimize as run_passes
 
-    passes = () if not optimize else overlapping() if overlap else PASSES
-    program = run_passes(program, (*passes, write_last) if atomic else passes)
+    passes = () if not optimize else pipeline.overlapping() if overlap else pipeline.PASSES
+    program = pipeline.optimize(program, (*passes, write_last) if atomic else passes)
     if limit is None:
         return program
     from meshmpi.compiler.passes.rematerialise import fit_memory
@@ -90,35 +85,28 @@ def compile(
     memory_limit: int | str | None = None,
     atomic: bool = False,
 ) -> CompiledStep:
-    """The SPMD program of one step, bound to a mesh and ready to be called.
+    """Makes the SPMD program of one step, bound to a mesh and ready to be called.
 
     Args:
         graph: What to compute.
-        mesh: `mm.Mesh` (this process is one rank of it) or `mm.SimulatedMesh` (it plays all).
+        mesh: `mm.Mesh` (this process is one of its ranks) or `mm.SimulatedMesh` (it plays them all).
         layout: Dimension -> mesh axes, as ``"batch:rows;heads:cols"``.
-        fetches: Tensors whose values each call returns; with a mapping, under these names too.
-        updates: Variable updates that each call makes, from `mm.assign` or an optimizer.  Without
-            it no variable changes, and an `UnusedUpdatesWarning` names the updates of the graph, if
-            there are any; ``updates=[]`` says that none are wanted, as for an evaluation.
-        storage: Storage rules for variables without rules of their own; ``"d_model:rows"`` is
-            ZeRO-3.
+        fetches: Tensors that each call returns; with a mapping, under these names too.
+        updates: Variable updates of a step, from `mm.assign` or an optimizer.  Default: none, with an
+            `UnusedUpdatesWarning` if the graph has some; ``[]`` says that none are wanted.
+        storage: Storage rules for variables without their own; ``"d_model:rows"`` is ZeRO-3.
         optimize: False runs the program as lowered, the oracle of the passes.
         kernels: "numpy", "native" or "auto" (native where it can be had).
-        seed: Of initial values and of all random numbers.
-        variables: ``other_step.variables``, to share them with another program of the same mesh.
-        debug: Check every index of `mm.gather` and `mm.scatter_add` at every step: one outside its
-            dimension raises `RangeError` on the rank that holds it, with tensor, value and
-            position, and the job ends.  Without it such an index reads zeros, or its update is
-            dropped.  Ranks also compare every collective before they do it (`mm.Mesh`).  One rank
-            that asks for it is enough.
-        overlap: Whether reductions travel while later instructions compute.  Default: where the
-            mesh spans several hosts; inside one, copying takes the cores that compute.
-        memory_limit: Bytes per rank, or as ``"1.5 GB"``, for variables, feeds, arena and workspace.
-            Values that wait in memory are computed again where they are used until the step fits;
-            no collective runs twice, and results are the same to the last bit.
-        atomic: Change variables after the step's last collective and a barrier, so that ranks which
-            outlive another one all hold the variables of the same step.  Gradients wait in memory
-            for it.
+        seed: Seed of initial values and random numbers.
+        variables: ``other_step.variables``, to share them with another program of this mesh.
+        debug: Raises `RangeError` where an index of `mm.gather` or `mm.scatter_add` is outside its
+            dimension (else it reads 0, or its update is dropped), and compares every collective before
+            it is made (`mm.Mesh`).  One rank that asks for it is enough.
+        overlap: Reductions travel while later instructions compute; default: if the mesh spans hosts.
+        memory_limit: Bytes per rank, or ``"1.5 GB"``, for variables, feeds, arena and workspace.  Values
+            are computed again until the step fits; no collective runs twice, no bit of a result changes.
+        atomic: Variables change after the step's last collective and a barrier, so that all ranks that
+            outlive another have those of the same step.  Gradients wait in memory for it.
 
     Returns:
         A `CompiledStep`; ``step(x=array)[loss]``.
@@ -128,8 +116,14 @@ def compile(
         ProgramError: The ranks built different graphs.
         ConfigError: The step does not fit ``memory_limit``, whatever is recomputed.
     """
-    from meshmpi.runtime.agreement import any_of
-    from meshmpi.runtime.compiled import CompiledStep
+    _check_target(graph, mesh, kernels, updates)
+    named, news = named_fetches(graph, fetches), updates or ()
+    overlap = mesh.hosts > 1 if overlap is None else overlap
+    how = (storage, seed, optimize, overlap, memory_limit, atomic)
+    return _bound(lowered(graph, mesh.shape, layout, named, news, *how), mesh, named, variables, kernels, debug, atomic)
+
+
+def _check_target(graph: Graph, mesh: AnyMesh, kernels: str, updates: Sequence[Update] | None) -> None:
     from meshmpi.runtime.executor import KERNELS
 
     if kernels not in KERNELS:
@@ -139,27 +133,12 @@ def compile(
             f"{mesh!r} is not a mesh.",
             "Give mm.Mesh(...) or mm.SimulatedMesh(...); mm.plan takes names and sizes alone.",
         )
-    named, chosen = named_fetches(graph, fetches), _checked_updates(graph, updates or ())
-    if updates is None and graph.updates and mesh.rank == 0:
-        _warn_of_unused(graph.updates)
-    background = mesh.hosts > 1 if overlap is None else overlap
-    program = _lowered(
-        graph, mesh.shape, layout, named, chosen, storage, optimize, seed, background, memory_limit, atomic=atomic
-    )
-    debug = any_of(mesh, debug, "debug")
-    if debug:
-        from meshmpi.compiler.passes.modes import check_indices
-
-        program = check_indices(program)
-    with mesh.checking(debug):
-        return CompiledStep(program, mesh, named, variables, kernels, atomic)
-
-
-def _warn_of_unused(updates: Sequence[Update]) -> None:
-    """Warns that a program leaves out all updates of its graph."""
-    names = ", ".join(f"'{u.variable.name}'" for u in updates[:MOST_NAMED])
-    more = f" and {len(updates) - MOST_NAMED} more" if len(updates) > MOST_NAMED else ""
-    made = updates[0].value.source
+    unused = graph.updates if updates is None and mesh.rank == 0 else ()
+    if not unused:
+        return
+    names = ", ".join(f"'{u.variable.name}'" for u in unused[:MOST_NAMED])
+    more = f" and {len(unused) - MOST_NAMED} more" if len(unused) > MOST_NAMED else ""
+    made = unused[0].value.source
     warn_user(
         f"mm.compile() was given no updates=, but the graph has updates of {names}{more} (the first"
         f" made at {made.file}:{made.line}): this step changes no variable. Give updates= what"
@@ -167,6 +146,27 @@ def _warn_of_unused(updates: Sequence[Update]) -> None:
         " evaluates.",
         UnusedUpdatesWarning,
     )
+
+
+def _bound(
+    program: Program,
+    mesh: AnyMesh,
+    fetches: Mapping[str, Tensor],
+    variables: VariableStore | None,
+    kernels: str,
+    debug: bool,
+    atomic: bool,
+) -> CompiledStep:
+    from meshmpi.runtime.agreement import any_of
+    from meshmpi.runtime.compiled import CompiledStep
+
+    debug = any_of(mesh, debug, "debug")
+    if debug:
+        from meshmpi.compiler.passes.modes import check_indices
+
+        program = check_indices(program)
+    with mesh.checking(debug):
+        return CompiledStep(program, mesh, fetches, variables, kernels, atomic)
 
 
 @dataclass(frozen=True)
@@ -213,10 +213,8 @@ def plan(
         graph: What to compute.
         mesh_shape: ``"rows:16;cols:32"``.
         layout, storage, optimize, seed, overlap, memory_limit: As for `mm.compile`.
-        fetches: Default: every tensor that no operation uses.  Where an update of the graph is made
-            of gradients, gradients that nothing uses are left out: those of placeholders, mostly,
-            which differentiation makes on its way to the variables and no training step needs.
-            Name them to have them.
+        fetches: Default: every tensor that no operation uses; in a training step without the gradients
+            that nothing uses, mostly those of placeholders.  Name them to have them.
         updates: Default: every update registered with the graph.
 
     Returns:
@@ -225,36 +223,9 @@ def plan(
     Raises:
         LayoutError, ShapeError, MeshError: As `mm.compile`.
     """
-    return planned(
-        graph,
-        MeshShape(mesh_shape),
-        layout,
-        fetches,
-        graph.updates if updates is None else updates,
-        storage,
-        optimize,
-        seed,
-        overlap,
-        memory_limit,
-    )
-
-
-def planned(
-    graph: Graph,
-    mesh: MeshShape,
-    layout: LayoutLike,
-    fetches: Sequence[Tensor] | Mapping[str, Tensor] | None,
-    updates: Sequence[Update],
-    storage: LayoutLike = None,
-    optimize: bool = True,
-    seed: int = 0,
-    overlap: bool = False,
-    memory_limit: int | str | None = None,
-    cures: bool = True,
-) -> Plan:
-    """`plan` of what is fetched and updated; without ``cures`` an error proposes no layout."""
     from meshmpi.runtime.compiled import predict_cost
 
-    chosen, named = _checked_updates(graph, updates), named_fetches(graph, fetches)
-    program = _lowered(graph, mesh, layout, named, chosen, storage, optimize, seed, overlap, memory_limit, cures)
+    named, news = named_fetches(graph, fetches), graph.updates if updates is None else updates
+    how = (storage, seed, optimize, overlap, memory_limit)
+    program = lowered(graph, MeshShape(mesh_shape), layout, named, news, *how)
     return Plan(program, predict_cost(program))

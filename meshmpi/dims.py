@@ -1,7 +1,6 @@
-"""Names and sizes: dimensions, shapes, mesh shapes, layouts, and who holds which block.
+"""Names and sizes: dimensions, shapes, mesh shapes, layouts, and which rank holds which block.
 
-Pure Python over names and integers.  Nothing here knows of tensors, arrays, ranks of a running
-job or MPI.
+Pure Python over names and integers: no tensors, arrays or MPI.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _SIGNS = frozenset(":;,+=? []")
 
 
 class _Words(NamedTuple):
-    """How error messages call a list of named sizes and its items, and the class of the errors."""
+    """What error messages call a list of named sizes and its items, and the class of the errors."""
 
     whole: str
     item: str
@@ -64,8 +63,12 @@ _MESH = _Words("mesh shape", "mesh axis", MeshError)
 _LAYOUT = _Words("layout", "dimension", LayoutError)
 
 
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and not _SIGNS.intersection(name)
+
+
 def _checked_name(name: object, words: _Words = _SHAPE) -> str:
-    if isinstance(name, str) and name and not _SIGNS.intersection(name):
+    if _is_name(name):
         return str(name)
     raise words.error(
         f"{name!r} is not a name for a {words.item}.",
@@ -81,6 +84,11 @@ def _checked_size(name: str, size: Any, words: _Words = _SHAPE) -> int:
     if n < 1:
         raise words.error(f"{words.item} '{name}' has size {size!r}.", "Give an integer of at least 1.")
     return n
+
+
+def _repeated(names: Sequence[str]) -> tuple[str, int]:
+    """The first name that occurs more than once, and how often; ("", 0) where there is none."""
+    return next(((n, count) for n in names if (count := names.count(n)) > 1), ("", 0))
 
 
 def _as_dimension(item: object) -> Dimension:
@@ -156,13 +164,11 @@ class Shape(tuple[Dimension, ...]):
                 "Give dimensions with sizes, as 'batch:4;io:8' or [mm.Dimension(name, size)].",
             )
         self = super().__new__(cls, (_as_dimension(d) for d in dims))
-        names = [d.name for d in self]
-        for d in self:
-            if names.count(d.name) > 1:
-                raise ShapeError(
-                    f"shape {self} has dimension '{d.name}' {names.count(d.name)} times.",
-                    "Give each dimension of a tensor its own name.",
-                )
+        if len({d.name for d in self}) < len(self):
+            name, times = _repeated(self.names)
+            raise ShapeError(
+                f"shape {self} has dimension '{name}' {times} times.", "Give each dimension of a tensor its own name."
+            )
         return self
 
     @property
@@ -176,7 +182,7 @@ class Shape(tuple[Dimension, ...]):
     @property
     def size(self) -> int:
         """Number of elements."""
-        return math.prod(d.size for d in self)
+        return math.prod(self.sizes)
 
     @property
     def ndims(self) -> int:
@@ -260,12 +266,11 @@ class MeshShape:
         items = _parse_sizes(axes, _MESH) if isinstance(axes, str) else cast("Sequence[object]", axes)
         pairs = [_pair(item, _MESH) for item in items]
         pairs = [(_checked_name(name, _MESH), _checked_size(name, size, _MESH)) for name, size in pairs]
-        names = [name for name, _ in pairs]
-        for name in names:
-            if (n := names.count(name)) > 1:
-                text = ", ".join(f"{n}={size}" for n, size in pairs)
-                problem = f"mesh shape [{text}] has mesh axis '{name}' {n} times."
-                raise MeshError(problem, "Give each mesh axis its own name.")
+        name, times = _repeated([name for name, _ in pairs])
+        if times:
+            text = ", ".join(f"{n}={size}" for n, size in pairs)
+            problem = f"mesh shape [{text}] has mesh axis '{name}' {times} times."
+            raise MeshError(problem, "Give each mesh axis its own name.")
         return tuple(pairs)
 
     @property
@@ -329,8 +334,7 @@ class MeshShape:
     def groups(self, axes: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """All groups over ``axes``; each rank is in exactly one."""
         axes = tuple(axes)
-        first = {self.group(r, axes): None for r in range(self.size)}
-        return tuple(first)
+        return tuple(dict.fromkeys(self.group(r, axes) for r in range(self.size)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MeshShape) and self.axes == other.axes
@@ -348,13 +352,13 @@ class MeshShape:
 _A_LAYOUT = "Write dimension:axis;dimension:axis, as in 'batch:rows;heads:cols'."
 
 
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and bool(name) and not _SIGNS.intersection(name)
+def _axes_of(text: str) -> list[str]:
+    return [a.strip() for a in text.split("+") if a.strip()]
 
 
 def _check_place(text: str, dim: str, axes: str) -> None:
     """Raises LayoutError unless both sides of a rule ``dim:axes`` of the layout ``text`` are names."""
-    found = [dim.removesuffix("?"), *(a.strip() for a in axes.split("+") if a.strip())]
+    found = [dim.removesuffix("?"), *_axes_of(axes)]
     wrong = next((name for name in found if not _is_name(name)), None)
     if wrong is None:
         return
@@ -397,14 +401,13 @@ class Layout:
     def __init__(self, rules: LayoutLike = ""):
         self.rules: tuple[Rule, ...] = tuple(self._rule(d, a) for d, a in self._pairs(rules))
         self._axes = {r.dim: r.axes for r in self.rules}
-        names = [r.dim for r in self.rules]
-        for name in names:
-            if names.count(name) > 1:
-                axes = dict.fromkeys(a for r in self.rules if r.dim == name for a in r.axes)
-                raise LayoutError(
-                    f"layout '{self}' has dimension '{name}' {names.count(name)} times.",
-                    f"Write one rule for it; several axes as {name}:{'+'.join(axes)}.",
-                )
+        name, times = _repeated([r.dim for r in self.rules])
+        if times:
+            axes = dict.fromkeys(a for r in self.rules if r.dim == name for a in r.axes)
+            raise LayoutError(
+                f"layout '{self}' has dimension '{name}' {times} times.",
+                f"Write one rule for it; several axes as {name}:{'+'.join(axes)}.",
+            )
 
     @staticmethod
     def _pairs(rules: LayoutLike) -> Sequence[tuple[str, str | Iterable[str]]]:
@@ -430,7 +433,7 @@ class Layout:
         if isinstance(dim, Dimension):
             dim = dim.name
         if isinstance(axes, str):
-            axes = [a.strip() for a in axes.split("+") if a.strip()]
+            axes = _axes_of(axes)
         given = axes
         axes = tuple(axes) if isinstance(axes, (list, tuple)) else ()
         if not isinstance(given, (list, tuple)) or not all(_is_name(a) for a in axes):
@@ -439,12 +442,11 @@ class Layout:
             )
         if not isinstance(cast("object", dim), str) or not _is_name(dim.removesuffix("?")):
             raise LayoutError(f"layout: {dim!r} is not the name of a dimension.", _A_LAYOUT)
-        for a in axes:
-            if axes.count(a) > 1:
-                raise LayoutError(
-                    f"layout sends dimension '{dim}' to mesh axis '{a}' twice.",
-                    f"Name each axis once: {dim}:{'+'.join(dict.fromkeys(axes))}.",
-                )
+        if _repeated(axes)[1]:
+            raise LayoutError(
+                f"layout sends dimension '{dim}' to mesh axis '{_repeated(axes)[0]}' twice.",
+                f"Name each axis once: {dim}:{'+'.join(dict.fromkeys(axes))}.",
+            )
         return Rule(dim.removesuffix("?"), axes, dim.endswith("?"))
 
     def axes(self, dim: str) -> Axes:

@@ -91,6 +91,14 @@ def _slowest_collective(tables: Tables) -> Found:
     return max(found, default=None)
 
 
+def _growth(tables: Tables) -> Found:
+    """The largest ratio of time per instruction in a family of programs, which are listed by size."""
+    families: dict[str, list[float]] = {}
+    for seconds, family in _numbers(_cells(tables, "lowering", "per 10,000 lowered")):
+        families.setdefault(family, []).append(seconds)
+    return max(((found[-1] / found[0], family) for family, found in families.items()), default=None)
+
+
 GOALS = (
     Goal("float32, data-parallel: step / bare products", 1.10, _only("meshmpi data-parallel")),
     Goal("float32, model-parallel: step / bare products", 1.20, _only("meshmpi model-parallel")),
@@ -112,6 +120,10 @@ GOALS = (
     Goal("calling the instructions, % of the step", 2, _most("overhead share", "% of the step")),
     Goal("ms per step of 300 tiny instructions", 3, _most("overhead", "ms per step", "native")),
     Goal("lowering and passes, s", 1, _most("planning", "lowering and passes")),
+    Goal("compiling 10,000 lowered instructions, processor s", 1, _most("lowering", "per 10,000 lowered")),
+    Goal("per instruction: the longest program / the shortest of its family", 1.2, _growth),
+    Goal("plan of 96 layers, processor s", 8, _most("deep plans", "plan")),
+    Goal("plan of 96 layers, peak MB", 400, _most("deep plans", "peak MB")),
     Goal("cold build of kernels, s", 20, _most("planning", "cold build of kernels")),
     Goal("warm start to a step that is ready, s", 2, _most("start", "warm", "ready")),
 )

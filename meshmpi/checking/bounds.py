@@ -190,7 +190,7 @@ def _with_largest_change(
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a - b| in float64; 0 for two NaN or equal infinities, infinite where one alone is such."""
+    """|a - b| in float64; 0 for two NaN or equal infinities, infinite where only one is NaN or infinite."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         same = (a == b) | (np.isnan(a) & np.isnan(b))

@@ -19,7 +19,7 @@ class Shown(NamedTuple):
     """A value of a program, or what a step left in a variable.
 
     Attributes:
-        name: Of the tensor, or ``variable NAME``.
+        name: Name of the tensor, or ``variable NAME``.
         type: How it is split.
         blocks: Rank -> its block.
     """
@@ -35,7 +35,7 @@ def compared(
     """Every rank's block against the same block of ``want``.
 
     Args:
-        tensor: Of the graph; its dims are those of the arrays.
+        tensor: Tensor of the graph; its dims are those of the arrays.
         shown: What a layout made of it, perhaps in another order of dims.
         want: What it must be.
         bound: By how much each element may differ; None: not at all.

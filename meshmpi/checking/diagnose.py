@@ -33,8 +33,8 @@ class Found(NamedTuple):
     Attributes:
         low: Least value, or NaN.
         high: Greatest value, or NaN.
-        nan, inf, minus_inf: How many elements are such.
-        elements: Of the block.
+        nan, inf, minus_inf: Number of NaN, +inf and -inf.
+        elements: Number of elements of the block.
         index: Global index of the first NaN, else of the first +inf, else of the first -inf.
     """
 
@@ -120,7 +120,7 @@ def first_wrong(step: Any, program: Program | None, number: int) -> Culprit | No
         step: A `CompiledStep` with the feeds of that step still in place.
         program: What to run: the step as lowered, without updates; or None: the compiled program
             itself, whose updates must not have taken effect and take none now (`only_if`).
-        number: Of the step, for its random numbers.
+        number: Number of the step, for its random numbers.
 
     Returns:
         The culprit, the same on every rank; None where no fetch is wrong.

@@ -8,14 +8,13 @@ whose meaning could differ.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Union
 
 import numpy as np
 
 from meshmpi.checking.evaluate import evaluate
-from meshmpi.checking.widen import widened
 from meshmpi.compiler.lowering import lower
 from meshmpi.dims import Layout, MeshShape
 from meshmpi.errors import FeedError, RangeError, ShapeError, suggest
@@ -23,8 +22,9 @@ from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.graph.arguments import checked
 from meshmpi.graph.fetches import named_fetches, needed_operations
 from meshmpi.graph.ops.placement import Constrain
-from meshmpi.ir.kinds import Feed, Read, Write
-from meshmpi.ir.program import Program
+from meshmpi.ir.kinds import Feed, Map, Random, Read, Region, Write
+from meshmpi.ir.program import Instruction, LocalType, Program
+from meshmpi.ir.scalar import FLOATS, Expr, Step
 from meshmpi.kernels import numpy_dtype
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from meshmpi.runtime.variables import VariableStore
@@ -120,15 +120,7 @@ def one_rank(graph: Graph) -> MeshShape:
 def reference(
     graph: Graph, fetches: Mapping[str, Tensor], updates: Sequence[Update], seed: int, wide: bool
 ) -> Reference:
-    """The program that `interpret` runs.
-
-    Args:
-        graph: The graph.
-        fetches: Name -> tensor.
-        updates: Of the step.
-        seed: Of all random numbers.
-        wide: Whether in float64.
-    """
+    """The program that `interpret` runs; with ``wide`` in float64."""
     program, values = lowered_with_values(graph, one_rank(graph), Layout(), fetches, updates, None, seed)
     program = widened(program) if wide else program
     return Reference(program, by_value(values), tuple(values), fetches)
@@ -367,3 +359,64 @@ def _check_finite(computed: Computed) -> None:
         f"Its inputs are finite: {before}." if before else "It has no inputs.",
         str(t.source),
     )
+
+
+# ---- in float64 ----------------------------------------------------------------------------------
+
+
+def widened(program: Program) -> Program:
+    """``program`` with every floating-point value, feed and variable in float64.
+
+    Layouts, collectives and the decisions of passes stay, so a difference beyond float64 rounding is a
+    mistake.  Random numbers are drawn in their own type first: those of another type are others.
+    """
+    numbers = [*program.types, *(v for i in program.instructions for v in i.inner_types())]
+    fresh = iter(range(max(numbers, default=-1) + 1, 1 << 62))
+    types = {v: _wide(t) for v, t in program.types.items()}
+    instructions = _all(program.instructions, program.types, types, fresh)
+    return replace(
+        program,
+        types=types,
+        instructions=tuple(instructions),
+        variables={n: replace(v, type=_wide(v.type)) for n, v in program.variables.items()},
+        feeds={n: _wide(t) for n, t in program.feeds.items()},
+    )
+
+
+def _wide(t: LocalType) -> LocalType:
+    return replace(t, dtype="float64") if t.dtype in FLOATS else t
+
+
+def _all(
+    instructions: Iterable[Instruction], old: Mapping[int, LocalType], types: dict[int, LocalType], fresh: Iterable[int]
+) -> list[Instruction]:
+    """The instructions in float64; types of values made on the way are added to ``types``."""
+    out: list[Instruction] = []
+    for i in instructions:
+        if isinstance(i.attrs, Map):
+            i = i.replaced(expr=_expression(i.attrs.expr))
+        if isinstance(i.attrs, Region):
+            inner = {v: _wide(t) for v, t in i.attrs.inner.items()}
+            body = _all(i.attrs.body, {**old, **i.attrs.inner}, inner, fresh)
+            i = i.replaced(body=tuple(body), inner=inner)
+        if isinstance(i.attrs, Random) and old[i.outputs[0]].dtype != "float64":
+            out += _drawn_and_cast(i, old[i.outputs[0]], types, fresh)
+        else:
+            out.append(i)
+    return out
+
+
+def _drawn_and_cast(
+    i: Instruction, t: LocalType, types: dict[int, LocalType], fresh: Iterable[int]
+) -> list[Instruction]:
+    (y,), drawn = i.outputs, next(iter(fresh))
+    types[drawn] = t
+    expr = Expr((Step("cast", ("i0",), "float64"),), ("t0",))
+    cast = Instruction(Map(expr), (drawn,), (y,), i.source)
+    return [i.replaced(outputs=(drawn,)), cast]
+
+
+def _expression(expr: Expr) -> Expr:
+    """The expression in float64.  Numbers in it stay exact: a float literal is what the user wrote."""
+    steps = [s._replace(dtype="float64") if s.dtype in FLOATS else s for s in expr.steps]
+    return expr._replace(steps=tuple(steps))

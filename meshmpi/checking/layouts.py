@@ -87,8 +87,8 @@ def legal_layouts(graph: Graph, mesh: MeshShape, sample: int | None = None, seed
     Args:
         graph: With gradients and updates.
         mesh: The mesh shape.
-        sample: Most layouts wanted; the empty one is always among them.
-        seed: Of the sample.
+        sample: Maximum number of layouts; the empty one is always among them.
+        seed: Seed of the sample.
     """
     names, pairs, choices = splittable(graph), clashes(graph), axes_choices(mesh)
     found: list[Choice] = []

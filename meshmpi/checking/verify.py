@@ -26,11 +26,11 @@ from meshmpi.checking.interpret import (
     needed_tensors,
     reference,
     run,
+    widened,
 )
 from meshmpi.checking.layouts import legal_layouts
 from meshmpi.checking.observe import Blocks, Kernels, run_observed
 from meshmpi.checking.report import Check, Difference, Report
-from meshmpi.checking.widen import widened
 from meshmpi.compiler.passes import pipeline
 from meshmpi.dims import Layout, LayoutLike, MeshShape
 from meshmpi.errors import ConfigError, LayoutError, MeshmpiError, suggest
@@ -182,7 +182,7 @@ class Seen(NamedTuple):
 
     Attributes:
         whole: The whole array.
-        error: Of finishing a sum that the program leaves pending; None where none is.
+        error: Error of finishing a sum that the program leaves pending; None where none is.
     """
 
     whole: np.ndarray

@@ -21,7 +21,7 @@ from meshmpi.drawing.picture import (
 )
 from meshmpi.drawing.program import about
 from meshmpi.ir.program import Program
-from meshmpi.planner.memory_kinds import gradient_values
+from meshmpi.planner.report import gradient_values
 
 KINDS = ("parameters", "slots", "feeds", "gradients", "activations")
 COLOURS = {

@@ -18,8 +18,7 @@ from meshmpi.drawing.memory import draw_memory
 from meshmpi.drawing.picture import Picture, stacked
 from meshmpi.drawing.program import MOST_BOXES, draw_program, grouped, readable
 from meshmpi.ir.program import LocalType, Program
-from meshmpi.planner.memory_kinds import memory_by_kind
-from meshmpi.planner.report import sent_by_line, traffic_lines
+from meshmpi.planner.report import memory_by_kind, sent_by_line, traffic_lines
 
 MOST_PICTURES = 12
 """Tensors drawn: one of each way to be split, the largest first."""

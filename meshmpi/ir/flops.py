@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshmpi.dims import Axes
+from meshmpi.ir.forms import forms
 from meshmpi.ir.kinds.regions import region_types
 from meshmpi.ir.program import Extents, Instruction, Program
 
@@ -40,7 +41,11 @@ def local_flops(instruction: Instruction, program: Program, coordinates: Mapping
 
 def program_flops(program: Program, coordinates: Mapping[str, int]) -> int:
     """Floating-point operations of a step on the rank at ``coordinates``."""
-    return sum(local_flops(i, program, coordinates) for i in program.instructions)
+    return _flops(program, forms(program), coordinates)
+
+
+def _flops(program: Program, known: Iterable[tuple[Instruction, int]], at: Mapping[str, int]) -> int:
+    return sum(count * local_flops(i, program, at) for i, count in known)
 
 
 def busiest_rank(program: Program) -> dict[str, int]:
@@ -54,22 +59,18 @@ def busiest_rank(program: Program) -> dict[str, int]:
     same inside one that is closed.
     """
     mesh, places = program.mesh, dict[str, dict[int, None]]()
-    for n in program.instructions:
+    known = forms(program)
+    for n, _ in known:
         for size, axes in _split_where_place_counts(n, program):
             for block in _telling_blocks(size, mesh.count(axes)):
                 for axis in reversed(axes):
                     block, at = divmod(block, mesh.axis_size(axis))
                     places.setdefault(axis, {0: None})[at] = None
-    known: dict[tuple[object, ...], int] = {}
-
-    def work(at: Mapping[str, int]) -> int:
-        return sum(_remembered(i, program, at, known) for i in program.instructions)
-
     found = [
         dict(zip(mesh.names, at, strict=True))
         for at in itertools.product(*(sorted(places.get(a, (0,))) for a in mesh.names))
     ]
-    return found[0] if len(found) == 1 else max(found, key=work)
+    return found[0] if len(found) == 1 else max(found, key=lambda at: _flops(program, known, at))
 
 
 def _split_where_place_counts(i: Instruction, program: Program) -> Iterator[tuple[int, Axes]]:
@@ -88,19 +89,3 @@ def _telling_blocks(size: int, count: int) -> Iterable[int]:
     larger = size % count  # blocks that hold one element more
     found = (0, 1, larger - 1, larger, count // 2, count - 2, count - 1)
     return dict.fromkeys(n for n in found if 0 <= n < count)
-
-
-def _remembered(i: Instruction, program: Program, at: Mapping[str, int], known: dict[tuple[object, ...], int]) -> int:
-    """`local_flops`, once for all instructions of equal form, as those of equal layers."""
-    inner, types = i.inner_types(), program.types
-    values = [v for one in i.leaves() for v in (*one.inputs, *one.outputs)]
-    used = tuple(inner[v] if v in inner else types[v] for v in values)
-    if i.traits.by_place:
-        place: tuple[object, ...] = tuple(at.values())
-    else:
-        place = tuple(t.local_sizes(program.mesh, at) for t in used)
-    work = tuple((one.kind, *one.attrs.flops_depend_on) for one in i.leaves())
-    key = (i.kind, place, used, work, *i.attrs.flops_depend_on)
-    if key not in known:
-        known[key] = local_flops(i, program, at)
-    return known[key]

@@ -106,7 +106,7 @@ class Kind:
     """One row of the table of kinds: the attributes of an instruction, and all that is known of it.
 
     A row is a frozen dataclass ``class Slice(Kind, kind="slice", traits=Traits(...))``; its fields
-    are the attributes, printed in their order.  A field with a default is printed only where it
+    are the attributes, hashable and printed in their order.  A field with a default is printed only where it
     differs.  The methods take the instruction that they are asked about, and its program.
     """
 
@@ -269,11 +269,22 @@ class Instruction:
         """Whether it is a collective."""
         return isinstance(self.attrs, Collective)
 
-    def replaced(self, **changes: Any) -> Instruction:
+    def replaced(
+        self,
+        *,
+        attrs: Kind | None = None,
+        inputs: tuple[int, ...] | None = None,
+        outputs: tuple[int, ...] | None = None,
+        **changes: Any,
+    ) -> Instruction:
         """The same instruction with other fields, or with other values of its attributes."""
-        own = {f: changes.pop(f) for f in ("attrs", "inputs", "outputs", "source") if f in changes}
-        attrs = own.pop("attrs", self.attrs)
-        return replace(self, attrs=replace(attrs, **changes) if changes else attrs, **own)
+        new = self.attrs if attrs is None else attrs
+        return Instruction(
+            replace(cast(Any, new), **changes) if changes else new,
+            self.inputs if inputs is None else inputs,
+            self.outputs if outputs is None else outputs,
+            self.source,
+        )
 
     @property
     def in_background(self) -> bool:
@@ -299,11 +310,8 @@ class Instruction:
 
     def inner_types(self) -> dict[int, LocalType]:
         """Types of all values that are made and used within its body only."""
-        out: dict[int, LocalType] = {}
-        for i in (self, *self.within()):
-            if isinstance(i.attrs, Region):
-                out.update(i.attrs.inner)
-        return out
+        regions = (i.attrs for i in (self, *self.within()) if isinstance(i.attrs, Region))
+        return {v: t for region in regions for v, t in region.inner.items()}
 
 
 @dataclass(frozen=True)

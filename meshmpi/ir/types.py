@@ -6,7 +6,8 @@ Names and integers only: no arrays, no instructions, no rank.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from meshmpi.dims import Axes, Dimension, MeshShape, Shape, block_range
@@ -48,9 +49,11 @@ class LocalDim(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LocalType:
     """What every rank knows about a value.
+
+    Programs hold few distinct types many times, so what follows from one is computed once.
 
     Attributes:
         shape: The *global* shape.
@@ -70,7 +73,17 @@ class LocalType:
     pending: str = "sum"
     halos: tuple[HaloRegion | None, ...] = ()
 
-    @property
+    def __hash__(self) -> int:
+        if "hash" not in self.__dict__:
+            parts = (self.shape, self.dtype, self.splits, self.partial, self.pending, self.halos)
+            self.__dict__["hash"] = hash(parts)
+        return self.__dict__["hash"]
+
+    def __getstate__(self) -> dict[str, object]:
+        """Only the fields: another process hashes strings differently."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
     def local_dims(self) -> tuple[LocalDim, ...]:
         """Its dimensions, outermost in memory first.
 
@@ -90,9 +103,9 @@ class LocalType:
         i = self.shape.find(dim)
         return self.splits[i] if i >= 0 else ()
 
-    @property
+    @cached_property
     def used_axes(self) -> Axes:
-        return tuple(a for s in self.splits for a in s)
+        return tuple([a for s in self.splits for a in s])
 
     def with_split(self, dim: str, axes: Axes) -> LocalType:
         i = self.shape.position(dim)

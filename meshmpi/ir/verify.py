@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from meshmpi.errors import ProgramError
-from meshmpi.ir.kinds import KINDS, AllReduce, Read, Wait, Write
+from meshmpi.ir.forms import form_of
+from meshmpi.ir.kinds import KINDS, AllReduce, Collective, Read, Region, Wait, Write
 from meshmpi.ir.kinds.checks import require
 from meshmpi.ir.program import Instruction, LocalType, Program, Violation
 from meshmpi.ir.types import REDUCTIONS
@@ -15,33 +16,35 @@ from meshmpi.ir.types import REDUCTIONS
 class Proven:
     """Instructions whose rules hold, so that a pass is checked in what it changed.
 
-    A rule sees the instruction, the types of its inputs and outputs, and mesh, variables and feeds
-    of the program, nothing else.  What concerns several instructions, their order and use of
-    memory, is never taken from here.
+    A rule sees the form of an instruction, and mesh, variables and feeds of the program, nothing
+    else.  What concerns several instructions, their order and use of memory, is never taken from here.
     """
 
     def __init__(self) -> None:
         self._about: tuple[Any, ...] = ()
-        self._known: dict[tuple[Any, ...], tuple[Instruction, list[LocalType]]] = {}
+        self._known: dict[tuple[int, ...], tuple[Instruction, list[LocalType]]] = {}
+        self._forms: set[object] = set()
 
     def begin(self, program: Program) -> None:
         """Forgets what passed in programs on another mesh or with other variables or feeds."""
         about = (program.mesh, program.variables, program.feeds)
         if not self._about or any(x is not y for x, y in zip(about, self._about, strict=True)):
-            self._about, self._known = about, {}
+            self._about, self._known, self._forms = about, {}, set()
 
     def check(self, program: Program, i: Instruction) -> None:
-        """Checks the rule of ``i``, unless this very instruction passed with the same types."""
+        """Checks the rule of ``i``, unless this instruction or one like it passed."""
         types = program.types
-        seen = [types[v] for v in i.inputs]
-        seen += [types[v] for v in i.outputs]
-        place = (i.kind, i.inputs, i.outputs)
+        seen = [types[v] for v in (*i.inputs, *i.outputs)]
+        place = i.outputs or (-1, *i.inputs)
         known = self._known.get(place)
         if known is not None and known[0] is i and known[1] == seen:
             return
         n = len(i.inputs)
-        _check_types(program, i, seen[:n], seen[n:])
-        i.attrs.check(program, i, seen[:n])
+        form = form_of(i, types)
+        if form not in self._forms:
+            _check_types(program, i, seen[:n], seen[n:])
+            i.attrs.check(program, i, seen[:n])
+            self._forms.add(form)
         self._known[place] = i, seen
 
 
@@ -61,11 +64,14 @@ def verify(program: Program, proven: Proven | None = None) -> None:
     for n, i in enumerate(program.instructions):
         try:
             _check_order(i, defined)
-            hidden = i.inner_types().keys() & program.types.keys()
-            require(not hidden, f"has values {sorted(hidden)} inside that the program has too")
+            if isinstance(i.attrs, Region):
+                hidden = i.inner_types().keys() & program.types.keys()
+                require(not hidden, f"has values {sorted(hidden)} inside that the program has too")
             proven.check(program, i)
-            memory.follow(i)
-            running.follow(i)
+            if memory.written or i.traits.same_memory or isinstance(i.attrs, (Read, Write)):
+                memory.follow(i)
+            if running.started or isinstance(i.attrs, (Wait, Collective)):
+                running.follow(i)
         except (Violation, KeyError) as e:
             inputs = ", ".join(str(program.types.get(v)) for v in i.inputs)
             outputs = ", ".join(str(program.types.get(v)) for v in i.outputs)
@@ -88,23 +94,23 @@ class _Running:
     """Results of collectives that were started: exactly one `wait` each, and no other use."""
 
     def __init__(self) -> None:
-        self._started: dict[int, bool] = {}
+        self.started: dict[int, bool] = {}
 
     def follow(self, i: Instruction) -> None:
         waits = isinstance(i.attrs, Wait)
         for v in i.inputs:
-            if v in self._started:
-                require(waits and self._started[v], "uses a result before its wait")
-                self._started[v] = False
+            if v in self.started:
+                require(waits and self.started[v], "uses a result before its wait")
+                self.started[v] = False
             else:
                 require(not waits, "waits for what was not started")
         if i.in_background:
             require(isinstance(i.attrs, AllReduce) and len(i.outputs) == 1, "cannot be started")
-            self._started[i.outputs[0]] = True
+            self.started[i.outputs[0]] = True
 
     @property
     def left(self) -> list[int]:
-        return [v for v, running in self._started.items() if running]
+        return [v for v, running in self.started.items() if running]
 
 
 class _StoredValues:
@@ -115,36 +121,36 @@ class _StoredValues:
 
     def __init__(self) -> None:
         self._variable: dict[int, str] = {}
-        self._written: set[str] = set()
+        self.written: set[str] = set()
 
     def is_overwritten(self, v: int) -> bool:
-        return self._variable.get(v) in self._written
+        return self._variable.get(v) in self.written
 
     def follow(self, i: Instruction) -> None:
-        if self._written:
+        if self.written:
             for v in i.inputs:
                 if self.is_overwritten(v):
                     raise Violation(f"uses '{self._variable[v]}' after its write")
-        if isinstance(i.attrs, Read):
-            require(i.attrs.variable not in self._written, "reads what the step has written")
-            self._variable[i.outputs[0]] = i.attrs.variable
-        elif i.traits.same_memory and i.inputs[0] in self._variable:
+        attrs = i.attrs
+        if isinstance(attrs, Read):
+            require(attrs.variable not in self.written, "reads what the step has written")
+            self._variable[i.outputs[0]] = attrs.variable
+        elif attrs.traits.same_memory and i.inputs[0] in self._variable:
             self._variable[i.outputs[0]] = self._variable[i.inputs[0]]
-        elif isinstance(i.attrs, Write):
-            require(i.attrs.variable not in self._written, "writes a variable twice")
-            self._written.add(i.attrs.variable)
+        elif isinstance(attrs, Write):
+            require(attrs.variable not in self.written, "writes a variable twice")
+            self.written.add(attrs.variable)
 
 
-def _check_order(i: Instruction, defined: Container[int]) -> None:
+def _check_order(i: Instruction, defined: set[int]) -> None:
     """Every value is made once, before it is used."""
-    if KINDS.get(i.kind) is not type(i.attrs):
+    attrs = i.attrs
+    if KINDS.get(attrs.kind) is not type(attrs):
         raise Violation("this kind is not in the instruction set")
-    for v in i.inputs:
-        if v not in defined:
-            raise Violation(f"value {v} is used before it is made")
-    for v in i.outputs:
-        if v in defined:
-            raise Violation(f"value {v} is made twice")
+    if not defined.issuperset(i.inputs):
+        raise Violation(f"value {next(v for v in i.inputs if v not in defined)} is used before it is made")
+    if not defined.isdisjoint(i.outputs):
+        raise Violation(f"value {next(v for v in i.outputs if v in defined)} is made twice")
 
 
 def _check_types(program: Program, i: Instruction, xs: Sequence[LocalType], ys: Sequence[LocalType]) -> None:

@@ -10,6 +10,7 @@ and strides, but nothing of what dims mean.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -217,18 +218,23 @@ class _GemmPlan(Plan):
         self.operands = (*call.inputs, call.outputs[0])
         self.strides = tuple(_kept(x, sizes) for x in self.operands)
         self.must_pack = [x.dtype != t for x, t in zip(self.operands, self.dtypes, strict=True)]
-        self.slabs = list(self._slabs(sizes))
-        scratch = Scratch()
+        self._cuts = self._cut(sizes)
+        ends = [(min(n, sizes[d]), sizes[d] % n or n) for d, n in self._cuts.items()]
+        forms = [{**sizes, **dict(zip(self._cuts, lengths, strict=True))} for lengths in itertools.product(*ends)]
+        self._choices = {
+            tuple(form.values()): (form, choose(form, groups, self.strides, self.must_pack)) for form in forms
+        }
+        self._sizes, scratch = sizes, Scratch()
         self.slots: list[Slot | None] = []
         for position in range(3):
-            orders = [(s.sizes, s.choice.packed[position]) for s in self.slabs]
+            orders = [(form, choice.packed[position]) for form, choice in self._choices.values()]
             needed = [math.prod(n[d] for d in order) for n, order in orders if order is not None]
             dtype = self.dtypes[position]
             self.slots.append(scratch.reserve((max(needed),), dtype) if needed else None)
         self.workspace_bytes = scratch.bytes
 
-    def _slabs(self, sizes: dict[str, int]) -> Iterator[_Slab]:
-        """The whole, or where operands must be converted, parts along one dim of each side."""
+    def _cut(self, sizes: dict[str, int]) -> dict[str, int]:
+        """Dim -> elements of a part: where operands must be converted, along one dim of each side."""
         cuts: dict[str, int] = {}
         if any(self.must_pack):
             a_count, b_count, y_count = (-(-math.prod(sizes[d] for d in s) // SLAB_ELEMENTS) for s in self.strides)
@@ -237,16 +243,19 @@ class _GemmPlan(Plan):
                 if names and count > 1:
                     widest = max(names, key=lambda d: sizes[d])
                     cuts[widest] = -(-sizes[widest] // min(count, sizes[widest]))
-        starts = [range(0, sizes[d], size) for d, size in cuts.items()]
-        choices: dict[tuple[int, ...], Choice] = {}
-        for at in itertools.product(*starts):
-            begin = dict(zip(cuts, at, strict=True))
-            here = {d: min(cuts.get(d, n), n - begin.get(d, 0)) for d, n in sizes.items()}
-            key = tuple(here.values())
-            if key not in choices:
-                choices[key] = choose(here, self.groups, self.strides, self.must_pack)
-            offsets = [sum(s.get(d, 0) * k for d, k in begin.items()) for s in self.strides]
-            yield _Slab(here, (offsets[0], offsets[1], offsets[2]), choices[key])
+        return cuts
+
+    @functools.cached_property
+    def slabs(self) -> list[_Slab]:
+        """The whole, or its parts; only what runs needs them one by one."""
+        out: list[_Slab] = []
+        for at in itertools.product(*(range(0, self._sizes[d], n) for d, n in self._cuts.items())):
+            begin = dict(zip(self._cuts, at, strict=True))
+            key = tuple([min(self._cuts.get(d, n), n - begin.get(d, 0)) for d, n in self._sizes.items()])
+            form, choice = self._choices[key]
+            a, b, y = (sum(s.get(d, 0) * k for d, k in begin.items()) for s in self.strides)
+            out.append(_Slab(form, (a, b, y), choice))
+        return out
 
     def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         arrays = [*inputs, outputs[0]]
@@ -259,7 +268,7 @@ class _GemmPlan(Plan):
 
     def is_worth_its_calls(self) -> bool:
         """Whether no slab falls into so many small products that np.matmul would be faster."""
-        shapes = (s.choice.shape for s in self.slabs)
+        shapes = (choice.shape for _, choice in self._choices.values())
         return all(blas.few(math.prod(loops), m, n, k) for loops, m, k, n in shapes)
 
     def bind_adding(self, inputs: Arrays, output: np.ndarray, workspace: np.ndarray, runtime: Runtime) -> Bound | None:

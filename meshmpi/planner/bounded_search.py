@@ -11,83 +11,67 @@ processor time: a busy machine finds what an idle one does.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshmpi.amounts import amount
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
-from meshmpi.planner.candidates import Candidate, LowerBound, Names, Work, candidates, data_parallel, mesh_shapes
+from meshmpi.planner.candidates import Candidate, LowerBound, Work, candidates, data_parallel, mesh_shapes
 from meshmpi.planner.machine import Machine
 
 EXHAUSTIVE = 64
-"""So many candidates are all priced.  Status: assumption."""
+"""Up to this number of candidates, all are priced.  Status: assumption."""
 
 
 @dataclass(frozen=True)
-class Priced:
-    """A candidate with its price.
-
-    Attributes:
-        mesh, layout, storage: Texts, as `mm.compile` takes them.
-        slots: Text, as optimizers take their ``storage``.
-        seconds: Predicted for a step.
-        memory: Predicted peak, bytes per rank; a screen may estimate it.
-        bytes_sent: Per rank and step.
-    """
+class _Texts:
+    """A layout as text: mesh, layout and storage as `mm.compile` takes them, slots as optimizers do."""
 
     mesh: str
     layout: str
     storage: str
     slots: str
+
+    def __str__(self) -> str:
+        stored = f", storage '{self.storage}'" if self.storage else ""
+        stored += f", optimizer storage '{self.slots}'" if self.slots else ""
+        return f"mesh {self.mesh}, layout '{self.layout}'{stored}"
+
+
+@dataclass(frozen=True)
+class Priced(_Texts):
+    """A layout with its price: seconds of a step; peak memory and bytes sent, both per rank.
+
+    The memory that a `Screen` prices is an estimate.
+    """
+
     seconds: float
     memory: int
     bytes_sent: int
 
     def __str__(self) -> str:
-        return (
-            f"mesh {self.mesh}, layout '{self.layout}'{_stored(self)}: {1e3 * self.seconds:.4g} ms,"
-            f" {amount(self.memory, 'B')}, {amount(self.bytes_sent, 'B')} sent"
-        )
+        price = f"{1e3 * self.seconds:.4g} ms, {amount(self.memory, 'B')}, {amount(self.bytes_sent, 'B')} sent"
+        return f"{super().__str__()}: {price}"
 
 
 @dataclass(frozen=True)
-class Rejected:
-    """A candidate that cannot be used, and why.
+class Rejected(_Texts):
+    """A layout that cannot be used, and why; ``memory`` in bytes per rank, where that was the reason."""
 
-    Attributes:
-        mesh, layout, storage, slots: Texts.
-        reason: For people.
-        memory: Bytes per rank, where that was the reason, else 0.
-    """
-
-    mesh: str
-    layout: str
-    storage: str
-    slots: str
     reason: str
     memory: int = 0
 
     def __str__(self) -> str:
-        return f"rejected mesh {self.mesh}, layout '{self.layout}'{_stored(self)}: {self.reason}"
-
-
-def _stored(found: Priced | Rejected) -> str:
-    text = f", storage '{found.storage}'" if found.storage else ""
-    return text + (f", optimizer storage '{found.slots}'" if found.slots else "")
+        return f"rejected {super().__str__()}: {self.reason}"
 
 
 Price = Callable[[Candidate], "Priced | Rejected"]
 
 
 class Screen(NamedTuple):
-    """A cheaper graph that orders layouts alike, such as a model with fewer layers.
-
-    Attributes:
-        work: Its digest.
-        price: Of its layouts; memory is an estimate for the graph itself.
-    """
+    """A cheaper graph that orders layouts alike, such as a model with fewer layers: its digest and prices."""
 
     work: Work
     price: Price
@@ -99,9 +83,9 @@ class SearchResult:
 
     Attributes:
         ranking: Priced layouts that fit, fastest first.
-        rejected: Those that do not, in the order tried.
-        tried: Candidates priced, rejected, or passed over as slower than the best.
-        considered: Candidates that there are.
+        rejected: Layouts that do not fit, in the order tried.
+        tried: Number of candidates priced, rejected, or passed over as slower than the best.
+        considered: Number of all candidates.
         complete: Whether all were tried, and none that may fit was left without a full price.
         seconds: Processor time of the search.
     """
@@ -150,16 +134,13 @@ def search(
 
     Args:
         work: Digest of the graph.
-        ranks: Of the job.
-        machine: That the guesses are for.
-        price: Lowers the graph in a layout and predicts, or says why it is not to be used.
-        seconds: Processor time for the search; what is priced by then is ranked.  Listing
-            candidates takes half of it at most.
-        most_axes: Of meshes that are tried.
-        axis_names: Of their axes.
-        meshes: To try these only.
-        screen: Looked at first; what it finds best is then priced in full.
-        slots: Whether prices heed where optimizer slots are kept, so that this is searched too.
+        ranks, machine: Size of the job, and what it runs on.
+        price: Lowers the graph in a layout and predicts, or says why it cannot be used.
+        seconds: Processor time; what is priced by then is ranked.  Listing candidates takes at most half.
+        most_axes, axis_names: Maximum number of axes of the meshes that are tried, and their names.
+        meshes: The only meshes to try.
+        screen: Searched first; what it finds best is then priced in full.
+        slots: Whether prices depend on where optimizer slots are kept, so that this is searched too.
         memory_limit: Bytes per rank, which `price` keeps too; 0: none.
 
     Raises:
@@ -272,10 +253,9 @@ class LayoutSearch:
 
     def try_one(self, c: Candidate) -> None:
         """Prices a candidate that was not seen before."""
-        key = (str(c.mesh), c.text, c.storage_text, c.slots_text)
-        if key in self._seen:
+        if c.texts in self._seen:
             return
-        self._seen.add(key)
+        self._seen.add(c.texts)
         found = self._too_large(c) or self.price(c)
         if isinstance(found, Rejected):
             self.rejected.append(found)
@@ -291,14 +271,8 @@ class LayoutSearch:
         least = self.whole.least_bytes(c) if self.limit else 0
         if least <= self.limit:
             return None
-        return Rejected(
-            str(c.mesh),
-            c.text,
-            c.storage_text,
-            c.slots_text,
-            f"{amount(least, 'B')} per rank of variables alone, the limit is {amount(self.limit, 'B')}",
-            least,
-        )
+        why = f"{amount(least, 'B')} per rank of variables alone, the limit is {amount(self.limit, 'B')}"
+        return Rejected(*c.texts, why, least)
 
     def refine(self) -> None:
         """Changes the best layouts a dim at a time, and splits stored variables."""
@@ -336,7 +310,7 @@ class LayoutSearch:
                         continue
                     layout[d] = (axis,)
                 if layout != c.layout:
-                    yield self._made(c.mesh, layout, c.storage, c.slots)
+                    yield self.lower_bound.candidate(c.mesh, layout, c.storage, c.slots)
 
     def _stored(self, c: Candidate) -> Iterator[Candidate]:
         """The same with variables, or their slots, stored in parts over a free axis."""
@@ -347,12 +321,6 @@ class LayoutSearch:
                 together = [e for dims in self.work.variables if d in dims for e in dims]
                 if any(axis in c.layout.get(e, ()) for e in together):
                     continue
-                yield self._made(c.mesh, c.layout, {**c.storage, d: (axis,)}, c.slots)
+                yield c._replace(storage={**c.storage, d: (axis,)})
                 if self.slots and c.storage.get(d) != (axis,):
-                    yield self._made(c.mesh, c.layout, c.storage, {**c.slots, d: (axis,)})
-
-    def _made(
-        self, mesh: MeshShape, layout: Mapping[str, Names], storage: Mapping[str, Names], slots: Mapping[str, Names]
-    ) -> Candidate:
-        bound, guess = self.lower_bound.bound(mesh, layout), self.lower_bound.guess(mesh, layout)
-        return Candidate(mesh, layout, bound, guess, storage, slots)
+                    yield c._replace(slots={**c.slots, d: (axis,)})

@@ -85,9 +85,9 @@ def calibrate(
     Args:
         mesh: A Mesh: each set of its axes is measured as a network.  Or a SimulatedMesh of one
             rank, which has no network.
-        name: Of the description; default: the host's name and the mesh.
-        repeats: Of each measurement, of which the median counts.
-        quick: Whether to leave out the largest sizes: seconds, for a rougher description.
+        name: Name of the description; default: the host's name and the mesh.
+        repeats: How often each measurement is made; the median counts.
+        quick: Leave out the largest sizes: takes seconds, for a rougher description.
         say: Takes lines of progress, on rank 0 only.
     """
     probe = _Probe(mesh, repeats, say if mesh.rank == 0 else lambda line: None)
@@ -340,35 +340,18 @@ def _loop(n: int, function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], 
 def _collectives(mesh: AnyMesh, axes: tuple[str, ...], n: int) -> dict[str, Callable[[int], Callable[[], Any]]]:
     """Kind -> elements that a rank hands to it -> one such collective."""
 
-    def floats(count: int) -> np.ndarray:
-        return np.ones(count, np.float32)
+    def ones(*sizes: int) -> np.ndarray:
+        return np.ones(sizes, np.float32)
 
-    def all_reduce(count: int) -> Callable[[], Any]:
-        x = np.zeros(count, np.float32)
-        return mesh.bind(operands.AllReduce(x, axes))
+    def shift(c: int) -> operands.Collective:
+        exchange = HaloExchange(n, (c * n,), (c,), c * n, 1, True)
+        return operands.Shift([ones(c)], ones(c), 0, exchange, axes, 0.0)
 
-    def all_gather(count: int) -> Callable[[], Any]:
-        x, out = floats(count), floats(count * n)
-        return mesh.bind(operands.AllGather(x, out, 0, [count] * n, axes))
-
-    def reduce_scatter(count: int) -> Callable[[], Any]:
-        x, out = floats(count), floats(count // n)
-        return mesh.bind(operands.ReduceScatter(x, out, 0, [count // n] * n, axes))
-
-    def all_to_all(count: int) -> Callable[[], Any]:
-        x, out = floats(count).reshape(n, -1), floats(count).reshape(1, -1)
-        rows, columns = [1] * n, [count // n] * n
-        return mesh.bind(operands.AllToAll(x, out, 0, 1, rows, columns, axes))
-
-    def shift(count: int) -> Callable[[], Any]:
-        x, out = floats(count), floats(count)
-        exchange = HaloExchange(n, (count * n,), (count,), count * n, 1, True)
-        return mesh.bind(operands.Shift([x], out, 0, exchange, axes, 0.0))
-
-    return {
-        "all_reduce": all_reduce,
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
-        "all_to_all": all_to_all,
+    made: dict[str, Callable[[int], operands.Collective]] = {
+        "all_reduce": lambda c: operands.AllReduce(0 * ones(c), axes),
+        "all_gather": lambda c: operands.AllGather(ones(c), ones(c * n), 0, [c] * n, axes),
+        "reduce_scatter": lambda c: operands.ReduceScatter(ones(c), ones(c // n), 0, [c // n] * n, axes),
+        "all_to_all": lambda c: operands.AllToAll(ones(n, c // n), ones(1, c), 0, 1, [1] * n, [c // n] * n, axes),
         "shift": shift,
     }
+    return {kind: lambda c, make=make: mesh.bind(make(c)) for kind, make in made.items()}

@@ -17,6 +17,8 @@ from meshmpi.dims import MeshShape
 from meshmpi.planner.machine import Machine
 
 Names = tuple[str, ...]
+Rules = Mapping[str, Names]
+"""Dim -> mesh axes."""
 MOST_SETS = 512
 """Sets of dims for one axis that are looked at.  Status: assumption; a Transformer has 40."""
 KEPT = {1: 512, 2: 40, 3: 10}
@@ -56,7 +58,7 @@ class Work:
     """What a graph does, by dims.
 
     Attributes:
-        sizes: Of every dim.
+        sizes: Dim -> size.
         tensors: Dims -> bytes of one element, summed over the tensors that have these dims.
         variables: Dims -> the same of the variables, as stored.
         sums: With how often each occurs.
@@ -86,42 +88,32 @@ class Candidate(NamedTuple):
     """A layout to price.
 
     Attributes:
-        mesh: The mesh.
-        layout: Dim -> mesh axes.
+        mesh, layout: What it is.
         bound: Seconds that no program of this layout can beat.
         guess: Seconds, guessed.
-        storage: Dim -> mesh axes of stored variables that differ.
-        slots: The same of optimizer slots that differ from their variables.
+        storage, slots: Rules of stored variables that differ, and of optimizer slots that differ from theirs.
     """
 
     mesh: MeshShape
-    layout: Mapping[str, Names]
+    layout: Rules
     bound: float
     guess: float
-    storage: Mapping[str, Names]
+    storage: Mapping[str, Names] = {}
     slots: Mapping[str, Names] = {}
 
     @property
-    def text(self) -> str:
-        """As `mm.compile` takes it."""
-        return rules_text(self.layout)
-
-    @property
-    def storage_text(self) -> str:
-        return rules_text(self.storage)
-
-    @property
-    def slots_text(self) -> str:
-        return rules_text(self.slots)
+    def texts(self) -> tuple[str, str, str, str]:
+        """Mesh, layout, storage and storage of slots, as `mm.compile` and optimizers take them."""
+        return (str(self.mesh), *map(rules_text, (self.layout, self.storage, self.slots)))
 
 
-def rules_text(rules: Mapping[str, Names]) -> str:
+def rules_text(rules: Rules) -> str:
     """``"batch:rows;heads:rows+cols"``."""
     return ";".join(f"{d}:{'+'.join(axes)}" for d, axes in rules.items() if axes)
 
 
 def mesh_shapes(ranks: int, most_axes: int, names: Sequence[str]) -> list[MeshShape]:
-    """Meshes of so many ranks with one to ``most_axes`` axes of two ranks or more.
+    """Meshes of this number of ranks, with one to ``most_axes`` axes of at least two ranks.
 
     Sizes ascend: a layout for the other order is one with the names of axes exchanged.
     """
@@ -161,8 +153,7 @@ def data_parallel(work: Work, mesh: MeshShape, machine: Machine) -> Candidate:
     axes = tuple(a for a, n in mesh.axes if n > 1)
     free = (d for d in work.splittable() if d not in stored and work.sizes[d] >= mesh.size)
     layout = dict.fromkeys(itertools.islice(free, 1 if axes else 0), axes)
-    times = LowerBound(work, machine)
-    return Candidate(mesh, layout, times.bound(mesh, layout), times.guess(mesh, layout), {})
+    return LowerBound(work, machine).candidate(mesh, layout)
 
 
 def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]:
@@ -193,9 +184,8 @@ def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]
             continue
         if len(sizes) > 1 and layout and all(axes == mesh.names for axes in layout.values()):
             continue  # the same on the mesh of one axis
-        bound, guess = lower_bound.bound(mesh, layout), lower_bound.guess(mesh, layout)
-        out.append(Candidate(mesh, layout, bound, guess, {}))
-    return sorted(out, key=lambda c: (c.guess, c.text))
+        out.append(lower_bound.candidate(mesh, layout))
+    return sorted(out, key=lambda c: (c.guess, rules_text(c.layout)))
 
 
 class LowerBound:
@@ -205,7 +195,11 @@ class LowerBound:
         self.work, self.machine = work, machine
         self._flops = [(s, n * s.flops_each * math.prod(work.sizes[d] for d in s.dims)) for s, n in work.sums.items()]
 
-    def bound(self, mesh: MeshShape, layout: Mapping[str, Names]) -> float:
+    def candidate(self, mesh: MeshShape, layout: Rules, *stored: Rules) -> Candidate:
+        """A layout with its times; ``stored``: rules of storage and of slots, by default none."""
+        return Candidate(mesh, layout, self.bound(mesh, layout), self.guess(mesh, layout), *stored)
+
+    def bound(self, mesh: MeshShape, layout: Rules) -> float:
         """Seconds of the arithmetic at the fastest rate of the machine."""
         total = sum(f / self._parts(mesh, layout, s.dims) for s, f in self._flops)
         peak = max(max(r.rates.values()) for r in self.machine.products.values())
@@ -220,7 +214,7 @@ class LowerBound:
             for dims, each in self.work.variables.items()
         )
 
-    def guess(self, mesh: MeshShape, layout: Mapping[str, Names]) -> float:
+    def guess(self, mesh: MeshShape, layout: Rules) -> float:
         """Seconds of products at their rates, sums sent where dims are split, tensors touched."""
         seconds = sum(n * self._sum(mesh, layout, s) for s, n in self.work.sums.items()) + sum(
             n * self._renaming(mesh, layout, r) for r, n in self.work.renamings.items()
@@ -231,14 +225,14 @@ class LowerBound:
         )
         return seconds + touched / self.machine.memory(touched / 100 + 1)
 
-    def _parts(self, mesh: MeshShape, layout: Mapping[str, Names], dims: Names) -> int:
+    def _parts(self, mesh: MeshShape, layout: Rules, dims: Names) -> int:
         return math.prod(mesh.count(layout[d]) for d in dims if d in layout)
 
-    def _local(self, mesh: MeshShape, layout: Mapping[str, Names], dims: Names) -> int:
+    def _local(self, mesh: MeshShape, layout: Rules, dims: Names) -> int:
         sizes = self.work.sizes
         return math.prod(-(-sizes[d] // mesh.count(layout[d])) if d in layout else sizes[d] for d in dims)
 
-    def _sum(self, mesh: MeshShape, layout: Mapping[str, Names], s: Sum) -> float:
+    def _sum(self, mesh: MeshShape, layout: Rules, s: Sum) -> float:
         out = s.output
         summed = [d for d in s.dims if d not in out]
         axes = mesh.in_mesh_order(dict.fromkeys(a for d in summed for a in layout.get(d, ())))
@@ -255,7 +249,7 @@ class LowerBound:
             seconds += self._network(mesh, axes, "all_reduce", handed)
         return seconds
 
-    def _renaming(self, mesh: MeshShape, layout: Mapping[str, Names], r: Renaming) -> float:
+    def _renaming(self, mesh: MeshShape, layout: Rules, r: Renaming) -> float:
         old = {a for d in r.old for a in layout.get(d, ())}
         new = {a for d in r.new for a in layout.get(d, ())}
         lost = mesh.in_mesh_order([a for a in mesh.names if a in old and a not in new])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from meshmpi.amounts import amount, bytes_of
-from meshmpi.api import planned
+from meshmpi.api import lowered
 from meshmpi.dims import MeshShape
 from meshmpi.errors import MeshmpiError
 from meshmpi.graph import Graph, Operation, Tensor, Update
 from meshmpi.graph.arguments import checked
-from meshmpi.graph.fetches import needed_operations
+from meshmpi.graph.fetches import named_fetches, needed_operations
 from meshmpi.graph.ops.contraction import Einsum
 from meshmpi.graph.ops.indexing import Gather, ScatterAdd
 from meshmpi.graph.ops.structure import Reshape
@@ -20,6 +20,7 @@ from meshmpi.planner.candidates import Candidate, Names, Renaming, Sum, Work
 from meshmpi.planner.machine import Machine
 from meshmpi.planner.machine_file import load_machine
 from meshmpi.planner.timing import predict_time
+from meshmpi.runtime.compiled import predict_cost
 
 
 def digest(graph: Graph, fetches: Sequence[Tensor], updates: Sequence[Update]) -> Work:
@@ -82,17 +83,19 @@ def pricing(step: Step | Callable[[str], Step], machine: Machine, memory_limit: 
         return made[slots]
 
     def price(c: Candidate) -> Priced | Rejected:
-        key = (str(c.mesh), c.text, c.storage_text, c.slots_text)
+        _, layout, storage, slots = c.texts
         try:
-            graph, fetches, updates = step_with(c.slots_text)
-            found = planned(graph, c.mesh, c.text, fetches, updates, c.storage_text or None, cures=False)
+            graph, fetches, updates = step_with(slots)
+            program = lowered(graph, c.mesh, layout, named_fetches(graph, fetches), updates, storage, cures=False)
+            cost = predict_cost(program)
         except MeshmpiError as error:
-            return Rejected(*key, str(error).split("\n", 1)[0])
-        memory = found.cost.peak_memory
+            return Rejected(*c.texts, str(error).split("\n", 1)[0])
+        memory = cost.peak_memory
         if memory_limit and memory > memory_limit:
-            return Rejected(*key, f"{amount(memory, 'B')} per rank, the limit is {amount(memory_limit, 'B')}", memory)
-        seconds = predict_time(found.program, machine).seconds
-        return Priced(*key, seconds, memory, found.cost.bytes_sent)
+            return Rejected(
+                *c.texts, f"{amount(memory, 'B')} per rank, the limit is {amount(memory_limit, 'B')}", memory
+            )
+        return Priced(*c.texts, predict_time(program, machine).seconds, memory, cost.bytes_sent)
 
     return price
 
@@ -114,14 +117,14 @@ def search_layouts(
 
     Args:
         graph: What is computed.
-        ranks: Of the job; not needed with ``mesh``.
+        ranks: Number of ranks; not needed with ``mesh``.
         machine: A `Machine`, the file of one that `meshmpi calibrate` wrote, or "tpuv2".
         fetches: As `mm.compile`.
         updates: As `mm.compile`.
         memory_limit: Bytes per rank, or as ``"1.5 GB"``; default: what the machine says, if it
             says.
         seconds: Processor time of the search.  Plain data parallelism is priced whatever it takes.
-        most_axes: Of the meshes that are tried.
+        most_axes: Maximum number of axes of the meshes that are tried.
         mesh: To try this mesh only.
 
     Returns:

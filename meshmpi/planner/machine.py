@@ -1,19 +1,20 @@
 """What a machine can do, as numbers: products, memory, elementwise functions, networks.
 
-`meshmpi calibrate` measures such a description; for a machine that one does not have it is written
-by hand, with as few as four numbers.  Everything is per rank *while all ranks of a host work*: so
+`meshmpi calibrate` measures such a description; for a machine that you do not have, write one by
+hand, with as few as four numbers.  Everything is per rank *while all ranks of a host work*: so
 do ranks of a program find it.  Knows no programs and no MPI; `timing.py` applies it.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshmpi.errors import ConfigError
-from meshmpi.ir.kinds import COLLECTIVES, bytes_sent
+from meshmpi.ir.kinds import bytes_sent
 
 RELATIVE_COSTS = {
     "simple": 1.0,
@@ -75,7 +76,7 @@ class ProductRates:
     """FLOP per second of a matrix product [m, k] x [k, n].
 
     Attributes:
-        sizes: Of m, n and k each, ascending.
+        sizes: Measured sizes of m, n and k, ascending.
         rates: (m, n, k) -> FLOP per second, for every combination of ``sizes``.  One entry of each
             is a rate that holds for all.
     """
@@ -85,12 +86,9 @@ class ProductRates:
 
     def __call__(self, m: float, n: float, k: float) -> float:
         """The rate, interpolated between logarithms; beyond the ends those of the ends."""
-        corners = [self._between(x) for x in (m, n, k)]
         total = 0.0
-        for i, wi in corners[0]:
-            for j, wj in corners[1]:
-                for p, wp in corners[2]:
-                    total += wi * wj * wp * math.log(self.rates[i, j, p])
+        for (i, wi), (j, wj), (p, wp) in itertools.product(*map(self._between, (m, n, k))):
+            total += wi * wj * wp * math.log(self.rates[i, j, p])
         return math.exp(total)
 
     def _between(self, x: float) -> list[tuple[int, float]]:
@@ -126,7 +124,7 @@ class Network:
         """Seconds of one collective.
 
         Args:
-            kind: Of `ir.kinds.COLLECTIVES`.
+            kind: One of `ir.kinds.COLLECTIVES`.
             handed: Bytes that the rank hands to it.
             n: Ranks of the group.
         """
@@ -164,7 +162,7 @@ class Machine:
         call: Seconds to start one instruction.
         step: Seconds of a step that belong to no instruction.
         networks: Mesh axes joined by + -> network; "" is for axes that are not named.
-        memory_bytes: Of one rank; 0: not known.
+        memory_bytes: Memory of one rank; 0: not known.
         origin: Where the numbers come from, for reports.
         waits: Seconds that ranks computed since they last met in a collective -> seconds that they
             wait for the slowest in the next one; None: all are as fast.
@@ -231,16 +229,3 @@ class Machine:
 def operations_from(simple: float, known: Mapping[str, float] | None = None) -> dict[str, float]:
     """Seconds of every class, from those of an addition and of the classes that are known."""
     return {c: simple * r for c, r in RELATIVE_COSTS.items()} | dict(known or {})
-
-
-__all__ = [
-    "COLLECTIVES",
-    "FUNCTION_CLASSES",
-    "RELATIVE_COSTS",
-    "Curve",
-    "Machine",
-    "Network",
-    "ProductRates",
-    "operations_from",
-    "rounds",
-]

@@ -20,8 +20,9 @@ from meshmpi.amounts import bytes_of
 from meshmpi.errors import ConfigError, suggest
 from meshmpi.files import plain
 from meshmpi.graph.arguments import checked
+from meshmpi.ir.kinds import COLLECTIVES
 from meshmpi.ir.scalar import DTYPES
-from meshmpi.planner.machine import COLLECTIVES, RELATIVE_COSTS, Curve, Machine, Network, ProductRates, operations_from
+from meshmpi.planner.machine import RELATIVE_COSTS, Curve, Machine, Network, ProductRates, operations_from
 
 BUILT_IN = {
     # 22.5 TFLOP/s a core and 300 GB/s are the paper's time's published figures of a TPUv2 core
@@ -74,7 +75,7 @@ def load_machine(name: str | Path) -> Machine:
     try:
         text = plain.text(name)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} is no text: {error}.", "Give the file that `meshmpi calibrate` wrote.") from None
+        raise ConfigError(f"{name} is not text: {error}.", "Give the file that `meshmpi calibrate` wrote.") from None
     except (OSError, ValueError) as error:  # the latter of a path that no file can have
         raise ConfigError(
             f"there is no machine '{name}': {getattr(error, 'strerror', None) or error}.",
@@ -87,7 +88,7 @@ def parse_machine(text: str, place: str) -> Machine:
     """The machine that a TOML text describes.
 
     Raises:
-        ConfigError: Of what is missing, unknown, out of range or of the wrong form.
+        ConfigError: Something is missing, unknown, out of range or of the wrong form.
     """
     try:
         given = plain.parse_toml(text)
@@ -132,7 +133,7 @@ def _section(given: Mapping[str, Any], name: str, place: str) -> Mapping[str, An
     section, keys = given.get(name, {}), _SECTIONS[name]
     if not isinstance(section, dict):
         raise ConfigError(
-            f"{place} {name} is {reprlib.repr(section)}, which is no section.",
+            f"{place} {name} is {reprlib.repr(section)}, which is not a section.",
             f"Write a line [{name}] and its keys below it.",
         )
     if keys:
@@ -143,7 +144,7 @@ def _section(given: Mapping[str, Any], name: str, place: str) -> Mapping[str, An
 def _text(given: Mapping[str, Any], key: str, default: str, place: str) -> str:
     value = given.get(key, default)
     if not isinstance(value, str):
-        raise ConfigError(f"{place} {key} is {reprlib.repr(value)}, no text.", "Put it in quotes.")
+        raise ConfigError(f"{place} {key} is {reprlib.repr(value)}, not text.", "Put it in quotes.")
     return value
 
 
@@ -156,7 +157,7 @@ def _number(value: Any, place: str, or_zero: bool = False) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
         number = float(value) if abs(value) <= sys.float_info.max else -1.0
     if number < 0.0 or (number == 0.0 and not or_zero):
-        raise ConfigError(f"{place} is {reprlib.repr(value)}, which is no {kind}.", f"Give a {kind}.")
+        raise ConfigError(f"{place} is {reprlib.repr(value)}, which is not a {kind}.", f"Give a {kind}.")
     return number
 
 
@@ -165,7 +166,7 @@ def _whole(value: Any, least: int, place: str) -> int:
     number = -1.0 if isinstance(value, (str, list, dict)) else _number(value, place, True)
     if number < least or not number.is_integer():
         raise ConfigError(
-            f"{place} is {reprlib.repr(value)}, which is no whole number of {least} or more.",
+            f"{place} is {reprlib.repr(value)}, which is not a whole number of {least} or more.",
             f"Give a whole number of {least} or more.",
         )
     return int(number)
@@ -180,10 +181,10 @@ def _rows(value: Any, columns: str, place: str) -> list[list[Any]]:
     """The rows of a table, each with as many entries as there are names of columns."""
     length = columns.count(",") + 1
     if not isinstance(value, list) or not value:
-        raise ConfigError(f"{place} is {reprlib.repr(value)}, which is no table.", f"Give rows [{columns}].")
+        raise ConfigError(f"{place} is {reprlib.repr(value)}, which is not a table.", f"Give rows [{columns}].")
     for i, row in enumerate(value, 1):
         if not isinstance(row, list) or len(row) != length:
-            raise ConfigError(f"{place} row {i}: {reprlib.repr(row)} is no row.", f"Write [{columns}].")
+            raise ConfigError(f"{place} row {i}: {reprlib.repr(row)} is not a row.", f"Write [{columns}].")
     return value
 
 
@@ -230,7 +231,7 @@ def _waits(section: Mapping[str, Any], place: str) -> Curve:
 
 
 def _points(value: Any, columns: str, place: str, or_zero: bool = False) -> tuple[tuple[float, float], ...]:
-    """Of a curve; ``or_zero``: whether its values may be 0."""
+    """The points of a curve; with ``or_zero`` values may be 0."""
     points = list[tuple[float, float]]()
     first, second = columns.split(", ")
     for i, (at, y) in enumerate(_rows(value, columns, place), 1):

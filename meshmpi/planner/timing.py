@@ -10,7 +10,7 @@ and numbers only; nothing is run.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,18 +19,18 @@ from meshmpi.graph.arguments import checked
 from meshmpi.ir.flops import busiest_rank, local_flops, program_flops
 from meshmpi.ir.kinds import Conv, Product, Tiled, Transpose, Wait, Write
 from meshmpi.ir.kinds.regions import extents_in, iteration_counts, region_types
-from meshmpi.ir.program import Alias, Collective, Instruction, LocalType, Program, Source
+from meshmpi.ir.program import Alias, Collective, Instruction, LocalType, Memory, Program, Source
 from meshmpi.ir.scalar import ITEM_BYTES
 from meshmpi.planner.machine import Machine
-from meshmpi.planner.reuse import Touched, reuse_distances
 
-"""Kinds that do nothing when a step runs."""
 _READ, _WRITTEN = 0.75, 1.5
 """Bytes moved, of one read (or written to where it was read) and of one written elsewhere, whose
 cache line is read before; as shares of one byte of z = x + y, by which memory is measured."""
 _STRIDED = 3.0
 """A transpose touches memory this many times as slowly as a copy.  Status: assumption."""
 
+Touched = Sequence[tuple[int, int]]
+"""Values that an instruction touches, and bytes of each."""
 K = TypeVar("K", bound=Hashable)
 Sizes = Mapping[str, int]
 """Dimension name -> extent of a block."""
@@ -41,9 +41,8 @@ class Timing:
     """Predicted time of one instruction.
 
     Attributes:
-        instruction: Of the program.
-        seconds: That this rank spends on it.
-        bound: "compute", "memory" or "network": what it waits for; "calls" where it is too short.
+        seconds: Time that this rank spends on the instruction.
+        bound: What it waits for: "compute", "memory" or "network"; "calls" where it is too short.
     """
 
     instruction: Instruction
@@ -57,9 +56,9 @@ class Prediction:
 
     Attributes:
         machine: Name of the description used.
-        timings: Of every instruction that takes time, in order.
+        timings: One for each instruction that takes time, in order.
         other: Seconds of the step that belong to no instruction.
-        flops: Of the rank, to tell the share of the peak.
+        flops: FLOP of the rank, for the share of the peak.
         peak: FLOP per second of the machine's fastest product in the types that the program has.
     """
 
@@ -71,7 +70,7 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return self.other + sum(t.seconds for t in self.timings)
 
     @property
@@ -217,7 +216,7 @@ class _Timer:
         """Data types of the products timed so far."""
 
     def timing(self, n: int, i: Instruction) -> Timing:
-        """Of instruction i, number n of the program."""
+        """The time of instruction i, number n of the program."""
         if i.communicates:
             return Timing(i, self.collective(i) + self.machine.call, "network")
         if isinstance(i.attrs, Tiled):
@@ -352,3 +351,49 @@ def _count(sizes: Sizes) -> int:
 def _width(dtype: str) -> float:
     """Vectors hold half as many float64 as float32."""
     return 2.0 if dtype in ("float64", "int64") else 1.0
+
+
+def reuse_distances(program: Program, sharing: Sharing, touched: Sequence[Touched]) -> list[Mapping[int, int]]:
+    """Value -> bytes touched since its memory was touched before, of every instruction.
+
+    A cache serves an access if it is larger than that (Mattson et al., "Evaluation techniques for
+    storage hierarchies", 1970).  Repeated touches count each time, so distances are upper bounds.  A
+    step follows a step: a variable's first use finds what the end of the step before has left.  A new
+    value lies where others did that are no longer needed: it finds what was touched one length of the
+    memory of such values ago.
+
+    Args:
+        program: In the order of its instructions.
+        sharing: Which of its values share memory.
+        touched: For every instruction; distances count the instruction's own bytes.
+    """
+    fresh = _most_alive(program, sharing)
+    last: dict[Memory, int] = {}
+    passed, found = 0, list[Mapping[int, int]]()
+    for _ in range(2):  # the second time around, variables have been touched before
+        born: set[Memory] = set()
+        found = []
+        for one in touched:
+            passed += sum(size for _, size in one)
+            own: dict[int, int] = {}
+            for v, _ in one:
+                root = sharing.root(v)
+                kept = isinstance(root, Alias) or root in born
+                own[v] = passed - last.get(root, 0) if kept else min(fresh, passed)
+                born.add(root)
+            last.update((sharing.root(v), passed) for v, _ in one)
+            found.append(own)
+    return found
+
+
+def _most_alive(program: Program, sharing: Sharing) -> int:
+    """The most bytes of values needed at the same time that are neither variables nor feeds."""
+    alive = most = 0
+    for n, i in enumerate(program.instructions):
+        for v in i.outputs:
+            if sharing.root(v) == v:
+                alive += program.types[v].max_bytes(program.mesh)
+        most = max(most, alive)
+        for v in sharing.ending[n]:
+            alive -= program.types[v].max_bytes(program.mesh)
+    return most

@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 
 from apps.bench import __main__ as main
-from apps.bench import collectives, goals, overhead, peer_attention, peer_loops, peers, plot, scaling, startup, workers
+from apps.bench import (
+    collectives,
+    goals,
+    lowering,
+    overhead,
+    peer_attention,
+    peer_loops,
+    peers,
+    plot,
+    scaling,
+    startup,
+    workers,
+)
 from apps.bench.bench import TINY, Bench
 from apps.bench.loops import c_loops, data, meshmpi_loops, numpy_loops
 from apps.bench.step import gemm_step, rounds, systems, yardstick
@@ -182,6 +194,17 @@ def test_tables_of_starting(bench: Bench, monkeypatch):
     assert ready == pytest.approx(sum(row[1] for row in start.rows[:-2]))
     assert planning.column("layout") == list(systems.LAYOUTS)
     assert len(_measured([start, planning])) == (3 if available() else 2)
+
+
+@pytest.mark.matrix
+def test_tables_of_lowering(bench: Bench):
+    grown, plans = lowering.measure(bench)
+    assert grown.column("family") == list(lowering.FAMILIES)
+    assert {"lower", "verify", "fuse", "form_fused_kernels", "memory and cost"} <= set(grown.columns)
+    assert all(200 < n < 500 for n in grown.column("nodes")), "about as many as were asked for"
+    assert plans.column("mesh") == list(lowering.PLANS)
+    assert all(n > 100 for n in (*grown.column("instructions"), *plans.column("instructions")))
+    assert len(_measured([grown, plans])) == 4
 
 
 @pytest.mark.matrix

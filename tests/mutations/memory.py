@@ -87,8 +87,7 @@ def a_gap_is_taken_whatever_its_size(m: Patch) -> None:
         if not self._gaps or not size:
             return right(self, size)
         self.used += size
-        start = min(self._gaps)
-        gap = self._gaps.pop(start)
+        start, gap = self._remove(0)
         self.high = max(self.high, start + size)
         if gap > size:
             self.free(start + size, gap - size)

@@ -5,8 +5,7 @@ import pytest
 import meshmpi as mm
 from meshmpi.compiler.passes.memory import Sharing
 from meshmpi.planner.machine import Curve
-from meshmpi.planner.reuse import reuse_distances
-from meshmpi.planner.timing import predict_time
+from meshmpi.planner.timing import predict_time, reuse_distances
 from tests.planner.test_timing import machine
 
 

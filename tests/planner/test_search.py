@@ -117,7 +117,7 @@ def test_candidates_are_legal_and_bounded_by_their_price():
     chosen = machine()
     price = pricing((graph, fetches, updates), chosen)
     found = candidates(digest(graph, fetches, updates), MeshShape("rows:2;cols:2"), chosen)
-    assert len({c.text for c in found}) == len(found) > 50
+    assert len({c.texts for c in found}) == len(found) > 50
     for c in found[::29]:
         priced = price(c)
         assert isinstance(priced, Priced), priced
@@ -232,7 +232,7 @@ def test_what_variables_alone_exceed_is_rejected_without_a_price():
     why = {r.layout: r.reason for r in found.rejected if not r.storage}
     wanted = f"524 kB per rank of variables alone, the limit is {limit / 1e3:.3g} kB"
     assert why["batch:rows"] == wanted
-    assert ("batch:rows", "") not in {(c.text, c.storage_text) for c in priced}
+    assert ("batch:rows", "") not in {c.texts[1:3] for c in priced}
     # What is told is a lower bound of what the plan needs.
     lower_bound = LowerBound(work, known)
     for c in candidates(work, mesh, known):
@@ -247,7 +247,7 @@ def test_a_search_without_time_says_so():
     assert found.best is not None and found.best.layout == "batch:rows"
     assert not found.complete and found.tried < found.considered
     assert "until time was up" in found.report() and "1. mesh" in found.report()
-    few = search(work, 4, known, lambda c: Rejected(str(c.mesh), c.text, "", "", "too much", 1), seconds=1e-9)
+    few = search(work, 4, known, lambda c: Rejected(*c.texts, "too much", 1), seconds=1e-9)
     assert few.best is None and "more time would try more" in few.report()
     for wrong in ({"seconds": 0.0}, {"seconds": -1.0}, {"most_axes": 0}, {"most_axes": 4}):
         with pytest.raises(ConfigError, match="a search of"):
@@ -265,7 +265,7 @@ def test_plain_data_parallelism_is_priced_first_and_listing_candidates_takes_no_
 
     def price(c):
         clock[0] += 1.0
-        priced.append((str(c.mesh), c.text))
+        priced.append(c.texts[:2])
         return pricing((graph, fetches, updates), known)(c)
 
     monkeypatch.setattr(bounded_search.time, "process_time", lambda: clock[0])
@@ -280,7 +280,7 @@ def test_layouts_that_are_the_same_are_looked_at_once():
     graph, fetches, updates = two_layers(64, 64, 64)
     work, known = digest(graph, fetches, updates), machine()
     (one,) = candidates(work, MeshShape("rows:1"), known)
-    assert one.text == ""
+    assert one.texts[1] == ""
     for c in candidates(work, MeshShape("rows:2;cols:2"), known):
         assert not c.layout or any(axes != ("rows", "cols") for axes in c.layout.values())
 
@@ -292,7 +292,7 @@ def test_a_screen_is_looked_at_first_and_its_best_are_priced_in_full():
     full, asked = pricing(whole, known), []
 
     def price(c):
-        asked.append(c.text)
+        asked.append(c.texts[1])
         return full(c)
 
     screen = Screen(digest(*few), pricing(few, known))
@@ -311,7 +311,7 @@ def test_a_screen_that_leaves_nothing_that_fits_ends_in_time():
 
     def price(c):
         asked.append(c)
-        return Rejected(str(c.mesh), c.text, "", "", "too much", 1)
+        return Rejected(*c.texts, "too much", 1)
 
     short = search(digest(*few), 2, known, price, meshes=[mesh], screen=screen, seconds=1e-9)
     assert short.best is None and not short.complete and len(asked) <= 1

@@ -7,8 +7,15 @@ import pytest
 import meshmpi as mm
 from meshmpi.errors import LayoutError
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from
-from meshmpi.planner.memory_kinds import KINDS, gradient_values, memory_by_kind
-from meshmpi.planner.report import memory_lines, sent_by_line, time_lines, traffic_lines
+from meshmpi.planner.report import (
+    KINDS,
+    gradient_values,
+    memory_by_kind,
+    memory_lines,
+    sent_by_line,
+    time_lines,
+    traffic_lines,
+)
 from meshmpi.planner.timing import predict_time
 from meshmpi.runtime.compiled import memory_plan
 from tests.layouts import legal_layouts

@@ -1,8 +1,4 @@
-"""What an illegal layout could be instead: proposals that were tried on the graph at hand.
-
-A message that proposes a layout which is illegal in its turn sends its reader in a circle; here
-each proposal is placed as the program would be, before anybody hears of it.
-"""
+"""Proposes a legal layout instead of an illegal one; each proposal is first tried on the graph at hand."""
 
 from __future__ import annotations
 
@@ -29,14 +25,7 @@ class Rules(NamedTuple):
 
 
 class Placing(NamedTuple):
-    """What is to be placed.
-
-    Attributes:
-        graph: The graph.
-        mesh: Names and sizes of the mesh axes.
-        operations: Those that a step needs, in graph order.
-        updates: Of variables.
-    """
+    """What is to be placed: the operations that a step needs, in graph order, and updates of variables."""
 
     graph: Graph
     mesh: MeshShape
@@ -65,13 +54,7 @@ class Placing(NamedTuple):
 
 
 def with_cure(error: LayoutError, placing: Placing, rules: Rules) -> LayoutError:
-    """The error, with the nearest rules that are legal; as it is where a few changes do not help.
-
-    Args:
-        error: What ``rules`` gave.
-        placing: What is to be placed.
-        rules: As they were given.
-    """
+    """The error that ``rules`` gave, with the nearest legal rules; unchanged where a few changes do not help."""
     found = _legal(error, placing, rules)
     if found is None:
         return error

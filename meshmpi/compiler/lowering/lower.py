@@ -37,13 +37,11 @@ def lower(
     """The unoptimised, verified SPMD program of one step.
 
     Args:
-        graph: The graph.
-        mesh: Names and sizes of the mesh axes.
-        layout: The computation layout.
+        graph, mesh, layout: What is lowered, for which mesh, in which computation layout.
         fetches: Name -> tensor to return.
         updates: Variables to update at the end of the step.
         storage: Storage rules for variables without rules of their own.
-        seed: Of all random numbers.
+        seed: Seed of all random numbers.
 
     Raises:
         LayoutError: The layout is illegal for this graph and mesh.
@@ -94,6 +92,9 @@ class Lowering:
         self.values: dict[Tensor, int] = {}
         self.source = Source("", "", 0)
         self._reads: dict[str, int] = {}
+        # A program has few distinct types: each is made once.
+        self._known: dict[LocalType, LocalType] = {}
+        self._finished: dict[tuple[Shape, str, Splits], LocalType] = {}
         # The blocks of variables and feeds themselves, perhaps under other names; never iterated.
         self._stored: set[int] = set()
 
@@ -101,7 +102,10 @@ class Lowering:
 
     def type_of(self, t: Tensor) -> LocalType:
         """The finished type of a tensor in its placement."""
-        return LocalType(t.shape, t.dtype, self.placement.splits[t])
+        parts = t.shape, t.dtype, self.placement.splits[t]
+        if parts not in self._finished:
+            self._finished[parts] = LocalType(*parts)
+        return self._finished[parts]
 
     @staticmethod
     def splits_of(t: LocalType) -> dict[str, Axes]:
@@ -123,7 +127,8 @@ class Lowering:
     def emit_many(self, attrs: Kind, inputs: Sequence[int], types: Sequence[LocalType]) -> list[int]:
         """Appends an instruction; returns the numbers of its results."""
         outputs = tuple(range(len(self.types), len(self.types) + len(types)))
-        self.types.update(zip(outputs, types, strict=True))
+        for v, t in zip(outputs, types, strict=True):
+            self.types[v] = self._known.setdefault(t, t)
         self.instructions.append(Instruction(attrs, tuple(inputs), outputs, self.source))
         if attrs.traits.given or (attrs.traits.same_memory and inputs[0] in self._stored):
             self._stored.update(outputs)
@@ -165,15 +170,16 @@ class Lowering:
 
     def redistribute(self, value: int, splits: Splits) -> int:
         """``value``, which must be finished, with other splits: by the moves of `moves`."""
-        for move in moves(self.mesh, self.types[value], splits):
-            value = self._move(value, move)
+        if self.types[value].splits != splits:
+            for move in moves(self.mesh, self.types[value], splits):
+                value = self._move(value, move)
         return value
 
     def fit(self, t: Tensor, splits: Mapping[str, Axes]) -> int:
         """The value of ``t`` with the dims named in ``splits`` split so."""
         value = self.value(t)
-        now = self.splits_of(self.types[value])
-        return self.redistribute(value, tuple(splits.get(n, s) for n, s in now.items()))
+        x = self.types[value]
+        return self.redistribute(value, tuple([splits.get(d.name, s) for d, s in zip(x.shape, x.splits, strict=True)]))
 
     def computed(self, t: Tensor) -> int:
         """The value of ``t`` in the computation layout, whatever it is constrained to."""
@@ -275,10 +281,8 @@ class Lowering:
     def _contraction_order(self, values: Sequence[int], output_shape: Shape) -> list[tuple[int, int]]:
         if len(values) == 2:
             return [(0, 1)]
-        from meshmpi.compiler.lowering.paths import contraction_path
-
         shapes = [dict(zip(self.types[v].shape.names, self.types[v].max_sizes(self.mesh), strict=True)) for v in values]
-        return contraction_path(shapes, output_shape.names)
+        return _contraction_path(shapes, output_shape.names)
 
     def _pair_shape(self, a: int, b: int, others: Sequence[int], output_shape: Shape) -> Shape:
         """Dims of a and b that the output or another operand still needs."""
@@ -346,20 +350,47 @@ class Lowering:
 
     def write(self, updates: Sequence[Update]) -> None:
         """Stores the values of all updates; the writes stand behind everything else."""
-        ready: list[tuple[Update, int]] = []
-        for update in updates:
-            self.source = update.value.source
-            twice = [e.value.name for e, _ in ready if e.variable is update.variable]
-            if twice:
+        ready: dict[Variable, tuple[Tensor, int]] = {}
+        for variable, new in updates:
+            self.source = new.source
+            if variable in ready:
                 raise VariableError(
-                    f"variable '{update.variable.name}' is updated twice in one step: to"
-                    f" '{twice[0]}' and to '{update.value.name}'.",
+                    f"variable '{variable.name}' is updated twice in one step: to"
+                    f" '{ready[variable][0].name}' and to '{new.name}'.",
                     "Give one mm.assign() of it, of a value that combines both.",
                     str(self.source),
                 )
-            t = self._declare(update.variable)
-            value = self.redistribute(self.transpose(self.value(update.value), t.shape), t.splits)
-            ready.append((update, self._apart(value)))
-        for update, value in ready:
-            self.source = update.value.source
-            self.emit_many(Write(update.variable.name), [value], [])
+            t = self._declare(variable)
+            value = self.redistribute(self.transpose(self.value(new), t.shape), t.splits)
+            ready[variable] = new, self._apart(value)
+        for variable, (new, value) in ready.items():
+            self.source = new.source
+            self.emit_many(Write(variable.name), [value], [])
+
+
+def _contraction_path(operands: Sequence[Mapping[str, int]], output: Sequence[str]) -> list[tuple[int, int]]:
+    """In which order to contract operands, given by the local sizes of their dims: opt_einsum's answer.
+
+    Pairs of positions; each pair is taken out and its product appended.
+    """
+    import opt_einsum  # pyright: ignore[reportMissingTypeStubs]  # late: only such products need it
+
+    letters: dict[str, str] = {}
+    for operand in operands:
+        for n in operand:
+            letters.setdefault(n, opt_einsum.get_symbol(len(letters)))
+    left = ",".join("".join(letters[n] for n in operand) for operand in operands)
+    equation = f"{left}->{''.join(letters[n] for n in output)}"
+    shapes = [tuple(max(1, s) for s in operand.values()) for operand in operands]
+    path, _ = opt_einsum.contract_path(equation, *shapes, shapes=True, optimize="auto")
+    pairs: list[tuple[int, int]] = []
+    count = len(operands)
+    for step in path:
+        positions = sorted(step)
+        # A step may name one operand or more than two; take them pair by pair from the end.
+        while len(positions) > 1:
+            j, i = positions.pop(), positions.pop()
+            pairs.append((i, j))
+            count -= 1
+            positions.append(count - 1)
+    return pairs

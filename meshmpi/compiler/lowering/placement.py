@@ -23,10 +23,8 @@ class Placement:
     """Splits of every tensor and variable of a graph on a mesh.
 
     Args:
-        graph: The graph.
-        mesh: Names and sizes of the mesh axes.
-        layout: The computation layout.
-        storage: Storage rules for every variable without rules of its own.
+        graph, mesh, layout: The graph, on which mesh, in which computation layout.
+        storage: Storage rules for variables without rules of their own.
         operations: The operations to place, in graph order.
 
     Raises:
@@ -39,7 +37,8 @@ class Placement:
         storage.check(mesh, names)
         self.mesh, self.layout, self.storage = mesh, _with_aligned_dims(layout, graph), storage
         self.splits: dict[Tensor, Splits] = {}
-        self._own: dict[Tensor, dict[str, Axes]] = {}
+        self._own: dict[Tensor, dict[str, Axes]] = {}  # only of tensors that differ from the layout
+        self._plain: dict[Shape, Splits] = {}  # by the layout alone, and legal
         self._stored: dict[Variable, Splits] = {}
         for operation in operations:
             self._place(operation)
@@ -84,6 +83,9 @@ class Placement:
     def _place(self, operation: Operation) -> None:
         for t in operation.outputs:
             wanted = self._wanted(operation, t.index)
+            if not wanted and t.shape in self._plain:
+                self.splits[t] = self._plain[t.shape]
+                continue
             explicit = isinstance(operation, (Constrain, AsStored, ReadStored))
             splits = dict(zip(t.shape.names, self.base(t.shape), strict=True))
             for dim, axes in wanted.items():
@@ -95,7 +97,10 @@ class Placement:
             variable = t.variable
             name = t.source.name if variable is None else f"variable '{variable.name}'"
             self._check(t.shape, self.splits[t], str(t.source._replace(name=name)))
-            self._own[t] = {d: a for d, a in splits.items() if a != self.layout.axes(d)}
+            if not wanted:
+                self._plain[t.shape] = self.splits[t]
+            if own := {d: a for d, a in splits.items() if a != self.layout.axes(d)}:
+                self._own[t] = own
 
     def _wanted(self, operation: Operation, index: int) -> dict[str, Axes]:
         """Dims of an output whose splits differ from the computation layout's, and how."""
@@ -103,7 +108,8 @@ class Placement:
             return {}
         wanted: dict[str, Axes] = {}
         for x in operation.followed(index):
-            wanted = {**self._own[x], **wanted}
+            if x in self._own:
+                wanted = {**self._own[x], **wanted}
         if isinstance(operation, (ReadStored, AsStored)):
             reads = isinstance(operation, ReadStored)
             v = operation.variable if reads else operation.follows_variable

@@ -143,8 +143,9 @@ class _Open:
 
     def accepts(self, program: Program, i: Instruction) -> bool:
         """Whether the instruction can run in these loops."""
-        later = [*self.over_rows, *(v for j in self.after for v in j.outputs)]
-        if not i.traits.fusible or len(self.body) >= MAX_BODY or any(v in later for v in i.inputs):
+        if not i.traits.fusible or len(self.body) >= MAX_BODY or not self.over_rows.keys().isdisjoint(i.inputs):
+            return False
+        if any(v in j.outputs for j in self.after for v in i.inputs):
             return False
         y = _dims(program, i.outputs[0])
         if isinstance(i.attrs, Reduce):
@@ -222,7 +223,8 @@ class _Former:
 
     def _sources(self, i: Instruction) -> list[_Open]:
         """The open kernels whose results the instruction uses."""
-        return [s for s in self.open if any(self.home.get(v) is s for v in i.inputs)]
+        homes = [self.home[v] for v in i.inputs if v in self.home]
+        return [s for s in self.open if any(s is h for h in homes)] if homes else []
 
     def _postponed(self, i: Instruction) -> bool:
         """Whether i makes a scalar (a loss) of an open kernel, and waits so as not to end it."""

@@ -7,10 +7,13 @@ integers only; the executors take the plan as it is.
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from meshmpi.ir.forms import forms
 from meshmpi.ir.kinds import Write
 from meshmpi.ir.program import Alias, Instruction, LocalType, Memory, Program
 from meshmpi.ir.scalar import ITEM_BYTES
@@ -30,6 +33,8 @@ class Aliases(dict[int, Memory]):
 
     def root(self, v: Memory) -> Memory:
         """The end of the chain that begins at v."""
+        if v not in self:
+            return v
         passed: list[int] = []
         while isinstance(v, int) and v in self:
             passed.append(v)
@@ -75,7 +80,8 @@ def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Wor
         workspace: (instruction, program, coordinates) -> scratch bytes of its kernel; None: not counted.
     """
     sharing = Sharing(program)
-    sizes = {v: aligned_bytes(t, program, coordinates) for v, t in program.types.items()}
+    of_type = {t: aligned_bytes(t, program, coordinates) for t in dict.fromkeys(program.types.values())}
+    sizes = {v: of_type[t] for v, t in program.types.items()}
     arena = _Arena()
     offsets: dict[int, int] = {}
     live: list[int] = []
@@ -87,7 +93,7 @@ def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Wor
         for v in sharing.ending[n]:
             if v in offsets:
                 arena.free(offsets[v], sizes[v])
-    scratch = (workspace(i, program, coordinates) for i in program.instructions if workspace)
+    scratch = [] if workspace is None else [workspace(i, program, coordinates) for i, _ in forms(program)]
     return MemoryPlan(
         offsets,
         sharing.shares,
@@ -122,7 +128,8 @@ class Sharing:
             for v in i.inputs:
                 last_use[v] = n
         self._written: dict[int, list[str]] = {}
-        self._kept = set(program.fetches.values())
+        self._fetched = frozenset(program.fetches.values())
+        self._kept = set(self._fetched)
         for i in program.instructions:
             if isinstance(i.attrs, Write):
                 self._written.setdefault(i.inputs[0], []).append(i.attrs.variable)
@@ -164,32 +171,34 @@ class Sharing:
         for n, i in enumerate(self.program.instructions):
             if not i.traits.in_place:
                 continue
-            taken: list[Memory] = []
+            taken: dict[Memory, None] = {}
+            roots = Counter(map(self.root, i.inputs))
             for k, y in enumerate(i.outputs):
                 candidates = i.inputs if i.traits.in_place == "any" else i.inputs[k : k + 1]
                 place: Memory | None = None if i.communicates else self._variable_to_overwrite(i, y, n)
-                for x in candidates:
-                    if place is None and self.root(x) not in taken and self._ends_here(x, y, i, n):
+                for x in candidates if place is None else ():
+                    if roots[self.root(x)] == 1 and self.root(x) not in taken and self._ends_here(x, y, i, n):
                         place = x
+                        break
                 if place is None or place in taken:
                     continue
                 own = self.last.get(y, -1)  # of the result and all its views
                 self.shares[y] = place
-                taken.append(self.root(y))
+                taken[self.root(y)] = None
                 self._extend(y, own)
 
     def _ends_here(self, x: int, y: int, i: Instruction, n: int) -> bool:
-        """Whether instruction n is the last to need the arena memory of x, and y fits there."""
-        a, b = self.program.types[x], self.program.types[y]
+        """Whether i, instruction n, is the last to need the arena memory of x, and y fits there."""
         root = self.root(x)
-        same_place = (a.local_dims, a.dtype) == (b.local_dims, b.dtype)
-        alone = sum(self.root(other) == root for other in i.inputs) == 1
-        return isinstance(root, int) and same_place and alone and self.last[root] == n
+        if not isinstance(root, int) or self.last[root] != n:
+            return False
+        a, b = self.program.types[x], self.program.types[y]
+        return a.dtype == b.dtype and a.local_dims == b.local_dims
 
     def _variable_to_overwrite(self, i: Instruction, y: int, n: int) -> Alias | None:
         """The variable that only takes result y, when nothing reads its old value later."""
-        names = self._written.get(y, [])
-        if len(names) != 1 or y in self.program.fetches.values():
+        names = self._written.get(y, ())
+        if len(names) != 1 or y in self._fetched:
             return None
         place = Alias("variable", names[0])
         stored = self.program.variables[names[0]].type
@@ -201,28 +210,49 @@ class Sharing:
 
 
 class _Arena:
-    """A first-address best-fit allocator over integers; remembers the highest address used."""
+    """A best-fit allocator over integers, the first of equals; remembers the highest address used."""
 
     def __init__(self) -> None:
         self.high = 0
         self.used = 0
-        self._gaps: dict[int, int] = {}  # first byte -> bytes of what is free below `high`, never adjacent
+        self._gaps: list[tuple[int, int]] = []  # free (start, size) below `high`, ascending, never adjacent
+        self._by_size: list[tuple[int, int]] = []  # the same as (size, start), ascending
 
     def allocate(self, size: int) -> int:
         self.used += size
-        if fits := [(gap, start) for start, gap in self._gaps.items() if gap >= size]:
-            gap, start = min(fits)
-            del self._gaps[start]
-            if gap > size:
-                self._gaps[start + size] = gap - size
-            return start
-        start = next((s for s, gap in self._gaps.items() if s + gap == self.high), self.high)
-        self._gaps.pop(start, None)
+        k = bisect.bisect_left(self._by_size, (size, -1))
+        if k == len(self._by_size):
+            return self._grow(size)
+        gap, start = self._by_size[k]
+        self._remove(bisect.bisect_left(self._gaps, (start, gap)))
+        if gap > size:
+            self._add(start + size, gap - size)
+        return start
+
+    def _grow(self, size: int) -> int:
+        start = self.high
+        if self._gaps and sum(self._gaps[-1]) == self.high:
+            start = self._remove(-1)[0]
         self.high = start + size
         return start
 
     def free(self, start: int, size: int) -> None:
         self.used -= size
-        if size:
-            before = next((s for s, gap in self._gaps.items() if s + gap == start), start)
-            self._gaps[before] = start - before + size + self._gaps.pop(start + size, 0)
+        if not size:
+            return
+        k = bisect.bisect_left(self._gaps, (start, 0))
+        if k < len(self._gaps) and start + size == self._gaps[k][0]:
+            size += self._remove(k)[1]
+        if k and sum(self._gaps[k - 1]) == start:
+            before = self._remove(k - 1)
+            start, size = before[0], before[1] + size
+        self._add(start, size)
+
+    def _add(self, start: int, size: int) -> None:
+        bisect.insort(self._gaps, (start, size))
+        bisect.insort(self._by_size, (size, start))
+
+    def _remove(self, k: int) -> tuple[int, int]:
+        start, size = self._gaps.pop(k)
+        del self._by_size[bisect.bisect_left(self._by_size, (size, start))]
+        return start, size

@@ -15,7 +15,7 @@ No collective runs twice, and random numbers come out the same: they depend on s
 from __future__ import annotations
 
 import bisect
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -58,7 +58,7 @@ class _Draft:
         self.places: list[Instruction | None] = list(program.instructions)
         self.types = dict(program.types)
         self.made = {v: n for n, i in enumerate(program.instructions) for v in i.outputs}
-        self.uses: dict[int, list[int]] = {v: [] for v in program.types}
+        self.uses: defaultdict[int, list[int]] = defaultdict(list)
         for n, i in enumerate(program.instructions):
             for v in i.inputs:
                 self.uses[v].append(n)
@@ -81,8 +81,6 @@ class _Draft:
         self.places[n] = new
         if new is not None:
             self.made.update(dict.fromkeys(new.outputs, n))
-            for v in new.outputs:
-                self.uses.setdefault(v, [])
             for v in new.inputs:
                 bisect.insort(self.uses[v], n)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from meshmpi.ir.kinds import Write
+from meshmpi.ir.kinds import Region, Write
 from meshmpi.ir.program import Instruction, Program
 
 
 def users(program: Program) -> dict[int, list[Instruction]]:
     """Value -> the instructions that use it, in order (once per use)."""
-    out: dict[int, list[Instruction]] = {v: [] for v in program.types}
+    out: defaultdict[int, list[Instruction]] = defaultdict(list)
     for i in program.instructions:
         for v in i.inputs:
             out[v].append(i)
@@ -30,9 +31,9 @@ def fetched(program: Program) -> set[int]:
 
 def substituted(i: Instruction, instead: Mapping[int, int]) -> Instruction:
     """The instruction with inputs replaced."""
-    if not any(v in instead for v in i.inputs):
+    if instead.keys().isdisjoint(i.inputs):
         return i
-    return i.replaced(inputs=tuple(instead.get(v, v) for v in i.inputs))
+    return i.replaced(inputs=tuple([instead.get(v, v) for v in i.inputs]))
 
 
 def with_substitution(program: Program, instructions: Iterable[Instruction], instead: Mapping[int, int]) -> Program:
@@ -50,7 +51,7 @@ def with_substitution(program: Program, instructions: Iterable[Instruction], ins
 
 def fresh(program: Program) -> int:
     """A value number that the program does not use yet; larger ones are free too."""
-    inner = (v for i in program.instructions for v in i.inner_types())
+    inner = (v for i in program.instructions if isinstance(i.attrs, Region) for v in i.inner_types())
     return max(itertools.chain(program.types, inner), default=-1) + 1
 
 
