@@ -22,7 +22,7 @@ from meshmpi.kernels.convolution import ConvPlan
 from meshmpi.kernels.expressions import MapPlan
 from meshmpi.kernels.fused import FusedPlan
 from meshmpi.kernels.indexing import GatherPlan, PutPlan, ScatterAddPlan
-from meshmpi.kernels.native.functions import scratch_bytes
+from meshmpi.kernels.native import scratch_bytes
 from meshmpi.kernels.random_numbers import RandomPlan
 from meshmpi.kernels.ranking import TopKPlan
 from meshmpi.kernels.reduction import ReducePlan, identity

@@ -45,7 +45,7 @@ from meshmpi.kernels.binding import (
 )
 from meshmpi.kernels.contraction import ContractPlan
 from meshmpi.kernels.fused import scratch_slots
-from meshmpi.kernels.native.functions import scratch_bytes
+from meshmpi.kernels.native import scratch_bytes
 
 ByValue = Mapping[int, np.ndarray]
 

@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
+from meshmpi.dims import MeshShape
 from meshmpi.errors import ProgramError
-from meshmpi.ir.kinds import Iota, Random, ScatterAdd, Tiled, TopK
+from meshmpi.ir.kinds import Iota, Map, Random, Reduce, ScatterAdd, Tiled, TopK
 from meshmpi.ir.kinds.regions import Ranges, iteration_counts, sizes_key
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels.binding import Runtime
 from meshmpi.kernels.native.compiler import CompilerError, available, load_library
-from meshmpi.kernels.native.functions import function_body, scratch_bytes
-from meshmpi.kernels.native.indexing import first_ranked, first_row
-from meshmpi.kernels.native.nest import Unsupported, bands_in, first_counter, first_distance
+from meshmpi.kernels.native.indexing import first_ranked, first_row, scatter_add_body, top_k_body
+from meshmpi.kernels.native.nest import LoopNest, Unsupported, bands_in, first_counter, first_distance
 from meshmpi.kernels.native.prelude import PRELUDE
-from meshmpi.kernels.native.source import Body
+from meshmpi.kernels.native.source import Body, Writer
 from meshmpi.kernels.random_numbers import stream_key
 
 __all__ = ["CompilerError", "NativeKernels", "Unsupported", "available", "function_body", "scratch_bytes"]
@@ -220,3 +220,65 @@ def _everything(program: Program, coordinates: Mapping[str, int]) -> Iterator[tu
 def _key(program: Program, i: Instruction, coordinates: Mapping[str, int], ranges: Ranges | None) -> tuple:
     size = () if ranges is None else (sizes_key(ranges),)
     return (id(program), i.outputs, tuple(coordinates.items()), *size)
+
+
+def function_body(
+    i: Instruction,
+    types: Mapping[int, LocalType],
+    mesh: MeshShape,
+    coordinates: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+    counting: Collection[int] = (),
+) -> Body:
+    """The C function of one instruction of kind map, reduce, random, fused, scatter_add or
+    top_k.
+
+    Within a tiled region, ``ranges`` narrows the block.  Values in ``counting`` hold consecutive integers
+    (`iota`): of them only the first is read.
+
+    Raises:
+        Unsupported: Nothing native is generated for it.
+    """
+    if isinstance(i.attrs, ScatterAdd):
+        return Body(scatter_add_body(i, types, mesh, coordinates))
+    if isinstance(i.attrs, TopK):
+        return Body(top_k_body(i, types, mesh, coordinates))
+    return _writer(i, types, mesh, coordinates, ranges, counting).body()
+
+
+def _writer(
+    i: Instruction,
+    types: Mapping[int, LocalType],
+    mesh: MeshShape,
+    coordinates: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int]] | None,
+    counting: Collection[int],
+) -> Writer:
+    body = i.body or (i,)
+    if i.body:
+        types = {**{v: types[v] for v in (*i.inputs, *i.outputs)}, **i.inner_types()}
+    for one in body:
+        if isinstance(one.attrs, Random) and one.attrs.distribution != "uniform":
+            raise Unsupported("a distribution other than uniform")
+    if not i.inputs and isinstance(body[0].attrs, Map):
+        raise Unsupported("no inputs")
+    return Writer(LoopNest(body, i.inputs, i.outputs, types, mesh, coordinates, ranges), counting)
+
+
+def scratch_bytes(
+    i: Instruction,
+    types: Mapping[int, LocalType],
+    mesh: MeshShape,
+    coordinates: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int]] | None = None,
+) -> int:
+    """Bytes of the workspace that the C function of an instruction needs; 0 where it has none.
+
+    Only what reduces needs any: maps keep their numbers in registers.
+    """
+    if not i.traits.native or not any(isinstance(j.attrs, Reduce) for j in i.leaves()):
+        return 0
+    try:
+        return _writer(i, types, mesh, coordinates, ranges, ()).scratch_bytes
+    except Unsupported:
+        return 0
