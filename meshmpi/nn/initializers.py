@@ -33,10 +33,6 @@ class Distribution(NamedTuple):
     scale: float
     shift: float
 
-    def resolve(self, shape: Shape) -> Distribution:
-        """Itself: it is an initializer, the same for every shape."""
-        return self
-
 
 class Initializer(Protocol):
     """What ``mm.get_variable(initializer=...)`` takes besides an array of the global shape."""
@@ -44,6 +40,16 @@ class Initializer(Protocol):
     def resolve(self, shape: Shape) -> Distribution:
         """The distribution of the elements of a variable of this (global) shape."""
         ...
+
+
+@dataclass(frozen=True)
+class FixedDistribution:
+    """An initializer that does not depend on the shape."""
+
+    distribution: Distribution
+
+    def resolve(self, shape: Shape) -> Distribution:
+        return self.distribution
 
 
 @dataclass(frozen=True)
@@ -89,22 +95,22 @@ def ones_initializer() -> Initializer:
 
 def constant_initializer(value: float) -> Initializer:
     """Every element ``value``."""
-    return Distribution("constant", 0.0, float(value))
+    return FixedDistribution(Distribution("constant", 0.0, float(value)))
 
 
 def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
     """Normal with this mean and standard deviation."""
-    return Distribution("normal", float(stddev), float(mean))
+    return FixedDistribution(Distribution("normal", float(stddev), float(mean)))
 
 
 def random_uniform_initializer(minval: float = 0.0, maxval: float = 1.0) -> Initializer:
     """Uniform in [minval, maxval)."""
-    return Distribution("uniform", float(maxval - minval), float(minval))
+    return FixedDistribution(Distribution("uniform", float(maxval - minval), float(minval)))
 
 
 def truncated_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
     """Normal, redrawn beyond two ``stddev`` from ``mean`` (so its deviation is 0.88 ``stddev``)."""
-    return Distribution("truncated_normal", float(stddev), float(mean))
+    return FixedDistribution(Distribution("truncated_normal", float(stddev), float(mean)))
 
 
 def variance_scaling_initializer(
