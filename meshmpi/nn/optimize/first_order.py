@@ -108,9 +108,13 @@ class AdamW(Adam):
     decays: Choice | None = None
     name: str = "adamw"
 
+    def __post_init__(self) -> None:
+        if self.decays is None:
+            self.decays = lambda variable: variable.decays
+
     def does_decay(self, item: Item, step: StepValues) -> bool:
         some = isinstance(step.decay, Tensor) or step.decay != 0.0
-        return some and (item.variable.decays if self.decays is None else chosen(self.decays, item.variable))
+        return some and self.decays is not None and chosen(self.decays, item.variable)
 
 
 @dataclass(eq=False, repr=False)
