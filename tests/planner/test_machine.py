@@ -100,7 +100,7 @@ BROKEN = {
     "negative": (SHORT.replace("bandwidth = 1e10", "bandwidth = -1"), "positive number"),
     "no float32": (SHORT.replace("float32", "float64"), "no float32"),
     "holes": (SHORT.replace("1e11", "[[8, 8, 8, 1e9], [16, 8, 8, 1e9]]"), "no rate of m, n, k"),
-    "no row": (SHORT.replace("1e11", "[[8, 8, 1e9]]"), "no row"),
+    "no row": (SHORT.replace("1e11", "[[8, 8, 1e9]]"), "is not a row"),
     "no toml": ("[products", "not valid TOML"),
     "an integer that Python refuses": (f"memory_bytes = {'9' * 5000}", "not valid TOML"),
     "arrays in arrays": (f"name = {'[' * 100_000}", "not valid TOML"),
