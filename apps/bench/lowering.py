@@ -74,7 +74,7 @@ def measure(bench: Bench) -> list[Table]:
         return workers.alone(workers.PYTHON, "lowering", arguments)
 
     for family in FAMILIES:
-        for nodes in (300,) if toy else NODES:
+        for nodes in (800,) if toy else NODES:
             r = stage_of("--family", family, "--layers", str(layers_for(family, nodes)), "--mesh", MESH)
             stages = list(r["seconds"])
             spent = sum(r["seconds"].values())
