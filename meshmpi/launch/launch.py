@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshmpi.guard import flight, outcome
@@ -86,26 +87,8 @@ def launch(
         )
         alone = list(argv) in (command[1:], ["--", *command])
         with guarded(f"{JOB_VARIABLE}={mark}"), flight.folder_of_job(variables):
-            for again in (is_wrapped(command) and not several_hosts, False):
-                notices = Notices(n)
-                done = _run(
-                    notices,
-                    command,
-                    variables,
-                    timeout_seconds,
-                    capture_output,
-                    cwd,
-                    stop_by,
-                    stopped,
-                    alone,
-                    several_hosts,
-                )
-                # Seen under load: mpirun fails by itself, so nothing has happened yet that could happen twice.
-                if not again or done.returncode != 1 or notices.said or outcome.read(folder).begun:
-                    break
-                _add(
-                    done, f"meshmpi: {command[0]} has failed without a word, before any rank began; trying once more\n"
-                )
+            job = _Job(command, variables, timeout_seconds, capture_output, cwd, stop_by, stopped, alone, several_hosts)
+            done, notices = _run_at_most_twice(job, n, folder)
         if is_wrapped(command) and done.returncode not in (TIMED_OUT, LOST):
             patience = outcome.PATIENCE_SECONDS if several_hosts else 0.0
             done.returncode, note = outcome.judged(folder, n, done.returncode, patience)
@@ -115,52 +98,73 @@ def launch(
     return done
 
 
-def _run(
-    notices: Notices,
-    command: list[str],
-    variables: dict[str, str],
-    seconds: float | None,
-    capture: bool,
-    cwd: str | os.PathLike[str] | None,
-    stop_by: int | None,
-    stopped: Callable[[], bool],
-    alone: bool,
-    several_hosts: bool,
-) -> subprocess.CompletedProcess[str]:
-    """Starts a job and waits for its end; the arguments are those of `launch`."""
-    pipe = subprocess.PIPE if capture else None
+@dataclass
+class _Job:
+    """A job to start, with the arguments of `launch` that say how."""
+
+    command: list[str]
+    variables: dict[str, str]
+    seconds: float | None
+    capture: bool
+    cwd: str | os.PathLike[str] | None
+    stop_by: int | None
+    stopped: Callable[[], bool]
+    alone: bool  # the program itself, without an MPI launcher
+    several_hosts: bool
+    signalled: bool = False  # whether a signal was handed on
+
+
+def _run_at_most_twice(job: _Job, n: int, folder: Path) -> tuple[subprocess.CompletedProcess[str], Notices]:
+    """Runs a job, and once more where the launcher failed by itself before any rank began.
+
+    Seen under load with Open MPI 5.0.11.  Nothing has happened then that could happen twice.
+    """
+    notices = Notices(n)
+    done = _run(job, notices)
+    silent = done.returncode == 1 and not notices.said and not job.signalled
+    if not silent or job.several_hosts or not is_wrapped(job.command) or outcome.read(folder).begun:
+        return done, notices
+    again = Notices(n)
+    _add(done, f"meshmpi: {job.command[0]} failed without a word before any rank began; trying once more\n")
+    return _run(job, again), again
+
+
+def _run(job: _Job, notices: Notices) -> subprocess.CompletedProcess[str]:
+    """Starts a job and waits for its end."""
+    command, variables = job.command, job.variables
+    pipe = subprocess.PIPE if job.capture else None
     # A terminal belongs to this session only; a file or a pipe may be read by the job.
     own_input = sys.__stdin__ is not None and not sys.__stdin__.closed and not os.isatty(0)
-    errors = contextlib.nullcontext(pipe) if capture or alone else filtered(notices)
+    errors = contextlib.nullcontext(pipe) if job.capture or job.alone else filtered(notices)
     with (
-        _forwarding(stop_by) as signals,
+        _forwarding(job) as signals,
         errors as stderr,
         subprocess.Popen(
             command,
             env=variables,
-            cwd=cwd,
+            cwd=job.cwd,
             text=True,
             stdout=pipe,
             stderr=stderr,
-            stdin=None if own_input and not capture else subprocess.DEVNULL,
+            stdin=None if own_input and not job.capture else subprocess.DEVNULL,
             start_new_session=True,
         ) as process,
     ):
-        if stopped():
+        if job.stopped():
             signals.forward(signal.SIGTERM)
         signals.begin(process)
-        if several_hosts:
+        if job.several_hosts:
             launcher_links.watch(process)
         # With ULFM survivors may go on; of several hosts, the folder's file system is spared.
-        watched = is_wrapped(command) and "--with-ft" not in command and not several_hosts
+        watched = is_wrapped(command) and "--with-ft" not in command and not job.several_hosts
         folder = Path(variables[outcome.OUTCOME_VARIABLE])
         ending = outcome.ended_by_silence(folder, process) if watched else None
         with ending or contextlib.nullcontext(list[str]()) as notes:
-            done = _ended(process, command, seconds)
+            done = _ended(process, command, job.seconds)
         if notes and done.returncode != TIMED_OUT:
             done.returncode = LOST
             _add(done, notes[0])
-        if not alone and (done.returncode < 0 or done.returncode in (TIMED_OUT, LOST)):
+        if not job.alone and (done.returncode < 0 or done.returncode in (TIMED_OUT, LOST)):
             # A launcher that was killed has ended nobody, and nobody can save without it.
             end_marked(f"{JOB_VARIABLE}={variables[JOB_VARIABLE]}", grace_seconds=1.0)
     if done.stderr:
@@ -200,13 +204,14 @@ class _Signals:
     A launcher that has not yet started its ranks forgets ``stop_by``, so it is sent a few times.
     """
 
-    def __init__(self, stop_by: int | None) -> None:
-        self._stop_by, self._stopping = stop_by, threading.Event()
+    def __init__(self, job: _Job) -> None:
+        self._job, self._stop_by, self._stopping = job, job.stop_by, threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._waiting: list[int] = []
         self._interrupted = False
 
     def forward(self, number: int, frame: object = None) -> None:
+        self._job.signalled = True
         if self._stop_by is not None and number in (signal.SIGTERM, signal.SIGINT, self._stop_by):
             if number == signal.SIGINT and self._interrupted:
                 raise KeyboardInterrupt  # `launch` then ends the whole job
@@ -237,9 +242,9 @@ class _Signals:
 
 
 @contextlib.contextmanager
-def _forwarding(stop_by: int | None):
+def _forwarding(job: _Job):
     """Hands signals on to the job, which runs in a session of its own, while it lives."""
-    signals, previous = _Signals(stop_by), {}
+    signals, previous = _Signals(job), {}
     try:
         for name in _FORWARDED:
             previous[name] = signal.signal(getattr(signal, name), signals.forward)
