@@ -4,7 +4,6 @@ import hashlib
 import io
 import subprocess
 import tarfile
-from dataclasses import replace
 
 import pytest
 
@@ -80,7 +79,7 @@ def _server(monkeypatch, archive, seen):
 
 
 def _expect(monkeypatch, name, text, train_bytes=0):
-    source = replace(NAMED[name], sha256=hashlib.sha256(text).hexdigest(), train_bytes=train_bytes)
+    source = NAMED[name]._replace(sha256=hashlib.sha256(text).hexdigest(), train_bytes=train_bytes)
     monkeypatch.setitem(NAMED, name, source)
     monkeypatch.setattr(archives, "expected", lambda what, archive, sha256: archive)
 

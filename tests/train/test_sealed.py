@@ -44,7 +44,7 @@ def sentences(folder):
 
 
 def read_pairs(folder):
-    found = pairs.load(folder)
+    found = pairs._load(folder)
     places = found.train.starts[:-1]
     return [found.train.tokens[places], found.held_out.tokens[found.held_out.starts[:-1]]]
 
