@@ -27,7 +27,7 @@ import numpy as np
 
 from meshmpi.checking.evaluate import evaluate_as
 from meshmpi.dims import Dimension, Shape
-from meshmpi.ir.kinds import Cumsum, Map, Pad, Put, Random, Reduce, Shift, TopK
+from meshmpi.ir.kinds import BlockSum, Cumsum, Map, Pad, Put, Random, Reduce, Shift, TopK
 from meshmpi.ir.program import Instruction, Program
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
@@ -254,7 +254,8 @@ def _products(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequenc
 
 
 def _cumsum(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
-    terms = b.program.types[i.inputs[0]].shape.dim(i.of(Cumsum).dim).size
+    assert isinstance(i.attrs, Cumsum | BlockSum)
+    terms = b.program.types[i.inputs[0]].shape.dim(i.attrs.dim).size
     (magnitude,) = b.again(i, [_wide(x) for x in xs])
     if all(e is None for e in es):
         return b.of_sum(i, terms, magnitude, None)

@@ -284,8 +284,9 @@ def multihead_attention(
 ) -> Tensor:
     """Attention with heads, and its projections.
 
-    Args: mask, dropout, scale and position_bias as `dot_product_attention`, and
+    For mask, dropout, scale and position_bias see `dot_product_attention`.
 
+    Args:
         query_antecedent: [batch dims, query length, io].
         memory_antecedent: [batch dims, memory length, io], its length under another name; None: the query
             itself, renamed to ``memory_length`` (self-attention).
@@ -362,8 +363,9 @@ def multihead_self_attention_memory_compressed(
 ) -> Tensor:
     """Self-attention whose memories are means of groups of positions.
 
-    Args: as `multihead_attention`, and
+    The other arguments are those of `multihead_attention`.
 
+    Args:
         x: [batch dims, length, io].
         mask_right: Whether a query sees only groups that have ended: those all of whose positions
             are its own or earlier.  (The reference shows it all of the group it stands in.)  A logit of 0

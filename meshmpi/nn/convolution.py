@@ -238,8 +238,9 @@ conv2d_transpose = _transposed(
     2,
     """Transposed convolution: the gradient of a `conv2d` with respect to its input.
 
-    Args: as `conv2d`, but for the sizes of the result:
+    The other arguments are those of `conv2d`.
 
+    Args:
         padding: "SAME": size * stride results; "VALID": size * stride + max(filter - stride, 0).
     """,
 )
@@ -265,8 +266,9 @@ def depthwise_conv(
 ) -> Tensor:
     """Convolution of each channel with a filter of its own, along ``len(filter_size)`` dims.
 
-    Args: as `conv2d`, and
+    The other arguments are those of `conv2d`.
 
+    Args:
         multiplier_dim: Number of filters for each channel, as a dim that the result gets behind the channels;
             default one filter and no such dim.  ``name/kernel`` is [filter dims, channels, multiplier_dim].
 
@@ -295,8 +297,9 @@ def separable_conv1d(
 ) -> Tensor:
     """A depthwise convolution over relative positions, then a matrix product of the channels.
 
-    Args: as `conv2d`, and
+    The other arguments are those of `conv2d`.
 
+    Args:
         x: [..., length, channels].
         min_relative_pos, max_relative_pos: Position p sees p + min to p + max; -2 and 0 see only what came before.
         depthwise_filter_initializer, pointwise_filter_initializer: For ``name/depthwise/kernel``

@@ -81,8 +81,9 @@ def mixture_of_experts(
 ) -> ExpertsOutput:
     """Each token's result is the sum, weighted by gates, of those of its chosen experts.
 
-    Args: activation, biases, dropout, types and initializers as `dense_relu_dense`, and
+    For activation, biases, dropout, types and initializers see `dense_relu_dense`.
 
+    Args:
         x: [token dims, io]; by default each row along the last token dim is a group, whose tokens
             share the capacities of experts (see `Gating`).
         experts: Their dim; or (outer, inner) for two levels: a token first chooses one or more of

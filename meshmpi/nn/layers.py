@@ -192,8 +192,9 @@ def dense_relu_dense(
 ) -> Tensor:
     """Two dense layers with an activation between, over the last dim of x.
 
-    Args: as `dense`, and
+    The other arguments are those of `dense`.
 
+    Args:
         x: [..., io].
         hidden_channels: The dim between.
         dropout_rate: Share of hidden activations that is dropped where ``is_training``.
@@ -246,8 +247,9 @@ def embedding(
 ) -> Tensor:
     """Rows of a variable [vocab_dim, output_dims] at ``indices``; a split vocabulary stays split.
 
-    Args: as `embedding_weights`, and
+    The other arguments are those of `embedding_weights`.
 
+    Args:
         indices: Integers over any dims that the table lacks; outside 0..size-1 a row is zeros.
 
     Returns:

@@ -162,8 +162,9 @@ def local_attention_1d(
     Equal to `dot_product_attention` with `attention_mask_local`, at the cost of
     length * (block_length + window) instead of length**2.
 
-    Args: as `dot_product_attention`, and
+    The other arguments are those of `dot_product_attention`.
 
+    Args:
         q, k, v: [batch dims, length, heads, key_dim], or value_dim; k and v may lack dims of heads.
         length_dim: Dim (or name) of positions of all three.
         window: Positions that a query sees: itself and the window - 1 before it; both sides alike
@@ -230,7 +231,7 @@ def local_self_attention(
 ) -> Tensor:
     """`local_attention_1d` of x [batch dims, length, io] to itself, with its projections.
 
-    Args: as `local_attention_1d` and `multihead_attention`.
+    The arguments are those of `local_attention_1d` and `multihead_attention`.
 
     Source: Mesh-TensorFlow's masked_local_attention_1d and LocalSelfAttention.
     """
@@ -263,8 +264,9 @@ def local_attention_2d(
 ) -> Tensor:
     """Attention of points of an image to those less than ``window`` rows and columns away.
 
-    Args: as `dot_product_attention`, and
+    The other arguments are those of `dot_product_attention`.
 
+    Args:
         q, k, v: [batch dims, rows, columns, heads, key_dim], or value_dim; k and v may lack dims of heads.
         dims: The two dims (or names) of positions.
         window: Number of rows and of columns that a point sees; 1 is the point itself.
@@ -337,7 +339,7 @@ def local_self_attention_2d(
 ) -> Tensor:
     """`local_attention_2d` of x [batch dims, rows, columns, io] to itself, with its projections.
 
-    Args: as `local_attention_2d`, `multihead_attention` and `AttentionOptions`.
+    The arguments are those of `local_attention_2d`, `multihead_attention` and `AttentionOptions`.
     """
     name, kv, dtype = layer_name(name, "attention"), kv_channels, variable_type(variable_dtype, x)
     if x.shape.ndims < 3:

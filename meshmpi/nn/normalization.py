@@ -62,7 +62,7 @@ def rms_norm(
 ) -> Tensor:
     """x / sqrt(mean of x**2 over ``dim`` + epsilon) * scale.
 
-    Args: as `layer_norm`.
+    The arguments are those of `layer_norm`.
 
     Source: Zhang and Sennrich 2019.
     """
@@ -80,8 +80,9 @@ def rms_norm_subsampled(
 ) -> Tensor:
     """`rms_norm` whose mean square is that of the first ``fraction`` of ``dim`` only.
 
-    Args: as `layer_norm`, and
+    The other arguments are those of `layer_norm`.
 
+    Args:
         fraction: In (0, 1]; at least one element is taken.
 
     Source: partial RMS norm of Zhang and Sennrich 2019.
@@ -99,7 +100,7 @@ def scale_norm(
 ) -> Tensor:
     """x / sqrt(mean of x**2 over ``dim`` + epsilon) times one learned number, first 1.
 
-    Args: as `layer_norm`.
+    The arguments are those of `layer_norm`.
 
     Source: Nguyen and Salazar 2019, with a mean in place of their sum.
     """

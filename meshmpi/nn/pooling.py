@@ -149,7 +149,7 @@ avg_pool2d = _pooling(
     2,
     """The mean of the elements of windows along two dims; padding does not count.
 
-    Args: as `max_pool2d`.
+    The arguments are those of `max_pool2d`.
 
     Lowers: where a dim that slides is split, halos by `shift`.
     """,

@@ -222,8 +222,9 @@ def relative_position_bias(
 
     Compute it once and pass it to every layer to share it between layers, as T5 does.
 
-    Args: as `relative_position_bucket`, and
+    The other arguments are those of `relative_position_bucket`.
 
+    Args:
         heads: Dim or dims of heads.
         query_length, memory_length: Dims of positions.
         initializer: Default zeros.

@@ -64,8 +64,9 @@ def annealed_dropout(
 ) -> Tensor:
     """`dropout` whose rate falls linearly from ``rate`` at step 0 to 0 at ``total_steps``.
 
-    Args: as `dropout`, and
+    The other arguments are those of `dropout`.
 
+    Args:
         total_steps: Steps of the compiled program (see `mm.step_number`) until none is dropped.
 
     Source: Rennie et al. 2014; Mesh-TensorFlow's annealed_dropout.

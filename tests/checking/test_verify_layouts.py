@@ -14,6 +14,7 @@ from meshmpi.checking import verify
 from meshmpi.checking.layouts import legal_layouts
 from meshmpi.kernels.native import available, source
 from meshmpi.launch.launch import launch
+from meshmpi.runtime.simulated_mesh import MEANINGS
 from tests import layouts as independent
 from tests.mutations.registry import MUTATIONS
 from tests.ops.build import UNEVEN
@@ -185,15 +186,13 @@ def test_where_no_kernels_can_be_generated_the_report_says_so(monkeypatch):
 
 
 def test_replicas_that_differ_are_found(monkeypatch):
-    from meshmpi.runtime.simulated_mesh import SimulatedMesh
+    right = MEANINGS["all_reduce"]
 
-    right = SimulatedMesh.all_reduce
+    def wrong(group, by_rank):
+        right(group, by_rank)
+        by_rank[-1].x[...] *= 1 + 1e-9  # the last rank rounds otherwise
 
-    def wrong(self, xs, axes, op="sum", workspace=None):
-        right(self, xs, axes, op)
-        xs[-1][...] *= 1 + 1e-9  # the last rank rounds otherwise
-
-    monkeypatch.setattr(SimulatedMesh, "all_reduce", wrong)
+    monkeypatch.setitem(MEANINGS, "all_reduce", wrong)
     b = build(Sizes(6, 5, 7))
     report = verify(b.graph, ["hidden:all"], "all:3", b.fetches, b.updates)
     assert not report.ok

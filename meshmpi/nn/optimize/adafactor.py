@@ -31,8 +31,9 @@ class Adafactor(Optimizer):
     u = g / sqrt(r / mean(r)) / sqrt(c);  otherwise v <- d v + (1 - d) s, u = g / sqrt(v)
     u <- u / max(1, rms(u) / clipping_threshold) * rate * max(rms(w), epsilon2);  w <- w - u
 
-    Args: as `Optimizer`, and
+    The other arguments are those of `Optimizer`.
 
+    Args:
         learning_rate: None: `default_learning_rate`.
         decay_exponent: 0.8 in the paper.
         beta2: Instead, d is that of Adam with bias correction: beta2 (1 - beta2**(t - 1)) / (1 - beta2**t).

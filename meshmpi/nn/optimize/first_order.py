@@ -27,7 +27,7 @@ class SGD(Optimizer):
 class Momentum(Optimizer):
     """v <- momentum * v + g;  w <- w - rate * v  (with ``nesterov``: rate * (g + momentum * v)).
 
-    Args: see `Optimizer`.
+    The arguments are those of `Optimizer`.
 
     Source: Sutskever et al. 2013, in the form that PyTorch uses.
     """
@@ -89,8 +89,9 @@ class AdamW(Adam):
     w <- w - rate * weight_decay * w - rate * m1 / (sqrt(v1) + epsilon)
     where m1 = m / (1 - beta1**t), v1 = v / (1 - beta2**t)
 
-    Args: as `Optimizer`, and
+    The other arguments are those of `Optimizer`.
 
+    Args:
         beta1: Decay of the mean of gradients.
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root.
@@ -125,8 +126,9 @@ class LAMB(AdamW):
     w <- w - rate * |w| / |u| * u  (without the factor |w| / |u| where one of the norms is 0)
     where |x| is the square root of the sum of the squares over the whole variable
 
-    Args: as `AdamW`, and
+    The other arguments are those of `AdamW`.
 
+    Args:
         adapts: Whose steps are relative to their weights, given as ``decays`` is; default all.
 
     Source: You et al. 2020, algorithm 2 with the identity as scaling function.

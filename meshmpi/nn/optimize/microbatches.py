@@ -73,10 +73,9 @@ def serialize_training_step(
     num_splits: int,
     variables: Sequence[VariableLike] | None = None,
 ) -> tuple[Outputs, Pairs]:
-    """Loss and gradients of a batch, computed part by part (see `microbatches`).
+    """Loss and gradients of a batch, computed part by part; other arguments as in `microbatches`.
 
-    Args: as `microbatches`, and
-
+    Args:
         features: Name -> tensor; those without ``batch_dim`` go whole to every part.
         model_fn: Called for each part with its features; returns name -> tensor, with the loss
             under "loss".  All parts share the variables that the first one makes.
@@ -89,7 +88,6 @@ def serialize_training_step(
         is a mean over rows.  A mean weighted by row (padding) is one over the parts' means instead.
 
     Lowers: as the step with the whole batch: each gradient is reduced once.
-
     Source: Mesh-TensorFlow's serialize_training_step.
 
     Example:

@@ -116,8 +116,9 @@ def encoder(
 ) -> Tensor:
     """A vector for every token, made from all tokens of its sequence.
 
-    Args: as `lm`, but for
+    The other arguments are those of `lm`.
 
+    Args:
         mask: None: as ``config.padding_id`` says, or all are tokens.
 
     Returns:
@@ -159,7 +160,7 @@ def masked_lm(
 ) -> Tensor:
     """Logits of the token that stands, or is hidden, at every position.
 
-    Args: as `encoder`.
+    The arguments are those of `encoder`.
 
     Returns:
         [batch, length, vocab].
@@ -184,8 +185,9 @@ def masked_lm_loss(
 ) -> tuple[Tensor, Tensor]:
     """(mean loss in nats per counted token, logits).
 
-    Args: as `encoder` and `lm_loss`, and
+    The other arguments are those of `encoder` and `lm_loss`.
 
+    Args:
         tokens: int32 [batch, length], some of them replaced by ``config.mask_id`` or others.
         targets: int32 [batch, length], the tokens before that.
         weights: [batch, length], how much each position counts: 1 where a token was replaced or
@@ -211,8 +213,9 @@ def encoder_decoder(
 
     One embedding and one position table are shared by source and target, as in the paper.
 
-    Args: as `lm`, and
+    The other arguments are those of `lm`.
 
+    Args:
         config: The model; ``layers`` are those of the decoder, and of the encoder too unless
             ``encoder_layers`` says otherwise.
         source: int32 [batch, source_length]; ``config.padding_id`` marks padding, which nothing attends to.
@@ -261,7 +264,7 @@ def encoder_decoder_loss(
 ) -> tuple[Tensor, Tensor]:
     """(mean loss in nats per counted target token, logits).
 
-    Args: as `encoder_decoder` and `lm_loss`.
+    The arguments are those of `encoder_decoder` and `lm_loss`.
     """
     mixtures = [] if mixtures is None else mixtures
     rows = (source, decoder_tokens, training, mixtures, packing)

@@ -74,7 +74,7 @@ def train_on_survivors(
 ) -> Result:
     """Trains on all ranks of this job, without those that are lost on the way.  Collective.
 
-    Args: as `run.train`; ``make`` makes the trainer on a mesh.
+    The arguments are those of `run.train`; ``make`` makes the trainer on a mesh.
 
     Raises:
         ConfigError: This MPI job would not outlive a rank.
