@@ -49,7 +49,7 @@ def later_turns_share_the_first_layers_of_the_graph(m: Patch) -> None:
 
 @mutation("tests/test_default_fetches.py::test_updates_that_are_left_out_are_named_once_and_with_the_users_line()")
 def nothing_is_said_of_updates_that_are_left_out(m: Patch) -> None:
-    m.setattr(api, "_warn_of_unused", lambda updates: None)
+    m.setattr(api, "warn_user", lambda text, kind: None)
 
 
 @mutation(
