@@ -139,6 +139,7 @@ def train(config, layout):
     return [step(tokens=TOKENS, targets=TARGETS)[loss] for _ in range(3)]
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_layouts(name):
     config = SMALL.with_options(**OPTIONS[name], ff_dropout=0.1, residual_dropout=0.1)

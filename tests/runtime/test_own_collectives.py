@@ -93,6 +93,7 @@ def test_a_mesh_against_a_collective():
     assert re.search(r"different collectives: rank 0 waits in mm\.Mesh\(.*rank 1 waits in all_", text)
 
 
+@pytest.mark.matrix
 def test_after_calls_of_too_many_kinds():
     code = """
 from meshmpi.guard import flight
@@ -131,6 +132,7 @@ def test_a_rank_that_fails_before_the_first_mesh():
     assert "rank 1 left the program by exit status 3 without a mesh" in text
 
 
+@pytest.mark.matrix
 def test_a_rank_that_comes_late_to_the_first_mesh():
     code = """
 from meshmpi.guard import meeting

@@ -85,6 +85,7 @@ def test_a_rank_that_goes_without_a_word_has_not_finished():
     assert "rank 1 has not told the end of the program" in done.stderr
 
 
+@pytest.mark.matrix
 def test_a_rank_that_goes_without_a_word_before_mpi_is_not_waited_for():
     """The other one is in MPI_Init, where it sees nothing."""
     done = run("goes hard, missed")
@@ -288,6 +289,7 @@ def test_another_command_ends_with_its_launcher(tmp_path: Path):
     until(lambda: run_no_more(pids), MOST_SECONDS, "ranks run on")
 
 
+@pytest.mark.matrix
 def test_ranks_outlive_the_shell_that_called_mpirun(tmp_path: Path):
     """As with nohup: mpirun lives on."""
     command, environment = launch_command(2, [*PROGRAM, "wait after"])

@@ -55,11 +55,13 @@ def test_debug_mode_lets_right_programs_run():
     assert done.stdout.count("is done") == 2
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_stopped_for_a_while_is_waited_for(rank: int):
     assert faults.stopped(2, rank, 8.0) == ""
 
 
+@pytest.mark.matrix
 def test_a_limit_that_the_user_sets():
     began = time.monotonic()
     done = launch(

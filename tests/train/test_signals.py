@@ -158,6 +158,7 @@ def signalled(command, number, marker="ready"):
     return process.returncode, out, err
 
 
+@pytest.mark.matrix
 def test_a_program_with_nothing_to_save_ends_within_its_patience(tmp_path):
     """The main thread is inside a call to C here, and never comes to a place to leave."""
     slow = script(
@@ -319,6 +320,7 @@ def test_ranks_learn_which_signal_the_launching_process_got(tmp_path, number):
     assert not list((tmp_path / "runs").glob(".*"))
 
 
+@pytest.mark.matrix
 def test_ranks_with_nothing_to_save_tell_what_the_launching_process_got(tmp_path):
     process = launching(tmp_path, "while True:\n    time.sleep(60)\n")
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -358,6 +360,7 @@ def test_of_reasons_the_launching_process_comes_first():
     assert stopping._reason(["SIGTERM"]) == "SIGTERM"
 
 
+@pytest.mark.matrix
 def test_a_second_interrupt_of_the_launching_process_ends_its_job(tmp_path):
     (tmp_path / "deaf.py").write_text(
         "import signal, sys, time\n"
