@@ -5,6 +5,7 @@ Lines that Python runs are counted, and bytes that it holds, not seconds: the sa
 
 from __future__ import annotations
 
+import gc
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -71,17 +72,19 @@ def counted(f: Callable[[], Any]) -> tuple[Any, int, int]:
         return count
 
     before = sys.gettrace()
-    sys.settrace(count)
+    gc.collect()
+    gc.disable()  # the garbage of other tests runs lines too where it is collected
     try:
+        sys.settrace(count)
         f()
-    finally:
         sys.settrace(before)
-    tracemalloc.start()
-    try:
+        tracemalloc.start()
         result = f()
         return result, lines, tracemalloc.get_traced_memory()[1]
     finally:
+        sys.settrace(before)
         tracemalloc.stop()
+        gc.enable()
 
 
 def work(layer: Callable[[mm.Tensor], mm.Tensor], layers: int) -> tuple[int, dict[str, tuple[int, int]]]:
