@@ -26,9 +26,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from meshmpi.checking.evaluate import evaluate_as
-from meshmpi.dims import Dimension, Shape
-from meshmpi.ir.kinds import BlockSum, Cumsum, Map, Pad, Put, Random, Reduce, Shift, TopK
-from meshmpi.ir.program import Instruction, Program
+from meshmpi.ir.kinds import Gather, Lookup, Map, Pad, Product, Put, Random, Reduce, Shift, TopK
+from meshmpi.ir.program import Instruction, Kind, Program
+from meshmpi.ir.scalar import SCALAR_FUNCTIONS
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 """Unit roundoff: half the distance from 1 to the next number."""
@@ -60,7 +60,7 @@ class Bounds:
             return
         errors = [self.errors[v] for v in i.inputs]
         with np.errstate(all="ignore"):
-            made = _RULES.get(i.kind, _moved)(self, i, inputs, results, errors)
+            made = _RULES.get(type(i.attrs), _linear)(self, i, inputs, results, errors)
         for v, e in zip(i.outputs, made, strict=True):
             self.errors[v] = None if e is None else np.where(np.isnan(e), np.inf, e)
 
@@ -77,10 +77,10 @@ class Bounds:
         """The smallest normal number of the type of ``v``."""
         return SMALLEST.get(self.precision[v], 0.0)
 
-    def again(self, i: Instruction, arrays: Sequence[np.ndarray], keep: Sequence[int] = ()):
-        """The instruction on float64 arrays; inputs at the positions ``keep`` have own types."""
-        kept = [i.inputs[k] for k in keep]
-        values = [v for v in (*i.inputs, *i.outputs) if v not in kept]
+    def again(self, i: Instruction, arrays: Sequence[np.ndarray]):
+        """The instruction on other arrays, in float64; arrays of integers are indices and stay what they are."""
+        indices = [v for v, x in zip(i.inputs, arrays, strict=True) if x.dtype.kind in "iu"]
+        values = [v for v in (*i.inputs, *i.outputs) if v not in indices]
         return evaluate_as(i, self.program, arrays, dict.fromkeys(values, "float64"))
 
     def of_sum(
@@ -114,11 +114,6 @@ def added(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
 Rule = Callable[[Bounds, Instruction, Sequence, Sequence, Sequence], list]
 
 
-def _exact(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
-    """Fed, stored and counted numbers are the same everywhere."""
-    return [None for _ in ys]
-
-
 def _random(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
     """Drawn from the same bits everywhere; C and NumPy may round normal numbers differently."""
     if i.of(Random).distribution == "uniform":
@@ -126,17 +121,38 @@ def _random(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence)
     return [ULPS * b.roundoff(i.outputs[0]) * _wide(ys[0])]
 
 
-def _moved(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
-    """transpose, view, slice, concat, pad, put, ...: errors lie where the elements lie."""
-    if all(e is None for e in es):
-        return [None for _ in ys]
-    if isinstance(i.attrs, (Pad, Shift)):
+def _linear(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
+    """Sums, products, and what only moves elements: their errors go the same way; a sum has one of its own."""
+    if isinstance(i.attrs, Pad | Shift):
         i = i.replaced(value=0.0)
-    keep = [2] if isinstance(i.attrs, Put) else []
-    if any(es[k] is not None and es[k].any() for k in keep):  # it is not known which rows
-        return [np.full(ys[0].shape, np.inf)]
-    arrays = [x if k in keep else _dense(e, x) for k, (e, x) in enumerate(zip(es, xs, strict=True))]
-    return b.again(i, arrays, keep)
+    index = xs[-1:] if isinstance(i.attrs, Lookup | Put) else []
+    values, errors = xs[: len(xs) - len(index)], es[: len(es) - len(index)]
+
+    def computed(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return b.again(i, [*arrays, *index])[0]
+
+    carried = None
+    if isinstance(i.attrs, Product):
+        for k, e in enumerate(errors):
+            if e is not None:
+                carried = added(carried, computed([e if n == k else _wide(x) for n, x in enumerate(values)]))
+    elif any(e is not None for e in errors):
+        carried = computed([_dense(e, x) for e, x in zip(errors, values, strict=True)])
+    if index and es[-1] is not None and es[-1].any():
+        carried = added(carried, _of_unsure_rows(b, i, es[-1]))
+    if i.attrs.work is None and not i.traits.product:
+        return [carried]
+    terms = int(computed([np.ones(x.shape) for x in values]).max(initial=0))
+    return b.of_sum(i, terms, computed([_wide(x) for x in values]), carried)
+
+
+def _of_unsure_rows(b: Bounds, i: Instruction, index_error: np.ndarray) -> np.ndarray:
+    """Infinite where it lies within rounding which row is taken, or into which one is put."""
+    sizes = b.program.types[i.outputs[0]].shape.sizes
+    if not isinstance(i.attrs, Gather):
+        return np.full(sizes, np.inf)
+    rest = [1] * (len(sizes) - index_error.ndim)
+    return np.broadcast_to(np.where(index_error > 0, np.inf, 0.0).reshape(*index_error.shape, *rest), sizes)
 
 
 def _map(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
@@ -154,26 +170,9 @@ def _map(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) ->
     return outs
 
 
-_EXACT = (
-    "identity",
-    "negative",
-    "abs",
-    "sign",
-    "minimum",
-    "maximum",
-    "where",
-    "floor",
-    "less",
-    "less_equal",
-    "greater",
-    "greater_equal",
-    "equal",
-    "not_equal",
-    "logical_and",
-    "logical_or",
-    "logical_not",
-    "isfinite",
-)
+_EXACT = {"identity", "negative", "abs", "sign", "minimum", "maximum", "where", "floor"} | {
+    name for name, row in SCALAR_FUNCTIONS.items() if row.result == "bool"
+}
 """Scalar functions whose result needs no rounding."""
 
 
@@ -225,12 +224,11 @@ def _varied_numbers(i: Instruction, unit: float) -> list[Instruction]:
 
 def _reduce(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
     (x,), (e,), op = xs, es, i.of(Reduce).op
-    terms = x.size // max(ys[0].size, 1)
     if op == "sum":
-        (magnitude,) = b.again(i, [_wide(x)])
-        return b.of_sum(i, terms, magnitude, None if e is None else b.again(i, [e])[0])
+        return _linear(b, i, xs, ys, es)
     if op == "prod":
         product = _wide(ys[0])
+        terms = x.size // max(ys[0].size, 1)
         own = (terms * b.sums(i.outputs[0]) + SPARE * b.roundoff(i.outputs[0])) * product
         if e is None:
             return [own if own.any() else None]
@@ -241,88 +239,21 @@ def _reduce(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence)
     return b.again(i.replaced(op="max"), [e])
 
 
-def _products(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
-    (x, w), (dx, dw) = xs, es
-    (terms,) = b.again(i, [np.ones(x.shape), np.ones(w.shape)])
-    (magnitude,) = b.again(i, [_wide(x), _wide(w)])
-    carried = None
-    if dx is not None:
-        carried = b.again(i, [dx, _wide(w)])[0]
-    if dw is not None:
-        carried = added(carried, b.again(i, [_wide(x), dw])[0])
-    return b.of_sum(i, int(terms.max(initial=0)), magnitude, carried)
-
-
-def _cumsum(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
-    assert isinstance(i.attrs, Cumsum | BlockSum)
-    terms = b.program.types[i.inputs[0]].shape.dim(i.attrs.dim).size
-    (magnitude,) = b.again(i, [_wide(x) for x in xs])
-    if all(e is None for e in es):
-        return b.of_sum(i, terms, magnitude, None)
-    carried = b.again(i, [_dense(e, x) for e, x in zip(es, xs, strict=True)])[0]
-    return b.of_sum(i, terms, magnitude, carried)
-
-
-def _gather(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
-    table_error, index_error = es
-    out = None if table_error is None else b.again(i, [table_error, xs[1]], keep=[1])[0]
-    if index_error is not None and index_error.any():  # which row is taken lies within rounding
-        index, y = (b.program.types[v].shape for v in (i.inputs[1], i.outputs[0]))
-        unsure = np.where(_aligned(index_error, index, y) > 0, np.inf, 0.0)
-        out = added(out, np.broadcast_to(unsure, ys[0].shape).copy())
-    return [out]
-
-
-def _aligned(x: np.ndarray, shape: Shape, target: Shape) -> np.ndarray:
-    """x [shape] so that it broadcasts against arrays of ``target``; dims are matched by name."""
-    order = [shape.find(n) for n in target.names if shape.find(n) >= 0]
-    sizes = [d.size if shape.find(d.name) >= 0 else 1 for d in target]
-    return x.transpose(order).reshape(sizes)
-
-
-def _scatter_add(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
-    if es[1] is not None and es[1].any():
-        return [np.full(ys[0].shape, np.inf)]
-    (magnitude,) = b.again(i, [_wide(xs[0]), xs[1]], keep=[1])
-    carried = None if es[0] is None else b.again(i, [es[0], xs[1]], keep=[1])[0]
-    return b.of_sum(i, xs[1].size, magnitude, carried)
-
-
 def _top_k(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
     """The k-th largest moves no further than any element; which it is may change near a tie."""
     if es[0] is None or not es[0].any():
         return [None, None]
-    x, y = (b.program.types[v].shape for v in (i.inputs[0], i.outputs[0]))
-    attrs = i.of(TopK)
-    axis, k = x.position(attrs.dim), y.dim(attrs.k)
+    attrs, x, sizes = i.of(TopK), b.program.types[i.inputs[0]].shape, ys[0].shape
+    axis = x.position(attrs.dim)
     error = np.max(es[0], axis, keepdims=True)
     ordered = np.sort(xs[0].astype(np.float64), axis)
     if not attrs.smallest:
         ordered = np.flip(ordered, axis)
-    first = np.take(ordered, range(min(k.size + 1, x[axis].size)), axis)
+    first = np.take(ordered, range(min(sizes[-1] + 1, x[axis].size)), axis)
     gaps = np.abs(np.min(np.abs(np.diff(first, axis=axis)), axis, keepdims=True, initial=np.inf))
     unsure = np.where(gaps <= 2 * error, float(x[axis].size), 0.0)
-    kept = Shape([Dimension(k.name, 1) if n == axis else d for n, d in enumerate(x)])
-    return [np.broadcast_to(_aligned(a, kept, _with_one(y, k)), y.sizes).copy() for a in (error, unsure)]
+    return [np.broadcast_to(np.moveaxis(a, axis, -1), sizes) for a in (error, unsure)]
 
 
-def _with_one(shape: Shape, dim: Dimension) -> Shape:
-    return Shape([Dimension(d.name, 1) if d == dim else d for d in shape])
-
-
-_RULES: dict[str, Rule] = {
-    "feed": _exact,
-    "read": _exact,
-    "step": _exact,
-    "iota": _exact,
-    "random": _random,
-    "map": _map,
-    "reduce": _reduce,
-    "contract": _products,
-    "conv": _products,
-    "cumsum": _cumsum,
-    "block_sum": _cumsum,
-    "gather": _gather,
-    "scatter_add": _scatter_add,
-    "top_k": _top_k,
-}
+_RULES: dict[type[Kind], Rule] = {Map: _map, Random: _random, Reduce: _reduce, TopK: _top_k}
+"""The others are linear in their inputs."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshmpi.checking.observe import watched
 from meshmpi.compiler.passes.memory import plan_memory
 from meshmpi.errors import place
 from meshmpi.ir.kinds import Feed, Map, Read
@@ -171,14 +172,7 @@ def _everywhere(mesh: AnyMesh, mine: Mapping[int, Any]) -> dict[int, Any]:
 def _watched_run(executor: Executor) -> list[tuple[RankState, dict[int, Found]]]:
     """The step, and what each float value held on each rank of this process."""
     records: list[tuple[RankState, dict[int, Found]]] = [(s, {}) for s in executor.states]
-    calls = iter(executor.calls)
-    waiting = next(calls, None)
-    for i in executor.program.instructions:
-        while waiting is not None and (waiting[1] is i or waiting[1] is None):
-            waiting[0]()
-            waiting = next(calls, None)
-        if i.in_background:
-            continue  # its array is not ready before the wait
+    for i in watched(executor):
         for state, found in records:
             for v in i.outputs:
                 t = executor.program.types[v]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from meshmpi.graph import Graph, Tensor
+from meshmpi.graph.ops.elementwise import Elementwise
+from meshmpi.graph.ops.indexing import Gather, ScatterAdd
+from meshmpi.graph.ops.positions import Range
 from meshmpi.ir.scalar import FLOATS
 
 
@@ -19,10 +20,7 @@ def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
     """
     rng = np.random.default_rng(seed)
     out: dict[str, np.ndarray] = {}
-    for operation in graph.operations:
-        if type(operation).__name__ != "Placeholder":
-            continue
-        t, name = operation.output, operation.name
+    for name, t in graph.placeholders.items():
         if t.dtype in FLOATS:
             out[name] = rng.standard_normal(t.shape.sizes).astype("float32")
         elif t.dtype == "bool":
@@ -37,19 +35,15 @@ def indexed(graph: Graph, index: Tensor) -> int:
     reached: dict[Tensor, None] = {index: None}
     sizes: list[int] = []
     for operation in graph.operations:
-        found = [x for x in operation.inputs if x in reached]
-        if not found:
+        if not any(x in reached for x in operation.inputs):
             continue
-        kind = type(operation).__name__
-        if kind in ("Gather", "ScatterAdd") and operation.inputs[1] in reached:
-            dim: Any = getattr(operation, "dim", "")
-            table = operation.inputs[0] if kind == "Gather" else operation.output
-            sizes.append(table.shape.dim(getattr(dim, "name", dim)).size)
-        elif kind == "Elementwise" and operation.output.dtype == "bool":
+        if isinstance(operation, Gather) and operation.inputs[1] in reached:
+            sizes.append(operation.inputs[0].shape.dim(operation.dim).size)
+        elif isinstance(operation, ScatterAdd) and operation.inputs[1] in reached:
+            sizes.append(operation.dim.size)
+        elif isinstance(operation, Elementwise) and operation.output.dtype == "bool":
             others = [x for x in operation.inputs if x not in reached]
-            for x in others:
-                if type(x.operation).__name__ == "Range":
-                    sizes.append(x.shape[0].size)
+            sizes += [x.shape[0].size for x in others if isinstance(x.operation, Range)]
         for t in operation.outputs:
             if t.dtype == index.dtype:
                 reached[t] = None

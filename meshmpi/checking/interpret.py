@@ -8,8 +8,9 @@ whose meaning could differ.
 from __future__ import annotations
 
 import builtins
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -60,23 +61,6 @@ class Computed(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The one-rank program of a graph, and which of its values are the graph's tensors.
-
-    Attributes:
-        program: Unoptimised.
-        made: Value -> the tensors that it is, in graph order.
-        tensors: All tensors computed, in graph order.
-        fetches: Name -> value.
-    """
-
-    program: Program
-    made: Mapping[int, list[Tensor]]
-    tensors: tuple[Tensor, ...]
-    fetches: Mapping[str, Tensor]
-
-
 def needed_tensors(graph: Graph, wanted: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that ``wanted`` depend on and they themselves, in graph order."""
     return [t for operation in needed_operations(graph, wanted) for t in operation.outputs]
@@ -101,14 +85,6 @@ def lowered_with_values(
     return lower(graph, mesh, layout, fetches, updates, storage, seed), values
 
 
-def by_value(values: Mapping[Tensor, int]) -> dict[int, list[Tensor]]:
-    """Value -> the tensors that it is, in graph order."""
-    made: dict[int, list[Tensor]] = {}
-    for t, v in values.items():
-        made.setdefault(v, []).append(t)
-    return made
-
-
 def one_rank(graph: Graph) -> MeshShape:
     """A mesh of one rank with all the axes that constraints and storage layouts name."""
     layouts = [o.layout for o in graph.operations if isinstance(o, Constrain)]
@@ -117,13 +93,11 @@ def one_rank(graph: Graph) -> MeshShape:
     return MeshShape(dict.fromkeys(names, 1) or {"all": 1})
 
 
-def reference(
-    graph: Graph, fetches: Mapping[str, Tensor], updates: Sequence[Update], seed: int, wide: bool
-) -> Reference:
-    """The program that `interpret` runs; with ``wide`` in float64."""
-    program, values = lowered_with_values(graph, one_rank(graph), Layout(), fetches, updates, None, seed)
-    program = widened(program) if wide else program
-    return Reference(program, by_value(values), tuple(values), fetches)
+def of_one_rank(
+    graph: Graph, fetches: Mapping[str, Tensor], updates: Sequence[Update], seed: int
+) -> tuple[Program, dict[Tensor, int]]:
+    """The program that `interpret` runs, and for each tensor the value that it is."""
+    return lowered_with_values(graph, one_rank(graph), Layout(), fetches, updates, None, seed)
 
 
 @checked
@@ -170,11 +144,11 @@ def interpret(
         [1.0, 9.0]
     """
     named = named_fetches(graph, fetches)
-    ref = reference(graph, named, updates, seed, float64)
-    watchers = _watchers(ref, prints, breakpoints)
+    program, values = of_one_rank(graph, named, updates, seed)
+    watchers = _watchers(list(values), prints, breakpoints)
     out: dict[Any, np.ndarray] = {}
     wanted = list(named.values())
-    for computed in run(ref, feeds or {}, variables, seed, step):
+    for computed in run(widened(program) if float64 else program, values, feeds or {}, variables, step):
         t = computed.tensor
         if check_finite:
             _check_finite(computed)
@@ -184,21 +158,16 @@ def interpret(
             out[t] = computed.value
         for u in updates:
             if u.value is t:
-                out[u.variable.name] = _as_stored(computed.value, u)
+                out[u.variable.name] = computed.value.transpose([t.shape.position(n) for n in u.variable.shape.names])
     out.update({name: out[t] for name, t in named.items()})
     return out
 
 
-def _as_stored(value: np.ndarray, u: Update) -> np.ndarray:
-    names = u.value.shape.names
-    return value.transpose([names.index(n) for n in u.variable.shape.names])
-
-
 def run(
-    ref: Reference,
+    program: Program,
+    values: Mapping[Tensor, int],
     feeds: Mapping[str, Any],
     variables: Mapping[str, Any] | None,
-    seed: int,
     step: int,
     observe: Callable[[Any, list, list], None] | None = None,
     instead: Mapping[Tensor, np.ndarray] | None = None,
@@ -206,17 +175,15 @@ def run(
     """Runs the program of one rank; yields every tensor of the graph in the order of the graph.
 
     Args:
-        ref: What to run.
-        feeds, variables, seed, step: As of `interpret`.
+        program, values: As `of_one_rank` returns them.
+        feeds, variables, step: As of `interpret`.
         observe: Called with each instruction, its inputs and its results.
         instead: Values that take the place of computed ones, once these have been yielded.
     """
-    program, waiting = ref.program, list(reversed(ref.tensors))
-    value_of = {t: v for v, ts in ref.made.items() for t in ts}
-    arrays: dict[int, np.ndarray] = {}
-    values: dict[Tensor, np.ndarray] = {}
-    left, last = _uses(ref), _last_users(ref)
-    start = initial_variables(program, variables, seed)
+    waiting, arrays = list(reversed(values)), dict[int, np.ndarray]()
+    left = Counter(v for i in program.instructions for v in i.inputs)
+    left.update(values[x] for t in values for x in (t, *t.operation.inputs))
+    start = initial_variables(program, variables)
 
     def used(v: int) -> None:
         left[v] -= 1
@@ -236,40 +203,16 @@ def run(
         if observe is not None:
             observe(i, ins, results)
         arrays.update(zip(i.outputs, results, strict=True))
-        while waiting and value_of[waiting[-1]] in arrays:
+        while waiting and values[waiting[-1]] in arrays:
             t = waiting.pop()
-            values[t] = arrays[value_of[t]]
-            yield Computed(t, values[t], {x: values[x] for x in t.operation.inputs})
+            yield Computed(t, arrays[values[t]], {x: arrays[values[x]] for x in t.operation.inputs})
             if instead is not None and t in instead:
-                arrays[value_of[t]] = values[t] = instead[t]
-            used(value_of[t])
-            for x in last.get(t, ()):
-                del values[x]
+                arrays[values[t]] = instead[t]
+            for x in (t, *t.operation.inputs):
+                used(values[x])
         for v in i.inputs:
             used(v)
     assert not waiting, f"{waiting[-1]} was not computed"
-
-
-def _last_users(ref: Reference) -> dict[Tensor, list[Tensor]]:
-    """Tensor -> the inputs of its operation that no tensor behind it is computed from."""
-    user: dict[Tensor, Tensor] = {}
-    for t in ref.tensors:
-        user[t] = t
-        for x in t.operation.inputs:
-            user[x] = t
-    out: dict[Tensor, list[Tensor]] = {}
-    for x, t in user.items():
-        out.setdefault(t, []).append(x)
-    return out
-
-
-def _uses(ref: Reference) -> dict[int, int]:
-    """Value -> how many instructions and tensors still need it."""
-    left = {v: len(ts) for v, ts in ref.made.items()}
-    for i in ref.program.instructions:
-        for v in i.inputs:
-            left[v] = left.get(v, 0) + 1
-    return left
 
 
 def fed(program: Program, name: str, feeds: Mapping[str, Any]) -> np.ndarray:
@@ -285,11 +228,11 @@ def fed(program: Program, name: str, feeds: Mapping[str, Any]) -> np.ndarray:
     return array.astype(numpy_dtype(t.dtype), order="C")
 
 
-def initial_variables(program: Program, given: Mapping[str, Any] | None, seed: int) -> dict[str, np.ndarray]:
+def initial_variables(program: Program, given: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
     """Name -> whole first value, in the type of the program; ``given`` ones instead of others."""
     store = VariableStore(SimulatedMesh(program.mesh), [0])
     for variable in program.variables.values():
-        store.add(variable, seed)
+        store.add(variable, program.seed)
     if given:
         store.assign({n: a for n, a in given.items() if n in program.variables})
     return {name: store[name] for name in program.variables}
@@ -322,7 +265,9 @@ def at_place(tensors: Sequence[Tensor], place: Place) -> list[Tensor]:
 
 
 def _watchers(
-    ref: Reference, prints: Sequence[Place], breakpoints: Sequence[Place] | Mapping[Place, Callable[[Computed], Any]]
+    tensors: Sequence[Tensor],
+    prints: Sequence[Place],
+    breakpoints: Sequence[Place] | Mapping[Place, Callable[[Computed], Any]],
 ) -> dict[Tensor, list[Callable[[Computed], Any]]]:
     if isinstance(prints, (str, Tensor)):
         prints = [prints]
@@ -333,7 +278,7 @@ def _watchers(
         calls.append((p, breakpoints[p] if isinstance(breakpoints, Mapping) else _stop))
     out: dict[Tensor, list[Callable[[Computed], Any]]] = {}
     for place, call in calls:
-        for t in at_place(ref.tensors, place):
+        for t in at_place(tensors, place):
             out.setdefault(t, []).append(call)
     return out
 
@@ -343,14 +288,15 @@ def _stop(computed: Computed) -> None:
     builtins.breakpoint()  # noqa: T100 - what the user asked for
 
 
+def _is_finite(x: np.ndarray) -> np.ndarray:
+    return np.isfinite(x.astype(np.float64))
+
+
 def _check_finite(computed: Computed) -> None:
     t, x = computed.tensor, computed.value
-    if x.dtype.kind in "iub" or np.isfinite(x.astype(np.float64)).all():
+    bad = np.argwhere(~_is_finite(x))
+    if not len(bad) or not all(_is_finite(a).all() for a in computed.inputs.values()):
         return
-    inputs = computed.inputs.values()
-    if not all(np.isfinite(a.astype(np.float64)).all() for a in inputs):
-        return
-    bad = np.argwhere(~np.isfinite(x.astype(np.float64)))
     first = ", ".join(f"{n}={k}" for n, k in zip(t.shape.names, map(int, bad[0]), strict=True))
     before = "; ".join(f"{u.name} in [{a.min():.6g}, {a.max():.6g}]" for u, a in computed.inputs.items() if a.size)
     how_many = "1 element that is" if len(bad) == 1 else f"{len(bad)} elements that are"

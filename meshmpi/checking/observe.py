@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Union
 
 import numpy as np
 
-from meshmpi.dims import Axes
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.kernels import numpy_dtype
 from meshmpi.kernels.native import NativeKernels
@@ -25,42 +24,35 @@ Observer = Callable[[Instruction, int, Blocks, "Blocks | None"], None]
 pending, the sums of the magnitudes of its terms: how much rounding it may yet get."""
 
 
-class ObservedExecutor(Executor):
-    """Runs a program and shows every value right after the instruction that made it.
+def watched(executor: Executor) -> Iterator[Instruction]:
+    """Runs a step call by call; yields every instruction when its results are there.
 
-    What is pending is finished in copies first, so that blocks are those of the whole value.
-    Values held with halos are not shown: no tensor of a graph is.
+    What is reduced in the background is there after the `Wait`, which is yielded for it.
     """
+    calls = iter(executor.calls)
+    waiting = next(calls, None)
+    for i in executor.program.instructions:
+        while waiting is not None and (waiting[1] is i or waiting[1] is None):
+            waiting[0]()
+            waiting = next(calls, None)
+        if not i.in_background:
+            yield i
 
-    def __init__(self, program: Program, mesh: AnyMesh, store: VariableStore, kernels: Kernels, observe: Observer):
-        self._observe, self._built = observe, None if isinstance(kernels, str) else kernels
-        super().__init__(program, mesh, store, kernels if isinstance(kernels, str) else "native")
 
-    def _native_kernels(self, kernels: str) -> NativeKernels | None:
-        return super()._native_kernels(kernels) if self._built is None else self._built
+def _finished(executor: Executor, v: int) -> tuple[Blocks, Blocks | None]:
+    """The blocks of a value, of which what is pending is finished in copies, for an `Observer`."""
+    t, blocks = executor.program.types[v], {s.rank: s.arrays[v] for s in executor.states}
+    if not t.partial:
+        return blocks, None
 
-    def _bind(self, i: Instruction) -> list[Callable[[], None]]:
-        return [*super()._bind(i), lambda: self._show(i)]
+    def reduced(copies: Blocks, op: str) -> Blocks:
+        executor.mesh.bind(*(AllReduce(x, t.partial, op) for x in copies.values()))()
+        return copies
 
-    def _show(self, i: Instruction) -> None:
-        if i.in_background:
-            return  # still on its way: what waits for it shows it
-        for v in i.outputs:
-            t = self.program.types[v]
-            if t.halos:
-                continue
-            blocks = {s.rank: s.arrays[v] for s in self.states}
-            sizes = None
-            if t.partial:
-                if t.pending == "sum":
-                    sizes = {r: np.abs(b, out=np.empty_like(b)) for r, b in blocks.items()}
-                    self._finish(sizes, t.partial, "sum")
-                blocks = {r: b.copy() for r, b in blocks.items()}
-                self._finish(blocks, t.partial, t.pending)
-            self._observe(i, v, blocks, sizes)
-
-    def _finish(self, blocks: Blocks, axes: Axes, op: str) -> None:
-        self.mesh.bind(*(AllReduce(block, axes, op) for block in blocks.values()))()
+    sizes = None
+    if t.pending == "sum":
+        sizes = reduced({r: np.abs(b, out=np.empty_like(b)) for r, b in blocks.items()}, "sum")
+    return reduced({r: b.copy() for r, b in blocks.items()}, t.pending), sizes
 
 
 def run_observed(
@@ -72,16 +64,7 @@ def run_observed(
     kernels: Kernels,
     observe: Observer,
 ) -> tuple[dict[str, Blocks], dict[str, Blocks]]:
-    """One step of a program.
-
-    Args:
-        program: Verified.
-        mesh: A Mesh or SimulatedMesh of its shape.
-        feeds: Placeholder name -> whole array.
-        variables: Name -> whole array at the start.
-        step: The number of the step.
-        kernels: As of `mm.compile`, or those that were built for this program, the same object.
-        observe: Sees every value.
+    """One step of a verified program on whole feeds and variables, whose every value is shown to ``observe``.
 
     Returns:
         Fetch name -> blocks, and variable name -> blocks after the step.
@@ -91,12 +74,15 @@ def run_observed(
     for variable in program.variables.values():
         store.add(variable, program.seed)
     store.assign({n: a for n, a in variables.items() if n in program.variables})
-    executor = ObservedExecutor(program, mesh, store, kernels, observe)
+    executor = Executor(program, mesh, store, kernels)
     executor.runtime.step = step
     for name, t in program.feeds.items():
         whole = np.asarray(feeds[name]).astype(numpy_dtype(t.dtype))
         for s in executor.states:
             np.copyto(s.feeds[name], block_of(whole, t, mesh.shape, s.coordinates))
-    executor.run()
+    for i in watched(executor):
+        for v in i.outputs:
+            if not program.types[v].halos:  # no tensor of a graph is held with halos
+                observe(i, v, *_finished(executor, v))
     fetched = {name: {s.rank: s.arrays[v].copy() for s in executor.states} for name, v in program.fetches.items()}
     return fetched, {name: dict(store.blocks[name]) for name in program.variables}

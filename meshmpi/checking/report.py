@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, field
 
 from meshmpi.ir.program import Source
@@ -171,15 +171,13 @@ class Report:
         """All of it for a reader: verdict, wrong layouts, largest differences."""
         wrong = [c for c in self.wrong if not c.refused]
         illegal = [c for c in self.wrong if c.refused]
-        refused = _counted([c.refused for c in self.checks if c.refused and not c.named])
+        refused = Counter(c.refused for c in self.checks if c.refused and not c.named)
         lines = [self._verdict(len(wrong)), *self.skipped]
         lines += [f"{n} illegal: {why}" for why, n in refused.items()]
-        lines += [str(c) for c in illegal[:5]]
-        if len(illegal) > 5:
-            lines.append(f"and {len(illegal) - 5} more layouts are illegal.")
-        lines += [str(c) for c in wrong[:5]]
-        if len(wrong) > 5:
-            lines.append(f"and {len(wrong) - 5} more layouts are wrong.")
+        for found, what in ((illegal, "illegal"), (wrong, "wrong")):
+            lines += [str(c) for c in found[:5]]
+            if len(found) > 5:
+                lines.append(f"and {len(found) - 5} more layouts are {what}.")
         if any(c.differences for c in self.checks):
             lines += ["Largest differences of an operation from one rank, against the bound of rounding:"]
             lines.append(self.table(rows))
@@ -199,10 +197,3 @@ class Report:
 
     def __str__(self) -> str:
         return self.text()
-
-
-def _counted(reasons: Sequence[str]) -> dict[str, int]:
-    out: dict[str, int] = {}
-    for r in reasons:
-        out[r] = out.get(r, 0) + 1
-    return out

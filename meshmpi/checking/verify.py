@@ -16,21 +16,20 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from meshmpi.checking.bounds import ROUNDOFF, SPARE, Bounds, added
-from meshmpi.checking.compare import Shown, compared, worse
+from meshmpi.checking.compare import Shown, compared
 from meshmpi.checking.feeds import random_feeds
 from meshmpi.checking.interpret import (
-    by_value,
     initial_variables,
     interpret,
     lowered_with_values,
     needed_tensors,
-    reference,
+    of_one_rank,
     run,
     widened,
 )
 from meshmpi.checking.layouts import legal_layouts
 from meshmpi.checking.observe import Blocks, Kernels, run_observed
-from meshmpi.checking.report import Check, Difference, Report
+from meshmpi.checking.report import Check, Report
 from meshmpi.compiler.passes import pipeline
 from meshmpi.dims import Layout, LayoutLike, MeshShape
 from meshmpi.errors import ConfigError, LayoutError, MeshmpiError, suggest
@@ -211,15 +210,15 @@ class Truth:
     ):
         self.graph, self.fetches, self.updates = graph, fetches, updates
         self.feeds, self.precision, self.seed, self.step = feeds, precision, seed, warm_steps
-        own = reference(graph, fetches, updates, seed, False)
-        self.start = initial_variables(own.program, variables, seed)
+        own, self._value_of = of_one_rank(graph, fetches, updates, seed)
+        self.start = initial_variables(own, variables)
         for step in range(warm_steps):
             news = interpret(graph, feeds, fetches, updates=updates, variables=self.start, seed=seed, step=step)
             self.start.update({u.variable.name: news[u.variable.name] for u in updates})
         self.after = {u.variable.name: u.value for u in self.updates}
-        self._wide = reference(graph, fetches, updates, seed, True)
-        narrow = own.program.types if precision == "own" else {}
-        self._dtypes = {v: narrow.get(v, t).dtype for v, t in self._wide.program.types.items()}
+        self._wide = widened(own)
+        narrow = own.types if precision == "own" else {}
+        self._dtypes = {v: narrow.get(v, t).dtype for v, t in self._wide.types.items()}
         self.values = {t: value for t, value, _ in self.judged({})}
 
     def judged(self, seen: Mapping[Tensor, Seen]) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray | None]]:
@@ -236,15 +235,14 @@ class Truth:
         Yields:
             Tensor, whole array, and the bound of each element; None for none.
         """
-        bounds = Bounds(self._wide.program, self._dtypes)
-        value_of = {t: v for v, ts in self._wide.made.items() for t in ts}
+        bounds, value_of = Bounds(self._wide, self._dtypes), self._value_of
         # In float64 the reference is rounded as well, so that two errors may add up.
         twice = 1 if self.precision == "own" else 2
         instead = {
             t: s.whole.astype(np.float64) if s.whole.dtype.kind not in "iub" else s.whole for t, s in seen.items()
         }
         with np.errstate(all="ignore"):
-            for c in run(self._wide, self.feeds, self.start, self.seed, self.step, bounds.observe, instead):
+            for c in run(self._wide, value_of, self.feeds, self.start, self.step, bounds.observe, instead):
                 e = bounds.errors[value_of[c.tensor]]
                 yield c.tensor, c.value, None if e is None else twice * e
                 if c.tensor in seen:
@@ -263,7 +261,7 @@ class _Runner:
         self.truth, self.mesh, self.shape = truth, mesh, mesh.shape
         self.check_ = Check(str(mesh.shape), str(layout))
         self.stages: list[Program] = []
-        self.made: Mapping[int, list[Tensor]] = {}
+        self.made: dict[int, list[Tensor]] = {}
         self._broken: tuple[str, Exception] | None = None
         self._lower(layout, storage)
         self.final = self._as_run(self.stages[-1]) if self.stages and not self._broken else None
@@ -278,7 +276,8 @@ class _Runner:
         except FAILURES as e:
             self._failed("lowering", e)
             return
-        self.made = by_value(values)
+        for tensor, v in values.items():
+            self.made.setdefault(v, []).append(tensor)
         self.stages.append(program)
         for one in pipeline.PASSES:
             try:
@@ -380,18 +379,14 @@ class _Runner:
             if tensor in seen:
                 bound = added(bound, seen[tensor].error)
             for one in shown.get(tensor, ()):
-                alone = self.truth.values[tensor]
-                d = self._agreed(compared(tensor, one, want, bound, alone, self.shape))
+                mine = compared(tensor, one, want, bound, self.truth.values[tensor], self.shape)
+                d = max(gathered(self.mesh, mine, "verify"), key=lambda one: one.ratio)  # the same on each rank
                 old = self.check_.differences.get(d.tensor)
-                self.check_.differences[d.tensor] = d if old is None else worse(old, d)
+                self.check_.differences[d.tensor] = old if old is not None and old.ratio > d.ratio else d
                 if not d.ok and self.check_.first is None:
                     self.check_.first = d
                     if d.tensor in by:
                         self.check_.instruction = _as_text(program, by[d.tensor])
-
-    def _agreed(self, d: Difference) -> Difference:
-        """The worst of all ranks of a job, the same on each."""
-        return max(gathered(self.mesh, d, "verify"), key=lambda one: one.ratio)
 
 
 def _name(one: Any) -> str:

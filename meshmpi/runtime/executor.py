@@ -130,7 +130,12 @@ class Executor:
     """
 
     def __init__(
-        self, program: Program, mesh: AnyMesh, store: VariableStore, kernels: str = "auto", atomic: bool = False
+        self,
+        program: Program,
+        mesh: AnyMesh,
+        store: VariableStore,
+        kernels: str | NativeKernels = "auto",
+        atomic: bool = False,
     ):
         self.program, self.mesh = program, mesh
         self.simulated = len(store.ranks) == mesh.shape.size and mesh.simulated
@@ -265,8 +270,10 @@ class Executor:
         seconds = product_choice.measured(bfloat16) if products else {"numpy": 0.0}
         return blas.agree(gathered(self.mesh, seconds, "compile"))
 
-    def _native_kernels(self, kernels: str) -> NativeKernels | None:
-        """Generated kernels, if they are wanted and every rank can build them."""
+    def _native_kernels(self, kernels: str | NativeKernels) -> NativeKernels | None:
+        """Generated kernels, if they are wanted and every rank can build them; those given were built before."""
+        if isinstance(kernels, NativeKernels):
+            return kernels
         if kernels == "numpy" or (kernels == "auto" and _points(self.program) < NATIVE_POINTS):
             return None
         try:
