@@ -44,7 +44,19 @@ class Dimension(_NameAndSize):
     __repr__ = __str__
 
 
+def dim_name(dim: DimLike) -> str:
+    """The name of a dimension given as such or by its name."""
+    return dim if isinstance(dim, str) else dim.name
+
+
+def dim_names(dims: DimsLike) -> list[str]:
+    """The names of one dimension, or of several."""
+    return [dim_name(d) for d in ([dims] if isinstance(dims, (str, Dimension)) else dims)]
+
+
 DimensionLike = Union[Dimension, tuple[str, int]]
+DimLike = Union[Dimension, str]
+DimsLike = Union[DimLike, Sequence[DimLike]]
 ShapeLike = Union["Shape", str, Sequence[DimensionLike], Dimension]
 _SIGNS = frozenset(":;,+=? []")
 """Separators in the texts of shapes, meshes and layouts; names must not contain them."""

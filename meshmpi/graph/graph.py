@@ -215,8 +215,8 @@ class Operation:
         return ShapeError(f"{self.base_name}: {problem}", remedy, str(source))
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
-        """Shape and data type of every output; raises ShapeError where the inputs do not fit."""
-        raise NotImplementedError
+        """Shape and data type of every output, here those of x; raises ShapeError where the inputs do not fit."""
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Gradient with respect to every input, given those of the outputs, as new graph nodes.
@@ -368,44 +368,31 @@ class Graph:
         finally:
             self._source = old
 
-    def variable(
-        self,
-        name: str,
-        shape: Shape,
-        dtype: str,
-        initializer: Any,
-        trainable: bool,
-        storage: Layout | None,
-        like: Variable | None = None,
-        decays: bool = True,
-    ) -> Variable:
-        """A new variable of that (scoped) name; where the scope says so, the existing one."""
-        full, reuse = self.scoped(name), self.scopes.reuse
-        old = self.variables.get(full)
+    def variable(self, new: Variable) -> Variable:
+        """Adds a variable; where the scope says so, the one of that name that exists takes its place."""
+        old, reuse = self.variables.get(new.name), self.scopes.reuse
         if old is None:
-            check_dtype(dtype, f"variable '{full}'")
+            check_dtype(new.dtype, f"variable '{new.name}'")
             if reuse is True:
                 raise VariableError(
-                    f"there is no variable '{full}' to share, as `mm.scope(reuse=True)` asks for.",
-                    suggest(full, self.variables),
+                    f"there is no variable '{new.name}' to share, as `mm.scope(reuse=True)` asks for.",
+                    suggest(new.name, self.variables),
                 )
-            source = user_source(f"variable '{full}'")
-            if initializer is not None:
-                first_value(full, shape, dtype, initializer, str(source))
-            self.scopes.take(full)
-            self.variables[full] = old = Variable(
-                full, shape, dtype, initializer, trainable, storage, like, source, decays
-            )
-            return old
-        if (old.shape, old.dtype) != (shape, dtype):
+            new.source = user_source(f"variable '{new.name}'")
+            if new.initializer is not None:
+                first_value(new.name, new.shape, new.dtype, new.initializer, str(new.source))
+            self.scopes.take(new.name)
+            self.variables[new.name] = new
+            return new
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
             raise VariableError(
-                f"variable '{full}' exists as {old.dtype}{old.shape} and is asked for as {dtype}{shape}.",
+                f"variable '{old.name}' exists as {old.dtype}{old.shape} and is asked for as {new.dtype}{new.shape}.",
                 "Use another name, or put one of them inside `with mm.scope(...)`.",
                 str(old.source),
             )
         if not reuse:
             raise VariableError(
-                f"variable '{full}' exists already, as {old.dtype}{old.shape}: two layers or"
+                f"variable '{old.name}' exists already, as {old.dtype}{old.shape}: two layers or"
                 " variables of one name would silently share their numbers.",
                 "Use another name, or put one of them inside `with mm.scope(...)`; to share it, put"
                 " the second call inside `with mm.scope(reuse=True):`.",

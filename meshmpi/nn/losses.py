@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from meshmpi.dims import Dimension
+from meshmpi.dims import Dimension, DimsLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
 from meshmpi.graph.ops import elementwise as ew
@@ -103,7 +101,7 @@ def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     return ew.divide(reduce_sum(ew.multiply(values, weights, output_shape=values.shape)), safe)
 
 
-def corr(x: Tensor, y: Tensor, reduced_dim: Any = None) -> Tensor:
+def corr(x: Tensor, y: Tensor, reduced_dim: DimsLike | None = None) -> Tensor:
     """Pearson's correlation of x and y over ``reduced_dim`` (one or a list; default all dims).
 
     Args:

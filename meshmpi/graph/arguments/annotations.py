@@ -9,31 +9,8 @@ from typing import Any, cast
 
 from meshmpi.errors import MeshmpiError
 from meshmpi.graph import Tensor
-from meshmpi.graph.arguments.rules import (
-    ANYTHING,
-    DIM_NAME,
-    DIMENSION,
-    DTYPE,
-    DTYPES_OF_VARIABLE,
-    FUNCTION,
-    INITIALIZER,
-    INTEGER,
-    LAYOUT,
-    MADE_BY,
-    MESH_SHAPE,
-    NO,
-    NONE,
-    NUMBER,
-    SHAPE,
-    STORE,
-    TENSOR,
-    TEXT,
-    TRUTH,
-    VARIABLE,
-    Call,
-    Rule,
-    fixed,
-)
+from meshmpi.graph.arguments import rules
+from meshmpi.graph.arguments.rules import ANYTHING, FUNCTION, NO, NONE, Call, Rule, fixed
 
 
 def _first(takes: Sequence[Callable[[Any, Call], Any]], value: Any, call: Call) -> Any:
@@ -52,9 +29,9 @@ def _first(takes: Sequence[Callable[[Any, Call], Any]], value: Any, call: Call) 
     return NO
 
 
-def _any_of(*rules: Rule) -> Rule:
+def _any_of(*choices: Rule) -> Rule:
     """Whatever one of the rules takes, the first first; the first also advises."""
-    mostly, takes = [r for r in rules if r is not NONE], [r.take for r in rules]
+    mostly, takes = [r for r in choices if r is not NONE], [r.take for r in choices]
     item = next((r.item for r in mostly if r.item is not None), None)
     said = " or ".join(dict.fromkeys(r.said for r in mostly))
     return Rule(said, lambda value, call: _first(takes, value, call), mostly[0].advice, item)
@@ -87,15 +64,15 @@ def _plural(said: str) -> str:
     return " or ".join(part.removeprefix("a ").removeprefix("an ") + "s" for part in said.split(" or "))
 
 
-def _pair_of(rules: Sequence[Rule]) -> Rule:
+def _pair_of(parts: Sequence[Rule]) -> Rule:
     def take(value: Any, call: Call) -> Any:
-        if not isinstance(value, (list, tuple)) or len(cast("Sequence[Any]", value)) != len(rules):
+        if not isinstance(value, (list, tuple)) or len(cast("Sequence[Any]", value)) != len(parts):
             return NO
-        items = tuple(r.take(v, call) for r, v in zip(rules, value, strict=True))
+        items = tuple(r.take(v, call) for r, v in zip(parts, value, strict=True))
         return NO if any(v is NO for v in items) else items
 
-    said = f"({', '.join(r.said for r in rules)})"
-    return Rule(said, take, fixed(f"Give {len(rules)} values: {said}."))
+    said = f"({', '.join(r.said for r in parts)})"
+    return Rule(said, take, fixed(f"Give {len(parts)} values: {said}."))
 
 
 def _mapping_of(key: Rule, rule: Rule) -> Rule:
@@ -123,40 +100,40 @@ def _instance_of(name: str, namespace: Mapping[str, Any]) -> Rule:
         return value if isinstance(value, cast("type", kind)) else NO
 
     article = "an" if name[0] in "AEIO" else "a"
-    advice = MADE_BY.get(name, f"Give mm.{name}(...).")
+    advice = rules.MADE_BY.get(name, f"Give mm.{name}(...).")
     return Rule(f"{article} {name}", take, fixed(advice))
 
 
-_SIZES = _any_of(INTEGER, _list_of(INTEGER))
-_RATE = _any_of(NUMBER, TENSOR, FUNCTION)
-_ACTIVATION = _any_of(TEXT, FUNCTION, NONE)
-_MESHES = _list_of(MESH_SHAPE)._replace(said="the shape of a mesh or a list of them")
+_SIZES = _any_of(rules.INTEGER, _list_of(rules.INTEGER))
+_RATE = _any_of(rules.NUMBER, rules.TENSOR, FUNCTION)
+_ACTIVATION = _any_of(rules.TEXT, FUNCTION, NONE)
+_MESHES = _list_of(rules.MESH_SHAPE)._replace(said="the shape of a mesh or a list of them")
 _KINDS: dict[str, Rule] = {
     "Any": ANYTHING,
     "object": ANYTHING,
     "None": NONE,
-    "Tensor": TENSOR,
-    "TensorLike": _any_of(TENSOR, NUMBER),
-    "TensorOrNumber": _any_of(TENSOR, NUMBER),
-    "int": INTEGER,
-    "float": NUMBER,
-    "bool": TRUTH,
-    "str": TEXT,
-    "Number": NUMBER,
-    "Dimension": DIMENSION,
-    "DimLike": DIM_NAME,
-    "Dims": _list_of(DIMENSION),
-    "DimsLike": _list_of(DIM_NAME),
-    "Shape": SHAPE,
-    "ShapeLike": SHAPE,
-    "DType": DTYPE,
-    "VariableDType": DTYPES_OF_VARIABLE,
-    "DTypeLike": _any_of(DTYPES_OF_VARIABLE, NONE),
-    "Layout": LAYOUT,
-    "LayoutLike": LAYOUT,
-    "MeshShape": MESH_SHAPE,
-    "MeshShapeLike": MESH_SHAPE,
-    "InitializerLike": INITIALIZER,
+    "Tensor": rules.TENSOR,
+    "TensorLike": _any_of(rules.TENSOR, rules.NUMBER),
+    "TensorOrNumber": _any_of(rules.TENSOR, rules.NUMBER),
+    "int": rules.INTEGER,
+    "float": rules.NUMBER,
+    "bool": rules.TRUTH,
+    "str": rules.TEXT,
+    "Number": rules.NUMBER,
+    "Dimension": rules.DIMENSION,
+    "DimLike": rules.DIM_NAME,
+    "Dims": _list_of(rules.DIMENSION),
+    "DimsLike": _list_of(rules.DIM_NAME),
+    "Shape": rules.SHAPE,
+    "ShapeLike": rules.SHAPE,
+    "DType": rules.DTYPE,
+    "VariableDType": rules.DTYPES_OF_VARIABLE,
+    "DTypeLike": _any_of(rules.DTYPES_OF_VARIABLE, NONE),
+    "Layout": rules.LAYOUT,
+    "LayoutLike": rules.LAYOUT,
+    "MeshShape": rules.MESH_SHAPE,
+    "MeshShapeLike": rules.MESH_SHAPE,
+    "InitializerLike": rules.INITIALIZER,
     "Callable": FUNCTION,
     "Body": FUNCTION,
     "Schedule": FUNCTION,
@@ -164,22 +141,17 @@ _KINDS: dict[str, Rule] = {
     "Activation": _ACTIVATION,
     "Activations": _any_of(_ACTIVATION, _list_of(_ACTIVATION)),
     "Rate": _RATE,
-    "LearningRate": _any_of(_RATE, _mapping_of(TEXT, _RATE)),
-    "Choice": _any_of(FUNCTION, _list_of(TEXT)),
-    "Padding": _any_of(TEXT, _list_of(_pair_of([INTEGER, INTEGER]))),
-    "Tensors": _mapping_of(TEXT, TENSOR),
-    "VariableLike": VARIABLE,
-    "VariableStore": STORE,
-    "Place": _any_of(TEXT, TENSOR),
+    "LearningRate": _any_of(_RATE, _mapping_of(rules.TEXT, _RATE)),
+    "Choice": _any_of(FUNCTION, _list_of(rules.TEXT)),
+    "Padding": _any_of(rules.TEXT, _list_of(_pair_of([rules.INTEGER, rules.INTEGER]))),
+    "Tensors": _mapping_of(rules.TEXT, rules.TENSOR),
+    "VariableLike": rules.VARIABLE,
+    "VariableStore": rules.STORE,
+    "Place": _any_of(rules.TEXT, rules.TENSOR),
     "Meshes": _MESHES,
 }
 """Name in an annotation -> what it takes.  Other names are those of classes."""
-_BY_PARAMETER = (
-    ("initializer", INITIALIZER),
-    ("dtype", _any_of(DTYPES_OF_VARIABLE, NONE)),
-    ("reduced_dim", _any_of(_list_of(DIM_NAME), NONE)),
-    ("reduced_dims", _any_of(_list_of(DIM_NAME), NONE)),
-)
+_BY_PARAMETER = (("initializer", rules.INITIALIZER), ("dtype", _any_of(rules.DTYPES_OF_VARIABLE, NONE)))
 """End of a parameter's name -> what it takes, where the annotation says no more than Any."""
 
 
@@ -187,35 +159,28 @@ def rule_of(annotation: str, parameter: str, namespace: Mapping[str, Any]) -> Ru
     """The rule that an annotation of a parameter stands for, in the namespace of its module."""
     if annotation in ("Any", "str"):
         for name, rule in _BY_PARAMETER:
-            if parameter == name or (rule is INITIALIZER and parameter.endswith(name)):
+            if parameter == name or (rule is rules.INITIALIZER and parameter.endswith(name)):
                 return rule
     return _rule(ast.parse(annotation, mode="eval").body, namespace)
 
 
 def _rule(node: ast.expr, namespace: Mapping[str, Any]) -> Rule:
     if isinstance(node, ast.Constant):
-        if isinstance(node.value, str):  # a name in quotes
-            return _rule(ast.parse(node.value, mode="eval").body, namespace)
-        return NONE
+        return _rule(ast.parse(node.value, mode="eval").body, namespace) if isinstance(node.value, str) else NONE
     if isinstance(node, ast.BinOp):
         return _any_of(_rule(node.left, namespace), _rule(node.right, namespace))
     if isinstance(node, ast.Name):
         return _KINDS.get(node.id) or _instance_of(node.id, namespace)
-    if isinstance(node, ast.Subscript):
-        return _generic(ast.unparse(node.value), node.slice, namespace)
-    return ANYTHING
-
-
-def _generic(name: str, inside: ast.expr, namespace: Mapping[str, Any]) -> Rule:
-    """``Sequence[X]``, ``tuple[X, Y]``, ``Mapping[str, X]``, ``Callable[...]``, ``X | Y``."""
-    parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
+    if not isinstance(node, ast.Subscript):
+        return ANYTHING
+    name = ast.unparse(node.value)
     if name == "Callable":
         return FUNCTION
-    rules = [_rule(part, namespace) for part in parts]
+    parts = [_rule(n, namespace) for n in (node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice])]
     if name in ("Sequence", "Iterable", "list"):
-        return _list_of(rules[0])
+        return _list_of(parts[0])
     if name in ("Mapping", "dict"):
-        return _mapping_of(rules[0], rules[1])
+        return _mapping_of(parts[0], parts[1])
     if name == "tuple":
-        return _pair_of(rules)
-    return _any_of(*rules) if name in ("Union", "Optional") else ANYTHING
+        return _pair_of(parts)
+    return _any_of(*parts) if name in ("Union", "Optional") else ANYTHING

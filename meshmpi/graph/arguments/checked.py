@@ -13,46 +13,32 @@ from meshmpi.graph.arguments.annotations import rule_of
 from meshmpi.graph.arguments.rules import ANYTHING, NO, Call, Rule, shown
 
 F = TypeVar("F", bound=Callable[..., Any])
+_EITHER, _NAMES = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
 
 
 class _Signature:
-    """The parameters of a function that users call ``name``, and the rules of their arguments.
-
-    ``self`` and ``cls`` have no annotation, and no rule.
-    """
+    """The parameters of a function that users call ``name``, and the rules of their arguments."""
 
     def __init__(self, function: Callable[..., Any], name: str):
         inner = inspect.unwrap(function)
-        code, self.name = inner.__code__, name
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        self.positional = names[: code.co_argcount]
-        with_default = len(inner.__defaults__ or ())
-        optional = [*self.positional[len(self.positional) - with_default :], *(inner.__kwdefaults__ or ())]
-        self.required = [n for n in names if n not in optional]
-        self.public = [n for n in names if n not in ("self", "cls", "_cls")]
-        self.rules = {n: self._rule(inner.__annotations__, n, inner.__globals__) for n in names}
-        self.takes_more = bool(code.co_flags & inspect.CO_VARARGS)
-        self.takes_names = bool(code.co_flags & inspect.CO_VARKEYWORDS)
-
-    @staticmethod
-    def _rule(written: Mapping[str, Any], name: str, namespace: Mapping[str, Any]) -> Rule:
-        annotation = written.get(name)
-        annotation = getattr(annotation, "__forward_arg__", annotation)  # of a NamedTuple
-        return rule_of(annotation, name, namespace) if isinstance(annotation, str) else ANYTHING
+        self.name, parameters = name, list(inspect.signature(inner).parameters.values())
+        kinds = [p.kind for p in parameters]
+        self.takes_more, self.takes_names = inspect.Parameter.VAR_POSITIONAL in kinds, _NAMES in kinds
+        named = [p for p in parameters if p.kind in (_EITHER, inspect.Parameter.KEYWORD_ONLY)]
+        self.positional = [p.name for p in named if p.kind is _EITHER]
+        self.required = [p.name for p in named if p.default is p.empty]
+        self.public = [p.name for p in named if p.name not in ("self", "cls", "_cls")]
+        self.rules = {p.name: _rule(p, inner.__globals__) for p in named}
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments as the function gets them; ArgumentError if one is missing, unknown or of another kind."""
         call = Call(self.name, (*args, *kwargs.values()))
-        wrong = self._misnamed(args, kwargs)
-        if wrong is not None:
+        if wrong := self._misnamed(args, kwargs):
             problem, remedy = wrong
-            raise ArgumentError(
-                f"{self.name}: {problem}", f"{remedy}Call it as {self}.", call_of(self.name, *call.tensors)
-            )
+            raise call.error(problem, f"{remedy}Call it as {self}.")
         given = [self._taken(n, a, call) for n, a in zip(self.positional, args, strict=False)]
         given += args[len(self.positional) :]
-        named = {n: self._taken(n, a, call) for n, a in kwargs.items()}
-        return given, named
+        return given, {n: self._taken(n, a, call) for n, a in kwargs.items()}
 
     def _taken(self, parameter: str, value: Any, call: Call) -> Any:
         rule = self.rules.get(parameter, ANYTHING)
@@ -60,17 +46,12 @@ class _Signature:
         if taken is not NO:
             return taken
         if rule.item is not None and isinstance(value, (list, tuple, Mapping)):
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            pairs = cast("Iterable[tuple[Any, Any]]", items)
-            for at, one in pairs:
+            items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for at, one in items:
                 if rule.item.take(one, call) is NO:
                     parameter, value, rule = f"{parameter}[{at!r}]", one, rule.item
                     break
-        raise ArgumentError(
-            f"{self.name}: {parameter} is {shown(value)}, which is not {rule.said}.",
-            rule.advice(value, call),
-            call_of(self.name, *call.tensors),
-        )
+        raise call.error(f"{parameter} is {shown(value)}, which is not {rule.said}.", rule.advice(value, call))
 
     def _misnamed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
         """What is wrong with the number and the names of the arguments, and the cure."""
@@ -91,8 +72,13 @@ class _Signature:
     def __str__(self) -> str:
         needed = [n for n in self.public if n in self.required]
         parts = [n if n in self.positional else f"{n}=..." for n in needed]
-        more = [] if len(needed) == len(self.public) else ["..."]
-        return f"mm.{self.name}({', '.join([*parts, *more])})"
+        parts += ["..."] * (len(needed) < len(self.public))
+        return f"mm.{self.name}({', '.join(parts)})"
+
+
+def _rule(parameter: inspect.Parameter, namespace: Mapping[str, Any]) -> Rule:
+    annotation = getattr(parameter.annotation, "__forward_arg__", parameter.annotation)  # of a NamedTuple
+    return rule_of(annotation, parameter.name, namespace) if isinstance(annotation, str) else ANYTHING
 
 
 def checked(function: F, name: str = "") -> F:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from meshmpi.dims import Dimension, Layout, MeshShape, Shape
-from meshmpi.errors import suggest
-from meshmpi.graph import Graph, Operation, Tensor, Variable, building, current_graph
+from meshmpi.errors import ArgumentError, suggest
+from meshmpi.graph import Graph, Operation, Tensor, Variable, building, call_of, current_graph
 from meshmpi.ir.scalar import DTYPES, dtype_name
 
 NO = object()
@@ -42,6 +42,10 @@ class Call(NamedTuple):
         """The graph of the tensors given, or the one under construction."""
         tensors = self.tensors
         return tensors[0].graph if tensors else current_graph() if building() else None
+
+    def error(self, problem: str, remedy: str) -> ArgumentError:
+        """An error of this call."""
+        return ArgumentError(f"{self.function}: {problem}", remedy, call_of(self.function, *self.tensors))
 
 
 class Rule(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshmpi.dims import Shape, ShapeLike
+from meshmpi.dims import DimsLike, Shape, ShapeLike, dim_names
 from meshmpi.errors import ShapeError, suggest
 from meshmpi.graph import Operation, Tensor, call_of
 from meshmpi.graph.ops.elementwise import broadcast
@@ -91,7 +91,11 @@ class Einsum(Operation):
 
 
 def einsum(
-    xs: Sequence[Tensor], output_shape: ShapeLike | None = None, reduced_dims: Any = None, *, band: Band | None = None
+    xs: Sequence[Tensor],
+    output_shape: ShapeLike | None = None,
+    reduced_dims: DimsLike | None = None,
+    *,
+    band: Band | None = None,
 ) -> Tensor:
     """Product of all inputs, summed over the dims that the output lacks.
 
@@ -123,11 +127,11 @@ def einsum(
     return Einsum(xs, shape, band).output
 
 
-def _einsum_shape(xs: Sequence[Tensor], output_shape: ShapeLike | None, reduced_dims: Any) -> Shape:
+def _einsum_shape(xs: Sequence[Tensor], output_shape: ShapeLike | None, reduced_dims: DimsLike | None) -> Shape:
     dims = [d for x in xs for d in x.shape]
     unique = list(dict.fromkeys(dims))
     if reduced_dims is not None:
-        names = [d if isinstance(d, str) else d.name for d in reduced_dims]
+        names = dim_names(reduced_dims)
         for n in names:
             if n not in [d.name for d in unique]:
                 raise ShapeError(
@@ -143,10 +147,9 @@ def _einsum_shape(xs: Sequence[Tensor], output_shape: ShapeLike | None, reduced_
                 "Give one of them.",
                 call_of("einsum", *xs),
             )
-        return Shape(output_shape) if output_shape is not None else Shape(rest)
-    if output_shape is not None:
-        return Shape(output_shape)
-    return Shape([d for d in unique if dims.count(d) == 1])
+    else:
+        rest = [d for d in unique if dims.count(d) == 1]
+    return Shape(rest if output_shape is None else output_shape)
 
 
 def matmul(a: Tensor, b: Tensor, output_shape: ShapeLike | None = None) -> Tensor:

@@ -140,21 +140,7 @@ def _apply(function: str, *args: TensorLike, **options: Any) -> Tensor:
         raise ShapeError(
             f"{function}: none of {args} is a tensor.", "Use mm.constant() or Python's math.", call_of(function)
         )
-    args = tuple(a if isinstance(a, Tensor) else _number(function, a) for a in args)
     return Elementwise(function, args, **options).output
-
-
-def _number(function: str, a: object) -> Number:
-    if isinstance(a, (bool, int, float)):
-        return a
-    if hasattr(a, "item") and getattr(a, "ndim", 1) == 0:  # NumPy scalars
-        return a.item()  # type: ignore[attr-defined]
-    size = f" of shape {a.shape}" if hasattr(a, "shape") else ""  # type: ignore[attr-defined]
-    raise ShapeError(
-        f"{function}: {type(a).__name__}{size} is neither a tensor nor a number.",
-        "Feed arrays through mm.placeholder(), or keep them in mm.get_variable(initializer=array).",
-        call_of(function),
-    )
 
 
 def _binary(function: str, doc: str):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshmpi.dims import Dimension, Shape, ShapeLike
-from meshmpi.errors import ShapeError
+from meshmpi.dims import Dimension, DimLike, Shape, ShapeLike, dim_name
 from meshmpi.graph import Operation, Tensor, only
 from meshmpi.graph.ops.sources import zeros_like
-from meshmpi.graph.ops.structure import DimLike, dim_name, transpose
+from meshmpi.graph.ops.structure import transpose
 from meshmpi.ir import kinds as ir
 from meshmpi.ir.program import LocalType
 from meshmpi.ir.scalar import INTEGERS
@@ -288,7 +287,5 @@ def top_k(x: Tensor, reduced_dim: DimLike, k_dim: Dimension, smallest: bool = Fa
 
     Lowers: where ``reduced_dim`` is split over R ranks, an all_gather of ``k_dim.size`` values and indices of each.
     """
-    if not isinstance(k_dim, Dimension):
-        raise ShapeError(f"top_k: k_dim is {k_dim!r}.", "Give mm.Dimension(name, k).")
     values, indices = TopK(x, dim_name(reduced_dim), k_dim, smallest).outputs
     return values, indices

@@ -35,7 +35,7 @@ class Constrain(Operation):
                     suggest(rule.dim, x.shape.names),
                     str(self.source),
                 )
-        return [(x.shape, x.dtype)]
+        return super().infer()
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         return [constrain(only(dys), self.layout)]
@@ -124,12 +124,8 @@ class AsStored(Operation):
         self.follows_variable = variable
         super().__init__([x], "as_stored")
 
-    def infer(self) -> Sequence[tuple[Shape, str]]:
-        (x,) = self.inputs
-        return [(x.shape, x.dtype)]
-
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        return [dys[0]]
+        return dys
 
     def lower(self, lowering: Any) -> None:
         lowering.define(self.output, lowering.value(self.inputs[0]))

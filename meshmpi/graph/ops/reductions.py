@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshmpi.dims import Dimension, Shape, ShapeLike
+from meshmpi.dims import DimsLike, Shape, ShapeLike, dim_names
 from meshmpi.errors import ShapeError, suggest
 from meshmpi.graph import Operation, Tensor, call_of, only
 from meshmpi.graph.ops import elementwise as ew
@@ -69,16 +69,14 @@ def _product_of_others(x: Tensor, shape: Shape) -> Tensor:
     return ew.where(ew.logical_or(ew.equal(zeros, 0), alone), others, 0.0, output_shape=x.shape)
 
 
-def _output_shape(x: Tensor, output_shape: ShapeLike | None, reduced_dim: Any, what: str) -> Shape:
-    if (output_shape is None) == (reduced_dim is None):
-        if output_shape is not None:
+def _output_shape(x: Tensor, output_shape: ShapeLike | None, reduced_dim: DimsLike | None, what: str) -> Shape:
+    if output_shape is not None:
+        if reduced_dim is not None:
             raise ShapeError(
                 f"{what}: both output_shape {output_shape} and reduced_dim {reduced_dim} are given.",
                 "Give one of them.",
                 call_of(what, x),
             )
-        return Shape()
-    if output_shape is not None:
         out = Shape(output_shape)
         for d in out:
             if d not in x.shape:
@@ -90,21 +88,23 @@ def _output_shape(x: Tensor, output_shape: ShapeLike | None, reduced_dim: Any, w
                     call_of(what, x),
                 )
         return out
-    one = isinstance(reduced_dim, (str, Dimension))
-    dims: list[Any] = [reduced_dim] if one else list(reduced_dim)
-    names = [d if isinstance(d, str) else d.name for d in dims]
+    if reduced_dim is None:
+        return Shape()
+    names = dim_names(reduced_dim)
     for n in names:
         x.dim(n, what)
     return x.shape.without(names)
 
 
-def _reduce(op: str, x: Tensor, output_shape: ShapeLike | None, reduced_dim: Any, band: Band | None = None) -> Tensor:
+def _reduce(
+    op: str, x: Tensor, output_shape: ShapeLike | None, reduced_dim: DimsLike | None, band: Band | None = None
+) -> Tensor:
     shape = _output_shape(x, output_shape, reduced_dim, f"reduce_{op}")
     return x if shape == x.shape and band is None else Reduce(op, x, shape, band).output
 
 
 def reduce_sum(
-    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None, band: Band | None = None
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: DimsLike | None = None, band: Band | None = None
 ) -> Tensor:
     """Sum over ``reduced_dim`` (one or a list, dims or names), or down to ``output_shape``.
 
@@ -116,18 +116,18 @@ def reduce_sum(
 
 
 def reduce_max(
-    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None, band: Band | None = None
+    x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: DimsLike | None = None, band: Band | None = None
 ) -> Tensor:
     """Largest element; arguments as `reduce_sum`.  Ties share the gradient equally."""
     return _reduce("max", x, output_shape, reduced_dim, band)
 
 
-def reduce_min(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_min(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: DimsLike | None = None) -> Tensor:
     """Smallest element; arguments as `reduce_sum`.  Ties share the gradient equally."""
     return _reduce("min", x, output_shape, reduced_dim)
 
 
-def reduce_prod(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_prod(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: DimsLike | None = None) -> Tensor:
     """Product; arguments as `reduce_sum`.  The gradient is right where elements are 0 too.
 
     Not so second derivatives, which take the elements that are 0 for constants.
@@ -135,7 +135,7 @@ def reduce_prod(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim
     return _reduce("prod", x, output_shape, reduced_dim)
 
 
-def reduce_mean(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_mean(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: DimsLike | None = None) -> Tensor:
     """Mean; arguments as `reduce_sum`."""
     if x.dtype not in FLOATS:
         raise ShapeError(
@@ -147,23 +147,23 @@ def reduce_mean(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim
     return y if y is x else ew.multiply(y, y.shape.size / x.shape.size)
 
 
-def reduce_variance(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_variance(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: DimsLike | None = None) -> Tensor:
     """Mean of the squares of the deviations from the mean; arguments as `reduce_sum`."""
     mean = reduce_mean(x, output_shape=output_shape, reduced_dim=reduced_dim)
     return reduce_mean(ew.square(ew.subtract(x, mean, output_shape=x.shape)), output_shape=mean.shape)
 
 
-def reduce_std(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_std(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: DimsLike | None = None) -> Tensor:
     """Square root of `reduce_variance`; its gradient is infinite where that is 0."""
     return ew.sqrt(reduce_variance(x, output_shape=output_shape, reduced_dim=reduced_dim))
 
 
-def reduce_any(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_any(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: DimsLike | None = None) -> Tensor:
     """Whether any element of a bool tensor holds."""
     return _reduce("max", _bool(x, "reduce_any"), output_shape, reduced_dim)
 
 
-def reduce_all(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: Any = None) -> Tensor:
+def reduce_all(x: Tensor, *, output_shape: ShapeLike | None = None, reduced_dim: DimsLike | None = None) -> Tensor:
     """Whether all elements of a bool tensor hold."""
     return _reduce("min", _bool(x, "reduce_all"), output_shape, reduced_dim)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshmpi.dims import Shape
+from meshmpi.dims import DimLike, Shape, dim_name
 from meshmpi.graph import Operation, Tensor, only
-from meshmpi.graph.ops.structure import DimLike, dim_name
 from meshmpi.ir import kinds as ir
 from meshmpi.ir.program import LocalType
 

@@ -126,8 +126,8 @@ def get_variable(
     types = dtype if isinstance(dtype, VariableDType) else VariableDType(dtype, dtype)
     rules = None if storage is None else Layout(storage)
     graph = current_graph()
-    variable = graph.variable(name, Shape(shape), types.master, initializer, trainable, rules, like, decays)
-    return _read(variable, types.activation)
+    new = Variable(graph.scoped(name), Shape(shape), types.master, initializer, trainable, rules, like, decays=decays)
+    return _read(graph.variable(new), types.activation)
 
 
 def value_of(variable: Variable) -> Tensor:
@@ -198,11 +198,6 @@ class Constant(Operation):
 
 def constant(value: float | int | bool, shape: ShapeLike = (), dtype: DType = "float32") -> Tensor:
     """``value`` at every point of ``shape``."""
-    if not isinstance(value, (bool, int, float)):
-        raise ShapeError(
-            f"constant: {type(value).__name__} is not a number.",
-            "Keep arrays in mm.get_variable(name, shape, initializer=array, trainable=False).",
-        )
     if check_dtype(dtype, "constant") not in FLOATS and not fits(value, dtype):
         raise ShapeError(f"constant: the number {value} does not fit data type {dtype}.", "Use another data type.")
     convert = float if dtype in FLOATS else bool if dtype == "bool" else int

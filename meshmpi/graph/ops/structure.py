@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
-from meshmpi.dims import Dimension, Shape, ShapeLike, block_range
+from meshmpi.dims import Dimension, DimLike, Shape, ShapeLike, block_sizes, dim_name
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, call_of, only
 from meshmpi.graph.ops.convolution import conv
@@ -14,13 +15,19 @@ from meshmpi.graph.ops.reductions import reduce_sum
 from meshmpi.graph.ops.sources import ones, zeros_like
 from meshmpi.ir import kinds as ir
 from meshmpi.ir.convolutions import ConvDims
+from meshmpi.ir.program import Kind
 
-DimLike = Union[Dimension, str]
 
-
-def dim_name(dim: DimLike) -> str:
-    """The name of a dimension given as such or by its name."""
-    return dim if isinstance(dim, str) else dim.name
+def _lower_along(
+    operation: Operation, lowering: Any, local: Kind, dim: str, offsets: Sequence[int], **how: Any
+) -> None:
+    """By ``local``; where ``dim`` is split, by a `shift` that sends each rank the elements of its block of y."""
+    values = [lowering.computed(x) for x in operation.inputs]
+    if lowering.is_split(values[0], dim):
+        result = lowering.shift(values, operation.output, dim, offsets, **how)
+    else:
+        result = lowering.local(local, values, operation.output)
+    lowering.define(operation.output, result)
 
 
 class Transpose(Operation):
@@ -159,13 +166,8 @@ class Slice(Operation):
         return [pad(dy, [self.start, n - self.start - dy.shape.dim(self.dim).size], self.dim)]
 
     def lower(self, lowering: Any) -> None:
-        value = lowering.computed(self.inputs[0])
-        if lowering.is_split(value, self.dim):
-            result = lowering.shift([value], self.output, self.dim, [self.start], self.stride)
-        else:
-            cut = ir.Slice(self.dim, self.start, self.stop, self.stride)
-            result = lowering.local(cut, [value], self.output)
-        lowering.define(self.output, result)
+        cut = ir.Slice(self.dim, self.start, self.stop, self.stride)
+        _lower_along(self, lowering, cut, self.dim, [self.start], stride=self.stride)
 
 
 def _resized(shape: Shape, dim: str, size: int) -> Shape:
@@ -213,18 +215,13 @@ class Pad(Operation):
         return [slice(only(dys), self.before, self.inputs[0].shape.dim(self.dim).size, self.dim)]
 
     def lower(self, lowering: Any) -> None:
-        value, dim = lowering.computed(self.inputs[0]), self.dim
-        if lowering.is_split(value, dim):
-            result = lowering.shift([value], self.output, dim, [-self.before], value=self.value)
-        else:
-            padding = ir.Pad(dim, self.before, self.after, self.value)
-            result = lowering.local(padding, [value], self.output)
-        lowering.define(self.output, result)
+        padding = ir.Pad(self.dim, self.before, self.after, self.value)
+        _lower_along(self, lowering, padding, self.dim, [-self.before], value=self.value)
 
 
 def pad(x: Tensor, paddings: Sequence[int], dim_name: DimLike, value: float = 0) -> Tensor:
     """x with ``paddings`` = [before, after] copies of ``value`` around one dim."""
-    name = dim_name if isinstance(dim_name, str) else dim_name.name
+    name = dim_name if isinstance(dim_name, str) else dim_name.name  # the parameter has the function's name
     if len(paddings) != 2:
         raise ShapeError(f"pad: paddings {list(paddings)} are {len(paddings)} numbers.", "Give [before, after].")
     before, after = paddings
@@ -254,22 +251,11 @@ class Concat(Operation):
         return [(_resized(first.shape, self.dim, sum(x.shape.dim(self.dim).size for x in self.inputs)), first.dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        out, start = [], 0
-        for x in self.inputs:
-            size = x.shape.dim(self.dim).size
-            out.append(slice(only(dys), start, size, self.dim))
-            start += size
-        return out
+        return split(only(dys), self.dim, [x.shape.dim(self.dim).size for x in self.inputs])
 
     def lower(self, lowering: Any) -> None:
-        values = [lowering.computed(x) for x in self.inputs]
-        if lowering.is_split(values[0], self.dim):
-            sizes = [x.shape.dim(self.dim).size for x in self.inputs]
-            offsets = [-sum(sizes[:k]) for k in range(len(sizes))]
-            result = lowering.shift(values, self.output, self.dim, offsets)
-        else:
-            result = lowering.local(ir.Concat(self.dim), values, self.output)
-        lowering.define(self.output, result)
+        starts = itertools.accumulate((x.shape.dim(self.dim).size for x in self.inputs[:-1]), initial=0)
+        _lower_along(self, lowering, ir.Concat(self.dim), self.dim, [-start for start in starts])
 
 
 def concat(xs: Sequence[Tensor], concat_dim_name: DimLike) -> Tensor:
@@ -299,7 +285,7 @@ def split(x: Tensor, split_dim: DimLike, num_or_size_splits: int | Sequence[int]
         if parts < 1 or n % parts:
             raise ShapeError(
                 f"split: dimension '{name}' ({n}) cannot be cut into {parts} equal parts.",
-                f"Give a divisor of {n}, or a list of sizes such as {_even_sizes(n, parts)}.",
+                f"Give a divisor of {n}, or a list of sizes such as {block_sizes(n, min(max(parts, 1), n))}.",
                 call_of("split", x),
             )
         sizes = [n // parts] * parts
@@ -311,17 +297,8 @@ def split(x: Tensor, split_dim: DimLike, num_or_size_splits: int | Sequence[int]
             f"Give sizes that sum to {n}.",
             call_of("split", x),
         )
-    out, start = [], 0
-    for size in sizes:
-        out.append(slice(x, start, size, name))
-        start += size
-    return out
-
-
-def _even_sizes(n: int, parts: int) -> list[int]:
-    """``parts`` sizes that differ by one at most; as many parts as there are elements at most."""
-    parts = min(max(parts, 1), n)
-    return [b - a for a, b in (block_range(n, parts, k) for k in builtins.range(parts))]
+    starts = itertools.accumulate(sizes, initial=0)
+    return [slice(x, start, size, name) for start, size in zip(starts, sizes, strict=False)]
 
 
 def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0) -> Tensor:
@@ -347,9 +324,6 @@ class Shift(Operation):
     def __init__(self, x: Tensor, offset: int, dim: str, wrap: bool):
         self.offset, self.dim, self.wrap = offset, dim, wrap
         super().__init__([x])
-
-    def infer(self) -> Sequence[tuple[Shape, str]]:
-        return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         return [shift(only(dys), -self.offset, self.dim, self.wrap)]

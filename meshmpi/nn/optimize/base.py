@@ -223,7 +223,7 @@ class Optimizer:
         own, like = self._own_rules(variable), variable
         if shape != variable.shape:
             own, like = None, self._kept(variable)
-        return graph.variable(full, shape, dtype, zeros_initializer(), False, own, like)
+        return graph.variable(Variable(graph.scoped(full), shape, dtype, zeros_initializer(), False, own, like))
 
     def _own_rules(self, variable: Variable) -> Layout | None:
         shape = variable.shape
@@ -272,7 +272,7 @@ class Optimizer:
                 "Give each optimizer its own name, as in mm.optimize.Adam(1e-3, name='adam_2').",
                 str(old.source),
             )
-        return graph.variable(name, Shape(), "int32", zeros_initializer(), False, None)
+        return graph.variable(Variable(graph.scoped(name), Shape(), "int32", zeros_initializer(), False))
 
     def _step_values(self, counter: Variable) -> StepValues:
         done = read_stored(counter)
