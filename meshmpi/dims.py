@@ -68,11 +68,12 @@ class _Words(NamedTuple):
     whole: str
     item: str
     error: type[MeshmpiError]
+    once: str
 
 
-_SHAPE = _Words("shape", "dimension", ShapeError)
-_MESH = _Words("mesh shape", "mesh axis", MeshError)
-_LAYOUT = _Words("layout", "dimension", LayoutError)
+_SHAPE = _Words("shape", "dimension", ShapeError, "Give each dimension of a tensor its own name.")
+_MESH = _Words("mesh shape", "mesh axis", MeshError, "Give each mesh axis its own name.")
+_LAYOUT = _Words("layout", "dimension", LayoutError, "")
 
 
 def _is_name(name: object) -> bool:
@@ -103,16 +104,22 @@ def _repeated(names: Sequence[str]) -> tuple[str, int]:
     return next(((n, count) for n in names if (count := names.count(n)) > 1), ("", 0))
 
 
-def _as_dimension(item: object) -> Dimension:
-    if type(item) is Dimension:
-        return item
-    return Dimension(*_pair(item, _SHAPE))
+def _named_sizes(given: Iterable[object] | str, words: _Words) -> list[Dimension]:
+    """The dimensions or mesh axes that a text or a list means; each name once."""
+    items = _parse_sizes(given, words) if isinstance(given, str) else given
+    dims = [d if type(d) is Dimension else _named_size(d, words) for d in items]
+    if len({d.name for d in dims}) < len(dims):
+        name, times = _repeated([d.name for d in dims])
+        text = ", ".join(map(str, dims))
+        raise words.error(f"{words.whole} [{text}] has {words.item} '{name}' {times} times.", words.once)
+    return dims
 
 
-def _pair(item: object, words: _Words) -> tuple[Any, Any]:
+def _named_size(item: object, words: _Words) -> Dimension:
     if not (isinstance(item, tuple) and len(cast("tuple[object, ...]", item)) == 2):
         raise words.error(f"{item!r} is not a {words.item}.", "Give mm.Dimension(name, size) or a (name, size) pair.")
-    return cast("tuple[Any, Any]", item)
+    name, size = cast("tuple[Any, Any]", item)
+    return Dimension(_checked_name(name, words), _checked_size(name, size, words))
 
 
 def _parse_pairs(text: str, words: _Words) -> list[tuple[str, str]]:
@@ -164,9 +171,7 @@ class Shape(tuple[Dimension, ...]):
             return dims
         if isinstance(dims, Dimension):
             dims = (dims,)
-        if isinstance(dims, str):
-            dims = _parse_sizes(dims, _SHAPE)
-        elif (
+        if (
             not isinstance(cast("object", dims), Iterable)
             or isinstance(dims, (bytes, Mapping))
             or getattr(dims, "ndim", 1) == 0  # an array without dimensions
@@ -175,13 +180,7 @@ class Shape(tuple[Dimension, ...]):
                 f"{dims!r} is not a shape.",
                 "Give dimensions with sizes, as 'batch:4;io:8' or [mm.Dimension(name, size)].",
             )
-        self = super().__new__(cls, (_as_dimension(d) for d in dims))
-        if len({d.name for d in self}) < len(self):
-            name, times = _repeated(self.names)
-            raise ShapeError(
-                f"shape {self} has dimension '{name}' {times} times.", "Give each dimension of a tensor its own name."
-            )
-        return self
+        return super().__new__(cls, _named_sizes(dims, _SHAPE))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -202,7 +201,7 @@ class Shape(tuple[Dimension, ...]):
 
     def find(self, name: str) -> int:
         """Position of the dimension called ``name``, or -1."""
-        for i, d in enumerate(self):
+        for i, d in enumerate(self):  # a loop: quicker than next() of a generator
             if d.name == name:
                 return i
         return -1
@@ -266,24 +265,12 @@ class MeshShape:
             axes = of_mesh.axes
         elif isinstance(axes, Mapping):
             axes = list(axes.items())
-        self.axes: tuple[tuple[str, int], ...] = self._checked(axes)
-        self._sizes = dict(self.axes)
-
-    @staticmethod
-    def _checked(axes: object) -> tuple[tuple[str, int], ...]:
-        if isinstance(axes, Dimension):
-            axes = (axes,)
+        elif isinstance(axes, Dimension):
+            axes = [axes]
         if not isinstance(axes, (str, tuple, list)):
             raise MeshError(f"{axes!r} is not the shape of a mesh.", "Give axes with sizes: 'rows:2;cols:2'.")
-        items = _parse_sizes(axes, _MESH) if isinstance(axes, str) else cast("Sequence[object]", axes)
-        pairs = [_pair(item, _MESH) for item in items]
-        pairs = [(_checked_name(name, _MESH), _checked_size(name, size, _MESH)) for name, size in pairs]
-        name, times = _repeated([name for name, _ in pairs])
-        if times:
-            text = ", ".join(f"{n}={size}" for n, size in pairs)
-            problem = f"mesh shape [{text}] has mesh axis '{name}' {times} times."
-            raise MeshError(problem, "Give each mesh axis its own name.")
-        return tuple(pairs)
+        self.axes = tuple((name, size) for name, size in _named_sizes(axes, _MESH))
+        self._sizes = dict(self.axes)
 
     @property
     def names(self) -> Axes:
