@@ -12,32 +12,26 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+_FAMILIES = {"f": "float", "i": "integer", "u": "integer", "b": "bool"}
+"""NumPy's kind of a data type -> what it is here."""
+
+
 def unfit(array: np.ndarray, dtype: str) -> str:
     """Why the values of an array cannot be kept as ``dtype``; empty where they can.
 
     Floats become floats, rounded; integers become integers that have their range; bools stay bools.  Nothing else is
     converted, since a value would change silently: 1.7 would become 1, and NaN some integer.
-
-    Args:
-        array: Of any NumPy type.
-        dtype: Of meshmpi.
     """
     import numpy as np  # not before there are arrays: the doctor tells of a NumPy that does not load
 
     wanted = "float" if dtype in FLOATS else "integer" if dtype in INTEGERS else dtype
-    if _family(array.dtype) != wanted:
+    if _FAMILIES.get("f" if array.dtype.name == "bfloat16" else array.dtype.kind) != wanted:
         return f"data type {array.dtype}"
     if wanted == "integer" and array.size and not np.can_cast(array.dtype, dtype, "safe"):
         low, high = int(array.min()), int(array.max())
         if not (fits(low, dtype) and fits(high, dtype)):
             return f"values {low} to {high}"
     return ""
-
-
-def _family(dtype: np.dtype) -> str:
-    if dtype.kind == "f" or dtype.name == "bfloat16":
-        return "float"
-    return {"i": "integer", "u": "integer", "b": "bool"}.get(dtype.kind, str(dtype))
 
 
 def conversion(dtype: str) -> str:
@@ -47,17 +41,10 @@ def conversion(dtype: str) -> str:
 
 
 def first_value(name: str, shape: Shape, dtype: str, initializer: Any, source: str = "") -> Any:
-    """What an initializer gives: a `Distribution` where it has one, else an array.
-
-    Args:
-        name: Of the variable.
-        shape: Of the variable, global.
-        dtype: In which it is stored.
-        initializer: An ``mm.*_initializer``, or what NumPy makes an array of.
-        source: The user's line, for the message.
+    """What the initializer of a variable gives: a `Distribution` where it has one, else an array.
 
     Raises:
-        VariableError: It gives another shape, or values that the type cannot keep.
+        VariableError: It gives another shape, or values that the type cannot keep; made at ``source``.
     """
     what = f"the initializer of variable '{name}'"
     if hasattr(initializer, "resolve"):
@@ -75,8 +62,7 @@ def first_value(name: str, shape: Shape, dtype: str, initializer: Any, source: s
     except ValueError as e:  # rows of different lengths
         raise VariableError(f"{what} is no array: {e}", fitting, source) from None
     if array.shape != shape.sizes:
-        problem = f"{what} has shape {array.shape}, the variable {shape}."
-        raise VariableError(problem, fitting, source)
+        raise VariableError(f"{what} has shape {array.shape}, the variable {shape}.", fitting, source)
     if why := unfit(array, dtype):
         raise VariableError(f"{what} has {why}, the variable has {dtype}.", conversion(dtype), source)
     return array

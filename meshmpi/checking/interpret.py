@@ -23,9 +23,10 @@ from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.graph.arguments import checked
 from meshmpi.graph.fetches import named_fetches, needed_operations
 from meshmpi.graph.ops.placement import Constrain
+from meshmpi.ir import scalar
 from meshmpi.ir.kinds import Feed, Map, Random, Read, Region, Write
 from meshmpi.ir.program import Instruction, LocalType, Program
-from meshmpi.ir.scalar import FLOATS, Expr, Step
+from meshmpi.ir.scalar import FLOATS
 from meshmpi.kernels import numpy_dtype
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 from meshmpi.runtime.variables import VariableStore
@@ -246,11 +247,7 @@ def _place(t: Tensor) -> str:
 
 
 def at_place(tensors: Sequence[Tensor], place: Place) -> list[Tensor]:
-    """The tensors that a place means.
-
-    Raises:
-        ShapeError: There is none; names the nearest place.
-    """
+    """The tensors that a place means; ShapeError with the nearest place where there is none."""
     if isinstance(place, Tensor):
         found = [t for t in tensors if t is place]
     else:
@@ -334,35 +331,23 @@ def _wide(t: LocalType) -> LocalType:
 
 
 def _all(
-    instructions: Iterable[Instruction], old: Mapping[int, LocalType], types: dict[int, LocalType], fresh: Iterable[int]
+    instructions: Iterable[Instruction], old: Mapping[int, LocalType], types: dict[int, LocalType], fresh: Iterator[int]
 ) -> list[Instruction]:
     """The instructions in float64; types of values made on the way are added to ``types``."""
     out: list[Instruction] = []
     for i in instructions:
         if isinstance(i.attrs, Map):
-            i = i.replaced(expr=_expression(i.attrs.expr))
-        if isinstance(i.attrs, Region):
+            # Numbers stay exact: a float literal is what the user wrote.
+            steps = [s._replace(dtype="float64") if s.dtype in FLOATS else s for s in i.attrs.expr.steps]
+            i = i.replaced(expr=i.attrs.expr._replace(steps=tuple(steps)))
+        elif isinstance(i.attrs, Region):
             inner = {v: _wide(t) for v, t in i.attrs.inner.items()}
             body = _all(i.attrs.body, {**old, **i.attrs.inner}, inner, fresh)
             i = i.replaced(body=tuple(body), inner=inner)
-        if isinstance(i.attrs, Random) and old[i.outputs[0]].dtype != "float64":
-            out += _drawn_and_cast(i, old[i.outputs[0]], types, fresh)
-        else:
-            out.append(i)
+        elif isinstance(i.attrs, Random) and old[i.outputs[0]].dtype != "float64":
+            drawn = next(fresh)
+            types[drawn] = old[i.outputs[0]]
+            out.append(i.replaced(outputs=(drawn,)))
+            i = Instruction(Map(scalar.call("cast", 1, "float64")), (drawn,), i.outputs, i.source)
+        out.append(i)
     return out
-
-
-def _drawn_and_cast(
-    i: Instruction, t: LocalType, types: dict[int, LocalType], fresh: Iterable[int]
-) -> list[Instruction]:
-    (y,), drawn = i.outputs, next(iter(fresh))
-    types[drawn] = t
-    expr = Expr((Step("cast", ("i0",), "float64"),), ("t0",))
-    cast = Instruction(Map(expr), (drawn,), (y,), i.source)
-    return [i.replaced(outputs=(drawn,)), cast]
-
-
-def _expression(expr: Expr) -> Expr:
-    """The expression in float64.  Numbers in it stay exact: a float literal is what the user wrote."""
-    steps = [s._replace(dtype="float64") if s.dtype in FLOATS else s for s in expr.steps]
-    return expr._replace(steps=tuple(steps))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from meshmpi.dims import Axes, MeshShape
@@ -52,12 +52,6 @@ class Layouts:
         return f"{text}; {illegal:,} split a tensor twice over one axis: these have a tensor in common: {shown}{more}"
 
 
-def axes_choices(mesh: MeshShape) -> list[Axes]:
-    """No axis, each axis, and every ordered selection of several."""
-    names = mesh.names
-    return [p for n in range(len(names) + 1) for p in itertools.permutations(names, n)]
-
-
 def splittable(graph: Graph) -> list[str]:
     """Dims that a user's layout may mention: not those that the library named for itself."""
     return [n for n in graph.dim_names if not n.startswith("_") and n not in graph.aligned]
@@ -79,29 +73,21 @@ def clashes(graph: Graph) -> dict[tuple[str, str], str]:
 
 
 def legal_layouts(graph: Graph, mesh: MeshShape, sample: int | None = None, seed: int = 0) -> Layouts:
-    """The layouts of a graph: all that are legal, or a seeded sample of them.
+    """The layouts of a graph: all that are legal, or a seeded sample of at most ``sample`` with the empty one.
 
     A layout gives each dimension no axis, one, or several in any order; it is illegal when a tensor
     has two dimensions on one axis.
-
-    Args:
-        graph: With gradients and updates.
-        mesh: The mesh shape.
-        sample: Maximum number of layouts; the empty one is always among them.
-        seed: Seed of the sample.
     """
-    names, pairs, choices = splittable(graph), clashes(graph), axes_choices(mesh)
-    found: list[Choice] = []
-    listing = _assignments(names, choices, pairs, {})
-    most = MOST_LISTED if sample is not None else None
-    found.extend(itertools.islice(listing, most))
-    whole = most is None or len(found) < most
+    search = _Search(graph, mesh)
+    found = list(itertools.islice(search.completions({}), None if sample is None else MOST_LISTED))
+    whole = sample is None or len(found) < MOST_LISTED
     if sample is not None and len(found) > sample:
-        found = _sampled(found, whole, names, choices, pairs, sample, seed)
+        rng = random.Random(seed)
+        found = [found[0], *rng.sample(found[1:], sample - 1)] if whole else search.drawn(sample, rng)
         whole = False
     listed = tuple(as_text(c) for c in found)
-    rows = tuple((a, b, where) for (a, b), where in pairs.items())
-    return Layouts(mesh, listed, len(choices) ** len(names), whole, rows)
+    rows = tuple((a, b, where) for (a, b), where in search.pairs.items())
+    return Layouts(mesh, listed, len(search.choices) ** len(search.names), whole, rows)
 
 
 def as_text(choice: Choice) -> str:
@@ -109,54 +95,37 @@ def as_text(choice: Choice) -> str:
     return ";".join(f"{n}:{'+'.join(axes)}" for n, axes in choice.items() if axes)
 
 
-def _fits(name: str, axes: Axes, done: Choice, pairs: dict[tuple[str, str], str]) -> bool:
-    return not any(
-        axis in taken
-        for other, taken in done.items()
-        if (other, name) in pairs or (name, other) in pairs
-        for axis in axes
-    )
+class _Search:
+    """The layouts that have no pair of clashing dims on one axis; the first that it finds is the empty one."""
 
+    def __init__(self, graph: Graph, mesh: MeshShape):
+        self.names, self.pairs = splittable(graph), clashes(graph)
+        self.choices = [p for n in range(len(mesh.names) + 1) for p in itertools.permutations(mesh.names, n)]
 
-def _assignments(
-    names: Sequence[str], choices: Sequence[Axes], pairs: dict[tuple[str, str], str], done: Choice
-) -> Iterator[Choice]:
-    """All legal completions of ``done``, dims in order."""
-    if len(done) == len(names):
-        yield dict(done)
-        return
-    name = names[len(done)]
-    for axes in choices:
-        if _fits(name, axes, done, pairs):
-            done[name] = axes
-            yield from _assignments(names, choices, pairs, done)
-            del done[name]
+    def fitting(self, name: str, done: Choice) -> Iterator[Axes]:
+        """The axes that a dim can have besides what is chosen."""
+        others = [n for n in done if (n, name) in self.pairs or (name, n) in self.pairs]
+        taken = {axis for n in others for axis in done[n]}
+        return (axes for axes in self.choices if taken.isdisjoint(axes))
 
+    def completions(self, done: Choice) -> Iterator[Choice]:
+        """All layouts that begin with ``done``, dims in order."""
+        if len(done) == len(self.names):
+            yield dict(done)
+            return
+        name = self.names[len(done)]
+        for axes in self.fitting(name, done):
+            yield from self.completions({**done, name: axes})
 
-def _sampled(
-    listed: list[Choice],
-    whole: bool,
-    names: Sequence[str],
-    choices: Sequence[Axes],
-    pairs: dict[tuple[str, str], str],
-    sample: int,
-    seed: int,
-) -> list[Choice]:
-    """The empty layout and ``sample - 1`` others, evenly drawn where all are known.
-
-    Otherwise each gives axes to the dims in random order, so that none is favoured by its name.
-    """
-    rng, empty = random.Random(seed), dict.fromkeys(names, ())
-    if whole:
-        return [empty, *rng.sample(listed[1:], sample - 1)]
-    drawn: dict[str, Choice] = {"": empty}
-    for _ in range(50 * sample):
-        if len(drawn) == sample:
-            break
-        choice: Choice = {}
-        for name in rng.sample(names, len(names)):
-            fitting = [axes for axes in choices if _fits(name, axes, choice, pairs)]
-            choice[name] = rng.choice(fitting)
-        ordered = {n: choice[n] for n in names}
-        drawn[as_text(ordered)] = ordered
-    return list(drawn.values())
+    def drawn(self, sample: int, rng: random.Random) -> list[Choice]:
+        """The empty layout and others, each by giving axes to the dims in random order: no name is favoured."""
+        drawn: dict[str, Choice] = {"": dict.fromkeys(self.names, ())}
+        for _ in range(50 * sample):
+            if len(drawn) == sample:
+                break
+            choice: Choice = {}
+            for name in rng.sample(self.names, len(self.names)):
+                choice[name] = rng.choice(list(self.fitting(name, choice)))
+            ordered = {n: choice[n] for n in self.names}
+            drawn[as_text(ordered)] = ordered
+        return list(drawn.values())

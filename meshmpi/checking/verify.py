@@ -253,18 +253,18 @@ class _Runner:
     """One layout on one mesh.
 
     Attributes:
-        stages: The program as lowered, and after each pass; none where the layout is illegal.
+        stages: "lowering" or a pass, and the program after it; none where the layout is illegal.
         final: The last of them in the precision of the check; None where a pass failed.
     """
 
     def __init__(self, truth: Truth, mesh: AnyMesh, layout: Layout, storage: Layout):
         self.truth, self.mesh, self.shape = truth, mesh, mesh.shape
         self.check_ = Check(str(mesh.shape), str(layout))
-        self.stages: list[Program] = []
+        self.stages: list[tuple[str, Program]] = []
         self.made: dict[int, list[Tensor]] = {}
         self._broken: tuple[str, Exception] | None = None
         self._lower(layout, storage)
-        self.final = self._as_run(self.stages[-1]) if self.stages and not self._broken else None
+        self.final = self._as_run(self.stages[-1][1]) if self.stages and not self._broken else None
 
     def _lower(self, layout: Layout, storage: Layout) -> None:
         t, out = self.truth, self.check_
@@ -278,15 +278,16 @@ class _Runner:
             return
         for tensor, v in values.items():
             self.made.setdefault(v, []).append(tensor)
-        self.stages.append(program)
+        self.stages.append(("lowering", program))
         for one in pipeline.PASSES:
+            name = getattr(one, "__name__", str(one)).strip("_")
             try:
                 program = one(program)
                 check_types(program)
             except FAILURES as e:
-                self._broken = _name(one), e
+                self._broken = name, e
                 return
-            self.stages.append(program)
+            self.stages.append((name, program))
 
     def check(self, native: NativeKernels | None) -> Check:
         """As lowered, then as the passes leave it, by each kind of kernels; stops at a mistake.
@@ -298,7 +299,7 @@ class _Runner:
         if not self.stages:
             return out
         out.stage = "lowering"
-        if not self._agrees(self._as_run(self.stages[0]), "numpy"):
+        if not self._agrees(self._as_run(self.stages[0][1]), "numpy"):
             return out
         if self._broken is not None:
             return self._failed(*self._broken)
@@ -313,8 +314,7 @@ class _Runner:
 
     def _find_stage(self, kernels: str) -> None:
         """Runs the stages until one is wrong, and says which."""
-        names = ["lowering", *map(_name, pipeline.PASSES)]
-        for name, program in zip(names, self.stages, strict=True):
+        for name, program in self.stages:
             self.check_.first, self.check_.error, self.check_.instruction = None, "", ""
             self.check_.stage = name
             if not self._agrees(self._as_run(program), kernels):
@@ -387,10 +387,6 @@ class _Runner:
                     self.check_.first = d
                     if d.tensor in by:
                         self.check_.instruction = _as_text(program, by[d.tensor])
-
-
-def _name(one: Any) -> str:
-    return getattr(one, "__name__", str(one)).strip("_")
 
 
 def _as_text(program: Program, i: Instruction) -> str:

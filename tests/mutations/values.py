@@ -33,8 +33,7 @@ def feeds_wrap_around(m: Patch) -> None:
 
 @mutation(f"{REFUSED}('bool_into_int32', 'first_value')")
 def bools_count_as_integers(m: Patch) -> None:
-    right = values._family
-    m.setattr(values, "_family", lambda d: "integer" if d.kind == "b" else right(d))
+    m.setitem(values._FAMILIES, "b", "integer")
 
 
 @mutation(f"{KEPT}::test_initializers_follow_the_same_rule('int32', mm.constant_initializer(1.7), 'v')")
