@@ -7,6 +7,7 @@ errors are cut to the frames of the user's code.  This module knows nothing of t
 
 from __future__ import annotations
 
+import copyreg
 import os
 import sys
 import warnings
@@ -44,7 +45,7 @@ class MeshmpiError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors travel between ranks; the default would pass the finished text as the problem.
-        return _same_again, (type(self), self.args, self.__dict__)
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def _render_traceback_(self) -> list[str]:
         """What IPython and Jupyter show."""
@@ -52,13 +53,6 @@ class MeshmpiError(Exception):
 
         tb = without_library(self, self.__traceback__)
         return "".join(traceback.format_exception(type(self), self, tb)).splitlines()
-
-
-def _same_again(kind: type[MeshmpiError], args: tuple[str], parts: dict[str, Any]) -> MeshmpiError:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(parts)
-    return error
 
 
 class ShapeError(MeshmpiError):

@@ -166,7 +166,7 @@ def interpret(
 
 def run(
     program: Program,
-    values: Mapping[Tensor, int],
+    values: dict[Tensor, int],
     feeds: Mapping[str, Any],
     variables: Mapping[str, Any] | None,
     step: int,
@@ -181,7 +181,7 @@ def run(
         observe: Called with each instruction, its inputs and its results.
         instead: Values that take the place of computed ones, once these have been yielded.
     """
-    waiting, arrays = list(reversed(values)), dict[int, np.ndarray]()
+    waiting, arrays = [*reversed(values)], dict[int, np.ndarray]()
     left = Counter(v for i in program.instructions for v in i.inputs)
     left.update(values[x] for t in values for x in (t, *t.operation.inputs))
     start = initial_variables(program, variables)

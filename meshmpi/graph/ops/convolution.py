@@ -62,14 +62,7 @@ def check(conv: Conv, x: Tensor, w: Tensor) -> None:
         for role, shape, name in (("x", x.shape, s.x), ("w", w.shape, s.w), ("the output", y, s.y)):
             if shape.find(name) < 0:
                 raise conv.fail(f"{role} {shape} has no dimension '{name}' to slide.", suggest(name, shape.names))
-    plain = [
-        shape.without(names)
-        for shape, names in (
-            (x.shape, [s.x for s in slides]),
-            (w.shape, [s.w for s in slides]),
-            (y, [s.y for s in slides]),
-        )
-    ]
+    plain = [shape.without([s[:3][k] for s in slides]) for k, shape in enumerate((x.shape, w.shape, y))]
     sliding = [name for s in slides for name in s[:3]]
     for shape, other in ((plain[0], plain[1]), (plain[1], plain[2]), (plain[2], plain[0])):
         for d in shape:
@@ -91,19 +84,19 @@ def operands(conv: Conv, lowering: Any) -> tuple[list[int], Any]:
     y, slides = conv.output, conv.slides
     base = lowering.placement.base
     splits = [
-        {n: s for n, s in zip(t.shape.names, base(t.shape), strict=True) if n not in sliding}
-        for t, sliding in ((x, [s.x for s in slides]), (w, [s.w for s in slides]), (y, [s.y for s in slides]))
+        {n: axes for n, axes in zip(t.shape.names, base(t.shape), strict=True) if n not in [s[:3][k] for s in slides]}
+        for k, t in enumerate((x, w, y))
     ]
     used = [a for s in {**splits[0], **splits[1]}.values() for a in s]
     gone = [a for n, s in {**splits[0], **splits[1]}.items() if n not in splits[2] for a in s]
     halos: list[tuple[int, str, HaloRegion]] = []
-    for slide in slides:
-        split = _Split(conv, slide, lowering, used)
-        used += split.axes
-        gone += split.axes if not split.of_y else ()
-        splits[0][slide.x], splits[1][slide.w] = split.of_x, split.of_w
-        splits[2][slide.y] = split.of_y
-        halos += split.halos
+    for s in slides:
+        held, halo = _split(conv, s, lowering, used)
+        splits[0][s.x], splits[1][s.w], splits[2][s.y] = held["x"], held["w"], held["y"]
+        axes = held["x"] or held["w"] or held["y"]
+        used += axes
+        gone += () if held["y"] else axes
+        halos += halo
     values = [lowering.fit(t, s) for t, s in zip(conv.inputs, splits, strict=False)]
     for operand, dim, halo in halos:
         values[operand] = lowering.halo(values[operand], dim, halo)
@@ -112,38 +105,32 @@ def operands(conv: Conv, lowering: Any) -> tuple[list[int], Any]:
     return values, lowering.pending(whole, gone)
 
 
-class _Split:
+def _split(
+    conv: Conv, s: ConvDims, lowering: Any, used: Sequence[str]
+) -> tuple[dict[str, Axes], list[tuple[int, str, HaloRegion]]]:
     """How the three dims of one ConvDims are split: two over the same axes, the third whole.
 
-    Attributes:
-        axes: Over which the two are split; empty when nothing is.
-        of_x, of_w, of_y: How each is split.
-        halos: (operand, dim, halo) of the operand that is held with halos, if one is.
+    And (operand, dim, halo) of the operand that is held with halos, if one is.
     """
-
-    def __init__(self, conv: Conv, s: ConvDims, lowering: Any, used: Sequence[str]):
-        x, w, y = *conv.inputs, conv.output
-        n, k, m = x.shape.dim(s.x).size, w.shape.dim(s.w).size, y.shape.dim(s.y).size
-        wish = {
-            "x": _free(lowering.types[lowering.value(x)].split(s.x), used),
-            "w": _free(lowering.types[lowering.value(w)].split(s.w), used),
-            "y": _free(lowering.type_of(y).split(s.y), used),
-        }
-        whole, driver, with_halo = _roles(wish, {"w": k, "y": m, "x": n})
-        self.axes: Axes = wish[driver] or wish[with_halo]
-        held = {whole: (), driver: self.axes, with_halo: ()}
-        self.halos: list[tuple[int, str, HaloRegion]] = []
-        if self.axes and wish[with_halo] == self.axes:
-            held[with_halo] = self.axes
-            turned = s if with_halo == "x" else s.swapped()
-            halo = (
-                turned.halo(m, {"x": k, "w": n}[with_halo])
-                if driver == "y"
-                else turned.of_filter().halo({"w": k, "x": n}[driver], m)
-            )
-            operand, dim = (0, s.x) if with_halo == "x" else (1, s.w)
-            self.halos.append((operand, dim, halo))
-        self.of_x, self.of_w, self.of_y = held["x"], held["w"], held["y"]
+    x, w, y = *conv.inputs, conv.output
+    n, k, m = x.shape.dim(s.x).size, w.shape.dim(s.w).size, y.shape.dim(s.y).size
+    wish = {
+        "x": _free(lowering.types[lowering.value(x)].split(s.x), used),
+        "w": _free(lowering.types[lowering.value(w)].split(s.w), used),
+        "y": _free(lowering.type_of(y).split(s.y), used),
+    }
+    whole, driver, with_halo = _roles(wish, {"w": k, "y": m, "x": n})
+    axes = wish[driver] or wish[with_halo]
+    held = {whole: (), driver: axes, with_halo: ()}
+    if not axes or wish[with_halo] != axes:
+        return held, []
+    held[with_halo] = axes
+    turned = s if with_halo == "x" else s.swapped()
+    if driver == "y":
+        halo = turned.halo(m, {"x": k, "w": n}[with_halo])
+    else:
+        halo = turned.of_filter().halo({"w": k, "x": n}[driver], m)
+    return held, [(0, s.x, halo) if with_halo == "x" else (1, s.w, halo)]
 
 
 def _free(axes: Axes, used: Sequence[str]) -> Axes:

@@ -28,10 +28,7 @@ def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
     longest = max(shapes, key=len, default=Shape())
     if all(_is_subsequence(s, longest) for s in shapes):
         return longest
-    dims = {}
-    for s in shapes:
-        dims.update(dict.fromkeys(s))
-    return Shape(list(dims))
+    return Shape(list(dict.fromkeys(d for s in shapes for d in s)))
 
 
 def _is_subsequence(short: Shape, long: Shape) -> bool:

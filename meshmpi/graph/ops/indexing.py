@@ -284,8 +284,6 @@ def top_k(x: Tensor, reduced_dim: DimLike, k_dim: Dimension, smallest: bool = Fa
 
     Returns:
         (values, int32 indices); of equal elements the one with the lowest index comes first, in every layout.
-
-    Lowers: where ``reduced_dim`` is split over R ranks, an all_gather of ``k_dim.size`` values and indices of each.
     """
     values, indices = TopK(x, dim_name(reduced_dim), k_dim, smallest).outputs
     return values, indices

@@ -17,6 +17,7 @@ from meshmpi.errors import DataError
 from meshmpi.runtime.arrays import local
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.transformer.text.base import Vocabulary, count_bytes
+from meshmpi.transformer.training.sealed import CheckedArray
 
 Range = tuple[int, int]
 Held = Mapping[str, "tuple[Range, ...] | None"]
@@ -92,7 +93,7 @@ class HeldOutText:
         predicted: Number of tokens predicted.
     """
 
-    def __init__(self, tokens: np.ndarray, batch: int, length: int, windows: int = 0) -> None:
+    def __init__(self, tokens: np.ndarray | CheckedArray, batch: int, length: int, windows: int = 0) -> None:
         if len(tokens) < 2:
             raise DataError(
                 f"the held-out text has {len(tokens)} tokens; none can be predicted.",
