@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,9 +90,24 @@ def _inside(folder: Path) -> Iterator[None]:
         os.chdir(old)
 
 
-def run(text: str, folder: Path) -> dict[str, Any]:
+class SilentMesh(mm.SimulatedMesh):
+    """A mesh on which any collective is a failure of the test."""
+
+    def bind(self, *calls: Any) -> Callable[[], None]:
+        super().bind(*calls)  # which checks them
+
+        def refuse() -> None:
+            raise AssertionError("communicated before the error")
+
+        return refuse
+
+
+SilentMesh.__name__ = "SimulatedMesh"  # as messages call it
+
+
+def run(text: str, folder: Path, mesh: type[mm.SimulatedMesh] = mm.SimulatedMesh) -> dict[str, Any]:
     """Runs a program of the catalogue in an empty folder; returns its names."""
-    names: dict[str, Any] = {"__name__": "model", "np": np, "mm": mm, "mesh": mm.SimulatedMesh("rows:2;cols:2")}
+    names: dict[str, Any] = {"__name__": "model", "np": np, "mm": mm, "mesh": mesh("rows:2;cols:2")}
     code = compile(text, FILE, "exec")
     with _inside(folder), mm.Graph() as graph, contextlib.redirect_stdout(io.StringIO()):
         names["graph"] = graph
@@ -101,9 +116,9 @@ def run(text: str, folder: Path) -> dict[str, Any]:
 
 
 def error_of(mistake: Mistake, folder: Path) -> Exception | None:
-    """The error of its program, or None."""
+    """The error of its program, which communicates nothing before; or None."""
     try:
-        run(mistake.text, folder)
+        run(mistake.text, folder, SilentMesh)
     except Exception as error:
         return error
     return None
