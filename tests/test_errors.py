@@ -17,7 +17,6 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import FeedError, LayoutError, MeshError, MeshmpiError, ProgramError, ShapeError, VariableError
-from tests.errors.catalogue.mistake import SilentMesh
 
 HERE = Path(__file__).name
 
@@ -44,7 +43,7 @@ def graph():
 
 
 def _compile(graph: mm.Graph, loss: mm.Tensor, layout: str = "", **options: object):
-    return mm.compile(graph, SilentMesh("rows:2;cols:2"), layout, fetches=[loss], **options)
+    return mm.compile(graph, mm.SimulatedMesh("rows:2;cols:2"), layout, fetches=[loss], **options)
 
 
 def test_unknown_output_dimension_is_suggested(graph):

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import meshmpi as mm
 
 FILE = "model.py"
 """The name under which programs of the catalogue are run."""
+MESH = "rows:2;cols:2"
 HERE = "  # here"
 """Ends the line that the message has to name."""
 
@@ -90,24 +91,9 @@ def _inside(folder: Path) -> Iterator[None]:
         os.chdir(old)
 
 
-class SilentMesh(mm.SimulatedMesh):
-    """A mesh on which any collective is a failure of the test."""
-
-    def bind(self, *calls: Any) -> Callable[[], None]:
-        super().bind(*calls)  # which checks them
-
-        def refuse() -> None:
-            raise AssertionError("communicated before the error")
-
-        return refuse
-
-
-SilentMesh.__name__ = "SimulatedMesh"  # as messages call it
-
-
-def run(text: str, folder: Path, mesh: type[mm.SimulatedMesh] = mm.SimulatedMesh) -> dict[str, Any]:
+def run(text: str, folder: Path, mesh: mm.SimulatedMesh | None = None) -> dict[str, Any]:
     """Runs a program of the catalogue in an empty folder; returns its names."""
-    names: dict[str, Any] = {"__name__": "model", "np": np, "mm": mm, "mesh": mesh("rows:2;cols:2")}
+    names: dict[str, Any] = {"__name__": "model", "np": np, "mm": mm, "mesh": mesh or mm.SimulatedMesh(MESH)}
     code = compile(text, FILE, "exec")
     with _inside(folder), mm.Graph() as graph, contextlib.redirect_stdout(io.StringIO()):
         names["graph"] = graph
@@ -117,8 +103,10 @@ def run(text: str, folder: Path, mesh: type[mm.SimulatedMesh] = mm.SimulatedMesh
 
 def error_of(mistake: Mistake, folder: Path) -> Exception | None:
     """The error of its program, which communicates nothing before; or None."""
+    mesh = mm.SimulatedMesh(MESH)
     try:
-        run(mistake.text, folder, SilentMesh)
+        run(mistake.text, folder, mesh)
     except Exception as error:
+        assert not any(mesh.counters), "communicated before the error"
         return error
     return None
