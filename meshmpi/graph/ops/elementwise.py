@@ -1,7 +1,7 @@
 """Elementwise operations: one primitive, and a table row (expression, derivative) per function.
 
-The expression of a function is its row in `meshmpi.ir.scalar`; its derivative is its row in
-`_DERIVATIVES` here.  Tensors broadcast by the names of their dimensions; a Python number takes the
+The expression of a function is its row in `meshmpi.ir.scalar`; its derivative and data types stand
+here in its row.  Tensors broadcast by the names of their dimensions; a Python number takes the
 data type of the tensors it is combined with.
 """
 
@@ -100,11 +100,12 @@ class Elementwise(Operation):
         return "bool" if result == "bool" else dtype
 
     def _check_dtype(self, dtype: str) -> None:
-        if self.function in _FLOAT_ONLY and dtype not in FLOATS:
+        takes = _TAKES.get(self.function)
+        if takes == "float" and dtype not in FLOATS:
             raise self.fail(f"the input has data type {dtype}.", "Convert it with mm.cast(x, 'float32').")
-        if self.function in _BOOL_ONLY and dtype != "bool":
+        if takes == "bool" and dtype != "bool":
             raise self.fail(f"the input has data type {dtype}.", "Compare it first, as in x > 0.")
-        if self.function in _ARITHMETIC and dtype == "bool":
+        if takes == "number" and dtype == "bool":
             raise self.fail("the input is bool.", "Convert it with mm.cast(x, 'int32'), or use mm.where().")
         for a in self.args:
             if not isinstance(a, Tensor) and not fits(a, dtype):
@@ -140,8 +141,19 @@ def _apply(function: str, *args: TensorLike, **options: Any) -> Tensor:
     return Elementwise(function, args, **options).output
 
 
-def _binary(function: str, doc: str):
+Derivative = Callable[..., Sequence[Tensor | None]]
+"""(dy, y, *args) -> dx per argument, not yet summed over broadcast dims."""
+_DERIVATIVES: dict[str, Derivative] = {}
+"""Function -> derivative; the others have none."""
+_TAKES = {"power": "number"}
+"""Function -> "float", "bool", "number" (no bool) or "" (all): the data types that it takes."""
+
+
+def _binary(function: str, doc: str, takes: str = "", derivative: Derivative | None = None):
     """A function of two tensors or numbers, whose dims are united by name."""
+    _TAKES[function] = takes
+    if derivative is not None:
+        _DERIVATIVES[function] = derivative
 
     def apply(x1: TensorLike, x2: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
         return _apply(function, x1, x2, output_shape=output_shape)
@@ -149,8 +161,11 @@ def _binary(function: str, doc: str):
     return named(apply, function, doc)
 
 
-def _unary(function: str, doc: str):
+def _unary(function: str, doc: str, takes: str = "", derivative: Callable[..., Tensor] | None = None):
     """A function of one tensor."""
+    _TAKES[function] = takes
+    if derivative is not None:
+        _DERIVATIVES[function] = lambda dy, y, x: (derivative(dy, y, x),)
 
     def apply(x: Tensor) -> Tensor:
         return _apply(function, x)
@@ -158,48 +173,83 @@ def _unary(function: str, doc: str):
     return named(apply, function, doc)
 
 
-add = _binary("add", "x1 + x2, dims united by name.")
-subtract = sub = _binary("subtract", "x1 - x2.")
-multiply = _binary("multiply", "x1 * x2 at every point (`einsum` multiplies and sums).")
-divide = _binary("divide", "x1 / x2 for floating-point types.")
-floordiv = _binary("floordiv", "Largest integer <= x1 / x2, as Python's //; the gradient is 0.")
+def _half_on_ties(wins: Callable[[TensorLike, TensorLike], Tensor]) -> Derivative:
+    def derivative(dy: Tensor, y: Tensor, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tensor]:
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+            # Against a number a tie counts as a loss, so that relu has gradient 0 at 0.  The result
+            # tells who won, so that the input need not be kept for the backward pass.
+            number = b if isinstance(a, Tensor) else a
+            dx = where(wins(y, number), dy, 0.0)
+            return dx, dx
+        weight = where(equal(a, b), 0.5 * dy, 0.0)
+        return (
+            where(wins(a, b), dy, weight, output_shape=dy.shape),
+            where(wins(b, a), dy, weight, output_shape=dy.shape),
+        )
+
+    return derivative
+
+
+def _no_slope(dy: Tensor, y: Tensor, *args: TensorLike) -> Sequence[Tensor | None]:
+    return [zeros_like(x) if isinstance(x, Tensor) else None for x in args]
+
+
+add = _binary("add", "x1 + x2, dims united by name.", "number", lambda dy, y, a, b: (dy, dy))
+subtract = sub = _binary(
+    "subtract", "x1 - x2.", "number", lambda dy, y, a, b: (dy, -dy if isinstance(b, Tensor) else None)
+)
+multiply = _binary(
+    "multiply",
+    "x1 * x2 at every point (`einsum` multiplies and sums).",
+    "number",
+    lambda dy, y, a, b: (dy * b if isinstance(a, Tensor) else None, dy * a if isinstance(b, Tensor) else None),
+)
+divide = _binary(
+    "divide",
+    "x1 / x2 for floating-point types.",
+    "float",
+    lambda dy, y, a, b: (dy / b if isinstance(a, Tensor) else None, -(dy * y / b) if isinstance(b, Tensor) else None),
+)
+floordiv = _binary("floordiv", "Largest integer <= x1 / x2, as Python's //; the gradient is 0.", "number", _no_slope)
 mod = _binary(
     "mod",
     """x1 - x2 * floor(x1 / x2), as Python's %: the sign is that of x2.
 
     Gradient: dy, and -floor(x1 / x2) dy, as between the jumps.
     """,
+    "number",
+    lambda dy, y, a, b: (dy, -(dy * floordiv(a, b)) if isinstance(b, Tensor) else None),
 )
-_TIES = "a NaN wins.  Tied tensors take half of the gradient each; a tie with a number gives 0."
-minimum = _binary("minimum", f"The smaller; {_TIES}")
-maximum = _binary("maximum", f"The larger; {_TIES}")
 less = _binary("less", "x1 < x2 as bool.")
 less_equal = _binary("less_equal", "x1 <= x2 as bool.")
 greater = _binary("greater", "x1 > x2 as bool.")
 greater_equal = _binary("greater_equal", "x1 >= x2 as bool.")
 equal = _binary("equal", "x1 == x2 as bool.")
 not_equal = _binary("not_equal", "x1 != x2 as bool.")
-logical_and = _binary("logical_and", "Both, as bool.")
-logical_or = _binary("logical_or", "Either, as bool.")
-logical_not = _unary("logical_not", "Not, as bool.")
-negative = _unary("negative", "-x.")
-abs = _unary("abs", "Absolute value; gradient 0 at 0.")
-sign = _unary("sign", "-1, 0 or 1; the gradient is 0.")
-square = _unary("square", "x * x.")
-sqrt = _unary("sqrt", "Square root.")
-rsqrt = _unary("rsqrt", "1 / sqrt(x).")
-reciprocal = _unary("reciprocal", "1 / x.")
-exp = _unary("exp", "e ** x.")
-log = _unary("log", "Natural logarithm.")
-log1p = _unary("log1p", "log(1 + x), exact near 0.")
-sin = _unary("sin", "Sine; x in radians.")
-cos = _unary("cos", "Cosine; x in radians.")
-tanh = _unary("tanh", "Hyperbolic tangent.")
-sigmoid = _unary("sigmoid", "1 / (1 + e ** -x).")
-erf = _unary("erf", "Error function.")
-floor = _unary("floor", "Largest whole number <= x; the gradient is 0.")
-isfinite = _unary("isfinite", "Neither NaN nor infinite, as bool.")
-identity = _unary("identity", "x.")
+_TIES = "a NaN wins.  Tied tensors take half of the gradient each; a tie with a number gives 0."
+minimum = _binary("minimum", f"The smaller; {_TIES}", derivative=_half_on_ties(less))
+maximum = _binary("maximum", f"The larger; {_TIES}", derivative=_half_on_ties(greater))
+logical_and = _binary("logical_and", "Both, as bool.", "bool")
+logical_or = _binary("logical_or", "Either, as bool.", "bool")
+logical_not = _unary("logical_not", "Not, as bool.", "bool")
+negative = _unary("negative", "-x.", "number", lambda dy, y, x: -dy)
+abs = _unary("abs", "Absolute value; gradient 0 at 0.", "number", lambda dy, y, x: dy * sign(x))
+sign = _unary("sign", "-1, 0 or 1; the gradient is 0.", "number", lambda dy, y, x: zeros_like(x))
+square = _unary("square", "x * x.", "number", lambda dy, y, x: dy * (2.0 * x))
+sqrt = _unary("sqrt", "Square root.", "float", lambda dy, y, x: 0.5 * dy / y)
+rsqrt = _unary("rsqrt", "1 / sqrt(x).", "float", lambda dy, y, x: dy * (-0.5 * (y / x)))
+reciprocal = _unary("reciprocal", "1 / x.", "float", lambda dy, y, x: -(dy * square(y)))
+exp = _unary("exp", "e ** x.", "float", lambda dy, y, x: dy * y)
+log = _unary("log", "Natural logarithm.", "float", lambda dy, y, x: dy / x)
+log1p = _unary("log1p", "log(1 + x), exact near 0.", "float", lambda dy, y, x: dy / (1.0 + x))
+sin = _unary("sin", "Sine; x in radians.", "float", lambda dy, y, x: dy * cos(x))
+cos = _unary("cos", "Cosine; x in radians.", "float", lambda dy, y, x: -(dy * sin(x)))
+tanh = _unary("tanh", "Hyperbolic tangent.", "float", lambda dy, y, x: dy * (1.0 - square(y)))
+sigmoid = _unary("sigmoid", "1 / (1 + e ** -x).", "float", lambda dy, y, x: dy * (y * (1.0 - y)))
+erf = _unary("erf", "Error function.", "float", lambda dy, y, x: dy * (2 / math.sqrt(math.pi) * exp(-square(x))))
+floor = _unary("floor", "Largest whole number <= x; the gradient is 0.", "float", lambda dy, y, x: zeros_like(x))
+isfinite = _unary("isfinite", "Neither NaN nor infinite, as bool.", "float")
+identity = _unary("identity", "x.", derivative=lambda dy, y, x: dy)
 
 
 def pow(x: TensorLike, y: TensorLike, output_shape: ShapeLike | None = None) -> Tensor:
@@ -257,35 +307,16 @@ def add_n(xs: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _half_on_ties(wins: Callable[[TensorLike, TensorLike], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    def derivative(dy: Tensor, y: Tensor, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tensor]:
-        if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-            # Against a number a tie counts as a loss, so that relu has gradient 0 at 0.  The result
-            # tells who won, so that the input need not be kept for the backward pass.
-            number = b if isinstance(a, Tensor) else a
-            dx = where(wins(y, number), dy, 0.0)
-            return dx, dx
-        weight = where(equal(a, b), multiply(0.5, dy), 0.0)
-        return (
-            where(wins(a, b), dy, weight, output_shape=dy.shape),
-            where(wins(b, a), dy, weight, output_shape=dy.shape),
-        )
-
-    return derivative
-
-
 def _power_grads(dy: Tensor, y: Tensor, a: TensorLike, b: TensorLike) -> tuple[Tensor | None, Tensor | None]:
     da = db = None
     if isinstance(a, Tensor):
         if isinstance(b, Tensor):
             # Where b is 0, b * a ** (b - 1) is 0 and not 0 * inf.
-            varies = not_equal(b, 0.0)
-            slope = multiply(b, pow(a, where(varies, subtract(b, 1.0), 0.0)))
-            da = multiply(dy, slope)
+            da = dy * (b * pow(a, where(not_equal(b, 0.0), b - 1.0, 0.0)))
         else:
-            da = multiply(dy, multiply(b, pow(a, b - 1))) if b else zeros_like(a)
+            da = dy * (b * pow(a, b - 1)) if b else zeros_like(a)
     if isinstance(b, Tensor):
-        db = multiply(dy, multiply(y, _log_of_positive(a)))
+        db = dy * (y * _log_of_positive(a))
     return da, db
 
 
@@ -301,45 +332,6 @@ def _where_grads(dy: Tensor, y: Tensor, c: Tensor, a: TensorLike, b: TensorLike)
     return None, where(c, dy, 0.0, output_shape=shape), where(c, 0.0, dy, output_shape=shape)
 
 
-_TRANSCENDENTAL = ("exp", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "erf")
-_FLOAT_ONLY = (*_TRANSCENDENTAL, "divide", "sqrt", "rsqrt", "reciprocal", "floor", "isfinite")
-_BOOL_ONLY = ("logical_and", "logical_or", "logical_not")
-_ARITHMETIC = ("add", "subtract", "multiply", "floordiv", "mod", "power", "negative", "abs", "sign", "square")
-
-# function -> (dy, y, *args) -> dx per argument, not yet summed over broadcast dims.
-_DERIVATIVES: dict[str, Callable[..., Sequence[Tensor | None]]] = {
-    "add": lambda dy, y, a, b: (dy, dy),
-    "subtract": lambda dy, y, a, b: (dy, negative(dy) if isinstance(b, Tensor) else None),
-    "multiply": lambda dy, y, a, b: (
-        multiply(dy, b) if isinstance(a, Tensor) else None,
-        multiply(dy, a) if isinstance(b, Tensor) else None,
-    ),
-    "divide": lambda dy, y, a, b: (
-        divide(dy, b) if isinstance(a, Tensor) else None,
-        negative(divide(multiply(dy, y), b)) if isinstance(b, Tensor) else None,
-    ),
-    "power": _power_grads,
-    "floordiv": lambda dy, y, a, b: [zeros_like(x) if isinstance(x, Tensor) else None for x in (a, b)],
-    "mod": lambda dy, y, a, b: (dy, negative(multiply(dy, floordiv(a, b))) if isinstance(b, Tensor) else None),
-    "sign": lambda dy, y, x: (zeros_like(x),),
-    "floor": lambda dy, y, x: (zeros_like(x),),
-    "minimum": _half_on_ties(less),
-    "maximum": _half_on_ties(greater),
-    "where": _where_grads,
-    "negative": lambda dy, y, x: (negative(dy),),
-    "abs": lambda dy, y, x: (multiply(dy, sign(x)),),
-    "square": lambda dy, y, x: (multiply(dy, multiply(2.0, x)),),
-    "sqrt": lambda dy, y, x: (divide(multiply(0.5, dy), y),),
-    "rsqrt": lambda dy, y, x: (multiply(dy, multiply(-0.5, divide(y, x))),),
-    "reciprocal": lambda dy, y, x: (negative(multiply(dy, square(y))),),
-    "exp": lambda dy, y, x: (multiply(dy, y),),
-    "log": lambda dy, y, x: (divide(dy, x),),
-    "log1p": lambda dy, y, x: (divide(dy, add(1.0, x)),),
-    "sin": lambda dy, y, x: (multiply(dy, cos(x)),),
-    "cos": lambda dy, y, x: (negative(multiply(dy, sin(x))),),
-    "tanh": lambda dy, y, x: (multiply(dy, subtract(1.0, square(y))),),
-    "sigmoid": lambda dy, y, x: (multiply(dy, multiply(y, subtract(1.0, y))),),
-    "erf": lambda dy, y, x: (multiply(dy, multiply(2 / math.sqrt(math.pi), exp(negative(square(x))))),),
-    "identity": lambda dy, y, x: (dy,),
-    "cast": lambda dy, y, x: (cast(dy, x.dtype) if x.dtype in FLOATS else None,),
-}
+_DERIVATIVES.update(
+    power=_power_grads, where=_where_grads, cast=lambda dy, y, x: (cast(dy, x.dtype) if x.dtype in FLOATS else None,)
+)
