@@ -214,6 +214,27 @@ class Operation:
         source = self.source._replace(name=self.source.name + _listed(self.inputs))
         return ShapeError(f"{self.base_name}: {problem}", remedy, str(source))
 
+    def sizes(self, shapes: Sequence[Shape]) -> dict[str, int]:
+        """Dimension -> its size, which must be one in all ``shapes``."""
+        known: dict[str, int] = {}
+        for d in (d for shape in shapes for d in shape):
+            if known.setdefault(d.name, d.size) != d.size:
+                raise self.fail(
+                    f"dimension '{d.name}' has sizes {known[d.name]} and {d.size} in {' and '.join(map(str, shapes))}.",
+                    "Rename one with mm.rename_dimension(), or make the sizes equal, here to"
+                    f" {d.name}={known[d.name]}.",
+                )
+        return known
+
+    def one_dtype(self, inputs: Sequence[Tensor]) -> str:
+        """The data type of the inputs, which must be one; float32 where there are none."""
+        dtypes = list(dict.fromkeys(x.dtype for x in inputs)) or ["float32"]
+        if len(dtypes) > 1:
+            raise self.fail(
+                f"inputs have data types {' and '.join(dtypes)}.", f"Convert one, as in mm.cast(x, '{dtypes[0]}')."
+            )
+        return dtypes[0]
+
     def infer(self) -> Sequence[tuple[Shape, str]]:
         """Shape and data type of every output, here those of x; raises ShapeError where the inputs do not fit."""
         return [(self.inputs[0].shape, self.inputs[0].dtype)]

@@ -33,16 +33,8 @@ class Einsum(Operation):
         super().__init__(xs, "einsum")
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
-        known: dict[str, int] = {}
+        known = self.sizes([x.shape for x in self.inputs])
         shapes = " and ".join(str(x.shape) for x in self.inputs)
-        for x in self.inputs:
-            for d in x.shape:
-                if known.setdefault(d.name, d.size) != d.size:
-                    raise self.fail(
-                        f"dimension '{d.name}' has sizes {known[d.name]} and {d.size} in {shapes}.",
-                        "Rename one with mm.rename_dimension(), or make the sizes equal, here to"
-                        f" {d.name}={known[d.name]}.",
-                    )
         for d in self.output_shape:
             if d.name in known and known[d.name] != d.size:
                 raise self.fail(
@@ -53,14 +45,12 @@ class Einsum(Operation):
                 raise self.fail(
                     f"output dimension '{d.name}' ({d.size}) is in none of the inputs {shapes}.", suggest(d.name, known)
                 )
-        dtypes = list(dict.fromkeys(x.dtype for x in self.inputs))
-        if len(dtypes) > 1 or dtypes[0] == "bool":
-            raise self.fail(
-                f"inputs have data types {' and '.join(dtypes)}.", f"Convert one, as in mm.cast(x, '{dtypes[0]}')."
-            )
+        dtype = self.one_dtype(self.inputs)
+        if dtype == "bool":
+            raise self.fail("the inputs are bool.", "Convert them with mm.cast(x, 'float32').")
         if self.band is not None:
             self._check_band(self.band)
-        return [(self.output_shape, dtypes[0])]
+        return [(self.output_shape, dtype)]
 
     def _check_band(self, band: Band) -> None:
         shapes = [*(x.shape for x in self.inputs), self.output_shape]

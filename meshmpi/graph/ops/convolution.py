@@ -64,15 +64,12 @@ def check(conv: Conv, x: Tensor, w: Tensor) -> None:
                 raise conv.fail(f"{role} {shape} has no dimension '{name}' to slide.", suggest(name, shape.names))
     plain = [shape.without([s[:3][k] for s in slides]) for k, shape in enumerate((x.shape, w.shape, y))]
     sliding = [name for s in slides for name in s[:3]]
-    for shape, other in ((plain[0], plain[1]), (plain[1], plain[2]), (plain[2], plain[0])):
-        for d in shape:
-            if d.name in sliding:
-                raise conv.fail(
-                    f"dimension '{d.name}' slides in one place and not in another: {shapes}.",
-                    "Rename one of them with mm.rename_dimension().",
-                )
-            if other.find(d.name) >= 0 and other.dim(d.name) != d:
-                raise conv.fail(f"dimension '{d.name}' has two sizes in {shapes}.", "Make it one.")
+    for d in (d for shape in plain for d in shape if d.name in sliding):
+        raise conv.fail(
+            f"dimension '{d.name}' slides in one place and not in another: {shapes}.",
+            "Rename one of them with mm.rename_dimension().",
+        )
+    conv.sizes(plain)
     lost = [d.name for d in plain[2] if plain[0].find(d.name) < 0 and plain[1].find(d.name) < 0]
     if lost:
         raise conv.fail(f"output dimensions {lost} are in no input: {shapes}.", "Broadcast later.")

@@ -62,7 +62,7 @@ class Elementwise(Operation):
 
     def infer(self) -> Sequence[tuple[Shape, str]]:
         shapes = [x.shape for x in self.inputs]
-        self._check_sizes(shapes)
+        self.sizes(shapes)
         shape = broadcast_shape(shapes)
         if self.output_shape is not None:
             for d in shape:
@@ -74,26 +74,10 @@ class Elementwise(Operation):
             shape = self.output_shape
         return [(shape, self._result_dtype())]
 
-    def _check_sizes(self, shapes: Sequence[Shape]) -> None:
-        sizes: dict[str, int] = {}
-        for s in shapes:
-            for d in s:
-                if sizes.setdefault(d.name, d.size) != d.size:
-                    raise self.fail(
-                        f"dimension '{d.name}' has size {sizes[d.name]} in one input and {d.size}"
-                        f" in another: {' and '.join(map(str, shapes))}.",
-                        "Rename one with mm.rename_dimension(), or make the sizes equal.",
-                    )
-
     def _result_dtype(self) -> str:
         result = SCALAR_FUNCTIONS[self.function].result
         operands = self.inputs[1:] if self.function == "where" else self.inputs
-        dtypes = list(dict.fromkeys(x.dtype for x in operands))
-        if len(dtypes) > 1:
-            raise self.fail(
-                f"inputs have data types {' and '.join(dtypes)}.", f"Convert one, as in mm.cast(x, '{dtypes[0]}')."
-            )
-        dtype = dtypes[0] if dtypes else "float32"
+        dtype = self.one_dtype(operands)
         self._check_dtype(dtype)
         if result == "cast":
             return check_dtype(self.cast_to, "cast")

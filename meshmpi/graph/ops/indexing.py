@@ -33,7 +33,7 @@ class Gather(Operation):
         if index.dtype not in INTEGERS:
             raise self.fail(f"the index {index!r} is not an integer.", "Convert it with mm.cast(x, 'int32').")
         rest = table.shape.without([self.dim])
-        _check_batch(self, index.shape, rest)
+        self.sizes([index.shape, rest])
         return [(index.shape + rest.without(index.shape.names), table.dtype)]
 
     def grad(self, dys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
@@ -51,17 +51,6 @@ class Gather(Operation):
         values = [lowering.fit(table, {**same, self.dim: tuple(axes)}), lowering.fit(index, same)]
         result = lowering.emit(ir.Gather(self.dim, self.may_miss), values, lowering.pending(out, axes))
         lowering.define(self.output, result)
-
-
-def _check_batch(operation: Operation, index: Shape, other: Shape) -> None:
-    """The dims that both have must have one size."""
-    for d in other:
-        if index.find(d.name) >= 0 and index.dim(d.name) != d:
-            raise operation.fail(
-                f"batch dimension '{d.name}' has size {index.dim(d.name).size} in the index {index}"
-                f" and {d.size} in {other}.",
-                "Make the sizes equal, or rename one with mm.rename_dimension().",
-            )
 
 
 def gather(weights: Tensor, indices: Tensor, dim: DimLike, may_miss: bool = False) -> Tensor:
@@ -102,7 +91,7 @@ class ScatterAdd(Operation):
                 "Give an index for every update.",
             )
         others = self.output_shape.without([self.dim.name])
-        _check_batch(self, index.shape, others)
+        self.sizes([index.shape, others])
         rest = updates.shape.without([n for n in index.shape.names if n not in others.names])
         if sorted(rest) != sorted(others) or self.dim not in self.output_shape:
             raise self.fail(
@@ -172,7 +161,7 @@ class Put(Operation):
                 f"the index {index!r} is not an integer, or the updates {updates!r} are no {x.dtype}.",
                 "Convert with mm.cast().",
             )
-        _check_batch(self, index.shape, rest)
+        self.sizes([index.shape, rest])
         wanted = [*index.shape, *rest.without([d.name for d in self._batch()])]
         if sorted(updates.shape) != sorted(wanted):
             raise self.fail(

@@ -28,7 +28,7 @@ y = x + b  # here
         "ShapeError",
         "add",
         "'d_model'",
-        "size 4 in one input and 5 in another",
+        "has sizes 4 and 5",
         "mm.rename_dimension()",
         (("x + b", 'x + mm.rename_dimension(b, "d_model", "other")'),),
     ),
