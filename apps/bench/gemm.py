@@ -30,7 +30,7 @@ from meshmpi.errors import ConfigError
 from meshmpi.ir.program import LocalType, Program
 from meshmpi.kernels import Runtime, blas, numpy_dtype
 from meshmpi.kernels.binding import Call, Operand, local_call
-from meshmpi.kernels.contraction import ContractPlan
+from meshmpi.kernels.contraction import plan_contract
 from meshmpi.transformer.tasks.registry import build_training_graph
 from meshmpi.transformer.training import config
 from meshmpi.transformer.training.settings import Settings, transformer_config
@@ -85,7 +85,7 @@ def variants(call: Call, dtype: str, libraries: Sequence[blas.Blas]) -> dict[str
         "bound <library>" and "bare <library>" for each that can, and "matmul".
     """
     call = _as(call, dtype)
-    plan = ContractPlan(call)
+    plan = plan_contract(call)
     ins = [_numbers(x.sizes, dtype, seed) for seed, x in enumerate(call.inputs)]
     outs = [np.zeros(x.sizes, numpy_dtype(dtype)) for x in call.outputs]
     workspace = np.zeros(plan.workspace_bytes, np.uint8)

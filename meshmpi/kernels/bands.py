@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from meshmpi.kernels.binding import (
     Runtime,
     Scratch,
     accumulator_dtype,
+    copying,
     named_view,
     nothing,
     quiet,
@@ -60,10 +61,6 @@ def _band(call: Call) -> Band:
 def without_band(call: Call) -> Call:
     """The same instruction over all pairs."""
     return call._replace(instruction=call.instruction.replaced(band=None))
-
-
-def _has_both(x: Operand, band: Band) -> bool:
-    return band.rows in x.names and band.columns in x.names
 
 
 def fill_outside(array: np.ndarray, x: Operand, band: Band, value: float) -> Bound:
@@ -110,61 +107,44 @@ def _outside(band: Band, rows: Range, columns: Range, x: Operand) -> np.ndarray:
     return (outside if i < j else outside.T).reshape(sizes)
 
 
-class BandReducePlan(Plan):
+def plan_band_reduce(call: Call, plan_of: Callable[[Call], Plan], neutral: float) -> Plan:
     """A reduction of a copy whose elements outside the band are the neutral one."""
+    band, x, scratch = _band(call), call.inputs[0], Scratch()
+    slot = scratch.reserve(x.sizes, x.dtype)
+    inner = plan_of(without_band(call))
 
-    def __init__(self, call: Call, plan_of: Callable[[Call], Plan], neutral: float):
-        self.band, self.neutral = _band(call), neutral
-        self.x = call.inputs[0]
-        scratch = Scratch()
-        self.copy = scratch.reserve(self.x.sizes, self.x.dtype)
-        self.own_bytes = scratch.bytes
-        self.inner = plan_of(without_band(call))
-        self.workspace_bytes = self.own_bytes + self.inner.workspace_bytes
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        copy = slot.array(workspace)
+        reduce = inner.bind([copy], outputs, workspace[scratch.bytes :], runtime)
+        return run_all([copying(copy, inputs[0]), fill_outside(copy, x, band, neutral), reduce])
 
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        copy = self.copy.array(workspace)
-        return run_all(
-            [
-                lambda: np.copyto(copy, inputs[0]),
-                fill_outside(copy, self.x, self.band, self.neutral),
-                self.inner.bind([copy], outputs, workspace[self.own_bytes :], runtime),
-            ]
-        )
+    return Plan(bind, scratch.bytes + inner.workspace_bytes)
 
 
-class BandContractPlan(Plan):
+def plan_band_contract(call: Call, plan_of: Callable[[Call], Plan]) -> Plan:
     """A product of two operands over the pairs of a band."""
+    band, scratch, y = _band(call), Scratch(), call.outputs[0]
+    inner, masked = plan_of(without_band(call)), masked_operand(call, band)
+    x = y if masked is None else call.inputs[masked]
+    slot = None if masked is None else scratch.reserve(x.sizes, x.dtype)
 
-    def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
-        self.call, self.band = call, _band(call)
-        self.inner = plan_of(without_band(call))
-        scratch = Scratch()
-        self.masked = masked_operand(call, self.band)
-        if self.masked is not None:
-            x = call.inputs[self.masked]
-            self.copy = scratch.reserve(x.sizes, x.dtype)
-        self.own_bytes = scratch.bytes
-        self.workspace_bytes = self.own_bytes + self.inner.workspace_bytes
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        rest, ins = workspace[scratch.bytes :], list(inputs)
+        if masked is None or slot is None:  # the result has both dims: every product stands alone
+            product = inner.bind(ins, outputs, rest, runtime)
+            return run_all([product, fill_outside(named_view(outputs[0], y, y.names), y, band, 0.0)])
+        ins[masked] = copy = slot.array(workspace)
+        before = copying(copy, named_view(inputs[masked], x, x.names))
+        product = guarded(call, band, inputs, outputs[0], inner.bind(ins, outputs, rest, runtime))
+        return run_all([before, fill_outside(copy, x, band, 0.0), product])
 
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        rest, ins = workspace[self.own_bytes :], list(inputs)
-        y = self.call.outputs[0]
-        if self.masked is None:  # the result has both dims: every product stands alone
-            view = named_view(outputs[0], y, y.names)
-            product = self.inner.bind(ins, outputs, rest, runtime)
-            return run_all([product, fill_outside(view, y, self.band, 0.0)])
-        x, copy = self.call.inputs[self.masked], self.copy.array(workspace)
-        source = named_view(ins[self.masked], x, x.names)
-        ins[self.masked] = copy
-        before = [lambda: np.copyto(copy, source), fill_outside(copy, x, self.band, 0.0)]
-        product = self.inner.bind(ins, outputs, rest, runtime)
-        return run_all([*before, guarded(self.call, self.band, inputs, outputs[0], product)])
+    return Plan(bind, scratch.bytes + inner.workspace_bytes)
 
 
 def masked_operand(call: Call, band: Band) -> int | None:
     """Which operand is taken for 0 outside the band; None where only the result has both dims."""
-    return next((k for k, x in enumerate(call.inputs) if _has_both(x, band)), None)
+    both = {band.rows, band.columns}
+    return next((k for k, x in enumerate(call.inputs) if both <= set(x.names)), None)
 
 
 def guarded(call: Call, band: Band, inputs: Arrays, output: np.ndarray, product: Bound, adding: bool = False) -> Bound:
@@ -176,8 +156,7 @@ def guarded(call: Call, band: Band, inputs: Arrays, output: np.ndarray, product:
         product: Computes the sum from a masked operand that is 0 outside the band.
         adding: Whether the result is added to what ``output`` holds.
     """
-    masked = masked_operand(call, band)
-    other = 1 if masked == 0 else 0
+    other = 1 if masked_operand(call, band) == 0 else 0
     views = [named_view(a, x, x.names) for a, x in zip((*inputs, output), (*call.inputs, *call.outputs), strict=True)]
     at_risk = _at_risk(views[other], call.inputs[other], band, ranges_of(*call.inputs))
     is_finite = _finite_check(at_risk)
@@ -220,25 +199,14 @@ def _finite_check(x: np.ndarray) -> Callable[[], bool]:
     if x.dtype == BFLOAT16:  # as whole numbers, infinities and NaNs are the largest of either sign
         positive, negative = x.view(np.int16), x.view(np.uint16)
         return lambda: bool(positive.max() < 0x7F80 and negative.max() < 0xFF80) if x.size else True
-    add = np.add.reduce
-    total = quiet_call(lambda: add(x, axis=None))
-    return lambda: math.isfinite(total())
+    total = np.empty((), x.dtype)
+    add = quiet(partial(np.add.reduce, x, axis=None, out=total))
 
+    def is_finite() -> bool:
+        add()
+        return math.isfinite(total)
 
-def quiet_call(f: Callable[[], Any]) -> Callable[[], Any]:
-    """``f`` without floating-point warnings."""
-    found: list[Any] = [None]
-
-    def keep() -> None:
-        found[0] = f()
-
-    run = quiet(keep)
-
-    def result() -> Any:
-        run()
-        return found[0]
-
-    return result
+    return is_finite
 
 
 def _rows(call: Call, band: Band, views: Arrays) -> Iterator[tuple[np.ndarray, Callable[[], np.ndarray]]]:

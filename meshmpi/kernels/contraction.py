@@ -27,19 +27,19 @@ from meshmpi.kernels.binding import (
     Arrays,
     Bound,
     Call,
-    Operand,
     Plan,
     Runtime,
     Scratch,
     Slot,
     collapse,
     contiguous,
-    nothing,
+    copying,
     quiet,
     run_all,
     strided,
+    zeroing,
 )
-from meshmpi.kernels.expressions import MapPlan
+from meshmpi.kernels.expressions import plan_map
 from meshmpi.kernels.reduction import ChunkedReduction
 
 SLAB_ELEMENTS = 1 << 22
@@ -88,14 +88,9 @@ class Choice(NamedTuple):
 
 def runs(names: Sequence[str], sizes: Sizes, first: Strides, second: Strides) -> list[Run]:
     """Neighbouring dims merged where both arrays allow it; a stride is 0 where a dim is absent."""
-    out: list[Run] = []
-    for name in names:
-        n, s, t = sizes[name], first.get(name, 0), second.get(name, 0)
-        if out and out[-1].first == s * n and out[-1].second == t * n:
-            out[-1] = Run(out[-1].size * n, s, t)
-        else:
-            out.append(Run(n, s, t))
-    return out
+    strides = [[steps.get(name, 0) for name in names] for steps in (first, second)]
+    merged, (of_first, of_second) = collapse([sizes[name] for name in names], strides)
+    return [Run(*run) for run in zip(merged, of_first, of_second, strict=True)]
 
 
 def by_stride(names: Sequence[str], strides: Strides) -> tuple[str, ...]:
@@ -125,8 +120,7 @@ def choose(sizes: Sizes, groups: Groups, strides: Sequence[Strides], must_pack: 
 def _candidates(sizes: Sizes, groups: Groups, strides: Sequence[Strides], pack: Sequence[bool]) -> Iterator[Choice]:
     a, b, y = strides
     pack_a, pack_b, pack_y = pack
-    batch = by_stride(groups.batch, a if pack_y else y)
-    m = by_stride(groups.m, a if pack_y else y)
+    batch, m = (by_stride(names, a if pack_y else y) for names in (groups.batch, groups.m))
     n = by_stride(groups.n, b if pack_y else y)
     k = by_stride(groups.k, b if pack_a and not pack_b else a)
     orders = (
@@ -142,7 +136,7 @@ def _candidates(sizes: Sizes, groups: Groups, strides: Sequence[Strides], pack: 
     m_runs, n_runs = runs(m, sizes, a, y), runs(n, sizes, b, y)
     for i in range(max(1, len(m_runs))):
         for j in range(max(1, len(n_runs))):
-            choice = _product(sizes, batch, (a, b, y), k_runs[0], m_runs, n_runs, i, j)
+            choice = _product(sizes, batch, (a, b, y), k_runs[0] if k_runs else Run(1, 1, 1), m_runs, n_runs, i, j)
             if choice is not None:
                 yield choice._replace(packed=orders, cost_ns=choice.cost_ns + COPY_NS * copied)
 
@@ -166,9 +160,7 @@ def _product(
     """The product with run i of M and run j of N as matrix dims, looping over all others."""
     a, b, y = strides
     m = m_runs[i] if m_runs else Run(1, k.size * k.first, 1)
-    n = n_runs[j] if n_runs else Run(1, 1, 1)
-    if not n_runs:
-        n = Run(1, k.size * k.second, m.second)
+    n = n_runs[j] if n_runs else Run(1, k.size * k.second, m.second)
     if not m_runs:
         m = Run(1, k.size * k.first, n.size * n.second)
     if not (
@@ -180,13 +172,13 @@ def _product(
     loops = [(sizes[d], a[d], b[d], y[d]) for d in batch]
     loops += [(r.size, r.first, 0, r.second) for p, r in enumerate(m_runs) if p != i]
     loops += [(r.size, 0, r.first, r.second) for p, r in enumerate(n_runs) if p != j]
-    count = math.prod(s for s, *_ in loops)
-    steps = [tuple(loop[position] for loop in loops) for position in (1, 2, 3)]
+    counts, *steps = zip(*loops, strict=True) if loops else ((),) * 4
+    ends = ((m.first, k.first), (k.second, n.first), (m.second, n.second))
     return Choice(
-        count * _product_ns(m.size, k.size, n.size),
+        math.prod(counts) * _product_ns(m.size, k.size, n.size),
         (None, None, None),
-        (tuple(s for s, *_ in loops), m.size, k.size, n.size),
-        ((*steps[0], m.first, k.first), (*steps[1], k.second, n.first), (*steps[2], m.second, n.second)),
+        (tuple(counts), m.size, k.size, n.size),
+        tuple((*outer, *inner) for outer, inner in zip(steps, ends, strict=True)),
     )
 
 
@@ -205,7 +197,7 @@ class _Slab(NamedTuple):
     choice: Choice
 
 
-class _GemmPlan(Plan):
+class _Gemm:
     """Matrix products, whole or in slabs.
 
     Args:
@@ -214,71 +206,57 @@ class _GemmPlan(Plan):
     """
 
     def __init__(self, call: Call, groups: Groups, sizes: dict[str, int], dtypes: Sequence[np.dtype]):
-        self.groups, self.dtypes = groups, tuple(dtypes)
-        self.operands = (*call.inputs, call.outputs[0])
-        self.strides = tuple(_kept(x, sizes) for x in self.operands)
-        self.must_pack = [x.dtype != t for x, t in zip(self.operands, self.dtypes, strict=True)]
-        self._cuts = self._cut(sizes)
+        operands = (*call.inputs, call.outputs[0])
+        self.strides = tuple({n: step for n, step in x.strides().items() if n in sizes} for x in operands)
+        must_pack = [x.dtype != t for x, t in zip(operands, dtypes, strict=True)]
+        self._sizes, self._cuts = sizes, self._cut(sizes, groups) if any(must_pack) else {}
         ends = [(min(n, sizes[d]), sizes[d] % n or n) for d, n in self._cuts.items()]
         forms = [{**sizes, **dict(zip(self._cuts, lengths, strict=True))} for lengths in itertools.product(*ends)]
-        self._choices = {
-            tuple(form.values()): (form, choose(form, groups, self.strides, self.must_pack)) for form in forms
-        }
-        self._sizes, scratch = sizes, Scratch()
+        self._choices = {tuple(form.values()): (form, choose(form, groups, self.strides, must_pack)) for form in forms}
+        scratch = Scratch()
         self.slots: list[Slot | None] = []
-        for position in range(3):
+        for position, dtype in enumerate(dtypes):
             orders = [(form, choice.packed[position]) for form, choice in self._choices.values()]
             needed = [math.prod(n[d] for d in order) for n, order in orders if order is not None]
-            dtype = self.dtypes[position]
             self.slots.append(scratch.reserve((max(needed),), dtype) if needed else None)
-        self.workspace_bytes = scratch.bytes
+        self.plan = Plan(self._bind, scratch.bytes, self._bind_adding)
 
-    def _cut(self, sizes: dict[str, int]) -> dict[str, int]:
+    def _cut(self, sizes: dict[str, int], groups: Groups) -> dict[str, int]:
         """Dim -> elements of a part: where operands must be converted, along one dim of each side."""
         cuts: dict[str, int] = {}
-        if any(self.must_pack):
-            a_count, b_count, y_count = (-(-math.prod(sizes[d] for d in s) // SLAB_ELEMENTS) for s in self.strides)
-            rows, columns = (*self.groups.batch, *self.groups.m), self.groups.n
-            for names, count in ((rows, max(a_count, y_count)), (columns, b_count)):
-                if names and count > 1:
-                    widest = max(names, key=lambda d: sizes[d])
-                    cuts[widest] = -(-sizes[widest] // min(count, sizes[widest]))
+        a_count, b_count, y_count = (-(-math.prod(sizes[d] for d in s) // SLAB_ELEMENTS) for s in self.strides)
+        for names, count in (((*groups.batch, *groups.m), max(a_count, y_count)), (groups.n, b_count)):
+            if names and count > 1:
+                widest = max(names, key=lambda d: sizes[d])
+                cuts[widest] = -(-sizes[widest] // min(count, sizes[widest]))
         return cuts
 
-    @functools.cached_property
-    def slabs(self) -> list[_Slab]:
-        """The whole, or its parts; only what runs needs them one by one."""
-        out: list[_Slab] = []
+    def _slabs(self) -> Iterator[_Slab]:
+        """The whole, or its parts."""
         for at in itertools.product(*(range(0, self._sizes[d], n) for d, n in self._cuts.items())):
             begin = dict(zip(self._cuts, at, strict=True))
             key = tuple([min(self._cuts.get(d, n), n - begin.get(d, 0)) for d, n in self._sizes.items()])
             form, choice = self._choices[key]
             a, b, y = (sum(s.get(d, 0) * k for d, k in begin.items()) for s in self.strides)
-            out.append(_Slab(form, (a, b, y), choice))
-        return out
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        arrays = [*inputs, outputs[0]]
-        library = blas.find(runtime.blas)
-        steps: list[Bound] = []
-        for slab in self.slabs:
-            before, (a, b, y), after = self._operands(slab, arrays, workspace)
-            steps += [*before, library.gemm(a, b, y) or multiplying(a, b, y), *after]
-        return run_all(steps)
+            yield _Slab(form, (a, b, y), choice)
 
     def is_worth_its_calls(self) -> bool:
         """Whether no slab falls into so many small products that np.matmul would be faster."""
         shapes = (choice.shape for _, choice in self._choices.values())
         return all(blas.few(math.prod(loops), m, n, k) for loops, m, k, n in shapes)
 
-    def bind_adding(self, inputs: Arrays, output: np.ndarray, workspace: np.ndarray, runtime: Runtime) -> Bound | None:
-        """As `bind`, but adds to the output; None where BLAS cannot do that in place."""
+    def _bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         library, steps = blas.find(runtime.blas), list[Bound]()
-        if self.slots[2] is not None:
-            return None
-        for slab in self.slabs:
-            before, (a, b, y), _ = self._operands(slab, [*inputs, output], workspace)
-            product = library.gemm(a, b, y, accumulate=True)
+        for slab in self._slabs():
+            before, (a, b, y), after = self._operands(slab, [*inputs, outputs[0]], workspace)
+            steps += [*before, library.gemm(a, b, y) or multiplying(a, b, y), *after]
+        return run_all(steps)
+
+    def _bind_adding(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound | None:
+        library, steps = blas.find(runtime.blas), list[Bound]()
+        for slab in self._slabs():
+            before, (a, b, y), after = self._operands(slab, [*inputs, outputs[0]], workspace)
+            product = None if after else library.gemm(a, b, y, accumulate=True)
             if product is None:
                 return None
             steps += [*before, product]
@@ -288,9 +266,7 @@ class _GemmPlan(Plan):
         self, slab: _Slab, arrays: Arrays, workspace: np.ndarray
     ) -> tuple[list[Bound], list[np.ndarray], list[Bound]]:
         """What copies operands, the operands as matrices, and what copies the result back."""
-        before: list[Bound] = []
-        after: list[Bound] = []
-        operands: list[np.ndarray] = []
+        before, after, operands = list[Bound](), list[Bound](), list[np.ndarray]()
         loops, m, k, n = slab.choice.shape
         for position, ends in enumerate(((m, k), (k, n), (m, n))):
             array = arrays[position].reshape(-1)[slab.offsets[position] :]
@@ -300,130 +276,86 @@ class _GemmPlan(Plan):
                 own = strided(array, sizes, [self.strides[position][d] for d in order])
                 array = slot._replace(shape=(math.prod(sizes),)).array(workspace)
                 copy = array.reshape(sizes)
-                before += [copying(copy, own)] if position < 2 else []
-                after += [copying(own, copy)] if position == 2 else []
+                if position < 2:
+                    before.append(copying(copy, own))
+                else:
+                    after.append(copying(own, copy))
             operands.append(strided(array, (*loops, *ends), slab.choice.steps[position]))
         return before, operands, after
 
 
-def _kept(x: Operand, sizes: Sizes) -> dict[str, int]:
-    return {name: step for name, step in x.strides().items() if name in sizes}
-
-
-def copying(to: np.ndarray, source: np.ndarray) -> Bound:
-    """A copy, converted to the type of ``to``."""
-    return quiet(lambda: np.copyto(to, source, casting="unsafe"))
-
-
 def multiplying(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Bound:
     """A product of matrices by NumPy."""
-    matmul = np.matmul
-
-    def run() -> None:
-        matmul(a, b, out=y)
-
-    return quiet(run)
+    return quiet(functools.partial(np.matmul, a, b, out=y))
 
 
-class _BFloat16Plan(Plan):
+def _plan_bfloat16(call: Call, groups: Groups, sizes: dict[str, int]) -> Plan:
     """Products of bfloat16: as they are, or converted to float32, as the library allows.
 
     The workspace suffices for both: what a program needs must not depend on the library.
     """
+    direct = _Gemm(call, groups, sizes, (BFLOAT16, BFLOAT16, FLOAT32))
+    converted = _Gemm(call, groups, sizes, (FLOAT32,) * 3)
+    narrow = _Gemm(call, groups, sizes, (BFLOAT16,) * 3) if call.outputs[0].dtype == BFLOAT16 else None
 
-    def __init__(self, call: Call, groups: Groups, sizes: dict[str, int]):
-        self.direct = _GemmPlan(call, groups, sizes, (BFLOAT16, BFLOAT16, FLOAT32))
-        self.converted = _GemmPlan(call, groups, sizes, (FLOAT32,) * 3)
-        self.narrow: _GemmPlan | None = None
-        if call.outputs[0].dtype == BFLOAT16:
-            self.narrow = _GemmPlan(call, groups, sizes, (BFLOAT16,) * 3)
-        plans = (self.direct, self.converted, self.narrow)
-        self.workspace_bytes = max(p.workspace_bytes for p in plans if p is not None)
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         library = blas.find(runtime.blas)
-        allowed = ((self.narrow, library.narrow), (self.direct, library.bfloat16))
-        for plan, has_it in allowed:
-            if has_it and plan is not None and plan.is_worth_its_calls():
-                return plan.bind(inputs, outputs, workspace, runtime)
-        return self.converted.bind(inputs, outputs, workspace, runtime)
+        for gemm, has_it in ((narrow, library.narrow), (direct, library.bfloat16)):
+            if has_it and gemm is not None and gemm.is_worth_its_calls():
+                return gemm.plan.bind(inputs, outputs, workspace, runtime)
+        return converted.plan.bind(inputs, outputs, workspace, runtime)
+
+    return Plan(bind, max(gemm.plan.workspace_bytes for gemm in (direct, converted, narrow) if gemm is not None))
 
 
-class _PointwisePlan(Plan):
+def _plan_pointwise(call: Call, sizes: Sizes) -> Plan:
     """Both operands have the same dims and the innermost is kept: products, summed in chunks.
 
     Thirty times as fast as a strided dot product for every element of y (measured).
     """
-
-    def __init__(self, call: Call, sizes: Sizes):
-        a, b = call.inputs
-        y = call.outputs[0]
-        names = [d for d in a.names if d in sizes]
-        strides = [[x.strides().get(d, 0) for d in names] for x in (a, b, y)]
-        self.sizes, (self.a, self.b, out_steps) = collapse([sizes[d] for d in names], strides)
-        scratch = Scratch()
-        ufunc = np.logical_or if y.type.dtype == "bool" else np.add
-        self.reduction = ChunkedReduction(self.sizes, out_steps, "sum", ufunc, y.dtype, True, False, scratch)
-        self.workspace_bytes = scratch.bytes
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        sources = [strided(x, self.sizes, steps) for x, steps in zip(inputs, (self.a, self.b), strict=True)]
-        return self.reduction.bind(sources, np.multiply, outputs[0], workspace)
-
-
-class ContractPlan(Plan):
-    """y = sum of a * b over the dims that y lacks, dims matched by name, any orders."""
-
-    def __init__(self, call: Call):
-        a, b = call.inputs
-        y = call.outputs[0]
-        sizes = {**a.extents(), **b.extents()}
-        for x, other in ((a, b), (b, a)):
-            alone = [d for d in x.names if d not in other.names and d not in y.names]
-            if alone:
-                raise call.fail(f"{alone} are summed over, but only one operand has them.", "Reduce first.")
-        for x in (a, b, y):
-            if any(sizes.get(d) != size for d, size in x.extents().items()):
-                raise call.fail(f"block {x.extents()} does not fit to {sizes}.")
-        sizes = {d: size for d, size in sizes.items() if size != 1}
-        groups = Groups(
-            tuple(d for d in sizes if d in a.names and d in b.names and d in y.names),
-            tuple(d for d in sizes if d in a.names and d in b.names and d not in y.names),
-            tuple(d for d in sizes if d in a.names and d not in b.names),
-            tuple(d for d in sizes if d not in a.names),
-        )
-        self.planned: Plan | None = None
-        if a.elements and b.elements:
-            self.planned = self._plan(call, groups, sizes)
-            self.workspace_bytes = self.planned.workspace_bytes
-
-    def _plan(self, call: Call, groups: Groups, sizes: dict[str, int]) -> Plan:
-        if not groups.k:
-            return _products(call)
-        innermost = next(d for d in reversed(call.inputs[0].names) if d in sizes)
-        alone = not groups.m and not groups.n
-        if alone and innermost in groups.batch and call.inputs[0].dtype != BFLOAT16:
-            return _PointwisePlan(call, sizes)
-        if call.inputs[0].dtype == BFLOAT16:
-            return _BFloat16Plan(call, groups, sizes)
-        return _GemmPlan(call, groups, sizes, (call.inputs[0].dtype,) * 3)
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        if self.planned is not None:
-            return self.planned.bind(inputs, outputs, workspace, runtime)
-        y = outputs[0]
-        return (lambda: y.fill(0)) if y.size else nothing
-
-    def bind_adding(self, inputs: Arrays, output: np.ndarray, workspace: np.ndarray, runtime: Runtime) -> Bound | None:
-        """As `bind`, but adds to the output; None where BLAS cannot do that in place."""
-        if not isinstance(self.planned, _GemmPlan):
-            return None
-        return self.planned.bind_adding(inputs, output, workspace, runtime)
-
-
-def _products(call: Call) -> Plan:
-    """Nothing is summed: products at every point of y, as a map; size-1 summed dims drop out."""
     y = call.outputs[0]
-    expr = Expr((Step("multiply", ("i0", "i1"), y.type.dtype),), ("t0",))
-    squeezed = tuple(x.restricted(y.names) for x in call.inputs)
-    return MapPlan(Call(call.instruction.replaced(attrs=Map(expr)), squeezed, call.outputs, call.program))
+    names = [d for d in call.inputs[0].names if d in sizes]
+    strides = [[x.strides().get(d, 0) for d in names] for x in (*call.inputs, y)]
+    merged, (*steps, out_steps) = collapse([sizes[d] for d in names], strides)
+    scratch = Scratch()
+    ufunc = np.logical_or if y.type.dtype == "bool" else np.add
+    reduction = ChunkedReduction(merged, out_steps, "sum", ufunc, y.dtype, True, False, scratch)
+
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        sources = [strided(x, merged, s) for x, s in zip(inputs, steps, strict=True)]
+        return reduction.bind(sources, np.multiply, outputs[0], workspace)
+
+    return Plan(bind, scratch.bytes)
+
+
+def plan_contract(call: Call) -> Plan:
+    """y = sum of a * b over the dims that y lacks, dims matched by name, any orders."""
+    (a, b), y = call.inputs, call.outputs[0]
+    sizes = {**a.extents(), **b.extents()}
+    for x, other in ((a, b), (b, a)):
+        alone = [d for d in x.names if d not in other.names and d not in y.names]
+        if alone:
+            raise call.fail(f"{alone} are summed over, but only one operand has them.", "Reduce first.")
+    for x in (a, b, y):
+        if any(sizes.get(d) != size for d, size in x.extents().items()):
+            raise call.fail(f"block {x.extents()} does not fit to {sizes}.")
+    if not a.elements or not b.elements:
+        return Plan(lambda ins, outs, workspace, runtime: zeroing(outs[0]))
+    sizes = {d: size for d, size in sizes.items() if size != 1}
+    both = [d for d in sizes if d in a.names and d in b.names]
+    groups = Groups(
+        tuple(d for d in both if d in y.names),
+        tuple(d for d in both if d not in y.names),
+        tuple(d for d in sizes if d not in b.names),
+        tuple(d for d in sizes if d not in a.names),
+    )
+    if not groups.k:  # products at every point of y, as a map; summed dims of size 1 drop out
+        expr = Expr((Step("multiply", ("i0", "i1"), y.type.dtype),), ("t0",))
+        squeezed = tuple(x.restricted(y.names) for x in call.inputs)
+        return plan_map(Call(call.instruction.replaced(attrs=Map(expr)), squeezed, call.outputs, call.program))
+    if a.dtype == BFLOAT16:
+        return _plan_bfloat16(call, groups, sizes)
+    innermost = next(d for d in reversed(a.names) if d in sizes)
+    if not groups.m and not groups.n and innermost in groups.batch:
+        return _plan_pointwise(call, sizes)
+    return _Gemm(call, groups, sizes, (a.dtype,) * 3).plan

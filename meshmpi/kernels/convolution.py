@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -24,61 +25,52 @@ from meshmpi.kernels.binding import (
     Runtime,
     Scratch,
     Slot,
+    adding,
     contiguous,
-    nothing,
+    copying,
     quiet,
     run_all,
     strided,
+    zeroing,
 )
-from meshmpi.kernels.contraction import Choice, copying, multiplying
+from meshmpi.kernels.contraction import Choice, multiplying
 from meshmpi.kernels.patches import Layout, Padded, Part, View, patch_elements
 
 
-class ConvPlan(Plan):
+def plan_conv(call: Call) -> Plan:
     """y = sum of a * b over what meets; see the module."""
+    (a, b), y, dims = call.inputs, call.outputs[0], call.of(Conv).dims
+    turned = tuple(s.swapped() for s in dims)
+    straight = patch_elements(a, b, y, dims) <= patch_elements(b, a, y, turned)
+    layout = Layout(a, b, y, dims) if straight else Layout(b, a, y, turned)
+    parts = list(layout.parts(every=False))
+    scratch = Scratch()
 
-    def __init__(self, call: Call):
-        a, b = call.inputs
-        dims = call.of(Conv).dims
-        turned = tuple(s.swapped() for s in dims)
-        y = call.outputs[0]
-        straight = patch_elements(a, b, y, dims) <= patch_elements(b, a, y, turned)
-        self.order = (0, 1) if straight else (1, 0)
-        x, w = (call.inputs[k] for k in self.order)
-        self.layout = Layout(x, w, y, dims if straight else turned)
-        parts = list(self.layout.parts(every=False))
-        self.fill = bool(y.elements) and not (parts and self.layout.covers_y())
-        self._reserve(parts)
+    def slot(sizes: list[int]) -> Slot | None:
+        """As large as the largest part needs."""
+        return scratch.reserve((max(sizes),), layout.wide) if sizes else None
 
-    def _reserve(self, parts: Sequence[Part]) -> None:
-        """Slots of the workspace, each as large as the largest part needs."""
-        scratch, layout = Scratch(), self.layout
+    slots = [
+        slot([p.padded.elements for p in parts if p.padded is not None]),
+        slot([math.prod(p.sizes[d] for d in p.patch) for p in parts if p.patch is not None]),
+        slot([layout.elements("w", p) for p in parts if layout.copies("w", p)]),
+        slot([layout.elements("y", p) for p in parts if layout.copies("y", p)]),
+    ]
+    wide = slot([y.elements] if y.dtype != layout.wide and y.elements else [])
+    fills = not (parts and layout.covers_y())
 
-        def slot(sizes: list[int]) -> Slot | None:
-            return scratch.reserve((max(sizes),), layout.wide) if sizes else None
-
-        narrow = layout.y.dtype != layout.wide and layout.y.elements
-        self.slots = [
-            slot([p.padded.elements for p in parts if p.padded is not None]),
-            slot([math.prod(p.sizes[d] for d in p.patch) for p in parts if p.patch is not None]),
-            slot([layout.elements("w", p) for p in parts if layout.copies("w", p)]),
-            slot([layout.elements("y", p) for p in parts if layout.copies("y", p)]),
-            slot([layout.y.elements] if narrow else []),
-        ]
-        self.workspace_bytes = scratch.bytes
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        x, w = (inputs[k].reshape(-1) for k in self.order)
-        *slots, wide = (None if s is None else s.array(workspace) for s in self.slots)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        x, w = (array.reshape(-1) for array in (inputs if straight else inputs[::-1]))
         result = outputs[0].reshape(-1)
-        y = result if wide is None else wide  # sums are not formed in a narrow type
-        steps: list[Bound] = [lambda: y.fill(0)] if self.fill else []
-        binder = _Binder(self.layout, x, w, y, slots, blas.find(runtime.blas))
-        for part in self.layout.parts():
+        sums = result if wide is None else wide.array(workspace)  # not formed in a narrow type
+        here = [None if s is None else s.array(workspace) for s in slots]
+        binder = _Binder(layout, x, w, sums, here, blas.find(runtime.blas))
+        steps = [zeroing(sums)] if fills else []
+        for part in layout.parts():
             steps += binder.steps(part)
-        if wide is not None:
-            steps.append(copying(result, wide))
-        return run_all(steps) if steps else nothing
+        return run_all(steps if wide is None else [*steps, copying(result, sums)])
+
+    return Plan(bind, scratch.bytes)
 
 
 class _Binder:
@@ -116,7 +108,7 @@ class _Binder:
     def _pad(self, padded: Padded, to: np.ndarray) -> list[Bound]:
         source = padded.source.array(self.x, padded.order, padded.sizes)
         copy = copying(padded.to.array(to, padded.order, padded.sizes), source)
-        return [lambda: to.fill(0), copy]
+        return [zeroing(to), copy]
 
     def _w_packed(self, part: Part, order: Sequence[str]) -> tuple[np.ndarray, list[Bound]]:
         """w in the workspace with its dims in ``order``, unless the part before left it there."""
@@ -145,11 +137,11 @@ class _Binder:
             if bound is not None or not part.accumulate:
                 return [*before, bound or multiplying(a, b, y)]
             beside = _slot(self.y_copy, y.size).reshape(y.shape)
-            return [*before, multiplying(a, b, beside), _add(y, beside)]
+            return [*before, multiplying(a, b, beside), adding(y, beside)]
         copy = _slot(self.y_copy, math.prod(part.sizes[d] for d in order))
         y = strided(copy, (*loops, m, n), choice.steps[2])
         own = part.y.array(self.y, order, part.sizes)
-        after = (_add if part.accumulate else copying)(own, copy.reshape(own.shape))
+        after = (adding if part.accumulate else copying)(own, copy.reshape(own.shape))
         return [*before, self.library.gemm(a, b, y) or multiplying(a, b, y), after]
 
     def _points(self, part: Part, x: np.ndarray) -> list[Bound]:
@@ -184,25 +176,14 @@ class _Binder:
             view.array(array, order, {d: sizes[d] if d in view.strides else 1 for d in order}) for view, array in (x, w)
         )
 
-        def multiply() -> None:
-            np.multiply(a, b, out=out)
-
-        def add_products() -> None:
-            np.einsum(a, letters, b, letters, letters[: len(of_y)], out=out)
-
         letters = list(range(len(order)))
-        bound = quiet(add_products if summed else multiply)
-        return [bound, _add(result, out)] if more else [bound]
+        product = partial(np.multiply, a, b, out=out)
+        if summed:
+            product = partial(np.einsum, a, letters, b, letters, letters[: len(of_y)], out=out)
+        return [quiet(product), adding(result, out)] if more else [quiet(product)]
 
 
 def _slot(array: np.ndarray | None, elements: int) -> np.ndarray:
     """The first elements of a slot that planning has reserved."""
     assert array is not None
     return array[:elements]
-
-
-def _add(to: np.ndarray, summand: np.ndarray) -> Bound:
-    def run() -> None:
-        np.add(to, summand, out=to)
-
-    return quiet(run)

@@ -9,13 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshmpi.ir.kinds import Map
 from meshmpi.ir.program import LocalType
-from meshmpi.kernels.binding import Arrays, Bound, Call, Plan, Runtime, Scratch, Slot, collapse, nothing, quiet, strided
+from meshmpi.kernels.binding import (
+    Arrays,
+    Bound,
+    Call,
+    Plan,
+    Runtime,
+    Scratch,
+    Slot,
+    collapse,
+    nothing,
+    quiet,
+    run_all,
+    strided,
+)
 from meshmpi.kernels.ufunc_steps import BITS, MicroOp, UfuncSteps
 
 PIECE_ELEMENTS = 65536
@@ -79,19 +93,14 @@ class _Layout:
         self.space = space
         self.supports = list(supports)
         for op in self.ops:
-            self.supports.append(self._union(op))
+            held = [self.supports[a] for a in op.args if isinstance(a, int)]
+            self.supports.append(tuple(any(s[k] for s in held) for k in range(len(space.sizes))))
         self.n_inputs = code.n_inputs
         self.output_of: dict[int, int] = {}
         self._place_outputs(code, aliases)
         self.scratch = Scratch()
         self.slots: dict[int, Slot] = {}
         self._allocate()
-
-    def _union(self, op: MicroOp) -> Support:
-        held = [self.supports[a] for a in op.args if isinstance(a, int)]
-        if not held:
-            return (False,) * len(self.space.sizes)
-        return tuple(any(s) for s in zip(*held, strict=True))
 
     def _place_outputs(self, code: UfuncSteps, aliases: Sequence[tuple[int, int]]) -> None:
         """Results are written straight to their output, or copied there when that is not safe."""
@@ -112,11 +121,8 @@ class _Layout:
 
         The op that makes v may read them: it goes through equal memory point by point.
         """
-        made = v - self.n_inputs
-        for k, op in enumerate(self.ops[made:]):
-            if k > 0 and any(isinstance(a, int) and a in aliased for a in op.args):
-                return False
-        return True
+        later = self.ops[v - self.n_inputs + 1 :]
+        return not any(isinstance(a, int) and a in aliased for op in later for a in op.args)
 
     def _allocate(self) -> None:
         """Slots for values between steps, taken again once their last reader has run."""
@@ -164,63 +170,39 @@ def _copy_same(x: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, x)
 
 
-class MapPlan(Plan):
+def plan_map(call: Call) -> Plan:
     """Evaluates the expression; outputs may have the memory of inputs with equal blocks."""
+    types = [x.type for x in call.inputs], [y.type for y in call.outputs]
+    code = UfuncSteps(call.of(Map).expr, *([t.dtype for t in side] for side in types))
+    first, operands = call.outputs[0], (*call.inputs, *call.outputs)
+    if first.elements == 0:
+        return Plan(lambda ins, outs, workspace, runtime: nothing)
+    for x in operands:
+        if any(first.extents().get(n) != size for n, size in x.extents().items()):
+            raise call.fail(f"block {x.extents()} does not fit into {first.extents()}.")
+    sizes, strides = collapse(first.sizes, [[x.strides().get(n, 0) for n in first.names] for x in operands])
+    space = cut(sizes, PIECE_ELEMENTS if len(code.ops) > 1 else math.prod(sizes))
+    strides = [s or (0,) for s in strides]
+    supports = [tuple(step != 0 for step in s) for s in strides[: len(call.inputs)]]
+    alike = {(i, o) for i, x in enumerate(types[0]) for o, y in enumerate(types[1]) if _same_block(x, y)}
 
-    def __init__(self, call: Call):
-        self.call = call
-        expr = call.of(Map).expr
-        self.code = UfuncSteps(expr, [x.type.dtype for x in call.inputs], [y.type.dtype for y in call.outputs])
-        first = call.outputs[0]
-        if first.elements == 0:
-            return
-        operands = [*call.inputs, *call.outputs]
-        strides = [[x.strides().get(n, 0) for n in first.names] for x in operands]
-        for x in operands:
-            if any(first.extents().get(n) != size for n, size in x.extents().items()):
-                raise call.fail(f"block {x.extents()} does not fit into {first.extents()}.")
-        sizes, self.strides = collapse(first.sizes, strides)
-        limit = PIECE_ELEMENTS if len(self.code.ops) > 1 else math.prod(sizes)
-        self.space = cut(sizes, limit)
-        self.strides = [s or (0,) for s in self.strides]
-        self.supports = [tuple(step != 0 for step in s) for s in self.strides[: len(call.inputs)]]
-        may_alias = [
-            (i, o) for i, x in enumerate(call.inputs) for o, y in enumerate(call.outputs) if _same_block(x.type, y.type)
-        ]
-        self.workspace_bytes = self._layout(may_alias).scratch.bytes
-
-    def _layout(self, aliases: Sequence[tuple[int, int]]) -> _Layout:
-        return _Layout(self.code, self.supports, self.space, aliases)
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        if self.call.outputs[0].elements == 0:
-            return nothing
-        layout = self._layout(self._aliases(inputs, outputs))
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        shared = [(i, o) for i, x in enumerate(inputs) for o, y in enumerate(outputs) if np.may_share_memory(x, y)]
+        for i, o in shared:
+            if (i, o) not in alike or inputs[i].ctypes.data != outputs[o].ctypes.data:
+                raise call.fail(f"output {o} overlaps input {i}, which has another type or place.")
+        layout = _Layout(code, supports, space, shared)
         arrays = [
-            strided(a, [n if s else 1 for n, s in zip(self.space.sizes, steps, strict=True)], steps)
-            for a, steps in zip([*inputs, *outputs], self.strides, strict=True)
+            strided(a, [n if s else 1 for n, s in zip(space.sizes, steps, strict=True)], steps)
+            for a, steps in zip([*inputs, *outputs], strides, strict=True)
         ]
         cutter = _Cutter(layout, arrays, workspace)
-        pieces = list(self.space.pieces()) if self._piece_count() * len(layout.ops) <= PREBUILT_CALLS else None
-        if pieces is None:
+        count = math.prod(space.sizes[: space.axis]) * -(-space.sizes[space.axis] // space.chunk)
+        if count * len(layout.ops) > PREBUILT_CALLS:
             return quiet(cutter.run)
-        return quiet(_prebuilt([c for piece in pieces for c in cutter.calls(*piece)]))
+        return quiet(run_all([partial(f, *args, out=out) for p in space.pieces() for f, args, out in cutter.calls(*p)]))
 
-    def _piece_count(self) -> int:
-        space = self.space
-        return math.prod(space.sizes[: space.axis]) * -(-space.sizes[space.axis] // space.chunk)
-
-    def _aliases(self, inputs: Arrays, outputs: Arrays) -> list[tuple[int, int]]:
-        pairs = []
-        for i, x in enumerate(inputs):
-            for o, y in enumerate(outputs):
-                if not np.may_share_memory(x, y):
-                    continue
-                same = _same_block(self.call.inputs[i].type, self.call.outputs[o].type)
-                if not same or x.ctypes.data != y.ctypes.data:
-                    raise self.call.fail(f"output {o} overlaps input {i}, which has another type or place.")
-                pairs.append((i, o))
-        return pairs
+    return Plan(bind, _Layout(code, supports, space, sorted(alike)).scratch.bytes)
 
 
 class _Cutter:
@@ -277,29 +259,13 @@ class _Cutter:
             table[n] = array[(*key, slice(start, stop) if support[axis] else slice(None))]
         return table
 
-    def calls(self, index: tuple[int, ...], start: int, stop: int) -> list[tuple[Any, tuple, Any]]:
+    def calls(self, index: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[Any, list, Any]]:
         """(function, arguments, out) of every op on one piece."""
         table = self._cut(index, start, stop)
-        return [(f, tuple(table[a] for a in args), table[out]) for f, args, out in self.code]
+        for f, args, out in self.code:
+            yield f, [table[a] for a in args], table[out]
 
     def run(self) -> None:
-        for index, start, stop in self.space.pieces():
-            table = self._cut(index, start, stop)
-            for f, args, out in self.code:
-                f(*[table[a] for a in args], out=table[out])
-
-
-def _prebuilt(calls: Sequence[tuple[Any, tuple, Any]]) -> Bound:
-    if len(calls) == 1:
-        ((f, args, out),) = calls
-
-        def run_one() -> None:
-            f(*args, out=out)
-
-        return run_one
-
-    def run() -> None:
-        for f, args, out in calls:
-            f(*args, out=out)
-
-    return run
+        for piece in self.space.pieces():
+            for f, args, out in self.calls(*piece):
+                f(*args, out=out)

@@ -12,42 +12,29 @@ from meshmpi.ir.program import Instruction
 from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, Scratch, Slot, run_all
 
 
-class FusedPlan(Plan):
+def plan_fused(call: Call, plan_of: Callable[[Call], Plan]) -> Plan:
     """Runs the body of a fused kernel; the meaning that generated code must keep."""
+    fused = call.of(Fused)
+    known = {x.value: x for x in (*call.inputs, *call.outputs)}
+    known.update((v, call.operand(v, t)) for v, t in fused.inner.items())
+    inside = replace(call.program, types=region_types(call.instruction, call.program))
+    scratch = Scratch()
+    slots = scratch_slots(fused.body, fused.inner, known, scratch)
+    plans: list[Plan] = []
+    for i in fused.body:
+        ins, outs = (tuple(known[v] for v in vs) for vs in (i.inputs, i.outputs))
+        plans.append(plan_of(Call(i, ins, outs, inside, call.coordinates, call.ranges)))
 
-    def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
-        self.call = call
-        fused = call.of(Fused)
-        inner = fused.inner
-        known = {x.value: x for x in (*call.inputs, *call.outputs)}
-        inside = replace(call.program, types=region_types(call.instruction, call.program))
-        known.update((v, call.operand(v, t)) for v, t in inner.items())
-        scratch = Scratch()
-        self.slots = scratch_slots(fused.body, inner, known, scratch)
-        self.own_bytes = scratch.bytes
-        self.steps: list[tuple[Call, Plan]] = []
-        for i in fused.body:
-            ins, outs = (tuple(known[v] for v in vs) for vs in (i.inputs, i.outputs))
-            one = Call(i, ins, outs, inside, call.coordinates, call.ranges)
-            self.steps.append((one, plan_of(one)))
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        arrays = {x.value: a for x, a in zip((*call.inputs, *call.outputs), (*inputs, *outputs), strict=True)}
+        arrays.update((v, slot.array(workspace)) for v, slot in slots.items())
+        steps: list[Bound] = []
+        for i, plan in zip(fused.body, plans, strict=True):
+            ins, outs = ([arrays[v] for v in vs] for vs in (i.inputs, i.outputs))
+            steps.append(plan.bind(ins, outs, workspace[scratch.bytes :], runtime))
+        return run_all(steps)
 
-    @property
-    def workspace_bytes(self) -> int:
-        return self.own_bytes + max(p.workspace_bytes for _, p in self.steps)
-
-    def bind(self, ins: Arrays, outs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        arrays = dict(zip(self.call.instruction.inputs, ins, strict=True))
-        arrays.update(zip(self.call.instruction.outputs, outs, strict=True))
-        for v, slot in self.slots.items():
-            arrays[v] = slot.array(workspace)
-        rest = workspace[self.own_bytes :]
-        bound = [
-            plan.bind(
-                [arrays[v] for v in c.instruction.inputs], [arrays[v] for v in c.instruction.outputs], rest, runtime
-            )
-            for c, plan in self.steps
-        ]
-        return run_all(bound)
+    return Plan(bind, scratch.bytes + max(p.workspace_bytes for p in plans))
 
 
 def scratch_slots(

@@ -7,7 +7,7 @@ reads zeros, and its update is dropped, so that the sum over all blocks is the w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,12 +21,13 @@ from meshmpi.kernels.binding import (
     Plan,
     Runtime,
     Scratch,
-    Slot,
     accumulator_dtype,
+    contiguous,
     named_view,
-    nothing,
     quiet,
     run_all,
+    strided,
+    zeroing,
 )
 
 PIECE_ELEMENTS = 65536
@@ -52,10 +53,9 @@ class _Rows:
         self.outside = scratch.reserve((index.elements,), _BOOL)
         self.below = scratch.reserve((index.elements,), _BOOL)
 
-    def bind(self, index: np.ndarray, workspace: np.ndarray):
+    def bind(self, index: np.ndarray, workspace: np.ndarray) -> tuple[Bound, np.ndarray, np.ndarray]:
         """(function that computes them, row numbers, mask of those outside)."""
-        row, outside = self.row.array(workspace), self.outside.array(workspace)
-        below = self.below.array(workspace)
+        row, outside, below = (slot.array(workspace) for slot in (self.row, self.outside, self.below))
         ordered = named_view(index, self.index, self.names)
         start, count = np.array(self.start, _INT64), np.array(self.stop - self.start, _INT64)
         shaped, by_batch = row.reshape(ordered.shape), row.reshape(self.batches, -1)
@@ -90,197 +90,162 @@ class _Rows:
         )
 
 
-class GatherPlan(Plan):
+def _reordered(array: np.ndarray, names: Sequence[str], sizes: Mapping[str, int], order: Sequence[str]) -> np.ndarray:
+    """A contiguous array with dims ``names`` seen with its dims in ``order``."""
+    steps = contiguous(names, sizes)
+    return strided(array, [sizes[n] for n in order], [steps[n] for n in order])
+
+
+def plan_gather(call: Call) -> Plan:
     """Inputs table[.., dim, ..] and index; output in any order of dims.
 
     Dims that both have are batch dims: row numbers then count the rows of all batches, one behind
     the other.
     """
+    table, index = call.inputs
+    y, dim = call.outputs[0], call.of(Lookup).dim
+    axis = table.names.index(dim)
+    batch = batch_names(index, table, dim)
+    before, after = table.names[:axis], table.names[axis + 1 :]
+    if batch:
+        before, after = (), tuple(n for n in (*before, *after) if n not in batch)
+    scratch, sizes = Scratch(), table.extents()
+    rows = _Rows(call, batch, table.block[axis], table.type.shape[axis].size, scratch)
+    natural, order = (*before, *rows.names, *after), (*before, *batch, dim, *after)
+    if sorted(natural) != sorted(y.names):
+        raise call.fail(f"rows {natural} do not fill the output {y.names}.")
+    shape = (math.prod(sizes[n] for n in before), index.elements, math.prod(sizes[n] for n in after))
+    ordered = scratch.reserve([sizes[n] for n in order], table.dtype) if order != table.names else None
+    copied = scratch.reserve(shape, y.dtype) if natural != y.names else None
 
-    def __init__(self, call: Call):
-        self.call = call
-        table, index = call.inputs
-        y, dim = call.outputs[0], call.of(Lookup).dim
-        axis = table.type.shape.position(dim)
-        batch = batch_names(index, table, dim)
-        before, after = list(table.names[:axis]), list(table.names[axis + 1 :])
-        if batch:
-            before, after = [], [n for n in (*before, *after) if n not in batch]
-        scratch = Scratch()
-        size = table.type.shape[axis].size
-        self.rows = _Rows(call, batch, table.block[axis], size, scratch)
-        self.natural = (*before, *self.rows.names, *after)
-        if sorted(self.natural) != sorted(y.names):
-            raise call.fail(f"rows {self.natural} do not fill the output {y.names}.")
-        extents = table.extents()
-        self.shape = (math.prod(extents[n] for n in before), index.elements, math.prod(extents[n] for n in after))
-        self.order = (*before, *batch, dim, *after)
-        self.table: Slot | None = None
-        if self.order != table.names:
-            self.table = scratch.reserve([extents[n] for n in self.order], table.dtype)
-        self.copied: Slot | None = None
-        if self.natural != y.names:
-            self.copied = scratch.reserve(self.shape, y.dtype)
-        self.workspace_bytes = scratch.bytes
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        (table, index), y = inputs, outputs[0]
-        if not y.size:
-            return nothing
-        locate, row, outside = self.rows.bind(index, workspace)
-        if not table.size:
-            return run_all([locate, lambda: y.fill(0)])
-        ordered = named_view(table, self.call.inputs[0], self.order)
-        source = table if self.table is None else self.table.array(workspace)
-        by_row = source.reshape(self.shape[0], -1, self.shape[2])
-        target = y.reshape(self.shape) if self.copied is None else self.copied.array(workspace)
-        copies = None if self.copied is None else self._reordered(target, y)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        out = outputs[0]
+        locate, row, outside = rows.bind(inputs[1], workspace)
+        if not inputs[0].size:
+            return run_all([locate, zeroing(out)])
+        source = inputs[0] if ordered is None else ordered.array(workspace)
+        given = named_view(inputs[0], table, order)
+        by_row = source.reshape(shape[0], -1, shape[2])
+        target = out.reshape(shape) if copied is None else copied.array(workspace)
+        result = _reordered(target, natural, y.extents(), y.names)
 
         def run() -> None:
-            if source is not table:
-                np.copyto(source, ordered)
+            if ordered is not None:
+                np.copyto(source, given)
             locate()
             np.take(by_row, row, axis=1, out=target, mode="clip")
             if outside.any():
                 target[:, outside] = 0
-            if copies is not None:
-                np.copyto(y, copies)
+            if copied is not None:
+                np.copyto(out, result)
 
         return run
 
-    def _reordered(self, target: np.ndarray, y: np.ndarray) -> np.ndarray:
-        extents = self.call.outputs[0].extents()
-        full = target.reshape([extents[n] for n in self.natural])
-        return full.transpose([self.natural.index(n) for n in self.call.outputs[0].names])
+    return Plan(bind, scratch.bytes)
 
 
-class ScatterAddPlan(Plan):
+def plan_scatter_add(call: Call) -> Plan:
     """Inputs updates[index dims and rest, in any order] and index; output [dim and rest].
 
-    Index dims that the output has too are batch dims, as for `GatherPlan`.
+    Index dims that the output has too are batch dims, as for `plan_gather`.
     Updates are sorted by row, stably, and runs of equal rows are summed in that order, so the
     result depends on nothing but the inputs.
     """
+    updates, index = call.inputs
+    y, dim = call.outputs[0], call.of(Lookup).dim
+    batch, sizes = batch_names(index, y, dim), y.extents()
+    rest = [n for n in y.names if n != dim and n not in batch]
+    if sorted([*index.names, *rest]) != sorted(updates.names):
+        raise call.fail(f"updates {updates.names} are not index {index.names} and {rest}.")
+    count, width = index.elements, math.prod(sizes[n] for n in rest)
+    wide, scratch = accumulator_dtype(y.dtype), Scratch()
+    rows = _Rows(call, batch, y.block[y.names.index(dim)], y.type.shape.dim(dim).size, scratch)
+    order, names = (*rows.names, *rest), (*batch, dim, *rest)
+    step = max(1, min(count, PIECE_ELEMENTS // max(1, width)))
+    copied = scratch.reserve((count, width), updates.dtype) if order != updates.names else None
+    total_of = None
+    if names != y.names or wide != y.dtype:
+        total_of = scratch.reserve((rows.batches * sizes[dim], width), wide)
+    taken = scratch.reserve((step, width), y.dtype)
+    widened = scratch.reserve((step, width), wide) if wide != y.dtype else taken
+    summed = scratch.reserve((step, width), wide)
 
-    def __init__(self, call: Call):
-        self.call = call
-        updates, index = call.inputs
-        y, dim = call.outputs[0], call.of(Lookup).dim
-        batch = batch_names(index, y, dim)
-        self.rest = [n for n in y.names if n != dim and n not in batch]
-        if sorted([*index.names, *self.rest]) != sorted(updates.names):
-            raise call.fail(f"updates {updates.names} are not index {index.names} and {self.rest}.")
-        self.count = index.elements
-        self.width = math.prod(y.extents()[n] for n in self.rest)
-        self.block = y.block[y.type.shape.position(dim)]
-        self.sum_dtype = accumulator_dtype(y.dtype)
-        scratch = Scratch()
-        self.rows = _Rows(call, batch, self.block, y.type.shape.dim(dim).size, scratch)
-        self.order = (*self.rows.names, *self.rest)
-        self.piece_rows = max(1, min(self.count, PIECE_ELEMENTS // max(1, self.width)))
-        self.copied = self.total = None
-        if self.order != updates.names:
-            self.copied = scratch.reserve((self.count, self.width), updates.dtype)
-        self.names = (*batch, dim, *self.rest)
-        if self.names != y.names or self.sum_dtype != y.dtype:
-            count = self.rows.batches * (self.block[1] - self.block[0])
-            self.total = scratch.reserve((count, self.width), self.sum_dtype)
-        self.taken = scratch.reserve((self.piece_rows, self.width), y.dtype)
-        self.widened = self.taken
-        if self.sum_dtype != y.dtype:
-            self.widened = scratch.reserve((self.piece_rows, self.width), self.sum_dtype)
-        self.summed = scratch.reserve((self.piece_rows, self.width), self.sum_dtype)
-        self.workspace_bytes = scratch.bytes
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        (updates, index), y = inputs, outputs[0]
-        if not y.size:
-            return nothing
-        locate, row, outside = self.rows.bind(index, workspace)
-        if not updates.size:
-            return run_all([locate, lambda: y.fill(0)])
-        canonical = named_view(updates, self.call.inputs[0], self.order)
-        source = updates.reshape(self.count, self.width) if self.copied is None else self.copied.array(workspace)
-        total = y.reshape(-1, self.width) if self.total is None else self.total.array(workspace)
-        add_rows = self._bind_sum(source, total, workspace)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        out = outputs[0]
+        locate, row, outside = rows.bind(inputs[1], workspace)
+        if not inputs[0].size:
+            return run_all([locate, zeroing(out)])
+        source = inputs[0].reshape(count, width) if copied is None else copied.array(workspace)
+        canonical = named_view(inputs[0], updates, order)
+        total = out.reshape(-1, width) if total_of is None else total_of.array(workspace)
+        result = _reordered(total, names, sizes, y.names)
+        add_rows = adding_rows(source, total, *(slot.array(workspace) for slot in (taken, widened, summed)))
 
         def run() -> None:
-            if self.copied is not None:
+            if copied is not None:
                 np.copyto(source.reshape(canonical.shape), canonical)
             locate()
-            order = np.argsort(row, kind="stable")
+            sorted_rows = np.argsort(row, kind="stable")
             if outside.any():
-                order = order[~outside[order]]
+                sorted_rows = sorted_rows[~outside[sorted_rows]]
             total.fill(0)
-            add_rows(order, row[order])
-            if self.total is not None:
-                self._write(total, y)
+            add_rows(sorted_rows, row[sorted_rows])
+            if total_of is not None:
+                np.copyto(out, result, casting="unsafe")
 
         return quiet(run)
 
-    def _bind_sum(self, source: np.ndarray, total: np.ndarray, workspace: np.ndarray):
-        """A function that adds rows of ``source``, in a given order, to given rows of ``total``."""
-        taken, summed = self.taken.array(workspace), self.summed.array(workspace)
-        widened = self.widened.array(workspace)
-        step = self.piece_rows
-
-        def add_rows(order: np.ndarray, rows: np.ndarray) -> None:
-            for start in range(0, len(order), step):
-                here = rows[start : start + step]
-                n = len(here)
-                np.take(source, order[start : start + step], axis=0, out=taken[:n], mode="clip")
-                if widened.dtype != taken.dtype:
-                    np.copyto(widened[:n], taken[:n])
-                first = np.flatnonzero(np.diff(here, prepend=-1))
-                sums = summed[: len(first)]
-                np.add.reduceat(widened[:n], first, axis=0, out=sums)
-                total[here[0]] += sums[0]  # may go on from the piece before
-                total[here[first[1:]]] = sums[1:]
-
-        return add_rows
-
-    def _write(self, total: np.ndarray, y: np.ndarray) -> None:
-        out = self.call.outputs[0]
-        extents = out.extents()
-        full = total.reshape([extents[n] for n in self.names])
-        np.copyto(y, full.transpose([self.names.index(n) for n in out.names]), casting="unsafe")
+    return Plan(bind, scratch.bytes)
 
 
-class PutPlan(Plan):
+def adding_rows(
+    source: np.ndarray, total: np.ndarray, taken: np.ndarray, widened: np.ndarray, summed: np.ndarray
+) -> Callable[[np.ndarray, np.ndarray], None]:
+    """A function that adds rows of ``source``, in a given order, to given rows of ``total``."""
+    step = len(taken)
+
+    def add_rows(order: np.ndarray, rows: np.ndarray) -> None:
+        for start in range(0, len(order), step):
+            here = rows[start : start + step]
+            n = len(here)
+            np.take(source, order[start : start + step], axis=0, out=taken[:n], mode="clip")
+            if widened.dtype != taken.dtype:
+                np.copyto(widened[:n], taken[:n])
+            first = np.flatnonzero(np.diff(here, prepend=-1))
+            sums = summed[: len(first)]
+            np.add.reduceat(widened[:n], first, axis=0, out=sums)
+            total[here[0]] += sums[0]  # may go on from the piece before
+            total[here[first[1:]]] = sums[1:]
+
+    return add_rows
+
+
+def plan_put(call: Call) -> Plan:
     """Inputs x[.., dim, ..], updates[index dims and rest, in any order] and index; output as x.
 
     Where the output is x's own memory, only the rows that are hit are touched.
     """
+    x, updates, index = call.inputs
+    dim = call.of(Put).dim
+    batch = batch_names(index, x, dim)
+    others = [n for n in index.names if n not in batch]
+    rest = [n for n in x.names if n != dim and n not in batch]
+    if sorted([*index.names, *rest]) != sorted(updates.names):
+        raise call.fail(f"updates {updates.names} are not index {index.names} and {rest}.")
+    start, stop = x.block[x.names.index(dim)]
 
-    def __init__(self, call: Call):
-        self.call = call
-        x, updates, index = call.inputs
-        dim = call.of(Put).dim
-        batch = batch_names(index, x, dim)
-        others = [n for n in index.names if n not in batch]
-        rest = [n for n in x.names if n != dim and n not in batch]
-        if sorted([*index.names, *rest]) != sorted(updates.names):
-            raise call.fail(f"updates {updates.names} are not index {index.names} and {rest}.")
-        self.rows_order, self.index_order = (*batch, dim, *rest), (*batch, *others)
-        self.updates_order = (*batch, *others, *rest)
-        self.block = x.block[x.type.shape.position(dim)]
-        self.batch_sizes = [x.extents()[n] for n in batch]
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        (x, updates, index), y = inputs, outputs[0]
-        copies = x.ctypes.data != y.ctypes.data
-        if not y.size or not updates.size:
-            return (lambda: np.copyto(y, x)) if copies else nothing
-        rows = named_view(y, self.call.outputs[0], self.rows_order)
-        given = named_view(updates, self.call.inputs[1], self.updates_order)
-        where = named_view(index, self.call.inputs[2], self.index_order)
-        whole = np.ix_(*map(range, self.batch_sizes), *map(range, where.shape[self._batches :]))
-        own = [np.broadcast_to(a, where.shape) for a in whole[: self._batches]]
-        start, stop = self.block
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        out = outputs[0]
+        copies = inputs[0].ctypes.data != out.ctypes.data
+        rows = named_view(out, call.outputs[0], (*batch, dim, *rest))
+        given = named_view(inputs[1], updates, (*batch, *others, *rest))
+        where = named_view(inputs[2], index, (*batch, *others))
+        own = np.indices(where.shape, sparse=True)[: len(batch)]
+        own = [np.broadcast_to(a, where.shape) for a in own]
 
         def run() -> None:
             if copies:
-                np.copyto(y, x)
+                np.copyto(out, inputs[0])
             inside = (where >= start) & (where < stop)
             if inside.all():
                 rows[(*own, where - start)] = given
@@ -289,6 +254,4 @@ class PutPlan(Plan):
 
         return run
 
-    @property
-    def _batches(self) -> int:
-        return len(self.batch_sizes)
+    return Plan(bind)

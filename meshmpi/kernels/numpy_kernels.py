@@ -12,54 +12,51 @@ from functools import partial
 import numpy as np
 
 from meshmpi.errors import ProgramError
-from meshmpi.ir.flops import local_flops
 from meshmpi.ir.kinds import Reduce
 from meshmpi.ir.program import Instruction, Program
-from meshmpi.kernels.bands import BandContractPlan, BandReducePlan, band_of, without_band
+from meshmpi.kernels.bands import band_of, plan_band_contract, plan_band_reduce, without_band
 from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, local_call
-from meshmpi.kernels.contraction import ContractPlan
-from meshmpi.kernels.convolution import ConvPlan
-from meshmpi.kernels.expressions import MapPlan
-from meshmpi.kernels.fused import FusedPlan
-from meshmpi.kernels.indexing import GatherPlan, PutPlan, ScatterAddPlan
+from meshmpi.kernels.contraction import plan_contract
+from meshmpi.kernels.convolution import plan_conv
+from meshmpi.kernels.expressions import plan_map
+from meshmpi.kernels.fused import plan_fused
+from meshmpi.kernels.indexing import plan_gather, plan_put, plan_scatter_add
 from meshmpi.kernels.native import scratch_bytes
-from meshmpi.kernels.random_numbers import RandomPlan
-from meshmpi.kernels.ranking import TopKPlan
-from meshmpi.kernels.reduction import ReducePlan, identity
-from meshmpi.kernels.scan import BlockSumPlan, CumsumPlan
-from meshmpi.kernels.structure import PAIRS, CopyPlan, IotaPlan, StepPlan
-from meshmpi.kernels.tiled import TiledPlan
+from meshmpi.kernels.random_numbers import plan_random
+from meshmpi.kernels.ranking import plan_top_k
+from meshmpi.kernels.reduction import identity, plan_reduce
+from meshmpi.kernels.scan import plan_block_sum, plan_cumsum
+from meshmpi.kernels.structure import PAIRS, plan_copies, plan_iota, plan_step
+from meshmpi.kernels.tiled import plan_tiled
 
 
 def _reduce(call: Call) -> Plan:
     if band_of(call) is None:
-        return ReducePlan(without_band(call))
-    return BandReducePlan(call, _planned, identity(call.of(Reduce).op, call.inputs[0].type.dtype))
+        return plan_reduce(without_band(call))
+    return plan_band_reduce(call, _planned, identity(call.of(Reduce).op, call.inputs[0].type.dtype))
 
 
 def _contract(call: Call) -> Plan:
-    if band_of(call) is None:
-        return ContractPlan(without_band(call))
-    return BandContractPlan(call, _planned)
+    return plan_contract(without_band(call)) if band_of(call) is None else plan_band_contract(call, _planned)
 
 
 PLANS: dict[str, Callable[[Call], Plan]] = {
-    "map": MapPlan,
+    "map": plan_map,
     "reduce": _reduce,
     "contract": _contract,
-    "conv": ConvPlan,
-    "random": RandomPlan,
-    "gather": GatherPlan,
-    "scatter_add": ScatterAddPlan,
-    "top_k": TopKPlan,
-    "put": PutPlan,
-    "block_sum": BlockSumPlan,
-    "cumsum": CumsumPlan,
-    "iota": IotaPlan,
-    "step": StepPlan,
-    "fused": lambda call: FusedPlan(call, _planned),
-    "tiled": lambda call: TiledPlan(call, _planned),
-    **{kind: partial(CopyPlan, pairs=pairs) for kind, pairs in PAIRS.items()},
+    "conv": plan_conv,
+    "random": plan_random,
+    "gather": plan_gather,
+    "scatter_add": plan_scatter_add,
+    "top_k": plan_top_k,
+    "put": plan_put,
+    "block_sum": plan_block_sum,
+    "cumsum": plan_cumsum,
+    "iota": plan_iota,
+    "step": plan_step,
+    "fused": lambda call: plan_fused(call, _planned),
+    "tiled": lambda call: plan_tiled(call, _planned),
+    **{kind: partial(plan_copies, pairs=pairs) for kind, pairs in PAIRS.items()},
 }
 """Kind -> how it is planned.  feed, read and write are the executor's own."""
 SHARED = ("map", "reduce", "contract")
@@ -131,11 +128,6 @@ def workspace_bytes(instruction: Instruction, program: Program, coordinates: Map
     """The most bytes of the shared workspace that the bound kernel uses, this one or that in C."""
     of_numpy = plan(instruction, program, coordinates).workspace_bytes
     return max(of_numpy, scratch_bytes(instruction, program.types, program.mesh, coordinates))
-
-
-def flops(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
-    """Floating-point operations on the rank at ``coordinates``; formulas in `meshmpi.ir.flops`."""
-    return local_flops(instruction, program, coordinates)
 
 
 def bind(

@@ -21,19 +21,7 @@ import numpy as np
 
 from meshmpi.errors import ProgramError
 from meshmpi.ir.kinds import Random
-from meshmpi.kernels.binding import (
-    BFLOAT16,
-    Arrays,
-    Bound,
-    Call,
-    Plan,
-    Runtime,
-    Scratch,
-    collapse,
-    nothing,
-    numpy_dtype,
-    quiet,
-)
+from meshmpi.kernels.binding import BFLOAT16, Arrays, Bound, Call, Plan, Runtime, Scratch, collapse, numpy_dtype, quiet
 from meshmpi.kernels.expressions import Space, cut
 
 DISTRIBUTIONS = ("uniform", "normal", "truncated_normal")
@@ -313,26 +301,16 @@ def _check_distribution(name: str) -> None:
         raise ProgramError(f"random: there is no distribution '{name}'.", f"Use one of {', '.join(DISTRIBUTIONS)}.")
 
 
-class RandomPlan(Plan):
+def plan_random(call: Call) -> Plan:
     """Fills the block at the running step with the numbers of its key."""
+    attrs, y, seed = call.of(Random), call.outputs[0], call.program.seed
+    _check_distribution(attrs.distribution)
+    counters = Counters(y.type.shape.sizes, y.block)
+    scratch = _reserve(counters.piece_elements if y.elements else 0)
 
-    def __init__(self, call: Call):
-        self.call, self.attrs = call, call.of(Random)
-        _check_distribution(self.attrs.distribution)
-        y = call.outputs[0]
-        self.counters = Counters(y.type.shape.sizes, y.block)
-        if y.elements:
-            self.scratch = _reserve(self.counters.piece_elements)
-            self.workspace_bytes = self.scratch.bytes
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        if not outputs[0].size:
-            return nothing
-        key, seed = self.attrs.key, self.call.program.seed
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         flat = outputs[0].reshape(-1)
-        generator = Generator(self.attrs.distribution, flat.dtype, self.counters, self.scratch, workspace)
+        generator = Generator(attrs.distribution, flat.dtype, counters, scratch, workspace)
+        return quiet(lambda: generator.fill(flat, stream_key(seed, attrs.key, runtime.step)))
 
-        def run() -> None:
-            generator.fill(flat, stream_key(seed, key, runtime.step))
-
-        return quiet(run)
+    return Plan(bind, scratch.bytes)

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from meshmpi.ir.kinds import TopK
-from meshmpi.kernels.binding import Arrays, Bound, Call, Plan, Runtime, Scratch, named_view, nothing, quiet
+from meshmpi.kernels.binding import Arrays, Bound, Call, Plan, Runtime, Scratch, named_view, quiet
 
 PIECE_ELEMENTS = 65536
 """Elements of the rows ranked at a time (one row at least): 0.5 MB of keys."""
@@ -28,76 +28,62 @@ def falling_keys(x: np.ndarray, out: np.ndarray) -> None:
         np.invert(out, out=out)
         return
     wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32) + 0  # -0 + 0 is +0
-    bits = wide.view(np.int64 if wide.dtype == np.float64 else np.int32).astype(np.int64)
-    np.copyto(out, np.where(bits < 0, bits & _MAGNITUDE[wide.dtype.itemsize], ~bits))
-    out[np.isnan(wide)] = np.iinfo(np.int64).min if wide.dtype == np.float64 else -(1 << 31)
+    whole = np.iinfo(np.int64 if wide.dtype == np.float64 else np.int32)
+    bits = wide.view(whole.dtype).astype(np.int64)
+    np.copyto(out, np.where(bits < 0, bits & whole.max, ~bits))
+    out[np.isnan(wide)] = whole.min
 
 
-_MAGNITUDE = {4: (1 << 31) - 1, 8: (1 << 63) - 1}
+def ranked(rows: np.ndarray, keys: np.ndarray, k: int, smallest: bool) -> np.ndarray:
+    """Indices of the k largest (or smallest) of each row, in order; ``keys`` is overwritten."""
+    falling_keys(rows, keys)
+    if smallest:
+        np.invert(keys, out=keys)
+    if rows.dtype.itemsize == 8:
+        return np.argsort(keys, axis=1, kind="stable")[:, :k]
+    np.left_shift(keys, 31, out=keys)
+    np.bitwise_or(keys, np.arange(keys.shape[1]), out=keys)
+    if k < keys.shape[1]:
+        keys.partition(k - 1, axis=1)
+    chosen = keys[:, :k]
+    chosen.sort(axis=1)
+    return chosen & ((1 << 31) - 1)
 
 
-class TopKPlan(Plan):
+def plan_top_k(call: Call) -> Plan:
     """The dim ``k`` of both outputs replaces ``dim``.
 
     Indices are global; those of a second input are taken instead of positions.
     """
+    x, attrs = call.inputs[0], call.of(TopK)
+    n, k = x.extents()[attrs.dim], call.outputs[0].extents()[attrs.k]
+    if k > n:
+        raise call.fail(f"{k} of the {n} elements of '{attrs.dim}' are asked for.")
+    first, rest = x.start(attrs.dim), [name for name in x.names if name != attrs.dim]
+    count = math.prod(x.extents()[name] for name in rest)
+    most = max(1, min(count, PIECE_ELEMENTS // n)) if count else 0
+    scratch = Scratch()
+    own = scratch.reserve((count, n), x.dtype)
+    keys_of = scratch.reserve((most, n), np.dtype(np.int64))
+    order_of = scratch.reserve((count, k), np.dtype(np.int64))
 
-    def __init__(self, call: Call):
-        self.call = call
-        x, y = call.inputs[0], call.outputs[0]
-        attrs = call.of(TopK)
-        self.dim, self.k_dim = attrs.dim, attrs.k
-        self.n, self.k = x.extents()[self.dim], y.extents()[self.k_dim]
-        if self.k > self.n:
-            raise call.fail(f"{self.k} of the {self.n} elements of '{self.dim}' are asked for.")
-        self.first, self.smallest = x.start(self.dim), attrs.smallest
-        self.rest = [n for n in x.names if n != self.dim]
-        self.row_sizes = tuple(x.extents()[n] for n in self.rest)
-        count = math.prod(self.row_sizes)
-        self.rows = max(1, min(count, PIECE_ELEMENTS // self.n)) if count else 0
-        self.packed = x.dtype.itemsize < 8
-        scratch = Scratch()
-        self.block = scratch.reserve((count, self.n), x.dtype)
-        self.keys = scratch.reserve((self.rows, self.n), np.dtype(np.int64))
-        self.order = scratch.reserve((count, self.k), np.dtype(np.int64))
-        self.workspace_bytes = scratch.bytes
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        if not outputs[0].size:
-            return nothing
-        x = named_view(inputs[0], self.call.inputs[0], [*self.rest, self.dim])
-        values, index = (
-            named_view(a, o, [*self.rest, self.k_dim]) for a, o in zip(outputs, self.call.outputs, strict=True)
-        )
-        given = inputs[1:] and named_view(inputs[1], self.call.inputs[1], [*self.rest, self.dim])
-        block, keys = self.block.array(workspace), self.keys.array(workspace)
-        order = self.order.array(workspace)
-        every, ranked = block.reshape(x.shape), order.reshape(values.shape)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        sources = [named_view(a, o, [*rest, attrs.dim]) for a, o in zip(inputs, call.inputs, strict=True)]
+        values, index = (named_view(a, o, [*rest, attrs.k]) for a, o in zip(outputs, call.outputs, strict=True))
+        block, keys, order = (slot.array(workspace) for slot in (own, keys_of, order_of))
+        every, places = block.reshape(sources[0].shape), order.reshape(values.shape)
 
         def run() -> None:
-            np.copyto(every, x)
-            for start in range(0, len(block), self.rows):
-                rows = block[start : start + self.rows]
-                order[start : start + self.rows] = self._order(rows, keys[: len(rows)])
-            if len(given):
-                np.copyto(index, np.take_along_axis(given, ranked, axis=-1))
+            np.copyto(every, sources[0])
+            for start in range(0, count, most):
+                rows = block[start : start + most]
+                order[start : start + most] = ranked(rows, keys[: len(rows)], k, attrs.smallest)
+            if len(sources) > 1:
+                np.copyto(index, np.take_along_axis(sources[1], places, axis=-1))
             else:
-                np.add(ranked, self.first, out=index, casting="unsafe")
-            np.copyto(values, np.take_along_axis(every, ranked, axis=-1))
+                np.add(places, first, out=index, casting="unsafe")
+            np.copyto(values, np.take_along_axis(every, places, axis=-1))
 
         return quiet(run)
 
-    def _order(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Indices of the k largest of each row, in falling order."""
-        falling_keys(rows, keys)
-        if self.smallest:
-            np.invert(keys, out=keys)
-        if not self.packed:
-            return np.argsort(keys, axis=1, kind="stable")[:, : self.k]
-        np.left_shift(keys, 31, out=keys)
-        np.bitwise_or(keys, np.arange(self.n), out=keys)
-        if self.k < self.n:
-            keys.partition(self.k - 1, axis=1)
-        chosen = keys[:, : self.k]
-        chosen.sort(axis=1)
-        return chosen & ((1 << 31) - 1)
+    return Plan(bind, scratch.bytes)

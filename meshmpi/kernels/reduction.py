@@ -21,11 +21,10 @@ from meshmpi.kernels.binding import (
     Plan,
     Runtime,
     Scratch,
-    Slot,
     accumulator_dtype,
     collapse,
+    copying,
     named_view,
-    nothing,
     quiet,
     strided,
 )
@@ -98,9 +97,8 @@ class ChunkedReduction:
             sources: Arrays over the iteration; one, or what ``prepare`` takes.
             prepare: Called as ``prepare(*chunks, out=buffer)`` before a chunk is reduced.
         """
-        piece, partial, total = (
-            slot.array(workspace) if isinstance(slot, Slot) else None for slot in (self.piece, self.partial, self.total)
-        )
+        slots = (self.piece, self.partial, self.total)
+        piece, partial, total = (None if slot is None else slot.array(workspace) for slot in slots)
         kept = [(n, s) for n, s in zip(self.sizes, self.out_steps, strict=True) if s]
         y = strided(out, [n for n, _ in kept], [s for _, s in kept])
         target = y if total is None else total
@@ -129,46 +127,27 @@ class ChunkedReduction:
         return quiet(run)
 
 
-def _widen(x: np.ndarray, out: np.ndarray) -> None:
-    np.copyto(out, x)
-
-
-class ReducePlan(Plan):
+def plan_reduce(call: Call) -> Plan:
     """Reduces over the dims that the output lacks; the output's dims may be in any order."""
+    x, y, op = call.inputs[0], call.outputs[0], call.of(Reduce).op
+    is_bool = x.type.dtype == "bool"
+    if is_bool and op not in _BOOL_UFUNCS:
+        raise call.fail("the values are bool.", "Count with a cast to int32.")
+    if x.elements == 0:
+        value = np.asarray(identity(op, y.type.dtype)).astype(y.dtype)
+        return Plan(lambda ins, outs, workspace, runtime: copying(outs[0], value))
+    strides = [[o.strides().get(n, 0) for n in x.names] for o in (x, y)]
+    sizes, (_, out_steps) = collapse(x.sizes, strides)
+    if 0 not in out_steps:  # every reduced dim has one element
+        source = x.restricted(y.names)
+        return Plan(lambda ins, outs, workspace, runtime: copying(outs[0], named_view(ins[0], source, y.names)))
+    scratch, wide = Scratch(), accumulator_dtype(x.dtype)
+    widens = wide != x.dtype
+    ufunc = (_BOOL_UFUNCS if is_bool else UFUNCS)[op]
+    reduction = ChunkedReduction(sizes, out_steps, op, ufunc, wide, widens, widens, scratch)
 
-    def __init__(self, call: Call):
-        self.call = call
-        x, y = call.inputs[0], call.outputs[0]
-        self.op = call.of(Reduce).op
-        if x.type.dtype == "bool" and self.op not in _BOOL_UFUNCS:
-            raise call.fail("the values are bool.", "Count with a cast to int32.")
-        ufunc = _BOOL_UFUNCS[self.op] if x.type.dtype == "bool" else UFUNCS[self.op]
-        self.reduction: ChunkedReduction | None = None
-        if x.elements == 0 or y.elements == 0:
-            return
-        in_strides, out_strides = x.strides(), y.strides()
-        sizes, (_, out_steps) = collapse(
-            x.sizes, [[in_strides[n] for n in x.names], [out_strides.get(n, 0) for n in x.names]]
-        )
-        self.sizes, self.out_steps = sizes or (1,), out_steps or (1,)
-        self.widen = accumulator_dtype(x.dtype) != x.dtype
-        if 0 in self.out_steps:
-            scratch = Scratch()
-            self.reduction = ChunkedReduction(
-                self.sizes, self.out_steps, self.op, ufunc, accumulator_dtype(x.dtype), self.widen, self.widen, scratch
-            )
-            self.workspace_bytes = scratch.bytes
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        prepare = (lambda x, out: np.copyto(out, x)) if widens else None
+        return reduction.bind([inputs[0].reshape(sizes)], prepare, outputs[0], workspace)
 
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        x, y = inputs[0], outputs[0]
-        if not y.size:
-            return nothing
-        if not x.size:
-            value = np.asarray(identity(self.op, self.call.outputs[0].type.dtype)).astype(y.dtype)
-            return lambda: np.copyto(y, value)
-        if self.reduction is None:  # every reduced dim has one element
-            names = self.call.outputs[0].names
-            source = named_view(x, self.call.inputs[0].restricted(names), names)
-            return lambda: np.copyto(y, source)
-        prepare = _widen if self.widen else None
-        return self.reduction.bind([x.reshape(self.sizes)], prepare, y, workspace)
+    return Plan(bind, scratch.bytes)

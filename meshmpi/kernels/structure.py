@@ -10,47 +10,32 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from meshmpi.ir.kinds import Concat, Pad, Slice
-from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, named_view, nothing, run_all
+from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, copying, named_view, run_all
 
 Pair = tuple[np.ndarray, np.ndarray]
 """(destination, source) views of equal shape."""
+Pairs = Callable[[Call, Arrays, np.ndarray], list[Pair]]
 
 
-class CopyPlan(Plan):
+def plan_copies(call: Call, pairs: Pairs) -> Plan:
     """Copies between views; ``pairs`` makes them from the arrays at binding."""
 
-    def __init__(self, call: Call, pairs: Callable[[Call, Arrays, np.ndarray], list[Pair]]):
-        self.call = call
-        self.pairs = pairs
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        found = pairs(call, inputs, outputs[0])
+        return run_all([copying(to, source) for to, source in found if to.size and not _same_place(to, source)])
 
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        steps = [
-            _copy(to, source)
-            for to, source in self.pairs(self.call, inputs, outputs[0])
-            if to.size and not _same_place(to, source)
-        ]
-        return run_all(steps) if steps else nothing
+    return Plan(bind)
 
 
 def _same_place(a: np.ndarray, b: np.ndarray) -> bool:
-    """A view that the executor laid over its input."""
+    """Whether a view is one that the executor laid over its input."""
     return a.ctypes.data == b.ctypes.data and a.strides == b.strides
-
-
-def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
-    copyto = np.copyto
-
-    def run() -> None:
-        copyto(to, source)
-
-    return run
 
 
 def _block(array: np.ndarray, operand: Operand, dim: str, cut: slice, order: Sequence[str]) -> np.ndarray:
     """A range of one dim, with the dims in ``order``."""
-    position = operand.type.shape.position(dim)
-    whole = array[(slice(None),) * position + (cut,)]
-    return whole.transpose([operand.type.shape.position(n) for n in order])
+    whole = array[(slice(None),) * operand.names.index(dim) + (cut,)]
+    return whole.transpose([operand.names.index(n) for n in order])
 
 
 def transpose_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
@@ -75,17 +60,16 @@ def slice_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
 def pad_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
     """The number in front, the part that is kept (negative widths crop), the number behind."""
     x, y, a = call.inputs[0], call.outputs[0], call.of(Pad)
-    dim, before, after = a.dim, a.before, a.after
-    n_in, n_out = x.extents()[dim], y.extents()[dim]
-    start, stop = max(before, 0), max(max(before, 0), n_out - max(after, 0))
+    n_in, n_out = x.extents()[a.dim], y.extents()[a.dim]
+    start, stop = max(a.before, 0), max(max(a.before, 0), n_out - max(a.after, 0))
     number = np.broadcast_to(np.asarray(a.value).astype(out.dtype), out.shape)
-    kept = slice(max(-before, 0), n_in - max(-after, 0))
-    order = y.names
-    return [
-        (_block(out, y, dim, slice(0, start), order), _block(number, y, dim, slice(0, start), order)),
-        (_block(out, y, dim, slice(start, stop), order), _block(inputs[0], x, dim, kept, order)),
-        (_block(out, y, dim, slice(stop, None), order), _block(number, y, dim, slice(stop, None), order)),
-    ]
+
+    def parts(cut: slice, source: np.ndarray, operand: Operand, source_cut: slice) -> Pair:
+        return _block(out, y, a.dim, cut, y.names), _block(source, operand, a.dim, source_cut, y.names)
+
+    front, middle, behind = slice(0, start), slice(start, stop), slice(stop, None)
+    kept = slice(max(-a.before, 0), n_in - max(-a.after, 0))
+    return [parts(front, number, y, front), parts(middle, inputs[0], x, kept), parts(behind, number, y, behind)]
 
 
 def concat_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
@@ -94,8 +78,7 @@ def concat_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
     pairs, start = [], 0
     for array, x in zip(inputs, call.inputs, strict=True):
         stop = start + x.extents()[dim]
-        part = _block(out, y, dim, slice(start, stop), y.names)
-        pairs.append((part, named_view(array, x, y.names)))
+        pairs.append((_block(out, y, dim, slice(start, stop), y.names), named_view(array, x, y.names)))
         start = stop
     return pairs
 
@@ -105,45 +88,32 @@ def take_shard_pairs(call: Call, inputs: Arrays, out: np.ndarray) -> list[Pair]:
     x, y = call.inputs[0], call.outputs[0]
     cuts = []
     for name, (have, end) in zip(x.names, x.block, strict=True):
-        start, stop = y.block[y.type.shape.position(name)]
+        start, stop = y.block[y.names.index(name)]
         if stop > start and not have <= start <= stop <= end:
             raise call.fail(
                 f"block [{start}, {stop}) of '{name}' is not inside the own block [{have}, {end}).",
                 "Redistribute through the whole dimension.",
             )
-        cuts.append(slice(start - have, stop - have) if stop > start else slice(0, 0))
-    order = [x.type.shape.position(n) for n in y.names]
-    return [(out, inputs[0][tuple(cuts)].transpose(order))]
+        cuts.append(slice(start - have, stop - have))
+    return [(out, inputs[0][tuple(cuts)].transpose([x.names.index(n) for n in y.names]))]
 
 
-class IotaPlan(Plan):
+def plan_iota(call: Call) -> Plan:
     """The global index along the one dim of the output."""
-
-    def __init__(self, call: Call):
-        self.start, self.stop = call.outputs[0].block[0]
-
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        if self.start == self.stop:
-            return nothing
-        return _copy(outputs[0], np.arange(self.start, self.stop, dtype=outputs[0].dtype))
+    block = call.outputs[0].block[0]
+    return Plan(lambda ins, outs, workspace, runtime: copying(outs[0], np.arange(*block, dtype=outs[0].dtype)))
 
 
-class StepPlan(Plan):
+def plan_step(call: Call) -> Plan:
     """The number of the running step."""
 
-    def __init__(self, call: Call):
-        self.call = call
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        return lambda: outputs[0].fill(runtime.step)
 
-    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        out = outputs[0]
-
-        def run() -> None:
-            out[...] = runtime.step
-
-        return run
+    return Plan(bind)
 
 
-PAIRS: dict[str, Callable[[Call, Arrays, np.ndarray], list[Pair]]] = {
+PAIRS: dict[str, Pairs] = {
     "transpose": transpose_pairs,
     "view": view_pairs,
     "slice": slice_pairs,

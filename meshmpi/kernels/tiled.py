@@ -16,69 +16,39 @@ from dataclasses import replace
 import numpy as np
 
 from meshmpi.ir.bands import Band
-from meshmpi.ir.kinds import Contract, Random, Tiled
-from meshmpi.ir.kinds.regions import (
-    Ranges,
-    extents_in,
-    iteration_counts,
-    iterations,
-    own_ranges,
-    region_types,
-    sizes_key,
-    widest,
-)
+from meshmpi.ir.kinds import Contract, Random, Tiled, regions
+from meshmpi.ir.kinds.regions import Ranges, sizes_key
 from meshmpi.ir.program import Instruction
+from meshmpi.kernels import binding
 from meshmpi.kernels.bands import fill_outside, guarded, masked_operand, without_band
-from meshmpi.kernels.binding import (
-    Arrays,
-    Bound,
-    Call,
-    Operand,
-    Plan,
-    Runtime,
-    Scratch,
-    Slot,
-    contiguous,
-    nothing,
-    quiet,
-    run_all,
-)
-from meshmpi.kernels.contraction import ContractPlan
+from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, Scratch, Slot, run_all
+from meshmpi.kernels.contraction import plan_contract
 from meshmpi.kernels.fused import scratch_slots
 from meshmpi.kernels.native import scratch_bytes
 
 ByValue = Mapping[int, np.ndarray]
 
 
-class TiledPlan(Plan):
+def plan_tiled(call: Call, plan_of: Callable[[Call], Plan]) -> Plan:
     """Runs the body of a tiled region once for each of its blocks."""
+    place = (call.instruction, call.program, call.coordinates)
+    own = regions.own_ranges(*place)
+    blocks = {sizes_key(r): _Block(call, own, r, plan_of) for _, r in regions.iteration_counts(*place)}
+    sized = list(blocks.values())
+    widest = regions.widest(*place)
+    if widest is not None and sizes_key(widest) not in blocks:
+        sized.append(_Block(call, own, widest, plan_of))
 
-    def __init__(self, call: Call, plan_of: Callable[[Call], Plan]):
-        self.call = call
-        self.own = own_ranges(call.instruction, call.program, call.coordinates)
-        counted = iteration_counts(call.instruction, call.program, call.coordinates)
-        self.blocks = {sizes_key(r): _Block(call, self.own, r, plan_of) for _, r in counted}
-        self.workspace_bytes = max((b.workspace_bytes for b in self._sized(plan_of)), default=0)
-
-    def _sized(self, plan_of: Callable[[Call], Plan]) -> list[_Block]:
-        """The blocks, and the largest that another rank may have."""
-        blocks = list(self.blocks.values())
-        ranges = widest(self.call.instruction, self.call.program, self.call.coordinates)
-        if ranges is not None and sizes_key(ranges) not in self.blocks:
-            blocks.append(_Block(self.call, self.own, ranges, plan_of))
-        return blocks
-
-    def bind(self, ins: Arrays, outs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        i = self.call.instruction
-        arrays = dict(zip((*i.inputs, *i.outputs), (*ins, *outs), strict=True))
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        arrays = {x.value: a for x, a in zip((*call.inputs, *call.outputs), (*inputs, *outputs), strict=True)}
         bound: list[Bound] = []
-        begun = _Begun(self.call, self.own)
-        for ranges in iterations(i, self.call.program, self.call.coordinates):
-            block = self.blocks[sizes_key(ranges)]
-            bound += block.bind(arrays, ranges, workspace, runtime, begun)
-        if not bound:  # the rank holds nothing of a dim of the region: sums over it are 0
-            bound = [_zero(y) for y in outs if y.size]
-        return run_all(bound) if bound else nothing
+        begun = _Begun(call, own)
+        for ranges in regions.iterations(*place):
+            bound += blocks[sizes_key(ranges)].bind(arrays, ranges, workspace, runtime, begun)
+        # Where the rank holds nothing of a dim of the region, sums over it are 0.
+        return run_all(bound or [binding.zeroing(y) for y in outputs])
+
+    return Plan(bind, max((b.workspace_bytes for b in sized), default=0))
 
 
 class _Begun:
@@ -114,11 +84,11 @@ class _Block:
         self.call, self.own, self.ranges, self.plan_of = call, own, ranges, plan_of
         i = call.instruction
         self.region = call.of(Tiled)
-        self.types = region_types(i, call.program)
+        self.types = regions.region_types(i, call.program)
         self.inside = replace(call.program, types=self.types)
         self.dims = [dim for dim, _ in self.region.over]
         whole = {n: stop - start for n, (start, stop) in self.own.items()}
-        self.outer = {v: contiguous(self.types[v].shape.names, whole) for v in (*i.inputs, *i.outputs)}
+        self.outer = {v: binding.contiguous(self.types[v].shape.names, whole) for v in (*i.inputs, *i.outputs)}
         self.summed = [v for v in i.outputs if any(d not in self.types[v].shape.names for d in self.dims)]
         self._place(ranges)
         self.steps: list[tuple[Call, Plan]] = []
@@ -177,12 +147,13 @@ class _Block:
 
     def _plan_sums(self) -> None:
         """Products that are summed over blocks, planned a second time with the result in place."""
-        self.direct: dict[int, ContractPlan] = {}
+        self.direct: dict[int, Plan] = {}
         for call, _ in self.steps:
             one = call.instruction
-            if isinstance(one.attrs, Contract) and one.outputs[0] in self.summed and one.attrs.band is None:
+            is_product = isinstance(one.attrs, Contract) and one.attrs.band is None
+            if is_product and one.outputs[0] in self.summed and all(x.elements for x in call.inputs):
                 strided = [*self.strided, *one.outputs]
-                self.direct[one.outputs[0]] = ContractPlan(self._called(one, self.ranges, strided))
+                self.direct[one.outputs[0]] = plan_contract(self._called(one, self.ranges, strided))
 
     def _called(self, one: Instruction, ranges: Ranges, strided: Sequence[int]) -> Call:
         ins, outs = (tuple(self._operand(v, ranges, v in strided) for v in vs) for vs in (one.inputs, one.outputs))
@@ -200,7 +171,7 @@ class _Block:
             if v not in self.slots:
                 here[v] = self._part(arrays[v], v, ranges)
         for v in self.copied_in:
-            yield _copy(here[v], self._view(arrays[v], v, ranges))
+            yield binding.copying(here[v], self._view(arrays[v], v, ranges))
         masked: set[int] = set()
         for call, plan in self.steps:
             one = call.instruction
@@ -211,7 +182,7 @@ class _Block:
             yield self._bind_step(call, plan, here, ranges, rest, runtime)
         for v in self.copied_out:
             if v not in self.summed:
-                yield _copy(self._view(arrays[v], v, ranges), here[v])
+                yield binding.copying(self._view(arrays[v], v, ranges), here[v])
 
     def _bind_step(
         self, call: Call, plan: Plan, here: ByValue, ranges: Ranges, rest: np.ndarray, runtime: Runtime
@@ -280,7 +251,7 @@ class _Block:
             begin[v] = begun.first(v, names, ranges)
             whole = begun.whole(names, ranges)
             if begin[v] and any(whole[n] != ranges[n] for n in names):
-                yield _zero(self._view(arrays[v], v, whole))
+                yield binding.zeroing(self._view(arrays[v], v, whole))
                 begin[v] = False
         bound = self._bind_added(call, arrays, here, ranges, rest, runtime, begin)
         if bound is not None:
@@ -289,7 +260,7 @@ class _Block:
         yield self._bind_step(call, plan, here, ranges, rest, runtime)
         for v, first in begin.items():
             to = self._view(arrays[v], v, ranges)
-            yield _copy(to, here[v]) if first else _add(to, here[v])
+            yield (binding.copying if first else binding.adding)(to, here[v])
 
     def _bind_added(
         self,
@@ -302,25 +273,21 @@ class _Block:
         begin: Mapping[int, bool],
     ) -> Bound | None:
         """A product that BLAS adds to what its part of the result holds, where it lies."""
-        v = call.instruction.outputs[0]
+        one, v = call.instruction, call.instruction.outputs[0]
         plan = self.direct.get(v)
-        if plan is None or plan.planned is None:
+        make = None if plan is None else plan.make if begin[v] else plan.make_adding
+        if make is None:
             return None
-        ins = [here[x] for x in call.instruction.inputs]
-        to = arrays[v].reshape(-1)[self._start(v, ranges) :]
-        if begin[v]:
-            product = plan.bind(ins, [to], rest, runtime)
-        else:
-            product = plan.bind_adding(ins, to, rest, runtime)
+        ins, to = [here[x] for x in one.inputs], arrays[v].reshape(-1)[self._start(v, ranges) :]
+        product = make(ins, [to], rest, runtime)
         if product is None:
             return None
-        one, strided = call.instruction, [*self.strided, v]
-        return self._guarded(one, ranges, ins, to, product, strided, not begin[v])
+        return self._guarded(one, ranges, ins, to, product, [*self.strided, v], not begin[v])
 
     def _part(self, array: np.ndarray, v: int, ranges: Ranges) -> np.ndarray:
         """The elements of a block: its array where it is contiguous, else all from its first."""
         t = self.types[v]
-        extents = tuple(extents_in(t.shape, ranges).values())
+        extents = tuple(regions.extents_in(t.shape, ranges).values())
         start = self._start(v, ranges)
         if v in self.strided:
             return array.reshape(-1)[start:]
@@ -339,20 +306,3 @@ class _Block:
 def _is_positional(one: Instruction) -> bool:
     """Whether what an instruction makes depends on where its block begins."""
     return any(isinstance(i.attrs, Random) or i.attrs.band for i in one.leaves())
-
-
-def _copy(to: np.ndarray, source: np.ndarray) -> Bound:
-    return lambda: np.copyto(to, source)
-
-
-def _add(to: np.ndarray, x: np.ndarray) -> Bound:
-    add = np.logical_or if to.dtype == bool else np.add
-
-    def run() -> None:
-        add(to, x, out=to)
-
-    return quiet(run)
-
-
-def _zero(y: np.ndarray) -> Bound:
-    return lambda: y.fill(0)

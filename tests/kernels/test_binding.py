@@ -12,7 +12,7 @@ from meshmpi.ir.flops import local_flops
 from meshmpi.ir.kinds import Map
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.scalar import DTYPES, ITEM_BYTES, Expr, Step, call
-from meshmpi.kernels import Runtime, bind, flops, numpy_dtype, numpy_kernels, workspace_bytes
+from meshmpi.kernels import Runtime, bind, numpy_dtype, numpy_kernels, workspace_bytes
 from meshmpi.kernels.binding import collapse, quiet
 from tests.kernels.build import MESH, aligned_bytes, local_type, one_instruction
 from tests.kernels.test_map import LAYER_NORM
@@ -73,9 +73,9 @@ def test_flops_by_formula_on_the_own_block():
     ]
     for kind, inputs, outputs, attrs, expected in cases:
         instruction, program = one_instruction(kind, inputs, outputs, **attrs)
-        assert flops(instruction, program, HERE) == local_flops(instruction, program) == expected
+        assert local_flops(instruction, program, HERE) == local_flops(instruction, program) == expected
     instruction, program = one_instruction(*cases[2][:3])
-    assert flops(instruction, program, {"rows": 1, "cols": 2}) == 2 * 2 * 2 * 4
+    assert local_flops(instruction, program, {"rows": 1, "cols": 2}) == 2 * 2 * 2 * 4
 
 
 BIG, ROWS, ROW = local_type("b:8;l:64;d:512"), local_type("b:8;l:64"), local_type("d:512")

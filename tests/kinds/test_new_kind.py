@@ -18,7 +18,7 @@ from meshmpi.ir.kinds import KINDS
 from meshmpi.ir.kinds.shaping import AlongDim
 from meshmpi.ir.program import Extents, LocalType, Traits, Violation, Work
 from meshmpi.kernels import numpy_kernels
-from meshmpi.kernels.binding import Bound, Call, Plan, Runtime
+from meshmpi.kernels.binding import Arrays, Bound, Call, Plan, Runtime
 from meshmpi.planner.machine_file import load_machine
 
 
@@ -43,20 +43,19 @@ class PairSum(AlongDim, kind="pair_sum", traits=Traits(repeatable=True)):
 del KINDS["pair_sum"]  # other tests go through the table
 
 
-class PairSumPlan(Plan):
-    def __init__(self, call: Call):
-        self.attrs, self.axis = call.of(PairSum), call.inputs[0].type.shape.position(call.of(PairSum).dim)
+def plan_pair_sum(call: Call) -> Plan:
+    attrs, axis = call.of(PairSum), call.inputs[0].names.index(call.of(PairSum).dim)
 
-    def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray, runtime: Runtime
-    ) -> Bound:
-        x, y = (np.moveaxis(a, self.axis, 0)[:: -1 if self.attrs.behind else 1] for a in (inputs[0], outputs[0]))
+    def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
+        x, y = (np.moveaxis(a, axis, 0)[:: -1 if attrs.behind else 1] for a in (inputs[0], outputs[0]))
 
         def run() -> None:
             y[...] = x
             y[1:] += x[:-1]
 
         return run
+
+    return Plan(bind)
 
 
 class PairSumOperation(Operation):
@@ -78,7 +77,7 @@ class PairSumOperation(Operation):
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(KINDS, "pair_sum", PairSum)
-    monkeypatch.setitem(numpy_kernels.PLANS, "pair_sum", PairSumPlan)
+    monkeypatch.setitem(numpy_kernels.PLANS, "pair_sum", plan_pair_sum)
     yield
 
 

@@ -15,7 +15,6 @@ from meshmpi.dims import MeshShape
 from meshmpi.ir import types
 from meshmpi.ir.kinds import AllReduce, moving, shaping
 from meshmpi.ir.program import LocalType
-from meshmpi.kernels import indexing as kernels_indexing
 from meshmpi.kernels import numpy_kernels, random_numbers, structure
 from meshmpi.kernels.binding import Operand
 from meshmpi.runtime import arrays, variables
@@ -45,7 +44,7 @@ def take_shard_takes_the_first_block(m: Patch) -> None:
 
 
 def _replace_pairs(m: Patch, kind: str, pairs: Callable) -> None:
-    m.setitem(numpy_kernels.PLANS, kind, lambda call: structure.CopyPlan(call, pairs=pairs))
+    m.setitem(numpy_kernels.PLANS, kind, lambda call: structure.plan_copies(call, pairs))
 
 
 @mutation("ranges")
@@ -67,12 +66,7 @@ def the_last_blocks_are_larger_than_the_first(m: Patch) -> None:
 
 @mutation("ranges")
 def iota_counts_within_the_block(m: Patch) -> None:
-    class Wrong(structure.IotaPlan):
-        def __init__(self, call: Any):
-            super().__init__(call)
-            self.start, self.stop = 0, self.stop - self.start
-
-    m.setitem(numpy_kernels.PLANS, "iota", Wrong)
+    _starts_at_zero(m, "iota", "outputs", 0)
 
 
 @mutation("random_numbers")
@@ -87,14 +81,20 @@ def random_numbers_start_anew_in_each_block(m: Patch) -> None:
 
 @mutation("gather")
 def gather_forgets_where_its_block_starts(m: Patch) -> None:
-    right = numpy_kernels.PLANS["gather"]
+    _starts_at_zero(m, "gather", "inputs", 0)
+
+
+def _starts_at_zero(m: Patch, kind: str, side: str, position: int) -> None:
+    """The block of one operand is taken to begin at 0."""
+    right = numpy_kernels.PLANS[kind]
 
     def wrong(call: Any) -> Any:
-        table, index = call.inputs
-        block = tuple((0, b - a) for a, b in table.block)
-        return right(call._replace(inputs=(Operand(table.value, table.type, block), index)))
+        operands = list(getattr(call, side))
+        x = operands[position]
+        operands[position] = Operand(x.value, x.type, tuple((0, b - a) for a, b in x.block))
+        return right(call._replace(**{side: tuple(operands)}))
 
-    m.setitem(numpy_kernels.PLANS, "gather", wrong)
+    m.setitem(numpy_kernels.PLANS, kind, wrong)
 
 
 @mutation("einsum_of_three")
@@ -139,22 +139,12 @@ def the_last_axis_of_a_split_is_the_major_one(m: Patch) -> None:
 
 @mutation("gather")
 def scatter_add_forgets_where_its_block_starts(m: Patch) -> None:
-    class Wrong(kernels_indexing.ScatterAddPlan):
-        def __init__(self, call: Any):
-            super().__init__(call)
-            self.rows.start, self.rows.stop = 0, self.rows.stop - self.rows.start
-
-    m.setitem(numpy_kernels.PLANS, "scatter_add", Wrong)
+    _starts_at_zero(m, "scatter_add", "outputs", 0)
 
 
 @mutation("put_rows")
 def put_forgets_where_its_block_starts(m: Patch) -> None:
-    class Wrong(kernels_indexing.PutPlan):
-        def __init__(self, call: Any):
-            super().__init__(call)
-            self.block = (0, self.block[1] - self.block[0])
-
-    m.setitem(numpy_kernels.PLANS, "put", Wrong)
+    _starts_at_zero(m, "put", "inputs", 0)
 
 
 @mutation("random_numbers")

@@ -7,17 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from meshmpi.kernels import (
-    blas,
-    fused,
-    indexing,
-    numpy_kernels,
-    product_choice,
-    ranking,
-    reduction,
-    structure,
-    ufunc_steps,
-)
+from meshmpi.kernels import blas, indexing, numpy_kernels, product_choice, ranking, reduction, structure, ufunc_steps
+from meshmpi.kernels.binding import Plan, zeroing
 from meshmpi.kernels.native import source, storage
 from tests.mutations.registry import Patch, mutation
 
@@ -25,11 +16,11 @@ from tests.mutations.registry import Patch, mutation
 @mutation("step_number")
 def bias_corrections_never_advance(m: Patch) -> None:
     """The step number stays 0."""
-    m.setattr(structure.StepPlan, "bind", lambda self, inputs, outputs, workspace, runtime: lambda: outputs[0].fill(0))
+    m.setitem(numpy_kernels.PLANS, "step", lambda call: Plan(lambda ins, outs, workspace, runtime: zeroing(outs[0])))
 
 
 def _pairs(m: Patch, kind: str, pairs: Callable[[Any, Any, Any], list]) -> None:
-    m.setitem(numpy_kernels.PLANS, kind, lambda call: structure.CopyPlan(call, pairs=pairs))
+    m.setitem(numpy_kernels.PLANS, kind, lambda call: structure.plan_copies(call, pairs))
 
 
 @mutation("transpose")
@@ -114,13 +105,13 @@ def indices_outside_take_the_nearest_row(m: Patch) -> None:
 def of_equal_indices_the_last_update_counts(m: Patch) -> None:
     """Updates are assigned instead of added."""
 
-    def wrong(self: Any, source: np.ndarray, total: np.ndarray, workspace: np.ndarray) -> Any:
+    def wrong(source: np.ndarray, total: np.ndarray, *buffers: np.ndarray) -> Any:
         def put(order: np.ndarray, rows: np.ndarray) -> None:
             total[rows] = source[order]
 
         return put
 
-    m.setattr(indexing.ScatterAddPlan, "_bind_sum", wrong)
+    m.setattr(indexing, "adding_rows", wrong)
 
 
 @mutation("scatter_add")
@@ -142,16 +133,16 @@ def updates_outside_are_added_to_the_edge(m: Patch) -> None:
 
 @mutation("top_k_of_ties")
 def of_ties_the_last_comes_first(m: Patch) -> None:
-    def wrong(self: Any, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return np.argsort(rows, axis=1, kind="stable")[:, ::-1][:, : self.k]
+    def wrong(rows: np.ndarray, keys: np.ndarray, k: int, smallest: bool) -> np.ndarray:
+        return np.argsort(rows, axis=1, kind="stable")[:, ::-1][:, :k]
 
-    m.setattr(ranking.TopKPlan, "_order", wrong)
+    m.setattr(ranking, "ranked", wrong)
 
 
 @mutation("top_k")
 def the_largest_are_not_sorted(m: Patch) -> None:
-    right = ranking.TopKPlan._order
-    m.setattr(ranking.TopKPlan, "_order", lambda self, rows, keys: np.sort(right(self, rows, keys), 1))
+    right = ranking.ranked
+    m.setattr(ranking, "ranked", lambda *arguments: np.sort(right(*arguments), 1))
 
 
 def _function(m: Patch, name: str, wrong: Callable[..., Any]) -> None:
@@ -225,13 +216,13 @@ def numbers_are_computed_in_float64(m: Patch) -> None:
 @mutation("softmax_by_hand")
 def a_fused_kernel_runs_its_body_once_too_early(m: Patch) -> None:
     """Two instructions of a fused kernel change places."""
-    right = fused.FusedPlan.__init__
+    right = numpy_kernels.PLANS["fused"]
 
-    def wrong(self: Any, call: Any, plan_of: Any) -> None:
+    def wrong(call: Any) -> Any:
         body = call.instruction.body
-        right(self, call._replace(instruction=call.instruction.replaced(body=(*body[1:], body[0]))), plan_of)
+        return right(call._replace(instruction=call.instruction.replaced(body=(*body[1:], body[0]))))
 
-    m.setattr(fused.FusedPlan, "__init__", wrong)
+    m.setitem(numpy_kernels.PLANS, "fused", wrong)
 
 
 @mutation("sum_of_two_products")

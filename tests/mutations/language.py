@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,41 +11,41 @@ import meshmpi as mm
 from meshmpi.graph import autodiff
 from meshmpi.graph.ops import elementwise, placement, reductions, regions
 from meshmpi.graph.ops import scan as ops_scan
-from meshmpi.kernels import indexing, ranking, scan
+from meshmpi.kernels import indexing, numpy_kernels, ranking
 from tests.mutations.registry import Patch, mutation
+
+
+def _planned(m: Patch, kind: str, changed: Callable[[Any], Any]) -> None:
+    """A kind is planned for a changed call, on the arrays that the changed call has."""
+    right = numpy_kernels.PLANS[kind]
+
+    def wrong(call: Any) -> Any:
+        other = changed(call)
+        plan = right(other)
+        return plan._replace(make=lambda ins, *rest: plan.make(ins[: len(other.inputs)], *rest))
+
+    m.setitem(numpy_kernels.PLANS, kind, wrong)
 
 
 @mutation("cumsum")
 def running_sums_start_anew_in_each_block(m: Patch) -> None:
-    right = scan.CumsumPlan.__init__
-
-    def wrong(self: Any, call: Any) -> None:
-        right(self, call)
-        self.others = slice(0, 0)
-
-    m.setattr(scan.CumsumPlan, "__init__", wrong)
+    _planned(m, "cumsum", lambda call: call._replace(inputs=call.inputs[:1]))
 
 
 @mutation("cumsum")
 def running_sums_in_reverse_go_on_from_the_blocks_before(m: Patch) -> None:
-    right = scan.CumsumPlan.__init__
-
-    def wrong(self: Any, call: Any) -> None:
-        right(self, call)
+    def wrong(call: Any) -> Any:
+        mesh = call.program.mesh
         axes = call.inputs[0].type.split(call.instruction.attrs.dim)
-        self.others = slice(0, call.program.mesh.block_index(axes, call.coordinates))
+        turned = {a: mesh.count((a,)) - 1 - k if a in axes else k for a, k in call.coordinates.items()}
+        return call._replace(coordinates=turned) if call.instruction.attrs.reverse else call
 
-    m.setattr(scan.CumsumPlan, "__init__", wrong)
+    _planned(m, "cumsum", wrong)
 
 
 @mutation("cumsum")
 def exclusive_sums_include_their_element(m: Patch) -> None:
-    right = scan.CumsumPlan.__init__
-
-    def wrong(self: Any, call: Any) -> None:
-        right(self, call._replace(instruction=call.instruction.replaced(exclusive=False)))
-
-    m.setattr(scan.CumsumPlan, "__init__", wrong)
+    _planned(m, "cumsum", lambda call: call._replace(instruction=call.instruction.replaced(exclusive=False)))
 
 
 @mutation("cumsum")
@@ -58,34 +59,23 @@ def the_gradient_of_a_running_sum_runs_the_same_way(m: Patch) -> None:
 @mutation("top_k_of_long_rows")
 def candidates_forget_where_they_came_from(m: Patch) -> None:
     """Positions within the block instead of global ones."""
-    right = ranking.TopKPlan.__init__
 
-    def wrong(self: Any, call: Any) -> None:
-        right(self, call)
-        self.first = 0
+    def wrong(call: Any) -> Any:
+        x = call.inputs[0]
+        own = x._replace(block=tuple((0, stop - start) for start, stop in x.block))
+        return call._replace(inputs=(own, *call.inputs[1:]))
 
-    m.setattr(ranking.TopKPlan, "__init__", wrong)
+    _planned(m, "top_k", wrong)
 
 
 @mutation("top_k_of_long_rows")
 def candidates_are_numbered_anew(m: Patch) -> None:
-    right = ranking.TopKPlan.bind
-
-    def wrong(self: Any, inputs: Any, outputs: Any, workspace: Any, runtime: Any) -> Any:
-        return right(self, inputs[:1], outputs, workspace, runtime)
-
-    m.setattr(ranking.TopKPlan, "bind", wrong)
+    _planned(m, "top_k", lambda call: call._replace(inputs=call.inputs[:1]))
 
 
 @mutation("top_k_smallest")
 def the_smallest_are_the_largest(m: Patch) -> None:
-    right = ranking.TopKPlan.__init__
-
-    def wrong(self: Any, call: Any) -> None:
-        right(self, call)
-        self.smallest = False
-
-    m.setattr(ranking.TopKPlan, "__init__", wrong)
+    _planned(m, "top_k", lambda call: call._replace(instruction=call.instruction.replaced(smallest=False)))
 
 
 @mutation("top_k_of_special_values")

@@ -11,7 +11,6 @@ import pytest
 import meshmpi as mm
 from meshmpi.errors import LayoutError
 from meshmpi.kernels.native import NativeKernels, available
-from meshmpi.runtime import executor
 from meshmpi.runtime.compiled import CompiledStep
 from tests.layouts import legal_layouts
 from tests.ops.build import EVEN, UNEVEN, Built, build
@@ -40,15 +39,14 @@ def _programs(mesh: mm.MeshShape, sizes: dict[str, int]):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_table_by_generated_kernels(part: str, monkeypatch: pytest.MonkeyPatch):
+def test_table_by_generated_kernels(part: str):
     shape, sizes = PARTS[part]
     mesh = mm.SimulatedMesh(shape)
     rows = list(_programs(mesh.shape, sizes))
     shared = NativeKernels([p for _, _, p in rows], mesh.coordinates)
     assert shared.functions > 200
-    monkeypatch.setattr(executor, "NativeKernels", lambda program, coordinates: shared)
     for built, layout, program in rows:
-        _check(built, layout, CompiledStep(program, mesh, _named(built), None, "native"))
+        _check(built, layout, CompiledStep(program, mesh, _named(built), None, shared))
 
 
 def _named(built: Built) -> dict[str, mm.Tensor]:
