@@ -24,11 +24,6 @@ def _short_blocks(m: Patch) -> None:
     m.setattr(tiled_regions, "LEAST_BAND_ROWS", 4)
 
 
-def _iterations(m: Patch, wrong: Callable[..., Iterator[dict]]) -> None:
-    for module in (regions, tiled):
-        m.setattr(module, "iterations", wrong)
-
-
 @mutation(f"{TILED}::test_results_are_those_of_the_program_as_lowered('no_softmax')")
 def sums_over_blocks_keep_the_last_block(m: Patch) -> None:
     _short_blocks(m)
@@ -128,7 +123,7 @@ def tiled_regions_forget_their_last_block(m: Patch) -> None:
         found = list(right(i, program, coordinates))
         yield from found[: max(1, len(found) - 1)]
 
-    _iterations(m, wrong)
+    m.setattr(regions, "iterations", wrong)
 
 
 @mutation(OVERLAP)
