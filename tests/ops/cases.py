@@ -84,14 +84,11 @@ def softmax_by_hand(b: Builder) -> Sequence[Tensor]:
 # -- contractions ----------------------------------------------------------------------------------
 
 
-@case()
-def matmul(b: Builder) -> Sequence[Tensor]:
-    return [mm.einsum([b.feed("x", "a b"), b.feed("y", "b c")], b.shape("a c"))]
-
-
-@case()
-def matmul_transposed(b: Builder) -> Sequence[Tensor]:
-    return [b.feed("x", "b a") @ b.feed("y", "c b"), mm.matmul(b.feed("z", "a b"), b.feed("w", "b c"))]
+row("matmul", lambda b: [mm.einsum([b.feed("x", "a b"), b.feed("y", "b c")], b.shape("a c"))])
+row(
+    "matmul_transposed",
+    lambda b: [b.feed("x", "b a") @ b.feed("y", "c b"), mm.matmul(b.feed("z", "a b"), b.feed("w", "b c"))],
+)
 
 
 @case()
@@ -100,14 +97,8 @@ def matmul_of_itself(b: Builder) -> Sequence[Tensor]:
     return [mm.einsum([x, x], b.shape("a")), mm.einsum([x, x], b.shape("b")), mm.einsum([x, x], [])]
 
 
-@case()
-def batched_matmul(b: Builder) -> Sequence[Tensor]:
-    return [mm.einsum([b.feed("x", "e a b"), b.feed("y", "b e c")], b.shape("e a c"))]
-
-
-@case()
-def outer_product(b: Builder) -> Sequence[Tensor]:
-    return [mm.einsum([b.feed("x", "a"), b.feed("y", "b")], b.shape("b a"))]
+row("batched_matmul", lambda b: [mm.einsum([b.feed("x", "e a b"), b.feed("y", "b e c")], b.shape("e a c"))])
+row("outer_product", lambda b: [mm.einsum([b.feed("x", "a"), b.feed("y", "b")], b.shape("b a"))])
 
 
 @case()
@@ -134,14 +125,16 @@ def einsum_reduced_dims(b: Builder) -> Sequence[Tensor]:
     return [mm.einsum([x, y], reduced_dims=[b.b]), mm.einsum([x, y])]
 
 
-@case(tolerance=FLOAT32)
-def einsum_float32(b: Builder) -> Sequence[Tensor]:
-    return [mm.einsum([b.feed("x", "a b", "float32"), b.feed("y", "b c", "float32")], b.shape("a c"))]
-
-
-@case(tolerance=BFLOAT16)
-def einsum_bfloat16(b: Builder) -> Sequence[Tensor]:
-    return [mm.einsum([b.feed("x", "a b", "bfloat16"), b.feed("y", "b c", "bfloat16")], b.shape("a c"))]
+row(
+    "einsum_float32",
+    lambda b: [mm.einsum([b.feed("x", "a b", "float32"), b.feed("y", "b c", "float32")], b.shape("a c"))],
+    tolerance=FLOAT32,
+)
+row(
+    "einsum_bfloat16",
+    lambda b: [mm.einsum([b.feed("x", "a b", "bfloat16"), b.feed("y", "b c", "bfloat16")], b.shape("a c"))],
+    tolerance=BFLOAT16,
+)
 
 
 @case()
@@ -311,14 +304,8 @@ def embedding_used_twice(b: Builder) -> Sequence[Tensor]:
     return [mm.einsum([mm.tanh(x), table], b.shape("a b"))]
 
 
-@case()
-def top_k(b: Builder) -> Sequence[Tensor]:
-    return list(mm.top_k(b.feed("x", "a b"), "b", b.k))
-
-
-@case(smooth=False)
-def top_k_of_ties(b: Builder) -> Sequence[Tensor]:
-    return list(mm.top_k(b.feed("x", "b a", kind="ties"), b.b, b.k))
+row("top_k", lambda b: list(mm.top_k(b.feed("x", "a b"), "b", b.k)))
+row("top_k_of_ties", lambda b: list(mm.top_k(b.feed("x", "b a", kind="ties"), b.b, b.k)), smooth=False)
 
 
 @case()
@@ -345,9 +332,7 @@ def ranges(b: Builder) -> Sequence[Tensor]:
     return [i, mm.range(b.b, "float64") * b.feed("x", "a b"), mm.cast(causal, "float32"), i * 10 + j]
 
 
-@case()
-def step_number(b: Builder) -> Sequence[Tensor]:
-    return [mm.step_number() + 1, mm.cast(mm.step_number(), "float64") * b.feed("x", "a b")]
+row("step_number", lambda b: [mm.step_number() + 1, mm.cast(mm.step_number(), "float64") * b.feed("x", "a b")])
 
 
 @case(tolerance=1e-6)  # float32 draws, transcendental functions of the platform

@@ -32,45 +32,23 @@ def row(name: str, build: Build, **options: object) -> None:
 # -- every function of scalar.SCALAR_FUNCTIONS ----------------------------------------
 
 _UNARY = {
-    "negative": "signed",
-    "abs": "away",
-    "sign": "away",
-    "square": "signed",
-    "sqrt": "positive",
-    "rsqrt": "positive",
-    "reciprocal": "away",
-    "exp": "signed",
-    "log": "positive",
-    "log1p": "positive",
-    "sin": "signed",
-    "cos": "signed",
-    "tanh": "signed",
-    "sigmoid": "signed",
-    "erf": "signed",
-    "floor": "signed",
-    "identity": "signed",
+    "signed": "negative square exp sin cos tanh sigmoid erf floor identity",
+    "away": "abs sign reciprocal",
+    "positive": "sqrt rsqrt log log1p",
 }
-for _name, _kind in _UNARY.items():
-    row(_name, lambda b, n=_name, k=_kind: [getattr(mm, n)(b.feed("x", "a b", kind=k))])
+for _kind, _names in _UNARY.items():
+    for _name in _names.split():
+        row(_name, lambda b, n=_name, k=_kind: [getattr(mm, n)(b.feed("x", "a b", kind=k))])
 
-_BINARY = {
-    "add": "signed",
-    "subtract": "signed",
-    "multiply": "signed",
-    "divide": "away",
-    "minimum": "signed",
-    "maximum": "signed",
-}
-for _name, _kind in _BINARY.items():
+for _name in ("add", "subtract", "multiply", "divide", "minimum", "maximum"):
     # One row per way to broadcast: b into [a, b]; and neither holds the other.
-    row(
-        f"{_name}_into",
-        lambda b, n=_name, k=_kind: [getattr(mm, n)(b.feed("x", "a b", kind=k), b.feed("y", "b", kind=k))],
-    )
-    row(
-        f"{_name}_union",
-        lambda b, n=_name, k=_kind: [getattr(mm, n)(b.feed("x", "a b", kind=k), b.feed("y", "c a", kind=k))],
-    )
+    for _way, _dims in (("into", "b"), ("union", "c a")):
+        row(
+            f"{_name}_{_way}",
+            lambda b, n=_name, d=_dims, k="away" if _name == "divide" else "signed": [
+                getattr(mm, n)(b.feed("x", "a b", kind=k), b.feed("y", d, kind=k))
+            ],
+        )
 for _name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
     row(
         _name,
@@ -85,14 +63,8 @@ for _name in ("logical_and", "logical_or"):
     )
 
 
-@case()
-def logical_not(b: Builder) -> Sequence[Tensor]:
-    return [mm.logical_not(b.feed("x", "a b", "bool", "bool"))]
-
-
-@case()
-def isfinite(b: Builder) -> Sequence[Tensor]:
-    return [mm.isfinite(b.feed("x", "a b", kind="special"))]
+row("logical_not", lambda b: [mm.logical_not(b.feed("x", "a b", "bool", "bool"))])
+row("isfinite", lambda b: [mm.isfinite(b.feed("x", "a b", kind="special"))])
 
 
 @case(gradients=False)
@@ -120,9 +92,7 @@ def power_of_numbers(b: Builder) -> Sequence[Tensor]:
     return [x**2, x**3.0, x**-2.0, 2.0 ** b.feed("y", "b")]
 
 
-@case()
-def power_of_tensors(b: Builder) -> Sequence[Tensor]:
-    return [b.feed("x", "a b", kind="positive") ** b.feed("y", "b c")]
+row("power_of_tensors", lambda b: [b.feed("x", "a b", kind="positive") ** b.feed("y", "b c")])
 
 
 @case(smooth=False)

@@ -9,7 +9,7 @@ import numpy as np
 import meshmpi as mm
 from meshmpi.graph import Tensor
 from tests.ops.build import Builder
-from tests.ops.elementwise_cases import BFLOAT16, FLOAT32, case
+from tests.ops.elementwise_cases import BFLOAT16, FLOAT32, case, row
 
 # -- gather and scatter_add with batch dims --------------------------------------------------------
 
@@ -143,9 +143,7 @@ def cumsum_of_integers(b: Builder) -> Sequence[Tensor]:
     return [mm.cumsum(x, "b", exclusive=True), mm.cumsum(y, "b", reverse=True)]
 
 
-@case(tolerance=FLOAT32)
-def cumsum_float32(b: Builder) -> Sequence[Tensor]:
-    return [mm.cumsum(b.feed("x", "a b", "float32"), "b")]
+row("cumsum_float32", lambda b: [mm.cumsum(b.feed("x", "a b", "float32"), "b")], tolerance=FLOAT32)
 
 
 @case(tolerance=BFLOAT16)
