@@ -17,8 +17,9 @@ import numpy as np
 
 from meshmpi.checkpoint.buddies import Buddies
 from meshmpi.checkpoint.folder import clean, find
-from meshmpi.checkpoint.manifest import ForeignCheckpointError, Manifest, Ranges, check_same_model, read_manifest
-from meshmpi.checkpoint.shard import DamagedShardError, ShardReader
+from meshmpi.checkpoint.manifest import ForeignCheckpointError, Manifest, check_same_model, read_manifest
+from meshmpi.checkpoint.pieces import Piece
+from meshmpi.checkpoint.shard import DamagedShardError
 from meshmpi.errors import CheckpointError, MeshmpiError
 from meshmpi.runtime.agreement import from_first, gathered
 from meshmpi.runtime.cores import free_memory
@@ -26,17 +27,6 @@ from meshmpi.runtime.variables import VariableStore
 
 MEMORY_SHARE = 0.5
 """Maximum share of the free memory that is used to read everything before it is copied.  Assumption."""
-
-
-class _Part(NamedTuple):
-    """A piece of a stored block and where it belongs."""
-
-    name: str
-    file: str
-    stored_sizes: tuple[int, ...]
-    source: Ranges
-    target: tuple[slice, ...]
-    rank: int
 
 
 class Loaded(NamedTuple):
@@ -118,15 +108,15 @@ def load(
         problems = {getattr(e, "file", e.problem): e.problem for e in reversed(errors)}
         for line in [*problems.values(), *notes] if store.mesh.rank == 0 else []:
             say(line)  # what is wrong with a file once, not by every rank that reads it
-    for part, array in staged if staged is not None else _arrays(manifest, store):
-        store.blocks[part.name][part.rank][part.target] = array
+    for place, array in staged if staged is not None else _arrays(manifest, store):
+        place[...] = array
     store.step_numbers = manifest.step_numbers
     return manifest
 
 
 def _staged(
     manifest: Manifest, store: VariableStore
-) -> tuple[list[tuple[_Part, np.ndarray]] | None, MeshmpiError | None]:
+) -> tuple[list[tuple[np.ndarray, np.ndarray]] | None, MeshmpiError | None]:
     """All parts, verified; None where memory is short.  Or what is wrong with them."""
     try:
         if fits_twice(store):
@@ -201,64 +191,19 @@ def load_newest(
     )
 
 
-def _arrays(manifest: Manifest, store: VariableStore) -> Iterator[tuple[_Part, np.ndarray]]:
-    """Every part that this process needs, read and verified; one file is open at a time."""
-    by_file: dict[str, list[_Part]] = {}
-    for name in store.types:
-        for rank in store.ranks:
-            for part in _parts(manifest, store, name, rank):
-                by_file.setdefault(part.file, []).append(part)
-    for file, parts in by_file.items():
-        with open_shard(manifest, file) as tensors:
-            for part in parts:
-                dtype = store.types[part.name].type.dtype
-                yield part, tensors.read(part.name, part.stored_sizes, dtype, part.source)
+def _arrays(manifest: Manifest, store: VariableStore) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For every part that this process needs its place in the store, and what was read and verified.
 
-
-def open_shard(manifest: Manifest, file: str) -> ShardReader:
-    """Opens a file of a checkpoint."""
-    if file not in manifest.files:
-        raise CheckpointError(
-            f"the checkpoint {manifest.folder} is damaged ({file} is not in its manifest).",
-            f"Remove {manifest.folder}.",
-        )
-    return ShardReader(manifest.folder / file, manifest.files[file], manifest.what(file))
-
-
-def _parts(manifest: Manifest, store: VariableStore, name: str, rank: int) -> list[_Part]:
+    One file is open at a time.
+    """
     shape = store.mesh.shape
-    wanted = store.types[name].type.block(shape, shape.coordinates(rank))
-    return [_Part(name, *piece, rank) for piece in pieces(manifest, name, wanted)]
-
-
-def placed(wanted: Ranges, ranges: Ranges) -> tuple[Ranges, tuple[slice, ...]]:
-    """The part that two blocks have in common (all in global ranges).
-
-    Returns:
-        Its ranges inside the block ``ranges``; where it belongs inside ``wanted``.
-    """
-    common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, ranges, strict=True)]
-    return (
-        tuple((a - c, b - c) for (a, b), (c, _) in zip(common, ranges, strict=True)),
-        tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(common, wanted, strict=True)),
-    )
-
-
-def pieces(
-    manifest: Manifest, name: str, wanted: Ranges
-) -> Iterator[tuple[str, tuple[int, ...], Ranges, tuple[slice, ...]]]:
-    """What makes up a part of a tensor.
-
-    Yields:
-        File; sizes of the stored block; ranges in that block; where they belong in the part.
-    """
-    covered = 0
-    for file, ranges in manifest.blocks(name, wanted):
-        source, target = placed(wanted, ranges)
-        covered += math.prod(b - a for a, b in source)
-        yield file, tuple(d - c for c, d in ranges), source, target
-    if covered != math.prod(b - a for a, b in wanted):
-        raise CheckpointError(
-            f"the checkpoint {manifest.folder} is damaged (it holds only part of '{name}').",
-            f"Remove {manifest.folder}.",
-        )
+    by_file: dict[str, list[tuple[str, int, Piece]]] = {}
+    for name, variable in store.types.items():
+        for rank in store.ranks:
+            for file, piece in manifest.pieces(name, variable.type.block(shape, shape.coordinates(rank))):
+                by_file.setdefault(file, []).append((name, rank, piece))
+    for file, parts in by_file.items():
+        with manifest.open(file) as shard:
+            for name, rank, piece in parts:
+                place = store.blocks[name][rank][(..., *piece.target)]
+                yield place, shard.read(name, piece.sizes, store.types[name].type.dtype, piece.source)

@@ -7,7 +7,6 @@ split, so that its length grows with tensors and files, not with blocks.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -15,12 +14,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshmpi.checkpoint.folder import MANIFEST, NAME
-from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, file_name
+from meshmpi.checkpoint.pieces import Piece, Ranges, pieces
+from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, ShardReader, file_name
 from meshmpi.checkpoint.tensor_header import MOST_DIMS, MOST_SIZE
-from meshmpi.dims import MeshShape, Shape, block_range
+from meshmpi.dims import MeshShape, Shape
 from meshmpi.errors import CheckpointError
 from meshmpi.files import plain
 from meshmpi.ir.program import LocalType
@@ -29,7 +29,6 @@ from meshmpi.runtime.variables import VariableStore
 
 FORMAT = 2
 """Raised when the meaning of a manifest changes."""
-Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -89,59 +88,21 @@ class Manifest:
         """How messages call a file."""
         return f"shard {file.removesuffix('.safetensors')} of step {self.step}"
 
-    def blocks(self, name: str, wanted: Ranges) -> Iterator[Block]:
-        """The stored blocks of a tensor that have a part of ``wanted`` (global ranges)."""
-        for coordinates, ranges in blocks_of(self.type(name), self.mesh, wanted):
-            file = file_name(self.mesh.rank(coordinates))
+    def pieces(self, name: str, wanted: Ranges) -> Iterator[tuple[str, Piece]]:
+        """The pieces of a part of a tensor (global ranges), each with the file that has it."""
+        for piece in pieces(self.type(name), self.mesh, wanted):
+            file = file_name(self.mesh.rank(piece.holder))
             if file not in self.files:
                 raise CheckpointError(
                     f"the checkpoint {self.folder} is damaged ({file}, which has a part of"
                     f" '{name}', is not in its manifest).",
                     f"Remove {self.folder}.",
                 )
-            yield Block(file, ranges)
+            yield file, piece
 
-
-class Block(NamedTuple):
-    """A stored block: its file, and its global ranges."""
-
-    file: str
-    ranges: Ranges
-
-
-def blocks_of(t: LocalType, mesh: MeshShape, wanted: Ranges) -> Iterator[tuple[dict[str, int], Ranges]]:
-    """The blocks of a value that have a part of ``wanted`` (global ranges).
-
-    Yields:
-        Coordinates of the first rank that holds the block; its global ranges.
-    """
-    along = [list(_overlapping(mesh, d.size, axes, w)) for d, axes, w in zip(t.shape, t.splits, wanted, strict=True)]
-    for parts in itertools.product(*along):
-        coordinates = dict.fromkeys(mesh.names, 0)
-        for _, where in parts:
-            coordinates |= where
-        yield coordinates, tuple(r for r, _ in parts)
-
-
-def _overlapping(
-    mesh: MeshShape, size: int, axes: tuple[str, ...], wanted: tuple[int, int]
-) -> Iterator[tuple[tuple[int, int], dict[str, int]]]:
-    """Blocks of one dim that overlap a range, and the coordinates of those who hold them."""
-    count = mesh.count(axes) if axes else 1
-    place = wanted[0]
-    while place < min(wanted[1], size):
-        k = _block_of(place, size, count)
-        where, rest = {}, k
-        for axis in reversed(axes):  # the first axis is the major one
-            rest, where[axis] = divmod(rest, mesh.axis_size(axis))
-        start, place = block_range(size, count, k)
-        yield (start, place), where
-
-
-def _block_of(place: int, size: int, count: int) -> int:
-    least, longer = divmod(size, count)
-    first = longer * (least + 1)  # of the blocks that have the least
-    return place // (least + 1) if place < first else longer + (place - first) // least
+    def open(self, file: str) -> ShardReader:
+        """Opens one of its files."""
+        return ShardReader(self.folder / file, self.files[file], self.what(file))
 
 
 def digest(text: str) -> str:

@@ -12,6 +12,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def save(
     return saving.finish()
 
 
+@dataclass
 class Save:
     """One checkpoint on its way to disk: `take` its blocks, `write` them, `commit`, `finish`.
 
@@ -92,35 +94,33 @@ class Save:
         place: The folder, which has its name only after ``commit``.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        store: VariableStore,
-        step: int,
-        about: Mapping[str, Any],
-        keep: int = 0,
-        buddies: Buddies | None = None,
-        say: Callable[[str], None] = warnings.warn,
-        after: int | None = None,
-        compared: bool = False,
-    ) -> None:
-        if not compared:
-            check_replicas(store)
-        self._mesh, self._about, self._keep, self._buddies, self._say = store.mesh, dict(about), keep, buddies, say
-        self._types = {name: v.type for name, v in store.types.items()}
-        self._step_numbers = store.step_numbers
-        self.identity = begin(store.mesh, Path(folder), step, about)
-        self._after = self.identity.step if after is None else after
-        self.place = durable_folder(Path(folder), self.identity)
+    folder: str | os.PathLike[str]
+    store: VariableStore
+    step: int
+    about: Mapping[str, Any]
+    keep: int
+    buddies: Buddies | None
+    say: Callable[[str], None]
+    after: int | None
+    compared: bool
+
+    def __post_init__(self) -> None:
+        if not self.compared:
+            check_replicas(self.store)
+        self._mesh, self.about = self.store.mesh, dict(self.about)
+        self._types = {name: v.type for name, v in self.store.types.items()}
+        self._step_numbers = self.store.step_numbers  # the training goes on while the manifest waits
+        self.identity = begin(self._mesh, Path(self.folder), self.step, self.about)
+        self.place = durable_folder(Path(self.folder), self.identity)
         self._blocks: Blocks = {}
         self._shards: list[Shard] | None = None
 
     def take(self, blocks: Blocks) -> None:
         """Says which blocks this process writes, and sends copies of them to buddies."""
         self._blocks = blocks
-        if self._buddies is not None:
+        if self.buddies is not None:
             self._shards = self._made()
-            self._buddies.exchange(self.place.path, self.identity, self._shards)
+            self.buddies.exchange(self.place.path, self.identity, self._shards)
 
     def _made(self) -> list[Shard]:
         return [make_shard(self.identity, rank, blocks) for rank, blocks in self._blocks.items() if blocks]
@@ -131,8 +131,8 @@ class Save:
         with disk.errors_of(self._mesh.rank):
             for shard in shards:
                 self.place.write(shard.file, shard.pieces)
-            if self._buddies is not None:
-                self._buddies.write(self.place.path)
+            if self.buddies is not None:
+                self.buddies.write(self.place.path)
         return {shard.file: shard.record() for shard in shards}
 
     def check(self, error: CheckpointError | None) -> None:
@@ -148,23 +148,20 @@ class Save:
 
     def commit(self, files: Records) -> None:
         """Writes the manifest, gives the folder its name, removes old checkpoints.  Rank 0 only."""
-        folder, text = self.place.path.parent, self._manifest(files)
+        folder, shape = self.place.path.parent, self._mesh.shape
+        text = manifest_text(self.identity, shape, self._types, self.about, files, time.time(), self._step_numbers)
         with disk.errors_of(0):
-            turn = turn_back(folder, self.identity, self._after)
+            turn = turn_back(folder, self.identity, self.identity.step if self.after is None else self.after)
             with announced(folder, turn), self.place:
                 self._check_visible(files)
                 self.place.write(MANIFEST, [text.encode()])
         try:
             if turn is not None and (line := set_aside(folder, turn)):
-                self._say(line)
+                self.say(line)
             disk.remove(self.place.replaced)
-            drop_old(folder, self._keep)
+            drop_old(folder, self.keep)
         except OSError as failure:
-            self._say(f"an old checkpoint stays: {failure.filename}: {failure.strerror}")
-
-    def _manifest(self, files: Records) -> str:
-        shape = self._mesh.shape
-        return manifest_text(self.identity, shape, self._types, self._about, files, time.time(), self._step_numbers)
+            self.say(f"an old checkpoint stays: {failure.filename}: {failure.strerror}")
 
     def _check_visible(self, files: Records) -> None:
         for name in files:
@@ -176,8 +173,8 @@ class Save:
 
     def finish(self) -> Path:
         """Drops buddies' copies of checkpoints that are gone; returns the folder of the new one."""
-        if self._buddies is not None:
-            self._buddies.drop_old(self.place.path)
+        if self.buddies is not None:
+            self.buddies.drop_old(self.place.path)
         return self.place.path
 
 
@@ -212,21 +209,6 @@ def owned(store: VariableStore, rank: int) -> dict[str, np.ndarray]:
 
 def begin(mesh: AnyMesh, folder: Path, step: int, about: Mapping[str, Any]) -> Identity:
     """Removes what killed saves have left and makes the folder of a new one.  Collective."""
-    step = _checked_step(step)
-
-    def prepare() -> Identity:
-        check_plain(about)
-        identity = Identity(secrets.token_hex(8), step)
-        with disk.errors_of(0):
-            disk.make_folder(folder)
-            clean(folder)
-            durable_folder(folder, identity).make()
-        return identity
-
-    return from_first(mesh, prepare)
-
-
-def _checked_step(step: Any) -> int:
     try:
         number = operator.index(step)
     except TypeError:
@@ -236,7 +218,17 @@ def _checked_step(step: Any) -> int:
             f"a checkpoint of step {step!r} would not be found again: steps are whole numbers from 0 on.",
             "Give the number of training steps done.",
         )
-    return number
+
+    def prepare() -> Identity:
+        check_plain(about)
+        identity = Identity(secrets.token_hex(8), number)
+        with disk.errors_of(0):
+            disk.make_folder(folder)
+            clean(folder)
+            durable_folder(folder, identity).make()
+        return identity
+
+    return from_first(mesh, prepare)
 
 
 def drop_old(folder: Path, keep: int) -> None:

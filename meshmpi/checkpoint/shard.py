@@ -103,19 +103,26 @@ def _text(hashes: np.ndarray) -> str:
 
 def is_whole(data: np.ndarray, record: Mapping[str, Any]) -> bool:
     """Whether the bytes of a file, uint8[n], are all as they were written."""
-    length = 8 + int.from_bytes(data[:8].tobytes(), "little")
-    header = data[:length].tobytes()
-    if data.size != record["bytes"] or header_hash(header) != record["header"]:
-        return False
     try:
-        tensors, metadata, first = parse_header(header[8:], data.size - length)
+        header = _verified(data[: _header_bytes(data[:8].tobytes())].tobytes(), data.size, record)
     except HeaderError:
         return False
-    expected = _hashes_in(Header(tensors, metadata, first))
-    return all(
-        _text(hashing.hashes(data[first + s.start : first + s.stop])) == expected.get(name)
-        for name, s in tensors.items()
-    )
+    block, expected = data[header.data :], _hashes_in(header)
+    return all(_text(hashing.hashes(block[s.start : s.stop])) == expected.get(n) for n, s in header.tensors.items())
+
+
+def _header_bytes(first: bytes) -> int:
+    """Length of the header of a file that begins with these 8 bytes; it includes them."""
+    return 8 + int.from_bytes(first, "little")
+
+
+def _verified(header: bytes, size: int, record: Mapping[str, Any]) -> Header:
+    """The header of a file of ``size`` bytes; HeaderError where it is not the one that was written."""
+    if size != record["bytes"]:
+        raise HeaderError(f"it has {size} bytes, {record['bytes']} were written")
+    if (found := header_hash(header)) != record["header"]:
+        raise HeaderError(f"its header has checksum {found}, expected {record['header']}")
+    return parse_header(header[8:], size - _header_bytes(header[:8]))
 
 
 def _hashes_in(header: Header) -> dict[str, str]:
@@ -155,14 +162,9 @@ class ShardReader:
 
     def _header(self, record: Mapping[str, Any]) -> Header:
         size = os.fstat(self._file).st_size
-        if size != record["bytes"]:
-            raise self.damaged(f"it has {size} bytes, {record['bytes']} were written")
-        length = 8 + int.from_bytes(os.pread(self._file, 8, 0), "little")
-        data = os.pread(self._file, min(length, size, 8 + MOST_HEADER_BYTES), 0)
-        if (found := header_hash(data)) != record["header"]:
-            raise self.damaged(f"its header has checksum {found}, expected {record['header']}")
+        length = min(_header_bytes(os.pread(self._file, 8, 0)), size, 8 + MOST_HEADER_BYTES)
         try:
-            return parse_header(data[8:], size - length)
+            return _verified(os.pread(self._file, length, 0), size, record)
         except HeaderError as error:
             raise self.damaged(str(error)) from error
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from meshmpi.checkpoint.buddies import messages
-from meshmpi.checkpoint.loading import placed
-from meshmpi.checkpoint.manifest import Ranges, blocks_of
+from meshmpi.checkpoint.pieces import Piece, Ranges, pieces
 from meshmpi.dims import Axes, MeshShape
 from meshmpi.ir.program import LocalType
 from meshmpi.runtime.variables import VariableStore
@@ -110,18 +109,18 @@ def hand_over(
         requests: list[Any] = []
         kept: list[np.ndarray] = []  # until they are sent
         for receiver, wanted in enumerate(wants):
-            for piece in _pieces(source, t, wanted[name], receiver) if wanted else ():
-                if piece.sender == comm.rank:
-                    part = _block_of(old, name)[(..., *piece.source)]
+            for sender, piece in _pieces(source, t, wanted[name], receiver) if wanted else ():
+                if sender == comm.rank:
+                    part = _block_of(old, name)[(..., *(slice(*r) for r in piece.source))]
                 if receiver == comm.rank:
                     target = _block_of(new, name)[(..., *piece.target)]
-                if receiver == piece.sender == comm.rank:
+                if receiver == sender == comm.rank:
                     target[...] = part
                 elif receiver == comm.rank:
                     arriving.append((target, np.empty(target.shape, target.dtype)))
                     parts = messages(arriving[-1][1])
-                    requests += [comm.Irecv(m, piece.sender) for m in parts]
-                elif piece.sender == comm.rank:
+                    requests += [comm.Irecv(m, sender) for m in parts]
+                elif sender == comm.rank:
                     kept.append(np.array(part, order="C"))
                     requests += [comm.Isend(m, receiver) for m in messages(kept[-1])]
         for request in requests:
@@ -135,24 +134,13 @@ def _block_of(store: VariableStore | None, name: str) -> np.ndarray:
     return store.blocks[name][store.ranks[0]]
 
 
-class _Piece(NamedTuple):
-    """A part of a surviving block, and where it belongs."""
-
-    sender: int
-    source: tuple[slice, ...]
-    target: tuple[slice, ...]
-
-
-def _pieces(source: Source, t: LocalType, wanted: Ranges, receiver: int) -> Iterator[_Piece]:
-    """What makes up a wanted block, of each piece a copy of the receiver's own where it has one."""
+def _pieces(source: Source, t: LocalType, wanted: Ranges, receiver: int) -> Iterator[tuple[int, Piece]]:
+    """What makes up a wanted block and who sends it: the receiver itself where it has a copy."""
     axes = _axes(t, source.mesh)
     senders: dict[tuple[int, ...], int] = {}
     for rank, survivor in sorted(source.holders.items()):
         block = _block(source.mesh, axes, rank)
         if survivor == receiver or block not in senders:
             senders[block] = survivor
-    for coordinates, ranges in blocks_of(t, source.mesh, wanted):
-        inside, target = placed(wanted, ranges)
-        if all(start < stop for start, stop in inside):
-            sender = senders[tuple(coordinates[a] for a in axes)]
-            yield _Piece(sender, tuple(slice(*r) for r in inside), target)
+    for piece in pieces(t, source.mesh, wanted):
+        yield senders[tuple(piece.holder[a] for a in axes)], piece

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from meshmpi.checkpoint.folder import MANIFEST, durable_folder, find
-from meshmpi.checkpoint.loading import open_shard, pieces
-from meshmpi.checkpoint.manifest import Manifest, Ranges, manifest_text, size_problem
+from meshmpi.checkpoint.manifest import Manifest, manifest_text, size_problem
+from meshmpi.checkpoint.pieces import Ranges
 from meshmpi.checkpoint.saving import owns_block
 from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, Shard, make_shard
 from meshmpi.checkpoint.tensor_header import make_header
@@ -44,7 +44,7 @@ def problems(manifest: Manifest) -> Iterator[str]:
     """Reads every byte; yields what is wrong, naming file, tensor and bytes."""
     for file in manifest.files:
         try:
-            with open_shard(manifest, file) as shard:
+            with manifest.open(file) as shard:
                 for name in shard.tensors:
                     try:
                         shard.verify(name)
@@ -54,9 +54,8 @@ def problems(manifest: Manifest) -> Iterator[str]:
             yield error.problem
     for name, t in manifest.tensors.items():
         try:
-            for file, *_ in pieces(manifest, name, tuple((0, n) for n in t["shape"])):
-                if file not in manifest.files:
-                    yield f"tensor '{name}': {file} is not in the manifest."
+            for _ in manifest.pieces(name, tuple((0, n) for n in t["shape"])):
+                pass
         except CheckpointError as error:
             yield error.problem
 
@@ -67,9 +66,9 @@ def read_part(manifest: Manifest, name: str, wanted: Ranges) -> np.ndarray:
         raise CheckpointError(f"{manifest.folder} is damaged: {problem}.", "Take an older one.")
     dtype = manifest.tensors[name]["dtype"]
     out = np.empty([b - a for a, b in wanted], numpy_dtype(dtype))
-    for file, sizes, source, target in pieces(manifest, name, wanted):
-        with open_shard(manifest, file) as shard:
-            out[target] = shard.read(name, sizes, dtype, source)
+    for file, piece in manifest.pieces(name, wanted):
+        with manifest.open(file) as shard:
+            out[piece.target] = shard.read(name, piece.sizes, dtype, piece.source)
     return out
 
 

@@ -86,11 +86,11 @@ def test_any_mesh_reads_what_any_mesh_wrote(tmp_path, write, read, dtype):
 def test_every_block_is_written_once(tmp_path):
     step = compiled("rows:2;cols:3", "batch:rows;hidden:cols")
     manifest = checkpoint.read_manifest(save(step, tmp_path))
-    blocks = list(manifest.blocks("w", ((0, 5), (0, 7))))
-    assert [b.file for b in blocks] == [f"rank-{r:05d}.safetensors" for r in range(3)]
-    assert [b.ranges[1] for b in blocks] == [(0, 3), (3, 5), (5, 7)]
-    assert len(list(manifest.blocks("count", ()))) == 1
-    assert sorted(manifest.files) == [b.file for b in blocks]
+    files, pieces = zip(*manifest.pieces("w", ((0, 5), (0, 7))), strict=True)
+    assert list(files) == [f"rank-{r:05d}.safetensors" for r in range(3)]
+    assert [p.target[1] for p in pieces] == [slice(0, 3), slice(3, 5), slice(5, 7)]
+    assert len(list(manifest.pieces("count", ()))) == 1
+    assert sorted(manifest.files) == list(files)
     assert sum(len(load_file(manifest.folder / f)) for f in manifest.files) == 3 * 3 + 2
 
 
