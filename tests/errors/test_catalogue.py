@@ -30,9 +30,11 @@ def test_a_mistake_is_told_in_five_parts_and_what_is_advised_works(row: Mistake,
     assert error is not None, "no error"
     assert row.kind in [kind.__name__ for kind in type(error).__mro__], repr(error)
     problem, remedy, where = _parts(error)
-    for part in (row.what, row.rule, row.why):
-        assert part and part in problem, f"{part!r} is not in: {problem}"
-    assert row.remedy and row.remedy in remedy, f"{row.remedy!r} is not in: {remedy}"
+    *of_problem, of_remedy = row.parts
+    assert len(of_problem) == 3 and all(row.parts)
+    for part in of_problem:
+        assert part in problem, f"{part!r} is not in: {problem}"
+    assert of_remedy in remedy, f"{of_remedy!r} is not in: {remedy}"
     if row.kind != "KeyError":
         assert f"{FILE}:{row.line}" in re.split(r"[\s,]+", where), f"{row.line} is not in: {where}"
         assert str(error).endswith(f"\nin {where}")

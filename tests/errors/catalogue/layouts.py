@@ -17,11 +17,8 @@ w = mm.get_variable("w", "d_model:4;d_ff:12")  # here
 y = mm.einsum([x, w], "batch:8;d_ff:12")
 step = mm.compile(graph, mesh, "d_model:cols;d_ff:cols", fetches=[y])
 """,
-        "LayoutError",
-        "tensor [d_model=4, d_ff=12]",
-        "split twice over mesh axis 'cols'",
-        "(size 2): by dimensions 'd_model' and 'd_ff'",
-        "Legal here: layout 'd_model:cols;d_ff:rows'",
+        "LayoutError: tensor [d_model=4, d_ff=12] | split twice over mesh axis 'cols'"
+        " | (size 2): by dimensions 'd_model' and 'd_ff' | Legal here: layout 'd_model:cols;d_ff:rows'",
         (('"d_model:cols;d_ff:cols"', '"d_model:cols;d_ff:rows"'),),
     ),
     Mistake(
@@ -30,11 +27,7 @@ step = mm.compile(graph, mesh, "d_model:cols;d_ff:cols", fetches=[y])
         + """
 step = mm.compile(graph, mesh, "batch:row", fetches=[y])  # here
 """,
-        "LayoutError",
-        "dimension 'batch'",
-        "mesh axis 'row'",
-        "{rows: 2, cols: 2}",
-        "Did you mean 'rows'?",
+        "LayoutError: dimension 'batch' | mesh axis 'row' | {rows: 2, cols: 2} | Did you mean 'rows'?",
         (('"batch:row"', '"batch:rows"'),),
     ),
     Mistake(
@@ -43,11 +36,7 @@ step = mm.compile(graph, mesh, "batch:row", fetches=[y])  # here
         + """
 step = mm.compile(graph, mesh, "bacth:rows", fetches=[y])  # here
 """,
-        "LayoutError",
-        "'bacth'",
-        "no tensor has",
-        "mesh axis 'rows'",
-        "Did you mean 'batch'?",
+        "LayoutError: 'bacth' | no tensor has | mesh axis 'rows' | Did you mean 'batch'?",
         (("bacth", "batch"),),
     ),
     Mistake(
@@ -56,11 +45,7 @@ step = mm.compile(graph, mesh, "bacth:rows", fetches=[y])  # here
         + """
 step = mm.compile(graph, mesh, "batch:rows;experts:cols", fetches=[y])  # here
 """,
-        "LayoutError",
-        "'experts'",
-        "no tensor has",
-        "mesh axis 'cols'",
-        "'experts?'",
+        "LayoutError: 'experts' | no tensor has | mesh axis 'cols' | 'experts?'",
         (("experts:", "experts?:"),),
         "experts",
     ),
@@ -70,11 +55,7 @@ step = mm.compile(graph, mesh, "batch:rows;experts:cols", fetches=[y])  # here
         + """
 step = mm.compile(graph, mesh, "batch:rows;batch:cols", fetches=[y])  # here
 """,
-        "LayoutError",
-        "layout 'batch:rows;batch:cols'",
-        "dimension 'batch'",
-        "2 times",
-        "batch:rows+cols",
+        "LayoutError: layout 'batch:rows;batch:cols' | dimension 'batch' | 2 times | batch:rows+cols",
         (("batch:rows;batch:cols", "batch:rows+cols"),),
     ),
     Mistake(
@@ -83,11 +64,7 @@ step = mm.compile(graph, mesh, "batch:rows;batch:cols", fetches=[y])  # here
         + """
 step = mm.compile(graph, mesh, "batch:rows+rows", fetches=[y])  # here
 """,
-        "LayoutError",
-        "dimension 'batch'",
-        "mesh axis 'rows'",
-        "twice",
-        "batch:rows",
+        "LayoutError: dimension 'batch' | mesh axis 'rows' | twice | batch:rows",
         (("rows+rows", "rows"),),
         "rows",
     ),
@@ -97,11 +74,7 @@ step = mm.compile(graph, mesh, "batch:rows+rows", fetches=[y])  # here
         + """
 step = mm.compile(graph, mesh, "batch;d_ff:cols", fetches=[y])  # here
 """,
-        "LayoutError",
-        "layout 'batch;d_ff:cols'",
-        "no colon",
-        "'batch'",
-        "name:value",
+        "LayoutError: layout 'batch;d_ff:cols' | no colon | 'batch' | name:value",
         (('"batch;', '"batch:rows;'),),
         "rows",
     ),
@@ -111,11 +84,8 @@ step = mm.compile(graph, mesh, "batch;d_ff:cols", fetches=[y])  # here
 w = mm.get_variable("w", "d_model:4;d_ff:12", storage="d_model:cols")  # here
 step = mm.compile(graph, mesh, "d_ff:cols", fetches=[w])
 """,
-        "LayoutError",
-        "tensor [d_model=4, d_ff=12]",
-        "split twice over mesh axis 'cols'",
-        "by dimensions 'd_model' and 'd_ff'",
-        "Legal here: layout 'd_ff:rows'",
+        "LayoutError: tensor [d_model=4, d_ff=12] | split twice over mesh axis 'cols'"
+        " | by dimensions 'd_model' and 'd_ff' | Legal here: layout 'd_ff:rows'",
         (('"d_ff:cols"', '"d_ff:rows"'),),
     ),
     Mistake(
@@ -124,11 +94,7 @@ step = mm.compile(graph, mesh, "d_ff:cols", fetches=[w])
         + """
 step = mm.compile(graph, mesh, "batch:rows", fetches=[y], storage="d_fff:rows")  # here
 """,
-        "LayoutError",
-        "'d_fff'",
-        "no tensor has",
-        "mesh axis 'rows'",
-        "Did you mean 'd_ff'?",
+        "LayoutError: 'd_fff' | no tensor has | mesh axis 'rows' | Did you mean 'd_ff'?",
         (("d_fff", "d_ff"),),
     ),
     Mistake(
@@ -137,11 +103,7 @@ step = mm.compile(graph, mesh, "batch:rows", fetches=[y], storage="d_fff:rows") 
 x = mm.placeholder("x", "batch:8;d_model:4")
 y = mm.constrain(x, "d_modl:cols")  # here
 """,
-        "LayoutError",
-        "constrain",
-        "'d_modl'",
-        "[batch=8, d_model=4]",
-        "Did you mean 'd_model'?",
+        "LayoutError: constrain | 'd_modl' | [batch=8, d_model=4] | Did you mean 'd_model'?",
         (("d_modl", "d_model"),),
     ),
     Mistake(
@@ -151,11 +113,7 @@ x = mm.placeholder("x", "batch:8;d_model:4")
 y = mm.constrain(x, "d_model:columns") * 2.0
 step = mm.compile(graph, mesh, fetches=[y])  # here
 """,
-        "LayoutError",
-        "'d_model'",
-        "'columns'",
-        "{rows: 2, cols: 2}",
-        "cols",
+        "LayoutError: 'd_model' | 'columns' | {rows: 2, cols: 2} | cols",
         (("columns", "cols"),),
     ),
     Mistake(
@@ -163,11 +121,7 @@ step = mm.compile(graph, mesh, fetches=[y])  # here
         """
 m = mm.SimulatedMesh("rows:2;rows:2")  # here
 """,
-        "MeshError",
-        "[rows=2, rows=2]",
-        "'rows'",
-        "2 times",
-        "its own name",
+        "MeshError: [rows=2, rows=2] | 'rows' | 2 times | its own name",
         (("rows:2;rows", "rows:2;cols"),),
         "cols",
     ),
@@ -176,11 +130,7 @@ m = mm.SimulatedMesh("rows:2;rows:2")  # here
         """
 m = mm.SimulatedMesh("rows;cols")  # here
 """,
-        "MeshError",
-        "'rows;cols'",
-        "no colon",
-        "'rows'",
-        "name:value",
+        "MeshError: 'rows;cols' | no colon | 'rows' | name:value",
         (('"rows;cols"', '"rows:2;cols:2"'),),
         "2",
     ),
@@ -189,11 +139,7 @@ m = mm.SimulatedMesh("rows;cols")  # here
         """
 m = mm.Mesh("rows:4;cols:2")  # here
 """,
-        "MeshError",
-        "mesh {rows: 4, cols: 2}",
-        "needs 8 ranks",
-        "communicator has 1",
-        "{rows: 1, cols: 1}",
+        "MeshError: mesh {rows: 4, cols: 2} | needs 8 ranks | communicator has 1 | {rows: 1, cols: 1}",
         (("rows:4;cols:2", "rows:1;cols:1"),),
     ),
     Mistake(
@@ -202,11 +148,7 @@ m = mm.Mesh("rows:4;cols:2")  # here
         + """
 step = mm.compile(graph, "rows:2;cols:2", "batch:rows", fetches=[y])  # here
 """,
-        "MeshError",
-        "'rows:2;cols:2'",
-        "not a mesh",
-        "'rows:2;cols:2'",
-        "mm.SimulatedMesh(",
+        "MeshError: 'rows:2;cols:2' | not a mesh | 'rows:2;cols:2' | mm.SimulatedMesh(",
         (('graph, "rows:2;cols:2"', 'graph, mm.SimulatedMesh("rows:2;cols:2")'),),
     ),
     Mistake(
@@ -215,11 +157,7 @@ step = mm.compile(graph, "rows:2;cols:2", "batch:rows", fetches=[y])  # here
 blocks = [np.ones(2) for _ in range(4)]
 mesh.all_reduce(blocks, ("row",))  # here
 """,
-        "MeshError",
-        "mesh {rows: 2, cols: 2}",
-        "no axis",
-        "'row'",
-        "Did you mean 'rows'?",
+        "MeshError: mesh {rows: 2, cols: 2} | no axis | 'row' | Did you mean 'rows'?",
         (('("row",)', '("rows",)'),),
     ),
 ]

@@ -36,11 +36,9 @@ class Mistake:
         program: Run inside ``with mm.Graph() as graph:``, with ``np``, ``mm`` and a simulated
             ``mesh`` of {rows: 2, cols: 2}, in an empty folder.  The line that the message has to
             name ends in ``# here``.
-        kind: Name of the class of the error.
-        what: The thing it is about, as the user called it.
-        rule: Which rule, axis or dimension it breaks.
-        why: The numbers or names that show it.
-        remedy: What to do instead.
+        says: ``"KIND: what | rule | why | remedy"``: the class of the error, and words of the message that name
+            the thing it is about, as the user called it; which rule, axis or dimension it breaks; the numbers or
+            names that show it; and what to do instead.
         cure: Replacements in the program, by which it runs; one of the words that they put in
             stands in the remedy.
         hint: Such a word where the remedy describes the cure and does not spell it.
@@ -48,13 +46,18 @@ class Mistake:
 
     title: str
     program: str
-    kind: str
-    what: str
-    rule: str
-    why: str
-    remedy: str
+    says: str
     cure: tuple[tuple[str, str], ...]
     hint: str = ""
+
+    @property
+    def kind(self) -> str:
+        return self.says.partition(": ")[0]
+
+    @property
+    def parts(self) -> list[str]:
+        """What, rule, why, remedy."""
+        return self.says.partition(": ")[2].split(" | ")
 
     @property
     def text(self) -> str:

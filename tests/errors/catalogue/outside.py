@@ -24,11 +24,7 @@ OUTSIDE = [
 Path("run.toml").write_text("[model]\nlayers = 2\nd_modell = 64\n")
 settings = load(Settings, "run.toml")  # here
 """,
-        "ConfigError",
-        "'d_modell'",
-        "[model]",
-        "run.toml:3",
-        "Did you mean 'd_model'?",
+        "ConfigError: 'd_modell' | [model] | run.toml:3 | Did you mean 'd_model'?",
         (("d_modell", "d_model"),),
     ),
     Mistake(
@@ -38,11 +34,7 @@ settings = load(Settings, "run.toml")  # here
 Path("run.toml").write_text("[train]\nsteps = 'many'\n")
 settings = load(Settings, "run.toml")  # here
 """,
-        "ConfigError",
-        "'train.steps'",
-        "run.toml:2",
-        "'many'",
-        "It must be a valid integer",
+        "ConfigError: 'train.steps' | run.toml:2 | 'many' | It must be a valid integer",
         (("'many'", "100"),),
         "100",
     ),
@@ -53,11 +45,7 @@ settings = load(Settings, "run.toml")  # here
 Path("run.toml").write_text("[train]\nsteps = -5\n")
 settings = load(Settings, "run.toml")  # here
 """,
-        "ConfigError",
-        "'train.steps'",
-        "run.toml:2",
-        "-5",
-        "at least 0",
+        "ConfigError: 'train.steps' | run.toml:2 | -5 | at least 0",
         (("-5", "0"),),
     ),
     Mistake(
@@ -67,11 +55,7 @@ settings = load(Settings, "run.toml")  # here
 Path("run.toml").write_text("[model]\nlayers 2\n")
 settings = load(Settings, "run.toml")  # here
 """,
-        "ConfigError",
-        "run.toml",
-        "not valid TOML",
-        "line 2",
-        "key = value",
+        "ConfigError: run.toml | not valid TOML | line 2 | key = value",
         (("layers 2", "layers = 2"),),
         "=",
     ),
@@ -82,11 +66,7 @@ settings = load(Settings, "run.toml")  # here
 Path("run.toml").write_text("[model]\nlayers = 2\n")
 settings = load(Settings, "ran.toml")  # here
 """,
-        "ConfigError",
-        "ran.toml",
-        "does not exist",
-        "ran.toml",
-        "Did you mean 'run.toml'?",
+        "ConfigError: ran.toml | does not exist | ran.toml | Did you mean 'run.toml'?",
         (('"ran.toml"', '"run.toml"'),),
     ),
     Mistake(
@@ -95,11 +75,7 @@ settings = load(Settings, "ran.toml")  # here
         + r"""
 settings = load(Settings, None, ["train.steps"])  # here
 """,
-        "ConfigError",
-        "--set train.steps",
-        "no key and value",
-        "train.steps",
-        "section.key=value",
+        "ConfigError: --set train.steps | no key and value | train.steps | section.key=value",
         (('"train.steps"', '"train.steps=10"'),),
         "steps",
     ),
@@ -110,11 +86,7 @@ from meshmpi.transformer.training.corpora import open_corpus
 
 corpus = open_corpus("tinyshakespear")  # here
 """,
-        "DataError",
-        "'tinyshakespear'",
-        "named corpus",
-        "does not exist",
-        "Did you mean 'tinyshakespeare'?",
+        "DataError: 'tinyshakespear' | named corpus | does not exist | Did you mean 'tinyshakespeare'?",
         (('"tinyshakespear"', '"tinyshakespeare"'),),
     ),
     Mistake(
@@ -127,11 +99,7 @@ from meshmpi.transformer.training.corpora import open_corpus
 Path("text.txt").write_text("")
 corpus = open_corpus("text.txt")  # here
 """,
-        "DataError",
-        "'text.txt'",
-        "empty",
-        "0 bytes",
-        "with text in it",
+        "DataError: 'text.txt' | empty | 0 bytes | with text in it",
         (('write_text("")', 'write_text("To be, or not to be. " * 100)'),),
         "write_text",
     ),
@@ -142,11 +110,7 @@ from meshmpi.transformer.text.vocabulary import build_vocabulary
 
 vocabulary = build_vocabulary("byte", [b"abc"], [b"abc"])  # here
 """,
-        "DataError",
-        "'byte'",
-        "no vocabulary",
-        "'byte'",
-        "Did you mean 'bytes'?",
+        "DataError: 'byte' | no vocabulary | 'byte' | Did you mean 'bytes'?",
         (('"byte"', '"bytes"'),),
     ),
     Mistake(
@@ -157,11 +121,7 @@ from meshmpi.transformer.text.vocabulary import build_vocabulary
 vocabulary = build_vocabulary("characters", [b"abc"], [b"abc"])
 ids = vocabulary.encode("abz")  # here
 """,
-        "DataError",
-        "'z'",
-        "vocabulary",
-        "3 characters",
-        "'bytes'",
+        "DataError: 'z' | vocabulary | 3 characters | 'bytes'",
         (('"characters"', '"bytes"'),),
     ),
     Mistake(
@@ -174,11 +134,8 @@ with mm.Graph() as other:
     second = mm.compile(other, mesh, fetches=[v])
 checkpoint.load(saved, second.variables)  # here
 """,
-        "CheckpointError",
-        "the checkpoint run/step-",
-        "another model",
-        "it has no 'v'",
-        "configuration that it was made with",
+        "CheckpointError: the checkpoint run/step- | another model | it has no 'v'"
+        " | configuration that it was made with",
         (('mm.get_variable("v"', 'mm.get_variable("w"'),),
         hint="w",
     ),
@@ -192,11 +149,8 @@ with mm.Graph() as other:
     second = mm.compile(other, mesh, fetches=[v])
 checkpoint.load(saved, second.variables)  # here
 """,
-        "CheckpointError",
-        "the checkpoint run/step-",
-        "another model",
-        "'w' is float32[4] there and float32[5] here",
-        "configuration that it was made with",
+        "CheckpointError: the checkpoint run/step- | another model | 'w' is float32[4] there and float32[5] here"
+        " | configuration that it was made with",
         (('"d_model:5"', '"d_model:4"'),),
         hint="d_model",
     ),
@@ -207,11 +161,7 @@ checkpoint.load(saved, second.variables)  # here
 saved = checkpoint.save("run", step.variables, 1, {})
 checkpoint.load("runs", step.variables)  # here
 """,
-        "CheckpointError",
-        "runs",
-        "no checkpoint",
-        "manifest.json is missing",
-        "Give a folder such as",
+        "CheckpointError: runs | no checkpoint | manifest.json is missing | Give a folder such as",
         (('load("runs"', "load(saved"),),
         hint="saved",
     ),
@@ -222,11 +172,7 @@ from meshmpi.transformer.decoding.decoding import Sampling
 
 how = Sampling(temperature=-1.0)  # here
 """,
-        "ConfigError",
-        "sampling",
-        "temperature",
-        "-1.0",
-        "temperature and top_k from 0",
+        "ConfigError: sampling | temperature | -1.0 | temperature and top_k from 0",
         (("-1.0", "0.0"),),
     ),
     Mistake(
@@ -237,11 +183,7 @@ from meshmpi.transformer.models import TransformerConfig
 sizes = {"vocab": 10, "length": 8, "d_model": 32, "d_ff": 64, "d_kv": 8, "layers": 2}
 config = TransformerConfig(**sizes, heads=4, memory_heads=3)  # here
 """,
-        "ShapeError",
-        "attention",
-        "memory heads",
-        "3 memory heads do not divide heads=4",
-        "Give one of [1, 2, 4], or 0",
+        "ShapeError: attention | memory heads | 3 memory heads do not divide heads=4 | Give one of [1, 2, 4], or 0",
         (("memory_heads=3", "memory_heads=2"),),
     ),
     Mistake(
@@ -251,11 +193,7 @@ from meshmpi.transformer.pretrained import architecture
 
 found = architecture({"model_type": "gpt3", "n_layer": 2})  # here
 """,
-        "ConfigError",
-        "the config",
-        "model_type",
-        "'gpt3'",
-        "Did you mean 'gpt2'?",
+        "ConfigError: the config | model_type | 'gpt3' | Did you mean 'gpt2'?",
         (("gpt3", "gpt2"),),
     ),
     Mistake(
@@ -265,11 +203,7 @@ from meshmpi.launch.launch import launch
 
 done = launch(0, ["-c", "print(1)"], timeout_seconds=20, capture_output=True)  # here
 """,
-        "MeshError",
-        "0 ranks",
-        "cannot start",
-        "0",
-        "Ask for at least 1",
+        "MeshError: 0 ranks | cannot start | 0 | Ask for at least 1",
         (("launch(0,", "launch(1,"),),
     ),
 ]

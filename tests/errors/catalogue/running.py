@@ -17,11 +17,7 @@ RUNNING = [
         + """
 step(x=np.ones((8, 4)))  # here
 """,
-        "FeedError",
-        "placeholder 'i'",
-        "not fed",
-        "int32[batch=8]",
-        "step(x=..., i=...)",
+        "FeedError: placeholder 'i' | not fed | int32[batch=8] | step(x=..., i=...)",
         (("step(x=np.ones((8, 4)))", f"step({_X})"),),
         "i",
     ),
@@ -31,11 +27,7 @@ step(x=np.ones((8, 4)))  # here
         + """
 step({"xx": np.ones((8, 4)), "i": np.arange(8)})  # here
 """,
-        "FeedError",
-        "'xx'",
-        "no placeholder",
-        "'xx'",
-        "Did you mean 'x'?",
+        "FeedError: 'xx' | no placeholder | 'xx' | Did you mean 'x'?",
         (('"xx"', '"x"'),),
     ),
     Mistake(
@@ -44,11 +36,7 @@ step({"xx": np.ones((8, 4)), "i": np.arange(8)})  # here
         + """
 step(x=np.ones((4, 8)), i=np.arange(8))  # here
 """,
-        "FeedError",
-        "feed 'x'",
-        "float32[batch=8/rows, d_model=4]",
-        "has shape (4, 8)",
-        "array of shape (8, 4)",
+        "FeedError: feed 'x' | float32[batch=8/rows, d_model=4] | has shape (4, 8) | array of shape (8, 4)",
         (("np.ones((4, 8))", "np.ones((8, 4))"),),
         "8",
     ),
@@ -58,11 +46,7 @@ step(x=np.ones((4, 8)), i=np.arange(8))  # here
         + """
 step(x=np.ones((8, 4)), i=np.ones(8))  # here
 """,
-        "FeedError",
-        "feed 'i'",
-        "data type",
-        "float64, the placeholder has int32",
-        "array.astype('int32')",
+        "FeedError: feed 'i' | data type | float64, the placeholder has int32 | array.astype('int32')",
         (("np.ones(8)", "np.ones(8).astype('int32')"),),
     ),
     Mistake(
@@ -71,11 +55,7 @@ step(x=np.ones((8, 4)), i=np.ones(8))  # here
         + """
 step(x=x, i=np.arange(8))  # here
 """,
-        "FeedError",
-        "feed 'x'",
-        "a tensor of the graph",
-        "float32[batch=8, d_model=4]",
-        "NumPy array",
+        "FeedError: feed 'x' | a tensor of the graph | float32[batch=8, d_model=4] | NumPy array",
         (("x=x", "x=np.ones((8, 4))"),),
         "np",
     ),
@@ -85,11 +65,7 @@ step(x=x, i=np.arange(8))  # here
         + """
 step(x=[[1.0, 2.0], [3.0]], i=np.arange(8))  # here
 """,
-        "FeedError",
-        "feed 'x'",
-        "no array",
-        "inhomogeneous",
-        "array of shape (8, 4)",
+        "FeedError: feed 'x' | no array | inhomogeneous | array of shape (8, 4)",
         (("[[1.0, 2.0], [3.0]]", "np.ones((8, 4))"),),
         "8",
     ),
@@ -99,11 +75,7 @@ step(x=[[1.0, 2.0], [3.0]], i=np.arange(8))  # here
         + """
 step(x=mm.local(np.ones((4, 4))), i=np.arange(8))  # here
 """,
-        "FeedError",
-        "feed 'x'",
-        "plays all 4 ranks",
-        "(4, 4)",
-        "array of shape (8, 4)",
+        "FeedError: feed 'x' | plays all 4 ranks | (4, 4) | array of shape (8, 4)",
         (("mm.local(np.ones((4, 4)))", "np.ones((8, 4))"),),
         "8",
     ),
@@ -113,11 +85,7 @@ step(x=mm.local(np.ones((4, 4))), i=np.arange(8))  # here
         + f"""
 step({_X})["z"]  # here
 """,
-        "KeyError",
-        "'z'",
-        "not fetched",
-        "fetched: multiply",
-        "fetched: multiply",
+        "KeyError: 'z' | not fetched | fetched: multiply | fetched: multiply",
         (('["z"]', '["multiply"]'),),
     ),
     Mistake(
@@ -126,11 +94,7 @@ step({_X})["z"]  # here
 x = mm.placeholder("x", "batch:8")
 step = mm.compile(graph, mesh, fetches=["x"])  # here
 """,
-        "ArgumentError",
-        "compile: fetches[0]",
-        "not a tensor",
-        "'x'",
-        "the tensor itself",
+        "ArgumentError: compile: fetches[0] | not a tensor | 'x' | the tensor itself",
         (('fetches=["x"]', "fetches=[x]"),),
         "x",
     ),
@@ -141,11 +105,7 @@ w = mm.get_variable("w", "d_model:4")
 updates = [mm.assign(w, w + 1.0), mm.assign(w, w * 2.0)]  # here
 step = mm.compile(graph, mesh, fetches=[w], updates=updates)
 """,
-        "VariableError",
-        "variable 'w'",
-        "updated twice",
-        "'add' and to 'multiply'",
-        "one mm.assign()",
+        "VariableError: variable 'w' | updated twice | 'add' and to 'multiply' | one mm.assign()",
         (("[mm.assign(w, w + 1.0), mm.assign(w, w * 2.0)]", "[mm.assign(w, (w + 1.0) * 2.0)]"),),
         "assign",
     ),
@@ -156,11 +116,7 @@ x = mm.placeholder("x", "batch:8;d_model:4")
 w = mm.get_variable("w", "d_model:4")
 update = mm.assign(w, x)  # here
 """,
-        "ShapeError",
-        "variable 'w'",
-        "float32[d_model=4]",
-        "float32[batch=8, d_model=4]",
-        "reduce",
+        "ShapeError: variable 'w' | float32[d_model=4] | float32[batch=8, d_model=4] | reduce",
         (("assign(w, x)", 'assign(w, mm.reduce_mean(x, output_shape="d_model:4"))'),),
         "d_model",
     ),
@@ -170,11 +126,7 @@ update = mm.assign(w, x)  # here
 x = mm.placeholder("x", "d_model:4")
 update = mm.assign(x, x * 2.0)  # here
 """,
-        "ShapeError",
-        "<Tensor x float32[d_model=4]>",
-        "value of a variable",
-        "x float32",
-        "mm.get_variable()",
+        "ShapeError: <Tensor x float32[d_model=4]> | value of a variable | x float32 | mm.get_variable()",
         (('mm.placeholder("x", "d_model:4")', 'mm.get_variable("x", "d_model:4")'),),
     ),
     Mistake(
@@ -183,11 +135,7 @@ update = mm.assign(x, x * 2.0)  # here
 w = mm.get_variable("w", "d_model:4")
 step = mm.compile(graph, mesh, fetches=[w], updates=[w + 1.0])  # here
 """,
-        "ShapeError",
-        "<Tensor add float32[d_model=4]>",
-        "updates[0]",
-        "Update",
-        "mm.assign(",
+        "ShapeError: <Tensor add float32[d_model=4]> | updates[0] | Update | mm.assign(",
         (("[w + 1.0]", "[mm.assign(w, w + 1.0)]"),),
     ),
     Mistake(
@@ -195,11 +143,7 @@ step = mm.compile(graph, mesh, fetches=[w], updates=[w + 1.0])  # here
         """
 w = mm.get_variable("w", "d_model:4", initializer=np.zeros(5))  # here
 """,
-        "VariableError",
-        "variable 'w'",
-        "[d_model=4]",
-        "(5,)",
-        "array of shape (4,)",
+        "VariableError: variable 'w' | [d_model=4] | (5,) | array of shape (4,)",
         (("np.zeros(5)", "np.zeros(4)"),),
     ),
     Mistake(
@@ -207,11 +151,7 @@ w = mm.get_variable("w", "d_model:4", initializer=np.zeros(5))  # here
         """
 n = mm.get_variable("n", "d_model:2", "int32", np.array([1.7, 2.0]))  # here
 """,
-        "VariableError",
-        "variable 'n'",
-        "int32",
-        "float64",
-        "astype('int32')",
+        "VariableError: variable 'n' | int32 | float64 | astype('int32')",
         (("np.array([1.7, 2.0])", "np.array([1.7, 2.0]).round().astype('int32')"),),
     ),
     Mistake(
@@ -221,11 +161,7 @@ w = mm.get_variable("w", "d_model:4")
 step = mm.compile(graph, mesh, fetches=[w])
 step.assign({"w": np.zeros(7)})  # here
 """,
-        "VariableError",
-        "variable 'w'",
-        "[d_model=4]",
-        "(7,)",
-        "array of shape (4,)",
+        "VariableError: variable 'w' | [d_model=4] | (7,) | array of shape (4,)",
         (("np.zeros(7)", "np.zeros(4)"),),
     ),
     Mistake(
@@ -235,11 +171,7 @@ w = mm.get_variable("w", "d_model:4")
 first = mm.compile(graph, mesh, "d_model:rows", fetches=[w])
 second = mm.compile(graph, mesh, "d_model:cols", fetches=[w], variables=first.variables)  # here
 """,
-        "VariableError",
-        "variable 'w'",
-        "d_model=4/rows",
-        "d_model=4/cols",
-        "same layout",
+        "VariableError: variable 'w' | d_model=4/rows | d_model=4/cols | same layout",
         (('second = mm.compile(graph, mesh, "d_model:cols"', 'second = mm.compile(graph, mesh, "d_model:rows"'),),
         "d_model",
     ),
@@ -250,11 +182,7 @@ w = mm.get_variable("w", "d_model:4")
 loss = mm.square(w)
 updates = mm.optimize.SGD(0.1).minimize(loss)  # here
 """,
-        "ShapeError",
-        "the loss is",
-        "minimize",
-        "float32[d_model=4]",
-        "mm.reduce_mean()",
+        "ShapeError: the loss is | minimize | float32[d_model=4] | mm.reduce_mean()",
         (("mm.square(w)", "mm.reduce_mean(mm.square(w))"),),
     ),
     Mistake(
@@ -265,11 +193,7 @@ w = mm.get_variable("w", "d_model:4", trainable=False)
 loss = mm.reduce_mean(mm.square(x * w))
 updates = mm.optimize.SGD(0.1).minimize(loss)  # here
 """,
-        "ShapeError",
-        "the loss",
-        "depends on none of",
-        "[]",
-        "trainable",
+        "ShapeError: the loss | depends on none of | [] | trainable",
         ((", trainable=False", ", trainable=True"),),
         "trainable",
     ),
@@ -281,11 +205,7 @@ loss = mm.reduce_mean(mm.square(w))
 updates = mm.optimize.Adam(0.1).minimize(loss)  # here
 more = mm.optimize.Adam(0.2).minimize(loss)
 """,
-        "VariableError",
-        "optimizer 'adam'",
-        "exists",
-        "adam/step",
-        "name='adam_2'",
+        "VariableError: optimizer 'adam' | exists | adam/step | name='adam_2'",
         (("Adam(0.2)", "Adam(0.2, name='adam_2')"),),
     ),
     Mistake(
@@ -295,11 +215,7 @@ w = mm.get_variable("w", "d_model:4")
 loss = mm.reduce_mean(mm.square(w))
 grads = mm.gradients(loss, [3.0])  # here
 """,
-        "ShapeError",
-        "gradients",
-        "xs[0] is 3.0",
-        "not a Variable or a tensor",
-        "mm.get_variable()",
+        "ShapeError: gradients | xs[0] is 3.0 | not a Variable or a tensor | mm.get_variable()",
         (
             (
                 "grads = mm.gradients(loss, [3.0])",
@@ -314,11 +230,7 @@ x = mm.placeholder("x", "d_model:4")
 y = x * 2.0
 grads = mm.gradients([y], [x], [mm.ones("d_model:5")])  # here
 """,
-        "ShapeError",
-        "gradients",
-        "[d_model=5]",
-        "multiply [d_model=4]",
-        "of shape [d_model=4]",
+        "ShapeError: gradients | [d_model=5] | multiply [d_model=4] | of shape [d_model=4]",
         (('"d_model:5"', '"d_model:4"'),),
         "d_model",
     ),
@@ -330,11 +242,7 @@ x = mm.placeholder("x", "batch:8;d_model:256")
 y = mm.einsum([x, w], "batch:8;d_ff:1024")
 step = mm.plan(graph, "rows:2;cols:2", "batch:rows", fetches=[y], memory_limit="1 MB")  # here
 """,
-        "ConfigError",
-        "the step needs",
-        "limit is 1,048,576",
-        "bytes per rank",
-        "Split more dimensions",
+        "ConfigError: the step needs | limit is 1,048,576 | bytes per rank | Split more dimensions",
         (('"batch:rows"', '"batch:rows;d_ff:cols"'),),
         "d_ff",
     ),
@@ -344,11 +252,7 @@ step = mm.plan(graph, "rows:2;cols:2", "batch:rows", fetches=[y], memory_limit="
 w = mm.get_variable("w", "d_model:4")
 step = mm.plan(graph, "rows:2", fetches=[w], memory_limit="1 gigabyte")  # here
 """,
-        "ConfigError",
-        "memory_limit",
-        "number of bytes",
-        "'1 gigabyte'",
-        "'1.5 GB'",
+        "ConfigError: memory_limit | number of bytes | '1 gigabyte' | '1.5 GB'",
         (("1 gigabyte", "1 GB"),),
     ),
     Mistake(
@@ -357,11 +261,7 @@ step = mm.plan(graph, "rows:2", fetches=[w], memory_limit="1 gigabyte")  # here
 w = mm.get_variable("w", "d_model:4")
 step = mm.compile(graph, mesh, fetches=[w], kernels="nativ")  # here
 """,
-        "ConfigError",
-        "'nativ'",
-        "no kernels",
-        "'nativ'",
-        "Did you mean 'native'?",
+        "ConfigError: 'nativ' | no kernels | 'nativ' | Did you mean 'native'?",
         (('"nativ"', '"native"'),),
     ),
     Mistake(
@@ -372,11 +272,7 @@ rows = mm.gather(mm.get_variable("table", "vocab:10;d_model:4"), ids, "vocab")  
 step = mm.compile(graph, mesh, "batch:rows", fetches=[rows], debug=True)
 step(ids=np.array([3, 0, 1, 9, 2, 10, 7, 4]))
 """,
-        "RangeError",
-        "[batch=5] of 'ids'",
-        "outside dimension 'vocab'",
-        "index 10",
-        "Give 0 to 9",
+        "RangeError: [batch=5] of 'ids' | outside dimension 'vocab' | index 10 | Give 0 to 9",
         ((", 10, ", ", 9, "),),
     ),
     Mistake(
@@ -385,11 +281,7 @@ step(ids=np.array([3, 0, 1, 9, 2, 10, 7, 4]))
 w = mm.get_variable("w", "d_model:4")
 mm.search_layouts(graph, 2, "tpuv3", fetches=[w], seconds=1)  # here
 """,
-        "ConfigError",
-        "'tpuv3'",
-        "no machine",
-        "No such file",
-        "tpuv2",
+        "ConfigError: 'tpuv3' | no machine | No such file | tpuv2",
         (('"tpuv3"', '"tpuv2"'),),
     ),
 ]

@@ -10,11 +10,7 @@ x = mm.placeholder("x", "batch:8;d_model:4")
 w = mm.get_variable("w", "d_model:5;d_ff:12")
 y = mm.einsum([x, w], "batch:8;d_ff:12")  # here
 """,
-        "ShapeError",
-        "einsum",
-        "'d_model'",
-        "4 and 5",
-        "make the sizes equal, here to d_model=4",
+        "ShapeError: einsum | 'd_model' | 4 and 5 | make the sizes equal, here to d_model=4",
         (('"d_model:5', '"d_model:4'),),
         "4",
     ),
@@ -25,11 +21,7 @@ x = mm.placeholder("x", "batch:8;d_model:4")
 b = mm.placeholder("b", "d_model:5")
 y = x + b  # here
 """,
-        "ShapeError",
-        "add",
-        "'d_model'",
-        "has sizes 4 and 5",
-        "mm.rename_dimension()",
+        "ShapeError: add | 'd_model' | has sizes 4 and 5 | mm.rename_dimension()",
         (("x + b", 'x + mm.rename_dimension(b, "d_model", "other")'),),
     ),
     Mistake(
@@ -38,11 +30,7 @@ y = x + b  # here
 x = mm.placeholder("x", "batch:8;d_model:4")
 y = mm.reduce_sum(x, output_shape="batch:4")  # here
 """,
-        "ShapeError",
-        "reduce_sum",
-        "batch=4",
-        "x [batch=8, d_model=4]",
-        "Its dimension is batch=8",
+        "ShapeError: reduce_sum | batch=4 | x [batch=8, d_model=4] | Its dimension is batch=8",
         (('"batch:4"', '"batch:8"'),),
         "8",
     ),
@@ -53,11 +41,7 @@ x = mm.placeholder("x", "batch:8")
 i = mm.placeholder("i", "batch:8", "int32")
 y = x + i  # here
 """,
-        "ShapeError",
-        "add",
-        "data types",
-        "float32 and int32",
-        "mm.cast",
+        "ShapeError: add | data types | float32 and int32 | mm.cast",
         (("x + i", 'x + mm.cast(i, "float32")'),),
     ),
     Mistake(
@@ -67,11 +51,7 @@ x = mm.placeholder("x", "batch:8;d_model:4", "bfloat16")
 w = mm.get_variable("w", "d_model:4;d_ff:12")
 y = mm.einsum([x, w], "batch:8;d_ff:12")  # here
 """,
-        "ShapeError",
-        "einsum",
-        "data types",
-        "bfloat16 and float32",
-        "mm.cast",
+        "ShapeError: einsum | data types | bfloat16 and float32 | mm.cast",
         (("[x, w]", '[mm.cast(x, "float32"), w]'),),
     ),
     Mistake(
@@ -80,11 +60,7 @@ y = mm.einsum([x, w], "batch:8;d_ff:12")  # here
 i = mm.placeholder("i", "batch:8", "int32")
 y = i + 0.5  # here
 """,
-        "ShapeError",
-        "add",
-        "int32",
-        "0.5",
-        "mm.cast",
+        "ShapeError: add | int32 | 0.5 | mm.cast",
         (("i + 0.5", 'mm.cast(i, "float32") + 0.5'),),
     ),
     Mistake(
@@ -93,11 +69,7 @@ y = i + 0.5  # here
 i = mm.placeholder("i", "batch:8", "int32")
 y = mm.exp(i)  # here
 """,
-        "ShapeError",
-        "exp",
-        "data type",
-        "int32",
-        "mm.cast",
+        "ShapeError: exp | data type | int32 | mm.cast",
         (("exp(i)", 'exp(mm.cast(i, "float32"))'),),
     ),
     Mistake(
@@ -106,11 +78,7 @@ y = mm.exp(i)  # here
 i = mm.placeholder("i", "batch:8", "int32")
 y = mm.reduce_mean(i)  # here
 """,
-        "ShapeError",
-        "reduce_mean",
-        "int32",
-        "[batch=8]",
-        "mm.cast",
+        "ShapeError: reduce_mean | int32 | [batch=8] | mm.cast",
         (("mean(i)", 'mean(mm.cast(i, "float32"))'),),
     ),
     Mistake(
@@ -119,11 +87,7 @@ y = mm.reduce_mean(i)  # here
 x = mm.placeholder("x", "batch:8")
 y = mm.where(x, x, 0.0)  # here
 """,
-        "ShapeError",
-        "where",
-        "not bool",
-        "float32",
-        "x > 0",
+        "ShapeError: where | not bool | float32 | x > 0",
         (("where(x,", "where(x > 0,"),),
     ),
     Mistake(
@@ -132,11 +96,8 @@ y = mm.where(x, x, 0.0)  # here
 x = mm.placeholder("x", "batch:8;d_model:6")
 y = mm.reshape(x, "batch:8;heads:4;d_k:2")  # here
 """,
-        "ShapeError",
-        "reshape",
-        "[batch=8, heads=4, d_k=2]",
-        "has 48 elements, [batch=8, heads=4, d_k=2] has 64",
-        "product is 48",
+        "ShapeError: reshape | [batch=8, heads=4, d_k=2] | has 48 elements, [batch=8, heads=4, d_k=2] has 64"
+        " | product is 48",
         (("heads:4;d_k:2", "heads:3;d_k:2"),),
         "3",
     ),
@@ -146,11 +107,7 @@ y = mm.reshape(x, "batch:8;heads:4;d_k:2")  # here
 x = mm.placeholder("x", "batch:8;d_model:6")
 y = mm.transpose(x, "d_model:6;length:8")  # here
 """,
-        "ShapeError",
-        "transpose",
-        "[d_model=6, length=8]",
-        "[batch=8, d_model=6]",
-        "the dimensions of [batch=8, d_model=6]",
+        "ShapeError: transpose | [d_model=6, length=8] | [batch=8, d_model=6] | the dimensions of [batch=8, d_model=6]",
         (("length:8", "batch:8"),),
         "batch",
     ),
@@ -161,11 +118,7 @@ x = mm.placeholder("x", "batch:8;length:6")
 y = mm.placeholder("y", "batch:4;length:6")
 z = mm.concat([x, y], "length")  # here
 """,
-        "ShapeError",
-        "concat",
-        "'length'",
-        "[batch=4, length=6]",
-        "here to float32[batch=8]",
+        "ShapeError: concat | 'length' | [batch=4, length=6] | here to float32[batch=8]",
         (('"batch:4;', '"batch:8;'),),
         "8",
     ),
@@ -175,11 +128,7 @@ z = mm.concat([x, y], "length")  # here
 x = mm.placeholder("x", "batch:8;length:6")
 y = mm.slice(x, 3, 4, "length")  # here
 """,
-        "ShapeError",
-        "slice",
-        "'length'",
-        "[3:7:1]",
-        "Take 1 to 3 elements",
+        "ShapeError: slice | 'length' | [3:7:1] | Take 1 to 3 elements",
         (("3, 4,", "3, 3,"),),
     ),
     Mistake(
@@ -188,11 +137,7 @@ y = mm.slice(x, 3, 4, "length")  # here
 x = mm.placeholder("x", "batch:8;length:6")
 parts = mm.split(x, "length", 4)  # here
 """,
-        "ShapeError",
-        "split",
-        "'length' (6)",
-        "4 equal parts",
-        "[2, 2, 1, 1]",
+        "ShapeError: split | 'length' (6) | 4 equal parts | [2, 2, 1, 1]",
         (('"length", 4', '"length", [2, 2, 1, 1]'),),
         "2",
     ),
@@ -202,11 +147,7 @@ parts = mm.split(x, "length", 4)  # here
 x = mm.placeholder("x", "batch:8;length:6")
 parts = mm.split(x, "length", [1, 2])  # here
 """,
-        "ShapeError",
-        "split",
-        "'length'",
-        "sum to 3",
-        "sum to 6",
+        "ShapeError: split | 'length' | sum to 3 | sum to 6",
         (("[1, 2]", "[1, 5]"),),
         "5",
     ),
@@ -216,11 +157,7 @@ parts = mm.split(x, "length", [1, 2])  # here
 x = mm.placeholder("x", "batch:8;length:6")
 y = mm.pad(x, [-1, 0], "length")  # here
 """,
-        "ShapeError",
-        "pad",
-        "'length'",
-        "-1",
-        "mm.slice()",
+        "ShapeError: pad | 'length' | -1 | mm.slice()",
         (('mm.pad(x, [-1, 0], "length")', 'mm.slice(x, 1, 5, "length")'),),
     ),
     Mistake(
@@ -229,11 +166,7 @@ y = mm.pad(x, [-1, 0], "length")  # here
 x = mm.placeholder("x", "batch:8;vocab:6")
 best, where = mm.top_k(x, "vocab", mm.Dimension("k", 7))  # here
 """,
-        "ShapeError",
-        "top_k",
-        "'vocab'",
-        "k=7",
-        "6",
+        "ShapeError: top_k | 'vocab' | k=7 | 6",
         (("7", "6"),),
     ),
     Mistake(
@@ -243,11 +176,7 @@ table = mm.get_variable("table", "vocab:10;d_model:4")
 ids = mm.placeholder("ids", "batch:8")
 rows = mm.gather(table, ids, "vocab")  # here
 """,
-        "ShapeError",
-        "gather",
-        "float32",
-        "[batch=8]",
-        "mm.cast",
+        "ShapeError: gather | float32 | [batch=8] | mm.cast",
         (("ids, ", 'mm.cast(ids, "int32"), '),),
     ),
     Mistake(
@@ -257,11 +186,7 @@ table = mm.get_variable("table", "words:10;d_model:4")
 ids = mm.placeholder("ids", "batch:8", "int32")
 rows = mm.gather(table, ids, "word")  # here
 """,
-        "ShapeError",
-        "gather",
-        "'word'",
-        "[words=10, d_model=4]",
-        "Did you mean 'words'?",
+        "ShapeError: gather | 'word' | [words=10, d_model=4] | Did you mean 'words'?",
         (('"word"', '"words"'),),
     ),
     Mistake(
@@ -270,11 +195,7 @@ rows = mm.gather(table, ids, "word")  # here
 image = mm.placeholder("image", "batch:2;height:8;width:8;color:3")
 y = mm.conv2d(image, mm.Dimension("maps", 4), channels="colour")  # here
 """,
-        "ShapeError",
-        "conv2d: image",
-        "'colour'",
-        "color=3",
-        "Did you mean 'color'?",
+        "ShapeError: conv2d: image | 'colour' | color=3 | Did you mean 'color'?",
         (('"colour"', '"color"'),),
     ),
     Mistake(
@@ -283,11 +204,7 @@ y = mm.conv2d(image, mm.Dimension("maps", 4), channels="colour")  # here
 image = mm.placeholder("image", "batch:2;height:2;width:8;color:3")
 y = mm.conv2d(image, mm.Dimension("maps", 4), padding="VALID")  # here
 """,
-        "ShapeError",
-        "conv2d",
-        "height=2",
-        "3 elements",
-        "padding='SAME'",
+        "ShapeError: conv2d | height=2 | 3 elements | padding='SAME'",
         (("VALID", "SAME"),),
     ),
     Mistake(
@@ -297,11 +214,7 @@ x = mm.placeholder("x", "batch:2;length:4;d_model:8")
 y = mm.dense(x, mm.Dimension("d_model", 8))  # here
 z = y
 """,
-        "ShapeError",
-        "dense",
-        "'d_model'",
-        "x [batch=2, length=4, d_model=8]",
-        "mm.rename",
+        "ShapeError: dense | 'd_model' | x [batch=2, length=4, d_model=8] | mm.rename",
         (('Dimension("d_model", 8)', 'Dimension("d_ff", 8)'),),
         "d_ff",
     ),
@@ -311,11 +224,7 @@ z = y
 x = mm.placeholder("x", "batch:8")
 y = x * np.ones(8)  # here
 """,
-        "ShapeError",
-        "ndarray",
-        "multiply",
-        "(8,)",
-        "mm.placeholder",
+        "ShapeError: ndarray | multiply | (8,) | mm.placeholder",
         (("np.ones(8)", 'mm.placeholder("ones", "batch:8")'),),
     ),
     Mistake(
@@ -324,11 +233,7 @@ y = x * np.ones(8)  # here
 x = mm.placeholder("x", "batch:8")
 y = x if x > 0 else -x  # here
 """,
-        "TypeError",
-        "greater",
-        "if or while",
-        "bool[batch=8]",
-        "mm.where(condition, a, b)",
+        "TypeError: greater | if or while | bool[batch=8] | mm.where(condition, a, b)",
         (("x if x > 0 else -x", "mm.where(x > 0, x, -x)"),),
     ),
     Mistake(
@@ -337,11 +242,7 @@ y = x if x > 0 else -x  # here
 x = mm.placeholder("x", "batch:8;length:6")
 n = len(x)  # here
 """,
-        "TypeError",
-        "Tensor x",
-        "len()",
-        "[batch=8, length=6]",
-        "x.shape.size",
+        "TypeError: Tensor x | len() | [batch=8, length=6] | x.shape.size",
         (("len(x)", "x.shape.dim('length').size"),),
     ),
     Mistake(
@@ -350,11 +251,7 @@ n = len(x)  # here
 x = mm.placeholder("x", "batch:8;length:6")
 rows = [row * 2.0 for row in x]  # here
 """,
-        "TypeError",
-        "Tensor x",
-        "iterate",
-        "[batch=8, length=6]",
-        "mm.unstack(x, dim)",
+        "TypeError: Tensor x | iterate | [batch=8, length=6] | mm.unstack(x, dim)",
         (("in x", 'in mm.unstack(x, "batch")'),),
     ),
     Mistake(
@@ -363,11 +260,7 @@ rows = [row * 2.0 for row in x]  # here
 x = mm.placeholder("x", "batch:8;length:6")
 first = x[0]  # here
 """,
-        "TypeError",
-        "Tensor x",
-        "index",
-        "[batch=8, length=6]",
-        "mm.slice(x, begin, size, dim)",
+        "TypeError: Tensor x | index | [batch=8, length=6] | mm.slice(x, begin, size, dim)",
         (("x[0]", 'mm.slice(x, 0, 1, "batch")'),),
     ),
     Mistake(
@@ -377,11 +270,7 @@ x = mm.placeholder("x", "batch:8")
 total = mm.reduce_sum(x)
 print(float(total))  # here
 """,
-        "TypeError",
-        "reduce_sum",
-        "float()",
-        "float32[]",
-        "mm.compile(",
+        "TypeError: reduce_sum | float() | float32[] | mm.compile(",
         (("print(float(total))", "step = mm.compile(graph, mesh, fetches=[total])\nprint(step(x=np.ones(8))[total])"),),
     ),
     Mistake(
@@ -390,11 +279,7 @@ print(float(total))  # here
 x = mm.placeholder("x", "batch:8;length:6")
 x[0] = 1.0  # here
 """,
-        "TypeError",
-        "Tensor x",
-        "cannot be written",
-        "[batch=8, length=6]",
-        "mm.where(condition, new, x)",
+        "TypeError: Tensor x | cannot be written | [batch=8, length=6] | mm.where(condition, new, x)",
         (("x[0] = 1.0", 'x = mm.where(mm.equal(mm.range(mm.Dimension("batch", 8)), 0), 1.0, x)'),),
     ),
     Mistake(
@@ -403,11 +288,7 @@ x[0] = 1.0  # here
 x = mm.placeholder("x", "batch:8")
 y = np.asarray(x * 2.0)  # here
 """,
-        "TypeError",
-        "multiply",
-        "array",
-        "float32[batch=8]",
-        "mm.compile(",
+        "TypeError: multiply | array | float32[batch=8] | mm.compile(",
         (("np.asarray(x * 2.0)", "mm.compile(graph, mesh, fetches=[x * 2.0])(x=np.ones(8))"),),
     ),
     Mistake(
@@ -415,11 +296,7 @@ y = np.asarray(x * 2.0)  # here
         """
 x = mm.placeholder("x", (8, 4))  # here
 """,
-        "ShapeError",
-        "8",
-        "not a dimension",
-        "8",
-        "mm.Dimension(name, size)",
+        "ShapeError: 8 | not a dimension | 8 | mm.Dimension(name, size)",
         (("(8, 4)", '[mm.Dimension("batch", 8), ("d_model", 4)]'),),
     ),
     Mistake(
@@ -427,11 +304,7 @@ x = mm.placeholder("x", (8, 4))  # here
         """
 x = mm.placeholder("x", "batch:8;d_model:")  # here
 """,
-        "ShapeError",
-        "'d_model'",
-        "size",
-        "''",
-        "an integer of at least 1",
+        "ShapeError: 'd_model' | size | '' | an integer of at least 1",
         (('d_model:"', 'd_model:1"'),),
     ),
     Mistake(
@@ -439,11 +312,7 @@ x = mm.placeholder("x", "batch:8;d_model:")  # here
         """
 x = mm.placeholder("x", [("batch", -1)])  # here
 """,
-        "ShapeError",
-        "'batch'",
-        "size",
-        "-1",
-        "an integer of at least 1",
+        "ShapeError: 'batch' | size | -1 | an integer of at least 1",
         (("-1", "1"),),
     ),
 ]
