@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 from meshmpi.errors import MeshmpiError
 from meshmpi.graph import Tensor
@@ -31,6 +31,8 @@ def _first(takes: Sequence[Callable[[Any, Call], Any]], value: Any, call: Call) 
 
 def _any_of(*choices: Rule) -> Rule:
     """Whatever one of the rules takes, the first first; the first also advises."""
+    if rules.NUMBER in choices:  # which whole numbers and truth values are as well
+        choices = tuple(r for r in choices if r not in (rules.INTEGER, rules.TRUTH))
     mostly, takes = [r for r in choices if r is not NONE], [r.take for r in choices]
     item = next((r.item for r in mostly if r.item is not None), None)
     said = " or ".join(dict.fromkeys(r.said for r in mostly))
@@ -83,8 +85,7 @@ def _mapping_of(key: Rule, rule: Rule) -> Rule:
         items = [(key.take(k, call), rule.take(v, call)) for k, v in pairs]
         if any(k is NO or v is NO for k, v in items):
             return NO
-        same = all(a is b and c is d for (a, c), (b, d) in zip(pairs, items, strict=True))
-        return value if same else dict(items)
+        return dict(items)
 
     said = f"a dict from {_plural(key.said)} to {_plural(rule.said)}"
     return Rule(said, take, fixed(f"Give a dict of {_plural(rule.said)} by name."), rule)
@@ -104,22 +105,14 @@ def _instance_of(name: str, namespace: Mapping[str, Any]) -> Rule:
     return Rule(f"{article} {name}", take, fixed(advice))
 
 
-_SIZES = _any_of(rules.INTEGER, _list_of(rules.INTEGER))
-_RATE = _any_of(rules.NUMBER, rules.TENSOR, FUNCTION)
-_ACTIVATION = _any_of(rules.TEXT, FUNCTION, NONE)
-_MESHES = _list_of(rules.MESH_SHAPE)._replace(said="the shape of a mesh or a list of them")
 _KINDS: dict[str, Rule] = {
     "Any": ANYTHING,
-    "object": ANYTHING,
-    "None": NONE,
+    "NoneType": NONE,
     "Tensor": rules.TENSOR,
-    "TensorLike": _any_of(rules.TENSOR, rules.NUMBER),
-    "TensorOrNumber": _any_of(rules.TENSOR, rules.NUMBER),
     "int": rules.INTEGER,
     "float": rules.NUMBER,
     "bool": rules.TRUTH,
     "str": rules.TEXT,
-    "Number": rules.NUMBER,
     "Dimension": rules.DIMENSION,
     "DimLike": rules.DIM_NAME,
     "Dims": _list_of(rules.DIMENSION),
@@ -133,24 +126,12 @@ _KINDS: dict[str, Rule] = {
     "LayoutLike": rules.LAYOUT,
     "MeshShape": rules.MESH_SHAPE,
     "MeshShapeLike": rules.MESH_SHAPE,
-    "InitializerLike": rules.INITIALIZER,
     "Callable": FUNCTION,
-    "Body": FUNCTION,
-    "Schedule": FUNCTION,
-    "Sizes": _SIZES,
-    "Activation": _ACTIVATION,
-    "Activations": _any_of(_ACTIVATION, _list_of(_ACTIVATION)),
-    "Rate": _RATE,
-    "LearningRate": _any_of(_RATE, _mapping_of(rules.TEXT, _RATE)),
-    "Choice": _any_of(FUNCTION, _list_of(rules.TEXT)),
-    "Padding": _any_of(rules.TEXT, _list_of(_pair_of([rules.INTEGER, rules.INTEGER]))),
-    "Tensors": _mapping_of(rules.TEXT, rules.TENSOR),
     "VariableLike": rules.VARIABLE,
     "VariableStore": rules.STORE,
-    "Place": _any_of(rules.TEXT, rules.TENSOR),
-    "Meshes": _MESHES,
+    "Meshes": _list_of(rules.MESH_SHAPE)._replace(said="the shape of a mesh or a list of them"),
 }
-"""Name in an annotation -> what it takes.  Other names are those of classes."""
+"""Name in an annotation -> what it takes.  Other names are those of classes, or of types made of others."""
 _BY_PARAMETER = (("initializer", rules.INITIALIZER), ("dtype", _any_of(rules.DTYPES_OF_VARIABLE, NONE)))
 """End of a parameter's name -> what it takes, where the annotation says no more than Any."""
 
@@ -168,12 +149,15 @@ def _rule(node: ast.expr, namespace: Mapping[str, Any]) -> Rule:
     if isinstance(node, ast.Constant):
         return _rule(ast.parse(node.value, mode="eval").body, namespace) if isinstance(node.value, str) else NONE
     if isinstance(node, ast.BinOp):
-        return _any_of(_rule(node.left, namespace), _rule(node.right, namespace))
-    if isinstance(node, ast.Name):
-        return _KINDS.get(node.id) or _instance_of(node.id, namespace)
+        return _any_of(*(_rule(part, namespace) for part in _alternatives(node)))
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        if name not in _KINDS and get_origin(namespace.get(name)) is not None:  # such as Sizes = int | Sequence[int]
+            return _rule(ast.parse(str(namespace[name]), mode="eval").body, namespace)
+        return _KINDS.get(name) or _instance_of(name, namespace)
     if not isinstance(node, ast.Subscript):
         return ANYTHING
-    name = ast.unparse(node.value)
+    name = ast.unparse(node.value).rpartition(".")[2]
     if name == "Callable":
         return FUNCTION
     parts = [_rule(n, namespace) for n in (node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice])]
@@ -183,4 +167,11 @@ def _rule(node: ast.expr, namespace: Mapping[str, Any]) -> Rule:
         return _mapping_of(parts[0], parts[1])
     if name == "tuple":
         return _pair_of(parts)
+    if name == "Optional":
+        parts.append(NONE)
     return _any_of(*parts) if name in ("Union", "Optional") else ANYTHING
+
+
+def _alternatives(node: ast.expr) -> list[ast.expr]:
+    """The parts of ``X | Y | Z``."""
+    return [*_alternatives(node.left), *_alternatives(node.right)] if isinstance(node, ast.BinOp) else [node]
