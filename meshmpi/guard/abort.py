@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from meshmpi.guard import ending, exit_status, lifeline, meeting, outcome, recovery, watchdog
+from meshmpi.guard import ending, exit_status, flight, lifeline, meeting, outcome, recovery, watchdog
 
 if TYPE_CHECKING:
     from meshmpi.runtime.mpi import MPI
@@ -31,7 +31,7 @@ _leaving: list[MPI.Comm] = []
 _keyvals: list[int] = []
 _previous: tuple[Any, Any] | None = None
 _ours: tuple[Any, Any] | None = None
-_meshes, _keeps = 0, False
+_meshes = 0
 
 
 def install(comm: MPI.Intracomm) -> None:
@@ -65,15 +65,8 @@ def install_hooks() -> None:
         sys.excepthook, threading.excepthook = _ours
 
 
-def keep_hooks() -> None:
-    """As `install_hooks`, for the whole life of the process: meshmpi itself runs the program."""
-    global _keeps
-    _keeps = True
-    install_hooks()
-
-
 def mesh_begins() -> None:
-    """A mesh of several ranks is about to be made."""
+    """A mesh of several ranks is about to be made; or meshmpi itself runs the program, as with one that never ends."""
     global _meshes
     _meshes += 1
     install_hooks()
@@ -83,7 +76,7 @@ def mesh_ends() -> None:
     """A mesh was freed; after the last one the exception hooks are those of before, unless others came."""
     global _meshes, _previous, _ours
     _meshes -= 1
-    if _meshes or _keeps or _previous is None or _ours is None:
+    if _meshes or _previous is None or _ours is None:
         return
     if (sys.excepthook, threading.excepthook) == _ours:
         sys.excepthook, threading.excepthook = _previous
@@ -120,10 +113,13 @@ UNKNOWN_END = (
 def _leave() -> None:
     """Runs at exit: all ranks leave together, or a failing one ends the job."""
     mpi, status = ending.running_mpi(), exit_status.pending()
-    watchdog.leave(status)
+    ring, dog = flight.ring(), watchdog.current()
+    if ring is not None:
+        ring.leaving(status)
     if mpi is not None and _leaving:
         _all_here(mpi, status)
-        watchdog.last_look(_leaving)  # files of ranks are there until all have looked
+        if dog is not None:
+            dog.last_look(_leaving)  # files of ranks are there until all have looked
         _all_here(mpi, status)
     watchdog.left()
     if mpi is not None and recovery.lost_some():

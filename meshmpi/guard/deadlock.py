@@ -7,11 +7,19 @@ calls that nobody can make any more.  Pure reasoning over `rings.Seen`: no files
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from meshmpi.guard.exit_status import LOST
 from meshmpi.guard.flight import OTHER, UNKNOWN_STATUS
 from meshmpi.guard.rings import Call, Seen
+
+T = TypeVar("T")
+
+
+CALL_THE_SAME = (
+    "Every rank of a group must call the same collectives in the same order, with the same sizes, data type and"
+    " operation."
+)
 
 
 class Finding(NamedTuple):
@@ -56,71 +64,61 @@ def lost(ranks: Mapping[int, Seen]) -> Finding | None:
 
 def differing(ranks: Mapping[int, Seen]) -> Finding | None:
     """The first call of a communicator that is not the same on all its ranks."""
-    for group in _groups(ranks):
-        calls: dict[int, dict[int, Call]] = {}
-        for r, s in sorted(ranks.items()):
-            for c in s.calls:
-                if c.group == group:
-                    calls.setdefault(c.number, {})[r] = c
-        finding = _first_difference(ranks, calls) or _old_difference(ranks, group)
+    for group in dict.fromkeys(g for _, s in sorted(ranks.items()) for g in s.members):
+        finding = _first_difference(ranks, group) or _old_difference(ranks, group)
         if finding is not None:
             return finding
     return None
 
 
-def _groups(ranks: Mapping[int, Seen]) -> list[str]:
-    return list(dict.fromkeys(g for _, s in sorted(ranks.items()) for g in s.members))
-
-
-def _first_difference(ranks: Mapping[int, Seen], calls: Mapping[int, Mapping[int, Call]]) -> Finding | None:
-    for number in sorted(calls):
-        kinds: dict[object, list[int]] = {}
-        for r, call in calls[number].items():
-            if call.kind.kind != OTHER:  # may be any; `_old_difference` has its digest
-                kinds.setdefault(call.kind, []).append(r)
-        if len(kinds) <= 1:
-            continue
-        told = [
-            f"{named(members)} {'calls' if len(members) == 1 else 'call'} {calls[number][members[0]]}"
-            for members in kinds.values()
-        ]
-        odd = min(kinds.values(), key=len)
-        return Finding(
-            "differ",
-            f"ranks of one group call different collectives, as their call {number}: {'; '.join(told)}.",
-            tuple(odd) if 2 * len(odd) < len(calls[number]) else tuple(sorted(calls[number])),
-            _waiting(ranks),
-            "Every rank of a group must call the same collectives in the same order, with the same"
-            " sizes, data type and operation.",
-        )
+def _first_difference(ranks: Mapping[int, Seen], group: str) -> Finding | None:
+    calls: dict[int, dict[int, Call]] = {}
+    for r, s in sorted(ranks.items()):
+        for c in s.calls:
+            if c.group == group and c.kind.kind != OTHER:  # may be any; `_old_difference` has its digest
+                calls.setdefault(c.number, {})[r] = c
+    for number, of_ranks in sorted(calls.items()):
+        sides = list(grouped((c.kind, r) for r, c in of_ranks.items()).values())
+        if len(sides) > 1:
+            told = "; ".join(f"{named(side, 'call')} {of_ranks[side[0]]}" for side in sides)
+            return Finding(
+                "differ",
+                f"ranks of one group call different collectives, as their call {number}: {told}.",
+                _fewest(sides),
+                _waiting(ranks),
+                CALL_THE_SAME,
+            )
     return None
 
 
 def _old_difference(ranks: Mapping[int, Seen], group: str) -> Finding | None:
     """The same where the record of the call has been overwritten."""
-    digests: dict[int, dict[int, list[int]]] = {}
+    digests: dict[int, dict[int, int]] = {}
     for r, s in sorted(ranks.items()):
         found = {c.number: c.digest for c in s.calls if c.group == group}
         if group in s.reached:
             found.setdefault(*s.reached[group])
         for number, digest in found.items():
-            digests.setdefault(number, {}).setdefault(digest, []).append(r)
-    for number in sorted(digests):
-        if len(digests[number]) > 1:
-            sides = list(digests[number].values())
-            lines = [f"{named(members)} last called {ranks[members[0]].last}" for members in sides]
-            odd = min(sides, key=len)
+            digests.setdefault(number, {})[r] = digest
+    for number, of_ranks in sorted(digests.items()):
+        sides = list(grouped((digest, r) for r, digest in of_ranks.items()).values())
+        if len(sides) > 1:
+            told = "; ".join(f"{named(side)} last called {ranks[side[0]].last}" for side in sides)
             return Finding(
                 "differ",
-                f"ranks of one group have called different collectives at or before call {number}: {'; '.join(lines)}.",
-                tuple(odd)
-                if len(sides) > 1 and len(odd) < len(max(sides, key=len))
-                else tuple(sorted(r for side in sides for r in side)),
+                f"ranks of one group have called different collectives at or before call {number}: {told}.",
+                _fewest(sides),
                 _waiting(ranks),
                 "The record of that call has been overwritten, or it is one of too many kinds;"
                 " MESHMPI_DEBUG=collectives stops at it.",
             )
     return None
+
+
+def _fewest(sides: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The smallest side, or all ranks where no side is larger than another."""
+    odd = min(sides, key=len)
+    return tuple(odd) if len(odd) < max(map(len, sides)) else tuple(sorted(r for side in sides for r in side))
 
 
 def stuck(ranks: Mapping[int, Seen]) -> Finding | None:
@@ -130,10 +128,7 @@ def stuck(ranks: Mapping[int, Seen]) -> Finding | None:
         return None
     behind = sorted({p for r in hopeless for p in missing(ranks, r)})
     left = [p for p in behind if ranks[p].life == "left"]
-    told = "; ".join(
-        f"{named(members)} {'waits' if len(members) == 1 else 'wait'} in {what}"
-        for what, members in _by_call(ranks, hopeless).items()
-    )
+    told = "; ".join(f"{named(members, 'wait')} in {what}" for what, members in _by_call(ranks, hopeless).items())
     if left:
         status = ranks[left[0]].status
         how = "" if status in (None, UNKNOWN_STATUS) else f" by exit status {status}"
@@ -161,12 +156,8 @@ def stuck(ranks: Mapping[int, Seen]) -> Finding | None:
 
 def _by_call(ranks: Mapping[int, Seen], members: Iterable[int]) -> dict[str, list[int]]:
     """What ranks wait in -> the ranks."""
-    found: dict[str, list[int]] = {}
-    for r in members:
-        call = ranks[r].waiting
-        if call is not None:
-            found.setdefault(f"{call}, their call {call.number}", []).append(r)
-    return found
+    waits = ((ranks[r].waiting, r) for r in members)
+    return grouped((f"{call}, their call {call.number}", r) for call, r in waits if call is not None)
 
 
 def missing(ranks: Mapping[int, Seen], rank: int) -> list[int]:
@@ -220,8 +211,8 @@ def doing(seen: Seen) -> str:
     return f"running outside of collectives{phase}" + (f", after {seen.last}" if seen.last else "")
 
 
-def named(ranks: Sequence[int]) -> str:
-    """``rank 1`` or ``ranks 0-2,5``."""
+def named(ranks: Sequence[int], verb: str = "") -> str:
+    """``rank 1`` or ``ranks 0-2,5``; with a verb ``rank 1 waits`` or ``ranks 0-2,5 wait``."""
     runs: list[list[int]] = []
     for r in sorted(ranks):
         if runs and runs[-1][-1] == r - 1:
@@ -229,4 +220,14 @@ def named(ranks: Sequence[int]) -> str:
         else:
             runs.append([r])
     text = ",".join("-".join(map(str, run)) for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+    several = len(ranks) > 1
+    says = f" {verb}{'' if several else 's'}" if verb else ""
+    return f"rank{'s' if several else ''} {text}{says}"
+
+
+def grouped(found: Iterable[tuple[T, int]]) -> dict[T, list[int]]:
+    """What was found of ranks -> the ranks of which it was found, in the order given."""
+    groups: dict[T, list[int]] = {}
+    for what, rank in found:
+        groups.setdefault(what, []).append(rank)
+    return groups

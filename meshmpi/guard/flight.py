@@ -77,6 +77,7 @@ class Ring:
         count: Collectives called.
         rank: In MPI.COMM_WORLD.
         size: Number of ranks in MPI.COMM_WORLD.
+        pid: The process that made them; a forked child is not the rank.
     """
 
     def __init__(self, place: Path, rank: int, size: int):
@@ -97,7 +98,7 @@ class Ring:
         self._entries: dict[tuple[Any, ...], int] = {}
         self._phases: dict[str, int] = {}
         self._channels: dict[str, Channel] = {}
-        self.count, self.rank, self.size = 0, rank, size
+        self.count, self.rank, self.size, self.pid = 0, rank, size, pid
         self._other = self.entry(CallKind(OTHER), 0, "")
         words = self._words
         words[RANK], words[SIZE], words[PID], words[START] = rank, size, pid, start
@@ -184,15 +185,14 @@ class Ring:
 
 
 _ring: Ring | None = None
-_owner = 0
 _early: tuple[str, int | None] | None = None
 
 
 def start(rank: int, size: int) -> Ring | None:
     """Makes the files of this rank; further calls return them.  None where they cannot be made."""
-    global _ring, _owner
-    if _ring is not None and _owner == os.getpid():
-        return _ring
+    global _ring
+    if (found := ring()) is not None:
+        return found
     problems = []
     for place in places():
         try:
@@ -207,7 +207,6 @@ def start(rank: int, size: int) -> Ring | None:
             f" ({'; '.join(problems)}).  Name a folder in {FOLDER_VARIABLE}.\n"
         )
         return None
-    _owner = os.getpid()
     if _early is not None:
         _ring.phase(*_early)
     return _ring
@@ -289,15 +288,15 @@ def places() -> list[Path]:
 
 def ring() -> Ring | None:
     """The files of this rank; None before `start`, and in a forked child."""
-    return _ring if _owner == os.getpid() else None
+    return _ring if _ring is not None and _ring.pid == os.getpid() else None
 
 
 def phase(name: str, step: int | None = None) -> None:
     """Says what this rank does outside of collectives, for ``meshmpi status`` and reports."""
     global _early
     _early = (name, step)
-    if _ring is not None and _owner == os.getpid():
-        _ring.phase(name, step)
+    if (found := ring()) is not None:
+        found.phase(name, step)
 
 
 @contextlib.contextmanager

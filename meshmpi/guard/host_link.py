@@ -68,7 +68,9 @@ class HostLink:
             return own | self._lost()
         quiet, now = _quiet(own), time.monotonic()
         if quiet and not again and now - self._glanced < GLANCE_SECONDS:
-            self._drain()
+            for place, line in self._lines.items():
+                if not line.closed and line.ready():
+                    self._take(place, 0.0)
             return own | self._lost()
         self._glanced = now
         for place, line in self._lines.items():
@@ -81,11 +83,6 @@ class HostLink:
         for seen in self._last.values():
             found |= seen
         return found | self._lost()
-
-    def _drain(self) -> None:
-        for place, line in self._lines.items():
-            if not line.closed and line.ready():
-                self._take(place, 0.0)
 
     def _take(self, place: str, seconds: float) -> None:
         line = self._lines[place]
@@ -133,18 +130,17 @@ class HostLink:
         """Stacks of ranks of other hosts."""
         found: dict[int, str] = {}
         hosts = self._host.hosts() if self.asks else {}
+        asked = []
         for place, line in self._lines.items():
             wanted = [m.rank for m in hosts.get(place, []) if m.rank in ranks]
             if wanted and not line.closed and place not in self._asked:
                 line.say(wanted)
-        for place, line in self._lines.items():
-            wanted = [m.rank for m in hosts.get(place, []) if m.rank in ranks]
-            if wanted and not line.closed and place not in self._asked:
-                answer = line.heard(ANSWER_SECONDS)
-                try:
-                    found |= {int(r): str(t) for r, t in (answer or {}).items()}
-                except NOT_UNDERSTOOD as error:
-                    line.refuse(f"no stacks ({error})")
+                asked.append(line)
+        for line in asked:  # one that is lost by now answers nothing
+            try:
+                found |= {int(r): str(t) for r, t in (line.heard(ANSWER_SECONDS) or {}).items()}
+            except NOT_UNDERSTOOD as error:
+                line.refuse(f"no stacks ({error})")
         return found
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+from meshmpi.guard import flight
 from meshmpi.guard.exit_status import LOST
 from meshmpi.runtime import processes
 from meshmpi.runtime.world import IDENTITY, rank_by_environment
@@ -45,9 +46,7 @@ def _watch(pid: int, started: int) -> None:
             f"meshmpi: rank {rank_by_environment()} ends, as the process that started it (pid {pid}) is gone.\n"
         )
         sys.stderr.flush()
-    flight = sys.modules.get("meshmpi.guard.flight")
-    ring = flight.ring() if flight is not None else None
-    if ring is not None:
+    if (ring := flight.ring()) is not None:
         ring.remove()
     os._exit(LOST)
 

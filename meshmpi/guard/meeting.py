@@ -47,7 +47,9 @@ def wait_for_all(comm: MPI.Intracomm, shape: str, members: Sequence[int], line: 
         if not quiet and time.monotonic() - began > NOTICE_SECONDS:
             quiet = True
             _say_who_waits(ring, comm.size, line)
-    _met_all = _met_all or _is_world(comm)
+    from meshmpi.runtime.mpi import MPI
+
+    _met_all = _met_all or MPI.Comm.Compare(comm, MPI.COMM_WORLD) == MPI.IDENT
     if (told[:, 0] != HERE).any():
         _end(told[:, 0], members, line)
     if (told[:, 1] != told[0, 1]).any():
@@ -59,19 +61,9 @@ def _tell(comm: MPI.Intracomm, state: int, digest: int = 0) -> tuple[Any, np.nda
     return comm.Iallgather(np.array([state, digest], np.int64), told), told
 
 
-def _is_world(comm: MPI.Intracomm) -> bool:
-    from meshmpi.runtime.mpi import MPI
-
-    return MPI.Comm.Compare(comm, MPI.COMM_WORLD) == MPI.IDENT
-
-
 def _refuse(shapes: Sequence[str], members: Sequence[int]) -> None:
-    groups: dict[str, list[int]] = {}
-    for shape, rank in zip(shapes, members, strict=True):
-        groups.setdefault(shape, []).append(rank)
-    told = "; ".join(
-        f"{deadlock.named(ranks)} {'makes' if len(ranks) == 1 else 'make'} {shape}" for shape, ranks in groups.items()
-    )
+    groups = deadlock.grouped(zip(shapes, members, strict=True))
+    told = "; ".join(f"{deadlock.named(ranks, 'make')} {shape}" for shape, ranks in groups.items())
     raise MeshError(f"ranks make different meshes at one time: {told}.", "Give all of them the same shape.")
 
 
@@ -83,7 +75,7 @@ def _end(states: np.ndarray, members: Sequence[int], line: str) -> None:
     how = "" if status == UNKNOWN else f" by exit status {status}"
     ending.end_job(
         f"{HangError.__name__}: {deadlock.named(left)} left the program{how} without a mesh,"
-        f" while {deadlock.named(here)} {'waits' if len(here) == 1 else 'wait'} in mm.Mesh() at"
+        f" while {deadlock.named(here, 'wait')} in mm.Mesh() at"
         f" {line}. All ranks must come to the same collectives: look for a return, an exit or a"
         " caught exception that only some ranks meet.\n",
         status if 0 < status < UNKNOWN else 1,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from meshmpi.errors import ConfigError, ProgramError, suggest
 from meshmpi.guard import abort, flight, meeting, recovery, watchdog
-from meshmpi.guard.deadlock import named
+from meshmpi.guard.deadlock import CALL_THE_SAME, grouped, named
 from meshmpi.runtime.calls import Call, CallKind, Tally, counted
 from meshmpi.runtime.hooks import Met, Watch
 
@@ -53,20 +53,14 @@ def checked(
 
 
 def _difference(kinds: Sequence[CallKind], lines: Sequence[str], members: Sequence[int]) -> Exception:
-    groups: dict[tuple[CallKind, str], list[int]] = {}
-    for kind, line, rank in zip(kinds, lines, members, strict=True):
-        groups.setdefault((kind, line), []).append(rank)
+    groups = grouped(zip(zip(kinds, lines, strict=True), members, strict=True))
     first = kinds[0]
     names = [f for f in FIELDS if any(getattr(k, f) != getattr(first, f) for k in kinds)]
     what = "kind" if "kind" in names else ", ".join(_SAID.get(n, n) for n in names)
     told = "; ".join(
         f"{named(ranks)}: {shown(kind)}{f' at {line}' if line else ''}" for (kind, line), ranks in groups.items()
     )
-    return ProgramError(
-        f"ranks of one group call collectives of different {what}: {told}.",
-        "Every rank of a group must call the same collectives in the same order, with the same"
-        " sizes, data type and operation.",
-    )
+    return ProgramError(f"ranks of one group call collectives of different {what}: {told}.", CALL_THE_SAME)
 
 
 def shown(kind: CallKind) -> str:

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from meshmpi.errors import ConfigError, MeshError
 from meshmpi.files import plain
 from meshmpi.files.private import replacing
+from meshmpi.guard.deadlock import named
 from meshmpi.guard.exit_status import LOST
 from meshmpi.runtime import processes
 from meshmpi.runtime.world import rank_by_environment
@@ -53,14 +54,8 @@ _MOST_BYTES = 128
 """Longest file of a rank that is read; the longest that is written has about half of that."""
 
 
-class _Mine(NamedTuple):
-    """Where this rank tells."""
-
-    path: Path
-    pid: int
-
-
-_mine: _Mine | None = None
+_mine: Path | None = None  # the file of this rank
+_pid = 0  # of the process that is the rank: a forked child is not
 _told = 0
 
 
@@ -69,12 +64,12 @@ _told = 0
 
 def begin() -> None:
     """Says that this rank has begun, and will say how it ends; nothing where nobody asks."""
-    global _mine
+    global _mine, _pid
     folder = os.environ.pop(OUTCOME_VARIABLE, "")
     if not folder:
         return
     rank, host = rank_by_environment(), socket.gethostname()
-    _mine = _Mine(Path(folder, f"rank-{rank:05d}"), os.getpid())
+    _mine, _pid = Path(folder, f"rank-{rank:05d}"), os.getpid()
     atexit.register(tell, 0)  # the first one runs last
     try:
         _write(f"{_BEGUN} {processes.mark()}")
@@ -93,7 +88,7 @@ def tell(status: int, report: str = "") -> None:
     Of a ``report`` a copy is kept: what a rank prints last may be lost where its launcher ends the job.
     """
     global _told
-    if _mine is None or _mine.pid != os.getpid():  # a forked child is not the rank
+    if _mine is None or _pid != os.getpid():
         return
     _told = _told or status
     recovery = sys.modules.get("meshmpi.guard.recovery")
@@ -101,14 +96,14 @@ def tell(status: int, report: str = "") -> None:
     with contextlib.suppress(OSError):  # whoever reads takes this rank for lost
         _write(f"{_told}{note}")
         if report:
-            path = _mine.path.with_name(_mine.path.name.replace("rank-", _REPORT))
+            path = _mine.with_name(_mine.name.replace("rank-", _REPORT))
             path.write_text(report[-_MOST_REPORT_BYTES:], errors="backslashreplace")
 
 
 def _write(text: str) -> None:
     assert _mine is not None
-    with replacing(_mine.path, 0o644) as file:
-        file.write(_content(_mine.path, text))
+    with replacing(_mine, 0o644) as file:
+        file.write(_content(_mine, text))
 
 
 def _content(path: Path, text: str) -> bytes:
@@ -196,8 +191,6 @@ def ended_by_silence(folder: Path, launcher: subprocess.Popen[str]) -> Iterator[
             since = {rank: since.get(rank, now) for rank in read(folder).gone}
             ranks = [rank for rank, seen in since.items() if now - seen >= SILENT_SECONDS]
             if ranks and launcher.poll() is None:
-                from meshmpi.guard.deadlock import named
-
                 notes.append(
                     f"meshmpi: {named(ranks)} ended without a word, as by os._exit, and the job"
                     f" still ran {SILENT_SECONDS:g} s later: it was ended; exit status {LOST}\n"
@@ -229,8 +222,6 @@ def verdict(found: Outcome, ranks: int, status: int, all_tell: bool = False) -> 
     clear = status >= SIGNALS if all_tell else status not in UNCLEAR
     if clear or (status and not found.begun):
         return status, ""
-    from meshmpi.guard.deadlock import named
-
     are = "has" if len(missing) == 1 else "have"
     why = "lost, or by os._exit or MPI_Abort"
     if found.damaged:
@@ -246,8 +237,6 @@ def of_silence(folder: Path, ranks: int, launcher: str, status: int) -> str:
 
     Seen under load with Open MPI 5.0.11: mpirun ends with status 1 and has passed on nothing.
     """
-    from meshmpi.guard.deadlock import named
-
     found = read(folder)
     failed = [f"rank {rank} by status {s}" for rank, s in sorted(found.told.items()) if s]
     begun = f"{named(found.begun)} of {ranks} had begun" if found.begun else f"none of {ranks} ranks had begun"

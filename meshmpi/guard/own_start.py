@@ -34,7 +34,7 @@ def begin() -> None:
     _begun_in = os.getpid()
     if in_job():
         atexit.register(_leave)
-    abort.keep_hooks()
+    abort.mesh_begins()
     sys.excepthook = users_lines(_in_turn(sys.excepthook) if in_job() else sys.excepthook)
 
 
@@ -89,9 +89,7 @@ def _in_turn(previous: Callable[..., Any]) -> Callable[..., Any]:
     """The hook of a rank: one that is not the first waits; by then the launcher has ended it."""
 
     def show(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        # Where MPI runs, a rank that just left would wait for the others.
-        ending.fail_job(error, tb, "", 130 if issubclass(kind, KeyboardInterrupt) else 1)
-        if isinstance(error, MeshmpiError) and rank_by_environment():
+        if isinstance(error, MeshmpiError) and rank_by_environment() and ending.running_mpi() is None:
             time.sleep(PATIENCE_SECONDS)
         previous(kind, error, tb)
 

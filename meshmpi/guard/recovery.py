@@ -234,7 +234,8 @@ class Survivors:
         if not active:
             return None
         result = use(cast("MPI.Intracomm", active))
-        watchdog.hand_over(self._decide)
+        if (dog := watchdog.current()) is not None:
+            dog.handler = self._decide
         return result
 
     def turn_back(self) -> None:
@@ -269,10 +270,12 @@ class Survivors:
         _noted()[:] = [self._comm]  # the others are revoked
         for forget in _at_shrinking:
             forget()
-        watchdog.forget([member.rank for member in lost])
+        if (dog := watchdog.current()) is not None:
+            dog.forget([member.rank for member in lost])
         return lost
 
     def _decide(self, finding: Finding) -> bool:
+        """Whether the job goes on with a finding; on the watchdog's thread, which must not call MPI."""
         if finding.kind != "lost":
             return False
         now = time.monotonic()

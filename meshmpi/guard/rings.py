@@ -47,29 +47,19 @@ def member(rank: int, ring: flight.Ring | None) -> Member:
 
 
 class Host(Protocol):
-    """The ranks of this host: what is known of them, and who of them ends the job (`watchdog.Watchdog`)."""
+    """The ranks of this host, as `watchdog.Watchdog` knows them: what `host_link` and `ending` need of it."""
 
     me: Member
 
-    def look(self) -> dict[int, Seen]:
-        """What is seen of the ranks of this host."""
-        ...
+    def look(self) -> dict[int, Seen]: ...
 
-    def hosts(self) -> dict[str, list[Member]]:
-        """Place of each host of the job -> its ranks, that of the lowest rank first."""
-        ...
+    def hosts(self) -> dict[str, list[Member]]: ...
 
-    def claim(self) -> bool:
-        """Claims the end of the job; False where another rank of this host has."""
-        ...
+    def claim(self) -> bool: ...
 
-    def gather_stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Stacks of the ranks of this host."""
-        ...
+    def gather_stacks(self, ranks: Sequence[int]) -> dict[int, str]: ...
 
-    def clean(self) -> None:
-        """Removes what the ranks of this host have written of themselves."""
-        ...
+    def clean(self) -> None: ...
 
 
 class Call(NamedTuple):

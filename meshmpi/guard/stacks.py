@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from meshmpi.files.private import replacing
-from meshmpi.guard.deadlock import named
+from meshmpi.guard.deadlock import grouped, named
 
 MOST_STACKS = 4
 """Different stacks that a report shows; the ranks of the others are named."""
@@ -27,9 +27,7 @@ def dump(path: Path) -> None:
 
 def shown(dumps: Mapping[int, str]) -> str:
     """The stacks of many ranks, equal ones once."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in sorted(dumps.items()):
-        groups.setdefault(_threads(text), []).append(rank)
+    groups = grouped((_threads(text), rank) for rank, text in sorted(dumps.items()))
     told = [f"---- stacks of {named(ranks)} ----\n{text}" for text, ranks in list(groups.items())[:MOST_STACKS]]
     rest = [r for ranks in list(groups.values())[MOST_STACKS:] for r in ranks]
     if rest:

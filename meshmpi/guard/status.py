@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,9 +130,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _summary(rows: Sequence[Row]) -> str:
-    count = {}
-    for row in rows:
-        count[row.seen.life] = count.get(row.seen.life, 0) + 1
+    count = Counter(row.seen.life for row in rows)
     oldest = max(row.age for row in rows)
     states = ", ".join(f"{n} {life}" for life, n in count.items())
     return f"{len(rows)} rank{'s' if len(rows) > 1 else ''}: {states}" + (

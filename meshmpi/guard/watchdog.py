@@ -64,7 +64,7 @@ class Watchdog:
         self._stopping = False
         self._suspect: tuple[tuple, float] | None = None
         self._claimed_at: float | None = None
-        self.handler: Callable[[Finding], bool] | None = None
+        self.handler: Callable[[Finding], bool] | None = None  # decides on a finding; true: the job goes on
         self.link: HostLink | None = None
         self.publish: Callable[[Member, Seen], None] | None = None
         self._published = 0.0
@@ -343,10 +343,7 @@ class Watchdog:
 def _report(finding: Finding, seen: dict[int, Seen]) -> str:
     """The whole message: what is wrong, what to do, and what each rank does."""
     lines = [f"{HangError.__name__}: {finding.problem} {finding.remedy}".rstrip()]
-    groups: dict[str, list[int]] = {}
-    for r, s in sorted(seen.items()):
-        groups.setdefault(_settled(s), []).append(r)
-    shown = list(groups.items())
+    shown = list(deadlock.grouped((_settled(s), r) for r, s in sorted(seen.items())).items())
     for what, ranks in shown[:12]:
         lines.append(f"  {deadlock.named(ranks)}: {what}")
     if len(shown) > 12:
@@ -374,13 +371,12 @@ def _finalized() -> bool:
 # ---- one for each process ------------------------------------------------------------------
 
 _watchdog: Watchdog | None = None
-_owner = 0
 _numbers = itertools.count()
 
 
 def current() -> Watchdog | None:
     """The watchdog of this process, if it has one; None in a forked child."""
-    return _watchdog if _owner == os.getpid() else None
+    return _watchdog if _watchdog is not None and _watchdog.me.pid == os.getpid() else None
 
 
 def stall_seconds() -> float | None:
@@ -427,44 +423,12 @@ def alone() -> Watchdog | None:
 
 
 def _start(me: Member, ring: flight.Ring, limit: float | None) -> Watchdog:
-    global _watchdog, _owner
+    global _watchdog
     found = current()
     if found is None:
-        found, _owner = Watchdog(me, ring, limit), os.getpid()
-        _watchdog = found
+        _watchdog = found = Watchdog(me, ring, limit)
         ending.settle_with(found)
     return found
-
-
-def hand_over(handler: Callable[[Finding], bool] | None) -> None:
-    """Has findings decided by ``handler``, as by the recovery of a job that has lost a rank.
-
-    It is called on the watchdog's thread and must not call MPI; true: the job goes on.
-    """
-    found = current()
-    if found is not None:
-        found.handler = handler
-
-
-def forget(ranks: Sequence[int]) -> None:
-    """These ranks of MPI.COMM_WORLD are lost and the job goes on without them."""
-    found = current()
-    if found is not None:
-        found.forget(ranks)
-
-
-def leave(status: int | None) -> None:
-    """This rank's program is over, with this exit status; it may still wait for others."""
-    ring = flight.ring()
-    if ring is not None:
-        ring.leaving(status)
-
-
-def last_look(comms: Sequence[MPI.Comm]) -> None:
-    """All ranks' programs are over: whether they called the same collectives.  Collective."""
-    found = current()
-    if found is not None:
-        found.last_look(comms)
 
 
 def left() -> None:
