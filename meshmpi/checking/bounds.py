@@ -102,10 +102,6 @@ def _wide(x: np.ndarray) -> np.ndarray:
     return np.abs(x.astype(np.float64))
 
 
-def _dense(e: np.ndarray | None, like: np.ndarray) -> np.ndarray:
-    return np.zeros(like.shape) if e is None else e
-
-
 def added(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     """The sum of two errors; None is 0."""
     return b if a is None else a if b is None else a + b
@@ -137,7 +133,7 @@ def _linear(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence)
             if e is not None:
                 carried = added(carried, computed([e if n == k else _wide(x) for n, x in enumerate(values)]))
     elif any(e is not None for e in errors):
-        carried = computed([_dense(e, x) for e, x in zip(errors, values, strict=True)])
+        carried = computed([np.zeros(x.shape) if e is None else e for e, x in zip(errors, values, strict=True)])
     if index and es[-1] is not None and es[-1].any():
         carried = added(carried, _of_unsure_rows(b, i, es[-1]))
     if i.attrs.work is None and not i.traits.product:

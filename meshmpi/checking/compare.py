@@ -11,7 +11,7 @@ from meshmpi.checking.observe import Blocks
 from meshmpi.checking.report import Difference
 from meshmpi.dims import MeshShape
 from meshmpi.graph import Tensor
-from meshmpi.ir.program import LocalType, Source
+from meshmpi.ir.program import Instruction, LocalType, Source
 
 
 class Shown(NamedTuple):
@@ -21,11 +21,13 @@ class Shown(NamedTuple):
         name: Name of the tensor, or ``variable NAME``.
         type: How it is split.
         blocks: Rank -> its block.
+        made_by: The instruction that made it; None for what a step returned or left.
     """
 
     name: str
     type: LocalType
     blocks: Blocks
+    made_by: Instruction | None = None
 
 
 def compared(

@@ -86,19 +86,18 @@ def lowered_with_values(
     return lower(graph, mesh, layout, fetches, updates, storage, seed), values
 
 
-def one_rank(graph: Graph) -> MeshShape:
-    """A mesh of one rank with all the axes that constraints and storage layouts name."""
-    layouts = [o.layout for o in graph.operations if isinstance(o, Constrain)]
-    layouts += [v.storage for v in graph.variables.values() if v.storage is not None]
-    names = dict.fromkeys(a for layout in layouts for rule in layout for a in rule.axes)
-    return MeshShape(dict.fromkeys(names, 1) or {"all": 1})
-
-
 def of_one_rank(
     graph: Graph, fetches: Mapping[str, Tensor], updates: Sequence[Update], seed: int
 ) -> tuple[Program, dict[Tensor, int]]:
-    """The program that `interpret` runs, and for each tensor the value that it is."""
-    return lowered_with_values(graph, one_rank(graph), Layout(), fetches, updates, None, seed)
+    """The program that `interpret` runs, and for each tensor the value that it is.
+
+    Its mesh of one rank has all the axes that constraints and storage layouts name.
+    """
+    layouts = [o.layout for o in graph.operations if isinstance(o, Constrain)]
+    layouts += [v.storage for v in graph.variables.values() if v.storage is not None]
+    axes = dict.fromkeys(a for layout in layouts for rule in layout for a in rule.axes)
+    mesh = MeshShape(dict.fromkeys(axes, 1) or {"all": 1})
+    return lowered_with_values(graph, mesh, Layout(), fetches, updates, None, seed)
 
 
 @checked

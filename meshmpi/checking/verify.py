@@ -333,7 +333,6 @@ class _Runner:
         t, out, made = self.truth, self.check_, self.made
         shown: dict[Tensor, list[Shown]] = {}
         seen: dict[Tensor, Seen] = {}
-        by: dict[str, Instruction] = {}
 
         def observe(i: Instruction, v: int, blocks: Blocks, sizes: Blocks | None) -> None:
             own = program.types[v]
@@ -341,8 +340,7 @@ class _Runner:
                 if own.shape == tensor.shape:
                     kept = {r: b.copy() for r, b in blocks.items()}
                     seen[tensor] = self._whole(own, kept, sizes)
-                    shown.setdefault(tensor, []).append(Shown(tensor.name, own, kept))
-                    by[tensor.name] = i
+                    shown.setdefault(tensor, []).append(Shown(tensor.name, own, kept, i))
 
         try:
             fetched, left = run_observed(program, self.mesh, t.feeds, t.start, t.step, kernels, observe)
@@ -355,7 +353,7 @@ class _Runner:
         for name, tensor in t.after.items():
             kind = program.variables[name].type
             shown.setdefault(tensor, []).append(Shown(f"variable {name}", kind, left[name]))
-        self._judge(program, shown, seen, by)
+        self._judge(program, shown, seen)
         return out.first is None
 
     def _whole(self, t: LocalType, blocks: Blocks, sizes: Blocks | None) -> Seen:
@@ -367,13 +365,7 @@ class _Runner:
         roundings = self.shape.count(t.partial) + SPARE
         return Seen(whole, roundings * ROUNDOFF.get(t.dtype, 0.0) * terms)
 
-    def _judge(
-        self,
-        program: Program,
-        shown: Mapping[Tensor, list[Shown]],
-        seen: Mapping[Tensor, Seen],
-        by: Mapping[str, Instruction],
-    ) -> None:
+    def _judge(self, program: Program, shown: Mapping[Tensor, list[Shown]], seen: Mapping[Tensor, Seen]) -> None:
         """Keeps the worst of each tensor and the first wrong one in the order of the graph."""
         for tensor, want, bound in self.truth.judged(seen):
             if tensor in seen:
@@ -385,8 +377,7 @@ class _Runner:
                 self.check_.differences[d.tensor] = old if old is not None and old.ratio > d.ratio else d
                 if not d.ok and self.check_.first is None:
                     self.check_.first = d
-                    if d.tensor in by:
-                        self.check_.instruction = _as_text(program, by[d.tensor])
+                    self.check_.instruction = "" if one.made_by is None else _as_text(program, one.made_by)
 
 
 def _as_text(program: Program, i: Instruction) -> str:

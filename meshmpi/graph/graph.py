@@ -350,7 +350,10 @@ class Graph:
     def add(self, operation: Operation) -> None:
         """Names the node, records who made it, infers its outputs and appends it."""
         operation.name = self.unique_name(operation.base_name)
-        operation.source = self._new_source(operation.name)
+        if self._source is None:
+            operation.source = user_source(operation.name)
+        else:
+            operation.source = self._source._replace(name=f"{operation.name} (gradient of {self._source.name})")
         operation.outputs = tuple(
             Tensor(operation, i, shape, dtype) for i, (shape, dtype) in enumerate(operation.infer())
         )
@@ -359,11 +362,6 @@ class Graph:
     def align(self, dim: str, other: str) -> None:
         """Splits a dim of the library like a user's, as far as possible, in layouts that do not mention it."""
         self.aligned[dim] = other
-
-    def _new_source(self, name: str) -> Source:
-        if self._source is not None:
-            return Source(f"{name} (gradient of {self._source.name})", *self._source[1:])
-        return user_source(name)
 
     def unique_name(self, base: str) -> str:
         """``base`` inside the current scopes, with a number appended when it is taken."""

@@ -26,14 +26,9 @@ TensorLike = Union[Tensor, Number]
 def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
     """The longest shape if it holds the dims of the others in order, else dims in order met."""
     longest = max(shapes, key=len, default=Shape())
-    if all(_is_subsequence(s, longest) for s in shapes):
+    if all([d for d in longest if d in s] == [*s] for s in shapes):
         return longest
     return Shape(list(dict.fromkeys(d for s in shapes for d in s)))
-
-
-def _is_subsequence(short: Shape, long: Shape) -> bool:
-    rest = iter(long)
-    return all(d in rest for d in short)
 
 
 class Elementwise(Operation):
