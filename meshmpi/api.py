@@ -14,6 +14,7 @@ from meshmpi.graph import MOST_NAMED, Graph, Tensor, Update
 from meshmpi.graph.arguments import checked
 from meshmpi.graph.fetches import named_fetches
 from meshmpi.ir.program import Program
+from meshmpi.ir.verify import Proven
 from meshmpi.runtime.mesh_protocol import AnyMesh
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def lowered(
                 str(u.value.source),
             )
     limit = None if memory_limit is None else bytes_of(memory_limit)
-    rules, kept = Layout(layout), Layout(storage)
+    rules, kept, proven = Layout(layout), Layout(storage), Proven()
     try:
-        program = lower(graph, mesh, rules, fetches, updates, kept, seed)
+        program = lower(graph, mesh, rules, fetches, updates, kept, seed, proven)
     except LayoutError as error:
         if not cures:
             raise
@@ -58,7 +59,7 @@ def lowered(
     from meshmpi.compiler.passes.modes import write_last
 
     passes = () if not optimize else pipeline.overlapping() if overlap else pipeline.PASSES
-    program = pipeline.optimize(program, (*passes, write_last) if atomic else passes)
+    program = pipeline.optimize(program, (*passes, write_last) if atomic else passes, proven)
     if limit is None:
         return program
     from meshmpi.compiler.passes.rematerialise import fit_memory

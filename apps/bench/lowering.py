@@ -16,6 +16,7 @@ from apps.bench import workers
 from apps.bench.bench import Bench
 from apps.bench.step.yardstick import emit
 from apps.bench.tables import Cell, Table
+from meshmpi.compiler.collecting import without_collection
 from meshmpi.compiler.lowering import lower
 from meshmpi.compiler.passes.pipeline import PASSES
 from meshmpi.dims import Layout, MeshShape
@@ -97,6 +98,7 @@ def measure(bench: Bench) -> list[Table]:
     return [Table("lowering", title, (*sizes, *stages), rows, notes), Table("deep plans", deep, columns, plans)]
 
 
+@without_collection()  # as `mm.compile` does
 def seconds_by_stage(built: Built, mesh: str) -> tuple[Counter[str], int, int]:
     """Processor seconds of each stage, and instructions before and after the passes."""
     graph, loss, updates = built
@@ -109,7 +111,8 @@ def seconds_by_stage(built: Built, mesh: str) -> tuple[Counter[str], int, int]:
         mark = time.process_time()
 
     proven = Proven()
-    program = lower(graph, MeshShape(mesh), Layout(LAYOUT), named_fetches(graph, [loss]), updates)
+    fetches = named_fetches(graph, [loss])
+    program = lower(graph, MeshShape(mesh), Layout(LAYOUT), fetches, updates, proven=proven)
     lap("lower")
     lowered = len(program.instructions)
     for one in PASSES:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshmpi.compiler.passes.memory import MemoryPlan
 from meshmpi.ir.flops import busiest_rank, program_flops
-from meshmpi.ir.program import AxesTable, Collective, Program
+from meshmpi.ir.program import AxesTable, Program
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,7 @@ def bytes_by_collective(program: Program, coordinates: Mapping[str, int] | None 
         coordinates: The rank; None means the largest blocks, and for `shift`
             `Program.busiest`: a rank with neighbours on both sides.
     """
-    busy = program.busiest() if coordinates is None else {}
-    out: dict[str, AxesTable] = {}
-    for i in program.instructions:
-        if isinstance(i.attrs, Collective):
-            table, key = out.setdefault(i.kind, AxesTable()), "+".join(i.attrs.axes)
-            sent = program.most_bytes_sent(i, busy) if coordinates is None else program.bytes_sent(i, coordinates)
-            table[key] = table.get(key, 0) + sent
-    return out
+    return program.traffic(lambda i: program.bytes_sent(i, coordinates))
 
 
 def program_cost(program: Program, plan: MemoryPlan, coordinates: Mapping[str, int] | None = None) -> Cost:

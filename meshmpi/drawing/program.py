@@ -103,7 +103,7 @@ def _single(i: Instruction) -> str:
 
 def sent_bytes(i: Instruction, program: Program) -> int:
     """Bytes that the busiest rank sends in a collective."""
-    return program.most_bytes_sent(i, program.busiest() if i.traits.by_place else {})
+    return program.bytes_sent(i)
 
 
 def grouped(program: Program, depth: int | None, numbers: list[int] | None = None) -> list[Group]:

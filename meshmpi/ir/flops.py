@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshmpi.dims import Axes
-from meshmpi.ir.forms import forms
 from meshmpi.ir.kinds.regions import region_types
 from meshmpi.ir.program import Extents, Instruction, Program
 
@@ -41,7 +40,7 @@ def local_flops(instruction: Instruction, program: Program, coordinates: Mapping
 
 def program_flops(program: Program, coordinates: Mapping[str, int]) -> int:
     """Floating-point operations of a step on the rank at ``coordinates``."""
-    return _flops(program, forms(program), coordinates)
+    return _flops(program, program.forms, coordinates)
 
 
 def _flops(program: Program, known: Iterable[tuple[Instruction, int]], at: Mapping[str, int]) -> int:
@@ -59,7 +58,7 @@ def busiest_rank(program: Program) -> dict[str, int]:
     same inside one that is closed.
     """
     mesh, places = program.mesh, dict[str, dict[int, None]]()
-    known = forms(program)
+    known = program.forms
     for n, _ in known:
         for size, axes in _split_where_place_counts(n, program):
             for block in _telling_blocks(size, mesh.count(axes)):

@@ -12,7 +12,8 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
@@ -44,48 +45,27 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """What holds for all instructions of a kind; passes, planner and runtime ask for nothing else.
+    """What holds for all instructions of a kind; passes, planner and runtime ask for nothing else."""
 
-    Attributes:
-        meets_ranks: May have to wait for another rank: a collective, or the end of one.
-        free: Takes no time: it names memory that holds the value already.
-        given: Its value exists before the step begins.
-        kept: Stays in a program even where nothing uses its results.
-        repeatable: May run twice, and gives the same again.
-        pointwise: An element of a result depends on the same place of the inputs only.
-        fusible: May stand in the body of a fused kernel.
-        tileable: May stand in the body of a tiled region.
-        scalar: Makes the scalars that follow a fused kernel, as a loss, which may run behind it.
-        native: Has generated C (some of its instructions may still run on NumPy).
-        in_place: Whose memory a result may take over: of "any" input with an equal block, or of
-            the input of the "same" number.
-        hides_network: Is work behind which a reduction in the background can hide.
-        product: Multiplies by BLAS, whose rounding ranks must agree on.
-        same_memory: Its result lies in the memory of its input.
-        carries_gradient: A gradient that goes in comes out as a gradient, not as a product.
-        takes_halos: Its inputs may be held with halos.
-        makes_halos: Its result may be held with halos.
-        by_place: FLOP, or what is sent, depend on where a block lies, not on its extents alone.
-    """
-
-    meets_ranks: bool = False
-    free: bool = False
-    given: bool = False
-    kept: bool = False
-    repeatable: bool = False
-    pointwise: bool = False
-    fusible: bool = False
-    tileable: bool = False
-    scalar: bool = False
-    native: bool = False
+    meets_ranks: bool = False  # may have to wait for another rank: a collective, or the end of one
+    free: bool = False  # takes no time: it names memory that holds the value already
+    given: bool = False  # its value exists before the step begins
+    kept: bool = False  # stays in a program even where nothing uses its results
+    repeatable: bool = False  # may run twice, and gives the same again
+    pointwise: bool = False  # an element of a result depends on the same place of the inputs only
+    fusible: bool = False  # may stand in the body of a fused kernel
+    tileable: bool = False  # may stand in the body of a tiled region
+    scalar: bool = False  # makes the scalars that follow a fused kernel, as a loss, which may run behind it
+    native: bool = False  # has generated C (some of its instructions may still run on NumPy)
+    # Whose memory a result may take over: of "any" input with an equal block, or of the input of the "same" number.
     in_place: Literal["", "any", "same"] = ""
-    hides_network: bool = False
-    product: bool = False
-    same_memory: bool = False
-    carries_gradient: bool = False
-    takes_halos: bool = False
-    makes_halos: bool = False
-    by_place: bool = False
+    hides_network: bool = False  # is work behind which a reduction in the background can hide
+    product: bool = False  # multiplies by BLAS, whose rounding ranks must agree on
+    same_memory: bool = False  # its result lies in the memory of its input
+    carries_gradient: bool = False  # a gradient that goes in comes out as a gradient, not as a product
+    takes_halos: bool = False  # its inputs may be held with halos
+    makes_halos: bool = False  # its result may be held with halos
+    by_place: bool = False  # FLOP, or what is sent, depend on where a block lies, not on its extents alone
 
 
 class Alias(NamedTuple):
@@ -308,6 +288,25 @@ class Instruction:
             return [self]
         return [i for i in self.within() if not isinstance(i.attrs, Region)]
 
+    def form(self, types: Mapping[int, LocalType]) -> tuple[Hashable, ...]:
+        """Equal for instructions that differ in the numbers of their values only, as in equal layers.
+
+        Rules, FLOP and workspace of equal forms are equal.  Results need not be: 0.0 and -0.0, 1 and True
+        have the same form.  The type of a value that a broken program does not define is None.
+        """
+        a = self.attrs
+        if not isinstance(a, Region):
+            return (a, len(self.inputs), *map(types.get, (*self.inputs, *self.outputs)))
+        number: dict[int, int] = {}
+
+        def numbers(values: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple([number.setdefault(v, len(number)) for v in values])
+
+        own = [getattr(a, name) for name, _ in _defaults(type(a)) if name not in ("body", "inner")]
+        inside = {v: types[v] for v in (*self.inputs, *self.outputs) if v in types} | dict(a.inner)
+        ends = numbers(self.inputs), numbers(self.outputs)
+        return type(a), *own, *ends, *[(j.form(inside), numbers(j.inputs), numbers(j.outputs)) for j in a.body]
+
     def inner_types(self) -> dict[int, LocalType]:
         """Types of all values that are made and used within its body only."""
         regions = (i.attrs for i in (self, *self.within()) if isinstance(i.attrs, Region))
@@ -368,14 +367,8 @@ class Program:
         same = len(instructions) == len(self.instructions) and all(map(operator.is_, instructions, self.instructions))
         if same and fetches in (None, self.fetches) and kept == self.types:
             return self
-        return Program(
-            self.mesh,
-            kept,
-            instructions,
-            self.variables,
-            self.feeds,
-            self.fetches if fetches is None else fetches,
-            self.seed,
+        return replace(
+            self, types=kept, instructions=instructions, fetches=self.fetches if fetches is None else fetches
         )
 
     def text(self, sources: bool = False) -> str:
@@ -418,6 +411,17 @@ class Program:
 
         return hashlib.sha256(self.text().encode()).hexdigest()
 
+    @functools.cached_property
+    def forms(self) -> list[tuple[Instruction, int]]:
+        """One instruction of each form, and how many there are: those of equal layers are looked at once."""
+        first: dict[object, Instruction] = {}
+        counts = Counter[object]()
+        for i in self.instructions:
+            form = i.form(self.types)
+            first.setdefault(form, i)
+            counts[form] += 1
+        return [(i, counts[form]) for form, i in first.items()]
+
     def counts(self) -> dict[str, int]:
         """Kind -> number of instructions; those in the body of a fused kernel or tiled region count too."""
         out: dict[str, int] = {}
@@ -426,33 +430,27 @@ class Program:
                 out[i.kind] = out.get(i.kind, 0) + 1
         return out
 
-    def bytes_sent(self, i: Instruction, coordinates: Mapping[str, int]) -> int:
-        """Bytes that the rank at ``coordinates`` sends in collective ``i``."""
-        return cast(Collective, i.attrs).bytes_sent(self, i, self.elements_handed(i, coordinates))
+    def bytes_sent(self, i: Instruction, at: Mapping[str, int] | None = None) -> int:
+        """Bytes that the rank at ``at`` sends in collective ``i``; None: as for `elements_handed`."""
+        return cast(Collective, i.attrs).bytes_sent(self, i, self.elements_handed(i, at))
 
-    def elements_handed(self, i: Instruction, coordinates: Mapping[str, int]) -> int:
-        """Elements that the rank at ``coordinates`` hands to collective ``i``.
+    def elements_handed(self, i: Instruction, at: Mapping[str, int] | None = None) -> int:
+        """Elements that the rank at ``at`` hands to collective ``i``; of a `shift` those that it sends to others.
 
-        Of a `shift` those that it sends to others.
+        None: as many as the largest block has, or the `busiest` rank hands over where places differ.
         """
-        return cast(Collective, i.attrs).elements_handed(self, i, coordinates)
+        if at is None:
+            at = self.busiest if i.traits.by_place else dict.fromkeys(self.mesh.names, 0)
+        return cast(Collective, i.attrs).elements_handed(self, i, at)
 
-    def most_bytes_sent(self, i: Instruction, busy: Mapping[str, int]) -> int:
-        """`bytes_sent` by the largest block; by ``busy``, the `busiest` rank, where places differ."""
-        return self.bytes_sent(i, busy if i.traits.by_place else dict.fromkeys(self.mesh.names, 0))
-
-    def most_elements_handed(self, i: Instruction, busy: Mapping[str, int]) -> int:
-        """`elements_handed` by the largest block; by ``busy``, the `busiest` rank, where places differ."""
-        return self.elements_handed(i, busy if i.traits.by_place else dict.fromkeys(self.mesh.names, 0))
-
+    @functools.cached_property
     def busiest(self) -> dict[str, int]:
         """Coordinates of a rank that sends most in the `shift`s of the program.
 
         Of long axes only the first, second, middle and last places are looked at: at the walls,
         beside them and inside.
         """
-        sending = [(i, i.attrs) for i in self.instructions if i.traits.by_place]
-        shifts = [(i, a) for i, a in sending if isinstance(a, Collective)]
+        shifts = [(i, i.attrs) for i in self.instructions if i.traits.by_place and isinstance(i.attrs, Collective)]
         used = [axis for _, a in shifts for axis in a.axes]
         places = [
             (0,) if a not in used else range(n) if n <= 4 else (0, 1, n // 2, n - 1)
@@ -465,19 +463,21 @@ class Program:
 
         return max(found, key=sent)
 
+    def traffic(self, amount: Callable[[Instruction], int]) -> dict[str, AxesTable]:
+        """Kind of collective -> mesh axes -> sum of the amounts of these collectives."""
+        out: dict[str, AxesTable] = {}
+        for i in self.instructions:
+            if isinstance(i.attrs, Collective):
+                table, key = out.setdefault(i.kind, AxesTable()), "+".join(i.attrs.axes)
+                table[key] = table.get(key, 0) + amount(i)
+        return out
+
     def values(self) -> dict[str, AxesTable]:
         """Kind of collective -> mesh axes -> elements that one rank hands to it (largest block).
 
         Of a `shift` only what the `busiest` rank sends to others counts.
         """
-        out: dict[str, AxesTable] = {}
-        busy = self.busiest()
-        for i in self.instructions:
-            if isinstance(i.attrs, Collective):
-                table = out.setdefault(i.kind, AxesTable())
-                key = "+".join(i.attrs.axes)
-                table[key] = table.get(key, 0) + self.most_elements_handed(i, busy)
-        return out
+        return self.traffic(self.elements_handed)
 
 
 class AxesTable(dict[str, int]):

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshmpi.errors import ProgramError
-from meshmpi.ir.forms import form_of
-from meshmpi.ir.kinds import KINDS, AllReduce, Collective, Read, Region, Wait, Write
+from meshmpi.ir.kinds import KINDS, AllReduce, Read, Region, Wait, Write
 from meshmpi.ir.kinds.checks import require
 from meshmpi.ir.program import Instruction, LocalType, Program, Violation
 from meshmpi.ir.types import REDUCTIONS
@@ -22,30 +21,36 @@ class Proven:
 
     def __init__(self) -> None:
         self._about: tuple[Any, ...] = ()
-        self._known: dict[tuple[int, ...], tuple[Instruction, list[LocalType]]] = {}
+        self._types: dict[int, LocalType] = {}
+        self._known: dict[tuple[int, ...], Instruction] = {}
         self._forms: set[object] = set()
 
     def begin(self, program: Program) -> None:
-        """Forgets what passed in programs on another mesh or with other variables or feeds."""
+        """Forgets what passed in programs on another mesh, with other variables or feeds, or values of other types."""
         about = (program.mesh, program.variables, program.feeds)
         if not self._about or any(x is not y for x, y in zip(about, self._about, strict=True)):
             self._about, self._known, self._forms = about, {}, set()
+        types = self._types
+        if any(types.get(v, t) is not t and types[v] != t for v, t in program.types.items()):
+            self._known = {}
+        types.update(program.types)
+
+    def holds(self, i: Instruction) -> bool:
+        """Whether this instruction passed, on values of the same types."""
+        return self._known.get(i.outputs or (-1, *i.inputs)) is i
 
     def check(self, program: Program, i: Instruction) -> None:
-        """Checks the rule of ``i``, unless this instruction or one like it passed."""
-        types = program.types
-        seen = [types[v] for v in (*i.inputs, *i.outputs)]
-        place = i.outputs or (-1, *i.inputs)
-        known = self._known.get(place)
-        if known is not None and known[0] is i and known[1] == seen:
-            return
-        n = len(i.inputs)
-        form = form_of(i, types)
+        """Checks the rules of ``i`` alone, unless one like it passed."""
+        attrs, types = i.attrs, program.types
+        if KINDS.get(attrs.kind) is not type(attrs):
+            raise Violation("this kind is not in the instruction set")
+        xs, ys = [types[v] for v in i.inputs], [types[v] for v in i.outputs]
+        form = i.form(types)
         if form not in self._forms:
-            _check_types(program, i, seen[:n], seen[n:])
-            i.attrs.check(program, i, seen[:n])
+            _check_types(program, i, xs, ys)
+            attrs.check(program, i, xs)
             self._forms.add(form)
-        self._known[place] = i, seen
+        self._known[i.outputs or (-1, *i.inputs)] = i
 
 
 def verify(program: Program, proven: Proven | None = None) -> None:
@@ -62,21 +67,26 @@ def verify(program: Program, proven: Proven | None = None) -> None:
     defined: set[int] = set()
     memory, running = _StoredValues(), _Running()
     for n, i in enumerate(program.instructions):
+        attrs, traits = i.attrs, i.attrs.traits
         try:
-            _check_order(i, defined)
-            if isinstance(i.attrs, Region):
+            if not defined.issuperset(i.inputs):
+                raise Violation(f"value {next(v for v in i.inputs if v not in defined)} is used before it is made")
+            if not defined.isdisjoint(i.outputs):
+                raise Violation(f"value {next(v for v in i.outputs if v in defined)} is made twice")
+            if not proven.holds(i):
+                proven.check(program, i)
+            if isinstance(attrs, Region):
                 hidden = i.inner_types().keys() & program.types.keys()
                 require(not hidden, f"has values {sorted(hidden)} inside that the program has too")
-            proven.check(program, i)
-            if memory.written or i.traits.same_memory or isinstance(i.attrs, (Read, Write)):
+            if memory.written or traits.same_memory or traits.given or traits.kept:
                 memory.follow(i)
-            if running.started or isinstance(i.attrs, (Wait, Collective)):
+            if running.started or traits.meets_ranks:
                 running.follow(i)
         except (Violation, KeyError) as e:
             inputs = ", ".join(str(program.types.get(v)) for v in i.inputs)
             outputs = ", ".join(str(program.types.get(v)) for v in i.outputs)
             raise ProgramError(
-                f"instruction {n}, {i.kind}({inputs}) -> {outputs} with {dict(i.attrs.items())}: {e}.",
+                f"instruction {n}, {i.kind}({inputs}) -> {outputs} with {dict(attrs.items())}: {e}.",
                 "This is a bug in lowering or in a pass.",
                 str(i.source),
             ) from None
@@ -85,6 +95,8 @@ def verify(program: Program, proven: Proven | None = None) -> None:
         raise ProgramError(
             f"all_reduces of values {running.left} are started and never waited for.", "This is a bug in a pass."
         )
+    if not defined <= program.types.keys():
+        raise ProgramError(f"values {sorted(defined - program.types.keys())} have no type.", "This is a bug in a pass.")
     for name, v in program.fetches.items():
         if v not in defined or program.types[v].partial or memory.is_overwritten(v):
             raise ProgramError(f"fetch '{name}' is undefined, unfinished or overwritten.", "This is a bug in a pass.")
@@ -140,17 +152,6 @@ class _StoredValues:
         elif isinstance(attrs, Write):
             require(attrs.variable not in self.written, "writes a variable twice")
             self.written.add(attrs.variable)
-
-
-def _check_order(i: Instruction, defined: set[int]) -> None:
-    """Every value is made once, before it is used."""
-    attrs = i.attrs
-    if KINDS.get(attrs.kind) is not type(attrs):
-        raise Violation("this kind is not in the instruction set")
-    if not defined.issuperset(i.inputs):
-        raise Violation(f"value {next(v for v in i.inputs if v not in defined)} is used before it is made")
-    if not defined.isdisjoint(i.outputs):
-        raise Violation(f"value {next(v for v in i.outputs if v in defined)} is made twice")
 
 
 def _check_types(program: Program, i: Instruction, xs: Sequence[LocalType], ys: Sequence[LocalType]) -> None:

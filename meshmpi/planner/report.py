@@ -23,15 +23,13 @@ def sent_by_line(program: Program) -> dict[tuple[str, str, str, str], tuple[int,
 
     Numbers in names of tensors are replaced by #, so that the layers of a stack are one row.
     """
-    busy = program.busiest()
     out: dict[tuple[str, str, str, str], tuple[int, int]] = {}
     for i in program.instructions:
         if not isinstance(i.attrs, Collective):
             continue
-        sent = program.most_bytes_sent(i, busy)
         key = (i.kind, "+".join(i.attrs.axes), *_place(i))
         count, total = out.get(key, (0, 0))
-        out[key] = (count + 1, total + sent)
+        out[key] = (count + 1, total + program.bytes_sent(i))
     return dict(sorted(out.items(), key=lambda item: -item[1][1]))
 
 

@@ -239,8 +239,7 @@ class _Timer:
         """Seconds of a collective, without its call."""
         assert isinstance(i.attrs, Collective), i.kind
         program, axes = self.program, i.attrs.axes
-        busy = program.busiest() if i.traits.by_place else {}
-        handed = program.most_elements_handed(i, busy)  # it waits for the largest blocks of all
+        handed = program.elements_handed(i)  # it waits for the largest blocks of all
         handed *= i.attrs.wire_bytes(program.types[i.inputs[0]].dtype)
         n = program.mesh.count(axes)
         seconds = self.machine.network(axes).seconds(i.kind, handed, n) if n > 1 else 0.0

@@ -129,14 +129,14 @@ class Tracer:
 
 def _described(program: Program, instructions: Sequence[Instruction | None]) -> list[Call]:
     origin = dict.fromkeys(program.mesh.names, 0)
-    busy, out, started = program.busiest(), list[Call](), dict[int, int]()
+    out, started = list[Call](), dict[int, int]()
     for k, i in enumerate(instructions):
         if i is None:
             out.append(Call(POLL, (), "", "", 0, 0))
             continue
         axes, sent = (), 0
         if isinstance(i.attrs, Collective):
-            axes, sent = i.attrs.axes, program.most_bytes_sent(i, busy)
+            axes, sent = i.attrs.axes, program.bytes_sent(i)
         ends = -1
         if i.in_background:
             started[i.outputs[0]] = k

@@ -90,8 +90,7 @@ def _replace_pass(m: Patch, old: Any, new: Any) -> None:
     assert old in pipeline.PASSES, old
     passes = tuple(new if p is old else p for p in pipeline.PASSES)
     m.setattr(pipeline, "PASSES", passes)
-    m.setattr(pipeline.optimize, "__defaults__", (passes,))
-    m.setattr(pipeline.overlapping, "__defaults__", (passes,))
+    m.setattr(pipeline.optimize, "__defaults__", (passes, None))
 
 
 def _misinform(m: Patch, one: Any, **instead: Any) -> None:

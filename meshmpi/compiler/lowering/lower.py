@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from meshmpi.compiler.collecting import without_collection
 from meshmpi.compiler.lowering.cures import Placing, Rules, with_cure
 from meshmpi.compiler.lowering.placement import Placement, Splits
 from meshmpi.compiler.lowering.redistribute import moves
@@ -22,9 +23,10 @@ from meshmpi.ir.kinds import AllReduce, Contract, Map, Read, Redistribution, Red
 from meshmpi.ir.kinds.shaping import AlongDim, aligned_groups, view_splits
 from meshmpi.ir.program import Instruction, Kind, LocalType, Program, Source, VariableType
 from meshmpi.ir.scalar import Expr, Step, call
-from meshmpi.ir.verify import verify
+from meshmpi.ir.verify import Proven, verify
 
 
+@without_collection()
 def lower(
     graph: Graph,
     mesh: MeshShape,
@@ -33,6 +35,7 @@ def lower(
     updates: Sequence[Update],
     storage: Layout | None = None,
     seed: int = 0,
+    proven: Proven | None = None,
 ) -> Program:
     """The unoptimised, verified SPMD program of one step.
 
@@ -42,6 +45,7 @@ def lower(
         updates: Variables to update at the end of the step.
         storage: Storage rules for variables without rules of their own.
         seed: Seed of all random numbers.
+        proven: Takes the instructions that passed, for the passes.
 
     Raises:
         LayoutError: The layout is illegal for this graph and mesh.
@@ -57,7 +61,7 @@ def lower(
     program = Program(
         mesh, lowering.types, tuple(lowering.instructions), lowering.variables, lowering.feeds, results, seed
     )
-    verify(program)
+    verify(program, proven)
     return program
 
 

@@ -11,7 +11,7 @@ def dce(program: Program) -> Program:
     needed = set(program.fetches.values())
     kept: list[Instruction] = []
     for i in reversed(program.instructions):
-        if i.traits.kept or any(v in needed for v in i.outputs):
+        if i.traits.kept or not needed.isdisjoint(i.outputs):
             kept.append(i)
             needed.update(i.inputs)
     return program.with_instructions(kept[::-1])
@@ -46,4 +46,4 @@ def cse(program: Program) -> Program:
 
 def _meaning(program: Program, i: Instruction) -> tuple[object, ...]:
     """Equal for instructions that compute the same."""
-    return i.kind, i.inputs, repr(i.attrs), tuple(str(program.types[v]) for v in i.outputs)
+    return i.kind, i.inputs, repr(i.attrs), *[program.types[v] for v in i.outputs]

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from meshmpi.ir.forms import forms
 from meshmpi.ir.kinds import Write
 from meshmpi.ir.program import Alias, Instruction, LocalType, Memory, Program
 from meshmpi.ir.scalar import ITEM_BYTES
@@ -93,7 +92,7 @@ def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Wor
         for v in sharing.ending[n]:
             if v in offsets:
                 arena.free(offsets[v], sizes[v])
-    scratch = [] if workspace is None else [workspace(i, program, coordinates) for i, _ in forms(program)]
+    scratch = [] if workspace is None else [workspace(i, program, coordinates) for i, _ in program.forms]
     return MemoryPlan(
         offsets,
         sharing.shares,

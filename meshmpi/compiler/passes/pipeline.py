@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from meshmpi.compiler.collecting import without_collection
 from meshmpi.compiler.passes.clean import cse, dce
 from meshmpi.compiler.passes.fold import fold
 from meshmpi.compiler.passes.fusion import form_fused_kernels, fuse
@@ -35,23 +36,28 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def overlapping(passes: tuple[Pass, ...] = PASSES) -> tuple[Pass, ...]:
+def overlapping() -> tuple[Pass, ...]:
     """The passes for a network on which reductions travel while instructions compute.
 
     Only messages too short to be worth starting early are kept back to be combined.
     """
-    return (*(_combine_short if p is combine else p for p in passes), overlap)
+    return (*(_combine_short if p is combine else p for p in PASSES), overlap)
 
 
 def _combine_short(program: Program) -> Program:
     return combine(program, SMALLEST_BYTES)
 
 
-def optimize(program: Program, passes: tuple[Pass, ...] = PASSES) -> Program:
-    """Runs the passes; the result computes the same as ``program`` up to rounding."""
-    proven = Proven()
-    for one in passes:
-        before, program = program, one(program)
-        if program is not before:
-            verify(program, proven)
+def optimize(program: Program, passes: tuple[Pass, ...] = PASSES, proven: Proven | None = None) -> Program:
+    """Runs the passes; the result computes the same as ``program`` up to rounding.
+
+    Args:
+        proven: The instructions that `lower` has proven.
+    """
+    proven = Proven() if proven is None else proven
+    with without_collection():
+        for one in passes:
+            before, program = program, one(program)
+            if program is not before:
+                verify(program, proven)
     return program
