@@ -50,7 +50,7 @@ class Computed(NamedTuple):
 
     def __str__(self) -> str:
         t, x = self.tensor, self.value
-        head = f"{t.name} {t.dtype}{t.shape}, {_place(t)}:"
+        head = f"{t.name} {t.dtype}{t.shape}, {t.source.short}:"
         if x.size <= 8:
             return f"{head} {np.array2string(x, separator=', ', max_line_width=10**6)}"
         finite = x[np.isfinite(x)] if x.dtype.kind == "f" else x
@@ -241,19 +241,15 @@ def initial_variables(program: Program, given: Mapping[str, Any] | None) -> dict
 # -- places ----------------------------------------------------------------------------------------
 
 
-def _place(t: Tensor) -> str:
-    return f"{t.source.file.rsplit('/', 1)[-1]}:{t.source.line}"
-
-
 def at_place(tensors: Sequence[Tensor], place: Place) -> list[Tensor]:
     """The tensors that a place means; ShapeError with the nearest place where there is none."""
     if isinstance(place, Tensor):
         found = [t for t in tensors if t is place]
     else:
-        found = [t for t in tensors if place in (t.name, _place(t), f"{t.source.file}:{t.source.line}")]
+        found = [t for t in tensors if place in (t.name, t.source.short, f"{t.source.file}:{t.source.line}")]
     if found:
         return found
-    known = [*(t.name for t in tensors), *(_place(t) for t in tensors)]
+    known = [*(t.name for t in tensors), *(t.source.short for t in tensors)]
     name = place.name if isinstance(place, Tensor) else place
     raise ShapeError(
         f"no tensor that is computed is called '{name}' or was made there.", suggest(name, list(dict.fromkeys(known)))

@@ -67,8 +67,7 @@ def clashes(graph: Graph) -> dict[tuple[str, str], str]:
         names = [n for n in known if shape.find(n) >= 0]
         for pair in itertools.combinations(names, 2):
             if pair not in found:
-                file = source.file.rsplit("/", 1)[-1]
-                found[pair] = f"{source.name} made at {file}:{source.line}"
+                found[pair] = f"{source.name} made at {source.short}"
     return found
 
 

@@ -159,11 +159,10 @@ class Report:
         lines = [f"{'tensor':{width}}  difference      bound  of it   one rank  made at, in layout"]
         for name, (d, c) in worst:
             share = f"{100 * d.ratio:.0f} %" if d.ratio < 100 else "beyond"
-            at = f"{d.source.file.rsplit('/', 1)[-1]}:{d.source.line}"
             unsure = f", {d.undecided} undecided" if d.undecided else ""
             lines.append(
                 f"{name:{width}}  {d.apart:10.2e} {d.bound:10.2e} {share:>6} {d.from_one:10.2e}"
-                f"  {at}{unsure}, '{c.layout}' on {c.mesh}"
+                f"  {d.source.short}{unsure}, '{c.layout}' on {c.mesh}"
             )
         return "\n".join(lines)
 

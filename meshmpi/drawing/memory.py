@@ -150,7 +150,7 @@ def peak_text(program: Program, use: Use) -> str:
     if not program.instructions:
         return "no instructions"
     i = program.instructions[use.peak]
-    where = f"{i.source.name} {i.source.file.rsplit('/', 1)[-1]}:{i.source.line}"
+    where = f"{i.source.name} {i.source.short}"
     return f"peak {amount(use.at(use.peak), 'B')} at {use.peak}: {i.kind} of {where}"
 
 

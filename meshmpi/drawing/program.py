@@ -127,7 +127,7 @@ def grouped(program: Program, depth: int | None, numbers: list[int] | None = Non
         key = f"{n}" if depth is None else scope or f"{i.source.file}:{i.source.line}"
         if not groups or key != last:
             mark = " (gradient)" if _GRADIENT.match(i.source.name) else ""
-            groups.append(Group(scope or f"{i.source.file.rsplit('/', 1)[-1]}:{i.source.line}{mark}"))
+            groups.append(Group(scope or f"{i.source.short}{mark}"))
             last = key
         _join(groups, i, n, program, made_by)
     for g in groups:
@@ -255,7 +255,7 @@ def about(program: Program) -> str:
 
 def _made(s: Source) -> str:
     """Tensor, file and line; without folders, which differ between machines."""
-    return f"{s.name} made at {s.file.rsplit('/', 1)[-1]}:{s.line}" if s.file else s.name
+    return f"{s.name} made at {s.short}" if s.file else s.name
 
 
 def _box(

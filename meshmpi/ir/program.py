@@ -397,7 +397,7 @@ class Program:
         out = ", ".join(f"%{number[v]}: {types.get(v) or self.types[v]}" for v in i.outputs)
         line = (f"{out} = " if out else "") + f"{i.kind}({', '.join(args)})"
         if sources and i.source.name:
-            line += f"  # {i.source.name} {i.source.file.rsplit('/', 1)[-1]}:{i.source.line}"
+            line += f"  # {i.source.name} {i.source.short}"
         for inner in i.body:
             line += "\n  " + self._line(inner, number, sources, types).replace("\n", "\n  ")
         return line

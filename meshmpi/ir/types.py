@@ -25,6 +25,11 @@ class Source(NamedTuple):
     file: str
     line: int
 
+    @property
+    def short(self) -> str:
+        """File without folders, and line."""
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
     def __str__(self) -> str:
         return f"{self.name} made at {place(self.file, self.line)}"
 
