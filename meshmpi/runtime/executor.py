@@ -25,7 +25,7 @@ from meshmpi.kernels.binding import run_all
 from meshmpi.kernels.native import CompilerError, NativeKernels
 from meshmpi.runtime import operands
 from meshmpi.runtime.agreement import Flag, gathered
-from meshmpi.runtime.arrays import aligned_empty, numpy_dtype, view_of
+from meshmpi.runtime.arrays import numpy_dtype, view_of
 from meshmpi.runtime.calls import described
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.variables import VariableStore
@@ -51,10 +51,11 @@ class RankState:
     """Memory and coordinates of one rank."""
 
     def __init__(self, program: Program, rank: int, store: VariableStore, plan: MemoryPlan):
+        self._allocate = store.mesh.allocate
         self.rank, self.program, self.plan = rank, program, plan
         self.coordinates = program.mesh.coordinates(rank)
-        self.arena = aligned_empty(plan.arena_bytes)
-        self.workspace = aligned_empty(self._workspace_bytes())
+        self.arena = self._allocate(plan.arena_bytes)
+        self.workspace = self._allocate(self._workspace_bytes())
         self.variables = {name: store.blocks[name][rank] for name in program.variables}
         self.feeds = {name: self._buffer(t) for name, t in program.feeds.items()}
         self.arrays: dict[int, np.ndarray] = {}
@@ -69,7 +70,7 @@ class RankState:
     def _buffer(self, t: LocalType) -> np.ndarray:
         sizes = t.local_sizes(self.program.mesh, self.coordinates)
         nbytes = int(np.prod(sizes, dtype=np.int64)) * numpy_dtype(t.dtype).itemsize
-        return view_of(aligned_empty(nbytes), 0, sizes, t.dtype)
+        return view_of(self._allocate(nbytes), 0, sizes, t.dtype)
 
     def _array(self, v: int) -> np.ndarray:
         t = self.program.types[v]
@@ -144,6 +145,7 @@ class Executor:
         origin = dict.fromkeys(program.mesh.names, 0)
         self.plan = plan_memory(program, origin, instruction_workspace)
         self.states = [RankState(program, rank, store, self.plan) for rank in store.ranks]
+        self._meet = partial(mesh.bind, planned=True)
         self.comm_seconds = 0.0
         self.runs = 0
         self.native = self.runtime.native = self._native_kernels(kernels)
@@ -312,7 +314,7 @@ class Executor:
         whole_in, whole_out = self.states[0].arrays[v].shape, self.states[0].arrays[w].shape
         if isinstance(a, AllToAll):
             exchange = a.exchange(program, i, self.states[0].coordinates)
-            return self.mesh.bind(*(operands.AllToAll(x, y, *exchange, a.axes, space) for x, y, space in arrays))
+            return self._meet(*(operands.AllToAll(x, y, *exchange, a.axes, space) for x, y, space in arrays))
         assert isinstance(a, (AllGather, ReduceScatter, Shift)), i.kind
         axis, n = program.types[w].shape.position(a.dim), program.mesh.count(a.axes)
         if isinstance(a, AllGather):
@@ -321,7 +323,7 @@ class Executor:
         if isinstance(a, ReduceScatter):
             sizes = block_sizes(whole_in[axis], n)
             calls = (operands.ReduceScatter(x, y, axis, sizes, a.axes, a.op, space) for x, y, space in arrays)
-            return self.mesh.bind(*calls)
+            return self._meet(*calls)
         rule, inputs = a.exchange(program, i), [[s.arrays[v] for v in i.inputs] for s in self.states]
         both = zip(inputs, arrays, strict=True)
         return self.mesh.bind(
@@ -370,7 +372,7 @@ class Executor:
         copy = partial(np.copyto, casting="unsafe")
         before = [partial(copy, part, x) for x, part, _ in rows]
         after = [partial(copy, y, part) for _, part, y in rows]
-        reduce = self.mesh.bind(*(operands.AllReduce(message, a.axes, a.op) for message, _ in packed))
+        reduce = self._meet(*(operands.AllReduce(message, a.axes, a.op) for message, _ in packed))
         return run_all([*before, reduce, *after])
 
 

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from meshmpi.ir.collective_bytes import REDUCED_IN
 from meshmpi.ir.kinds import bytes_sent, wire_bytes
 from meshmpi.runtime import hooks
 from meshmpi.runtime.agreement import any_of, gathered
+from meshmpi.runtime.arrays import aligned_empty
 from meshmpi.runtime.calls import Call, CallKind, Channel, Tally, counted, description, kind_of
 from meshmpi.runtime.operands import (
     AllGather,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from meshmpi.kernels.binding import Bound
     from meshmpi.runtime.collectives import Group
+    from meshmpi.runtime.shared import SharedMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,6 +122,7 @@ class Mesh:
         self._groups: dict[Axes, Group] = {}
         self._channels: dict[str, Channel] = {}
         self._hosts = 0
+        self._shared: SharedMemory | Literal[False] | None = None
         self.checks = any_of(self, self._watch.wants_checks() if debug is None else debug, "debug")
 
     simulated = False
@@ -209,11 +212,24 @@ class Mesh:
             self._groups[axes] = group
         return group
 
-    def bind(self, *calls: Collective) -> Bound:
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Bytes on a cache line, which the other ranks of the host can read where they can.  Collective."""
+        if self._shared is None and self.size > 1:
+            from meshmpi.runtime import shared
+
+            axes = len(self.shape.names)
+            self._shared = self.outside("allocate", functools.partial(shared.opened, self.comm, 1 << axes))() or False
+        if self._shared:
+            with contextlib.suppress(OSError):  # of all ranks of the host, or of none
+                return self.outside("allocate", functools.partial(self._shared.allocate, nbytes))()
+        return aligned_empty(nbytes)
+
+    def bind(self, *calls: Collective, planned: bool = False) -> Bound:
         """A collective as a function without arguments, prepared once for arrays that stay.
 
         Args:
             calls: One object of `meshmpi.runtime.operands`: what this rank hands in.
+            planned: Whether the arrays lie at the same place in what every rank got of `allocate`.
 
         Example:
             >>> x = np.ones(3)
@@ -222,7 +238,15 @@ class Mesh:
         (call,) = calls
         group = self._group(call.axes)
         handed = call.check(group.n, group.index)
-        return self._counted(call, group, handed, self._collectives.BINDERS[call.kind](group, call), call.op)
+        run = self._shared_bound(group, call) if planned and self._shared and group.n > 1 else None
+        run = run or self._collectives.BINDERS[call.kind](group, call)
+        return self._counted(call, group, handed, run, call.op)
+
+    def _shared_bound(self, group: Group, call: Collective) -> Bound | None:
+        members = self.group(group.axes)
+        if not self._shared or not set(members) <= set(self._shared.ranks):
+            return None
+        return self._shared.bind(sum(1 << self.shape.names.index(a) for a in group.axes), members, group, call)
 
     def _counted(self, call: Collective, group: Group, handed: Handed, run: Bound, op: str) -> Bound:
         """``run``, which counts and records itself; a short message takes a microsecond."""

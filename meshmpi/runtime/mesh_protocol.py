@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import numpy as np
+
 from meshmpi.dims import Axes, MeshShape
 
 if TYPE_CHECKING:
@@ -81,7 +83,11 @@ class AnyMesh(Ranks, Protocol):
         """Ranks of this rank's group over ``axes``, ascending."""
         ...
 
-    def bind(self, *calls: Collective) -> Bound:
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Bytes on a cache line for what a program keeps, where collectives reach it best.  Collective."""
+        ...
+
+    def bind(self, *calls: Collective, planned: bool = False) -> Bound:
         """A collective as a function without arguments; ``calls`` has one object for each rank played here."""
         ...
 

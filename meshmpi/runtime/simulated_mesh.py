@@ -17,6 +17,7 @@ from meshmpi.errors import MeshError
 from meshmpi.graph.arguments import checked
 from meshmpi.ir.halos import pieces_to
 from meshmpi.ir.kinds import bytes_sent, wire_bytes
+from meshmpi.runtime.arrays import aligned_empty
 from meshmpi.runtime.mesh import Counters
 from meshmpi.runtime.operands import (
     AllGather,
@@ -80,7 +81,11 @@ class SimulatedMesh:
     simulated, comm, hosts, freed, checks = True, None, 1, False, False
     """As in `Mesh`; one process cannot differ from itself, so nothing is checked."""
 
-    def bind(self, *calls: Collective) -> Callable[[], None]:
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Bytes on a cache line."""
+        return aligned_empty(nbytes)
+
+    def bind(self, *calls: Collective, planned: bool = False) -> Callable[[], None]:
         """A collective as a function without arguments; of each rank one of `meshmpi.runtime.operands`."""
         first, groups = calls[0], []
         axes = checked_axes(self.shape, first.axes)

@@ -14,7 +14,7 @@ from meshmpi.ir.program import VariableType
 from meshmpi.kernels import random_block
 from meshmpi.kernels.native.normal import fill_normal
 from meshmpi.nn.initializers import default_initializer
-from meshmpi.runtime.arrays import LocalBlock, aligned_empty, block_of, gather_whole, numpy_dtype, view_of
+from meshmpi.runtime.arrays import LocalBlock, block_of, gather_whole, numpy_dtype, view_of
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.values import conversion, first_value, unfit
 
@@ -108,7 +108,7 @@ class VariableStore(Mapping[str, np.ndarray]):
             coordinates = self.mesh.shape.coordinates(rank)
             sizes = variable.type.local_sizes(self.mesh.shape, coordinates)
             dtype = numpy_dtype(variable.type.dtype)
-            buffer = aligned_empty(int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize)
+            buffer = self.mesh.allocate(int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize)
             blocks[rank] = view_of(buffer, 0, sizes, variable.type.dtype)
             self._fill(blocks[rank], variable, coordinates, seed, native)
 

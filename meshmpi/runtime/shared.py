@@ -1,0 +1,379 @@
+"""Memory that the ranks of one host map, and collectives on it: a rank reads what the others hold where it lies.
+
+A region has one part for each rank of the host, all of the same size, each in memory without a name that its rank
+made: nothing is left of it when the rank is killed.  All ranks run the same program by the same plan, so a value lies
+at the same offset in the part of each.  `shared.c` has the collectives; they combine blocks in the order of ranks.
+Where memory cannot be mapped, or there is no C compiler, collectives go through MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import math
+import mmap
+import operator
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from meshmpi.dims import block_range, block_sizes
+from meshmpi.ir.halos import pieces_to, unfilled_positions
+from meshmpi.kernels.binding import Bound, collapse
+from meshmpi.kernels.native.compiler import CompilerError, load_library
+from meshmpi.runtime.collectives import Group
+from meshmpi.runtime.operands import (
+    OPS,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    ReduceScatter,
+    Shift,
+    block,
+    piece_source,
+    piece_target,
+    replaced,
+    starts,
+)
+
+LINE_BYTES = 64
+SLOT_BYTES = 2048
+"""An all_reduce of at most this size goes through slots: one barrier, and each rank combines everything."""
+CHUNK_BYTES = 32 << 20
+"""Arrays of less than half of this share regions of this size; pages that nobody touches take no memory."""
+PART_ELEMENTS = 64
+"""The parts of an all_reduce begin at multiples of this, so that no two ranks write the same cache line."""
+SPINS = 20000
+"""How often a rank looks for the others before it gives its core away (about 0.5 ms); 50 where ranks share cores."""
+SHARED_VARIABLE = "MESHMPI_SHARED"
+"""``off``: all collectives go through MPI."""
+SOURCE = Path(__file__).with_name("shared.c")
+
+_TYPES = {t: n for n, t in enumerate(("float64", "float32", "bfloat16", "int64", "int32", "uint8"))}
+_BOOL_OPS = {"sum": "max", "max": "max", "min": "min", "prod": "min"}
+_LOOPS = 5
+
+
+def _record(*names: str, loops: Sequence[str] = ()) -> np.dtype:
+    return np.dtype([(n, "i8") for n in names] + [(n, "i8", _LOOPS) for n in loops])
+
+
+# The structures of shared.c.
+_GROUP = _record("ranks", "me", "spins", "epoch", "calls", "flags", "slots", "slot_bytes")
+_COPY = _record("to", "from", "bytes", loops=("n", "to_step", "from_step"))
+_REDUCTION = _record("rows", "count", "from_step", "to_step", "type", "op", "sources", "targets", "from", "to")
+_COLLECTIVE = _record("group", "copies", "reductions", "copy", "reduction", "small")
+
+
+def _address(x: np.ndarray) -> int:
+    return x.__array_interface__["data"][0]
+
+
+class Region:
+    """Memory of this rank that others map, and the same of theirs at equal offsets.
+
+    It ends with the last array that lies in it on this rank; the others keep what they have mapped.
+
+    Attributes:
+        begin, nbytes: Where this rank's part lies.
+        parts: Rank of the mesh -> the bytes of another rank.
+    """
+
+    def __init__(self, begin: int, nbytes: int, parts: dict[int, np.ndarray]):
+        self.begin, self.nbytes, self.parts = begin, nbytes, parts
+
+    def of(self, rank: int, x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """What a rank holds at the place of ``x``, an array of this rank."""
+        if rank not in self.parts:
+            return x
+        offset, nbytes = _address(x) - self.begin, math.prod(shape) * x.itemsize
+        return self.parts[rank][offset : offset + nbytes].view(x.dtype).reshape(shape)
+
+
+class SharedMemory:
+    """The memory that this rank shares with the others of its host.
+
+    Making it is collective over the mesh, `region` over the ranks of the host.
+
+    Args:
+        comm: The ranks of the mesh that share a host with this one, by rank.
+        ranks: Their ranks in the mesh.
+        sets: Number of sets of mesh axes that a group may have.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], sets: int, library: ctypes.CDLL):
+        self.comm, self.ranks, self.rank = comm, tuple(ranks), ranks[comm.rank]
+        self._run = library.meshmpi_shared_collective
+        self._run.argtypes, self._run.restype = [ctypes.c_void_p], None
+        self._regions: dict[int, Region] = {}
+        self._groups: dict[int, np.ndarray] = {}
+        self._kept: list[np.ndarray] = []
+        self._chunk = np.empty(0, np.uint8)
+        self._spins = SPINS if len(ranks) <= len(os.sched_getaffinity(0)) else 50
+        own = self._region(sets * (LINE_BYTES + 2 * SLOT_BYTES))
+        region = self.region_of(own)
+        assert region is not None
+        self._control = {self.rank: own, **region.parts}
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Zeros on a cache line, at the same place on all ranks of the host.  Collective over these ranks.
+
+        Args:
+            nbytes: May differ from rank to rank.
+
+        Raises:
+            OSError: The memory of a rank cannot be mapped by another.
+        """
+        most = -(-self.comm.allreduce(nbytes, MPI.MAX) // LINE_BYTES) * LINE_BYTES
+        if most > CHUNK_BYTES // 2:
+            return self._region(most)[:nbytes]
+        if most > self._chunk.nbytes:
+            self._chunk = self._region(CHUNK_BYTES)
+        found, self._chunk = self._chunk[:nbytes], self._chunk[most:]
+        return found
+
+    def _region(self, nbytes: int) -> np.ndarray:
+        """This rank's part of a new region."""
+        fd, inode, problem, parts = -1, 0, "", dict[int, np.ndarray]()
+        try:
+            fd = os.memfd_create("meshmpi", os.MFD_CLOEXEC)
+            os.ftruncate(fd, nbytes)
+            inode = os.fstat(fd).st_ino
+        except (AttributeError, OSError) as e:
+            problem = str(e)
+        offered = self.comm.allgather((os.getpid(), fd, inode, problem))
+        problem = next((p for *_, p in offered if p), "")
+        try:
+            for rank, (pid, number, theirs, _) in zip(self.ranks, () if problem else offered, strict=not problem):
+                path = fd if rank == self.rank else f"/proc/{pid}/fd/{number}"
+                parts[rank] = np.frombuffer(_mapped(path, theirs, nbytes), np.uint8)
+        except OSError as e:
+            problem = str(e)
+        problems = [p for p in self.comm.allgather(problem) if p]  # now all have opened what they need
+        if fd >= 0:
+            os.close(fd)
+        if problems:
+            raise OSError(problems[0])
+        own = parts.pop(self.rank)
+        begin = _address(own)
+        self._regions[begin] = Region(begin, nbytes, parts)
+        weakref.finalize(_owner(own), self._regions.pop, begin).atexit = False
+        return own
+
+    def region_of(self, x: np.ndarray) -> Region | None:
+        """The region that an array of this rank lies in."""
+        at = _address(x)
+        inside = (r for r in self._regions.values() if r.begin <= at and at + x.nbytes <= r.begin + r.nbytes)
+        return next(inside, None)
+
+    # ---- collectives -----------------------------------------------------------------------------
+
+    def group(self, number: int, members: Sequence[int]) -> int:
+        """Address of what this rank knows of a group, the ``number``-th set of axes; it is kept."""
+        if number not in self._groups:
+            at = number * (LINE_BYTES + 2 * SLOT_BYTES)
+            begins = np.array([_address(self._control[r]) + at for r in members], np.int64)
+            flags, slots = begins, begins + LINE_BYTES
+            row, me = np.zeros(1, _GROUP), members.index(self.rank)
+            row[0] = (len(members), me, self._spins, 0, 0, _address(flags), _address(slots), SLOT_BYTES)
+            self._groups[number] = row
+            self._kept += [flags, slots]
+        return _address(self._groups[number])
+
+    def bind(self, number: int, members: Sequence[int], group: Group, call: Any) -> Bound | None:
+        """A collective by shared memory; None where its arrays are not in it, or it has no kernel.
+
+        Args:
+            number: Which set of mesh axes the group is over.
+            members: Ranks of the group, all on this host, ascending.
+            group: The blocks of the members.
+            call: One of `meshmpi.runtime.operands`, checked.
+        """
+        work = _Work(self, members, group)
+        plan = {AllReduce: _all_reduce, ReduceScatter: _reduce_scatter, AllGather: _all_gather}
+        plan |= {AllToAll: _all_to_all, Shift: _shift}
+        return self._bound(work, self.group(number, members)) if plan[type(call)](work, call) else None
+
+    def _bound(self, work: _Work, group: int) -> Bound:
+        copies, reductions = (np.array(rows, t) for rows, t in ((work.copies, _COPY), (work.reductions, _REDUCTION)))
+        whole = np.zeros(1, _COLLECTIVE)
+        whole[0] = (group, len(copies), len(reductions), _address(copies), _address(reductions), work.small)
+        run = functools.partial(self._run, _address(whole))
+        vars(run)["kept"] = whole, copies, reductions, work.kept
+        return run
+
+
+def _owner(x: np.ndarray) -> Any:
+    """What keeps the memory of an array, and of all its views."""
+    while isinstance(x, np.ndarray):
+        x = x.base  # type: ignore[assignment]
+    return x.obj if isinstance(x, memoryview) else x
+
+
+def _mapped(file: int | str, inode: int, nbytes: int) -> mmap.mmap:
+    """The memory behind a descriptor, or a path to one; what was offered, and nothing else."""
+    fd = file if isinstance(file, int) else os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_ino != inode:
+            raise OSError("the memory of another rank is not where it was offered")
+        return mmap.mmap(fd, nbytes)
+    finally:
+        if isinstance(file, str):
+            os.close(fd)
+
+
+# ---- what each collective does between its two barriers ------------------------------------------
+
+
+class _Work:
+    """Copies and reductions of one rank, as the structures of shared.c."""
+
+    def __init__(self, memory: SharedMemory, members: Sequence[int], group: Group):
+        self.memory, self.members, self.group = memory, members, group
+        self.copies: list[tuple] = []
+        self.reductions: list[tuple] = []
+        self.small = 0
+        self.kept: list[Any] = []
+
+    def of_all(self, x: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
+        """What each rank of the group holds at the place of ``x``, by rank; None if ``x`` is not shared."""
+        region = self.memory.region_of(x)
+        if region is None:
+            return None
+        self.kept.append(region)
+        return [region.of(rank, x, shape) for rank, shape in zip(self.members, shapes, strict=True)]
+
+    def copy(self, to: np.ndarray, source: np.ndarray) -> None:
+        """Adds a copy between views of equal shape."""
+        if to.size == 0:
+            return
+        sizes, steps = collapse(to.shape, [to.strides, source.strides])
+        sizes, steps = (1, *sizes), [(0, *s) for s in steps]
+        item = to.itemsize
+        if steps[0][-1] == steps[1][-1] == item:
+            nbytes, sizes, steps = item * sizes[-1], sizes[:-1], [s[:-1] for s in steps]
+        else:
+            nbytes = item
+        outer = max(0, len(sizes) - _LOOPS)  # what C has no loop for
+        fill = _LOOPS - len(sizes) + outer
+        for at in itertools.product(*map(range, sizes[:outer])):
+            begins = [
+                _address(x) + sum(map(operator.mul, at, step)) for x, step in zip((to, source), steps, strict=True)
+            ]
+            inner = [(0,) * fill + tuple(step[outer:]) for step in steps]
+            self.copies.append((*begins, nbytes, (1,) * fill + tuple(sizes[outer:]), *inner))
+
+    def reduce(self, op: str, to: Sequence[np.ndarray], sources: Sequence[np.ndarray]) -> None:
+        """Adds a reduction of [rows, columns] views, element by element, to all targets."""
+        rows, columns = to[0].shape
+        if not rows * columns:
+            return
+        dtype = sources[0].dtype.name
+        if dtype == "bool":
+            dtype, op = "uint8", _BOOL_OPS[op]
+        begins = [np.array([_address(x) for x in xs], np.int64) for xs in (sources, to)]
+        self.kept += begins
+        kinds = _TYPES[dtype], OPS.index(op)
+        numbers = (rows, columns, sources[0].strides[0], to[0].strides[0], *kinds, len(sources), len(to))
+        self.reductions.append((*numbers, *map(_address, begins)))
+
+
+def _all_reduce(work: _Work, c: AllReduce) -> bool:
+    n, me, x = work.group.n, work.group.comm.rank, c.x
+    if 0 < x.nbytes <= SLOT_BYTES:
+        work.small = _address(x)
+        row = x.reshape(1, -1)
+        work.reduce(c.op, [row], [row])
+        return True
+    xs = work.of_all(x, [x.shape] * n)
+    if xs is None:
+        return False
+    parts = starts([PART_ELEMENTS * k for k in block_sizes(-(-x.size // PART_ELEMENTS), n)])
+    rows = [a.reshape(1, -1)[:, parts[me] : parts[me + 1]] for a in xs]
+    work.reduce(c.op, rows, rows)
+    return True
+
+
+def _reduce_scatter(work: _Work, c: ReduceScatter) -> bool:
+    xs = work.of_all(c.x, [c.x.shape] * work.group.n)
+    if xs is None:
+        return False
+    rows, post = math.prod(c.x.shape[: c.axis]), math.prod(c.x.shape[c.axis + 1 :])
+    begin = starts([size * post for size in c.sizes])
+    first, end = begin[work.group.index], begin[work.group.index + 1]
+    whole = [x.reshape(rows, begin[-1])[:, first:end] for x in xs]
+    work.reduce(c.op, [c.out.reshape(rows, end - first)], whole)
+    return True
+
+
+def _all_gather(work: _Work, c: AllGather) -> bool:
+    blocks = work.group.blocks
+    xs = work.of_all(c.x, [replaced(c.x.shape, c.axis, c.sizes[b]) for b in blocks])
+    begin = starts(c.sizes)
+    for b, x in zip(blocks, xs or (), strict=False):
+        work.copy(block(c.out, c.axis, begin[b], begin[b + 1]), x)
+    return xs is not None
+
+
+def _all_to_all(work: _Work, c: AllToAll) -> bool:
+    blocks, mine = work.group.blocks, work.group.index
+    xs = work.of_all(c.x, [replaced(c.x.shape, c.concat_axis, c.concat_sizes[b]) for b in blocks])
+    split, concat = starts(c.split_sizes), starts(c.concat_sizes)
+    for b, x in zip(blocks, xs or (), strict=False):
+        part = block(x, c.split_axis, split[mine], split[mine + 1])
+        work.copy(block(c.out, c.concat_axis, concat[b], concat[b + 1]), part)
+    return xs is not None
+
+
+def _shift(work: _Work, c: Shift) -> bool:
+    e, axis, mine = c.exchange, c.axis, work.group.index
+    blocks: dict[int, list[np.ndarray]] = {b: [] for b in work.group.blocks}
+    for x, size in zip(c.xs, e.sizes, strict=True):
+        extents = {b: block_range(size, e.blocks, b) for b in blocks}
+        held = work.of_all(x, [replaced(x.shape, axis, stop - start) for start, stop in extents.values()])
+        if held is None:
+            return False
+        for b, theirs in zip(blocks, held, strict=True):
+            blocks[b].append(theirs)
+    value = np.full(1, c.value, c.out.dtype)
+    work.kept.append(value)
+    for start, stop in unfilled_positions(e, mine):
+        part = block(c.out, axis, start, stop)
+        work.copy(part, np.broadcast_to(value.reshape((1,) * part.ndim), part.shape))
+    for p in pieces_to(e, mine):
+        work.copy(piece_target(c.out, axis, e, p), piece_source(blocks[p.source], axis, e, p))
+    return True
+
+
+# ---- which ranks share memory --------------------------------------------------------------------
+
+
+def opened(comm: MPI.Intracomm, sets: int) -> SharedMemory | None:
+    """The memory that the ranks of a mesh share on each host; None, on all, where that cannot be.  Collective.
+
+    Args:
+        comm: Of the mesh.
+        sets: Number of sets of its axes.
+    """
+    memory, library = None, None
+    if os.environ.get(SHARED_VARIABLE) != "off":
+        with contextlib.suppress(CompilerError):
+            library = load_library(SOURCE.read_text(encoding="utf-8"))
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    ranks = here.allgather(comm.rank)
+    if all(comm.allgather(library is not None)) and library is not None:
+        with contextlib.suppress(OSError):
+            memory = SharedMemory(here, ranks, sets, library)
+    if all(comm.allgather(memory is not None)):
+        return memory
+    here.Free()
+    return None
