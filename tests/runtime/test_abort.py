@@ -39,6 +39,7 @@ def reports(text: str) -> list[str]:
 
 
 @pytest.mark.quick(3)
+@pytest.mark.parametrize("shared", ["on", "off"])
 @pytest.mark.parametrize(
     ("fault", "which", "status", "text"),
     [
@@ -53,13 +54,16 @@ def reports(text: str) -> list[str]:
         ("interrupt", "1", 130, "KeyboardInterrupt"),
         ("in-collective", "1", 1, "ProgramError: all_gather"),
         ("mpi-error", "1", 1, "MPI_ERR_RANK"),
+        ("killed", "1", 69, "rank 1"),
     ],
 )
-def test_one_rank_fails(fault: str, which: str, status: int, text: str):
-    done, seconds = run(fault, which)
+def test_one_rank_fails(fault: str, which: str, status: int, text: str, shared: str):
+    """While the others wait for it in memory that they share, or in MPI."""
+    done, seconds = run(fault, which, MESHMPI_SHARED=shared)
     rank = {"last": 2}.get(which) if not which.isdigit() else int(which)
     (line,) = reports(done.stderr)
-    assert line.startswith(f"[rank {rank} of 3") or f"rank {rank} left the program" in line
+    found_by_others = f"rank {rank} left the program" in line or f"process of rank {rank} is gone" in line
+    assert line.startswith(f"[rank {rank} of 3") or found_by_others
     assert text in done.stderr
     assert done.returncode == status
     assert seconds < MOST_SECONDS

@@ -17,6 +17,7 @@ import numpy as np
 
 from meshmpi.errors import LayoutError
 from meshmpi.runtime.mesh import Mesh
+from meshmpi.runtime.operands import AllReduce
 
 
 class SaysNothing(Exception):
@@ -39,6 +40,8 @@ def fault(kind: str) -> None:
         raise NeverTold
     if kind == "own":
         raise LayoutError("'batch' is split twice.", "Split it once.", "x made at a.py:1")
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if kind == "exit3":
         sys.exit(3)
     if kind == "exit0":
@@ -78,24 +81,25 @@ def fault(kind: str) -> None:
 
 def main() -> int:
     kind, which = sys.argv[1:]
-    x = np.ones(4)
     if kind == "mesh-size":
         Mesh("rows:5;cols:2")
     if kind == "before-mesh" and os.environ.get("OMPI_COMM_WORLD_RANK", "0") == which:
         raise SaysNothing("by order")
     mesh = Mesh({"rows": int(os.environ["RANKS"])})
     print(f"rank {mesh.rank} starts")
-    mesh.all_reduce(x, ("rows",))
+    x = mesh.allocate(1 << 16).view(np.float64)
+    meet = mesh.bind(AllReduce(x, ("rows",)), planned=True)
+    meet()
     chosen = {"last": mesh.size - 1, "all": mesh.rank}.get(which, int(which) if which.isdigit() else -1)
     if kind == "in-collective" and mesh.rank == chosen:
-        mesh.all_gather(x, np.ones(3), 0, [2] * mesh.size, ("rows",))
+        mesh.all_gather(np.ones(4), np.ones(3), 0, [2] * mesh.size, ("rows",))
     elif kind == "mpi-error" and mesh.rank == chosen:
         mesh.comm.Send(x, dest=99)
     elif mesh.rank == chosen:
         fault(kind)
     if kind in ("slow", "exit0") or (which == "all" and kind.startswith(("exit", "raise"))):
         return 0
-    mesh.all_reduce(x, ("rows",))
+    meet()
     mesh.comm.Barrier()
     print(f"rank {mesh.rank} ends")
     return 0
