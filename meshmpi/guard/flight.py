@@ -22,9 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from meshmpi.files.private import Folder, read_plain, why_not_private
 from meshmpi.runtime import processes
-from meshmpi.runtime.calls import CallKind, Tally
+from meshmpi.runtime.calls import CallKind, Place, SelfRecording, Tally
 
 MAGIC, VERSION = 0x6D657368666C6974, 1
 HEADER_BYTES, RECORD_BYTES, RECORDS = 2048, 64, 512
@@ -59,14 +61,13 @@ class Channel:
 
     Attributes:
         number: The communicator's number on this rank.
-        count: Calls begun.
-        digest: A digest of all of them, in order.
+        state: Calls begun, and a digest of all of them in order; of the first communicators in the rank's file.
     """
 
-    __slots__ = ("count", "digest", "number")
+    __slots__ = ("number", "state")
 
-    def __init__(self, number: int):
-        self.number, self.count, self.digest = number, 0, 0
+    def __init__(self, number: int, state: memoryview):
+        self.number, self.state = number, state
 
 
 class Ring:
@@ -74,7 +75,6 @@ class Ring:
 
     Attributes:
         path: The ring's file; the table has the suffix ``.txt``.
-        count: Collectives called.
         rank: In MPI.COMM_WORLD.
         size: Number of ranks in MPI.COMM_WORLD.
         pid: The process that made them; a forked child is not the rank.
@@ -98,7 +98,7 @@ class Ring:
         self._entries: dict[tuple[Any, ...], int] = {}
         self._phases: dict[str, int] = {}
         self._channels: dict[str, Channel] = {}
-        self.count, self.rank, self.size, self.pid = 0, rank, size, pid
+        self.rank, self.size, self.pid = rank, size, pid
         self._other = self.entry(CallKind(OTHER), 0, "")
         words = self._words
         words[RANK], words[SIZE], words[PID], words[START] = rank, size, pid, start
@@ -115,7 +115,10 @@ class Ring:
         """The calls of a communicator, which has the same ``key`` on all its ranks."""
         found = self._channels.get(key)
         if found is None:
-            found = self._channels[key] = Channel(len(self._channels))
+            number = len(self._channels)
+            slot = SLOTS_AT + 2 * number
+            state = self._words[slot : slot + 2] if number < SLOTS else memoryview(bytearray(16)).cast("q")
+            found = self._channels[key] = Channel(number, state)
             self._say("C", found.number, key, ",".join(map(str, members)))
         return found
 
@@ -134,20 +137,22 @@ class Ring:
         self, run: Callable[[], T], tally: Tally, channel: Channel, kind: CallKind, entry: int
     ) -> Callable[[], T]:
         """``run``, which records and counts itself; all in one function, as calls cost time."""
-        pack, file, words, floats = RECORD.pack_into, self._map, self._words, self._floats
-        clock, signature, number = time.perf_counter, kind.signature, channel.number
-        slot = SLOTS_AT + 2 * number if number < SLOTS else 0
+        signature, number, state, words = kind.signature, channel.number, channel.state, self._words
+        if isinstance(run, SelfRecording):
+            begin = _address(words)
+            place = begin + 8 * COUNT, begin + HEADER_BYTES, RECORDS, _address(state)
+            return run.recorded(Place(*place, number, signature, entry), tally)
+        pack, file, floats, clock = RECORD.pack_into, self._map, self._floats, time.perf_counter
 
         def recorded() -> T:
-            channel.count = call = channel.count + 1
-            channel.digest = digest = (channel.digest * 31 + signature) % _DIGEST_PRIME
-            self.count = n = self.count + 1
+            call = state[0] + 1
+            digest = (state[1] * 31 + signature) % _DIGEST_PRIME
+            n = words[COUNT] + 1
             at = HEADER_BYTES + n % RECORDS * RECORD_BYTES
             began = clock()
             pack(file, at, n, number, call, entry, digest, began, 0.0)
             words[COUNT] = n
-            if slot:
-                words[slot + 1], words[slot] = digest, call
+            state[1], state[0] = digest, call
             try:
                 return run()
             finally:
@@ -182,6 +187,10 @@ class Ring:
     def remove(self) -> None:
         """Removes the files; the ring can still be written to, unseen."""
         remove(self.path)
+
+
+def _address(words: memoryview) -> int:
+    return np.frombuffer(words, np.int64).ctypes.data
 
 
 _ring: Ring | None = None

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -67,16 +68,48 @@ class Call(NamedTuple):
 
 
 class Tally:
-    """Calls of collectives that are alike, and seconds spent in them."""
+    """Calls of collectives that are alike, and seconds spent in them.
 
-    __slots__ = ("calls", "seconds")
+    Attributes:
+        calls, seconds: Of those that Python counts.
+        native: For each collective that counts itself, these two numbers.
+    """
+
+    __slots__ = ("calls", "native", "seconds")
 
     def __init__(self) -> None:
-        self.calls, self.seconds = 0, 0.0
+        self.calls, self.seconds, self.native = 0, 0.0, list[Callable[[], tuple[int, float]]]()
+
+    def total(self) -> tuple[int, float]:
+        """Calls and seconds of all."""
+        rows = [(self.calls, self.seconds), *(read() for read in self.native)]
+        return sum(calls for calls, _ in rows), sum(seconds for _, seconds in rows)
+
+
+class Place(NamedTuple):
+    """Where a collective that records itself writes, as addresses, and what."""
+
+    count: int  # collectives of the rank, the number of its newest record
+    records: int  # a ring of records
+    length: int  # of the ring
+    channel: int  # calls of the communicator, and their digest
+    number: int  # of the communicator
+    signature: int  # of the call
+    entry: int  # of the call in the rank's table
+
+
+class SelfRecording(ABC):
+    """A bound collective that counts and records itself, in C: Python would take longer than a short message."""
+
+    @abstractmethod
+    def recorded(self, place: Place | None, tally: Tally) -> Callable[[], None]:
+        """The collective, which records itself there."""
 
 
 def counted(run: Callable[[], T], tally: Tally) -> Callable[[], T]:
     """``run``, which counts itself: two numbers, as a short message takes a microsecond."""
+    if isinstance(run, SelfRecording):
+        return run.recorded(None, tally)
     clock = time.perf_counter
 
     def counting() -> T:

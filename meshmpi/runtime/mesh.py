@@ -310,12 +310,13 @@ class Mesh:
         """What the collectives did so far on this rank, see `Counters`; a new table each time."""
         table: Counters = {}
         for (kind, axes, elements, sent), tally in self._tallies.items():
-            if tally.calls or tally.seconds:
+            calls, seconds = tally.total()
+            if calls or seconds:
                 row = table.setdefault(kind, {}).setdefault(axes, [0, 0, 0, 0.0])
-                row[0] += tally.calls
-                row[1] += tally.calls * elements
-                row[2] += tally.calls * sent
-                row[3] += tally.seconds
+                row[0] += calls
+                row[1] += calls * elements
+                row[2] += calls * sent
+                row[3] += seconds
         return table
 
     def start_all_reduce(self, x: np.ndarray, axes: Iterable[str], op: str = "sum") -> list[MPI.Request]:

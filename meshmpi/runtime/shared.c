@@ -17,6 +17,7 @@
 #define LINE 64
 #define BLOCK 2048  // elements reduced at a time: they stay in the first-level cache
 #define DIMS 5
+#define PRIME 2147483647  // digests of calls are taken modulo this
 
 typedef struct {
     _Alignas(LINE) _Atomic uint32_t epoch;
@@ -47,8 +48,18 @@ typedef struct {
     char **to;
 } Reduction;
 
+// Where a collective notes that it begins and ends: the words of meshmpi/guard/flight.py.
+typedef struct {
+    int64_t *count;  // of the rank; NULL: only counted here
+    char *records;
+    int64_t length, *channel, number, signature, entry;
+    int64_t calls;
+    double seconds;
+} Record;
+
 typedef struct {
     Group *group;
+    Record *record;
     int64_t copies, reductions;
     const Copy *copy;
     const Reduction *reduction;
@@ -198,7 +209,7 @@ static void reduce_small(const Collective *c) {
     reduce(&r);
 }
 
-void meshmpi_shared_collective(const Collective *c) {
+static void run(const Collective *c) {
     if (c->small) {
         reduce_small(c);
         return;
@@ -209,4 +220,35 @@ void meshmpi_shared_collective(const Collective *c) {
     barrier(c->group);  // all have read, and what they wrote here is there
 }
 
-void meshmpi_shared_barrier(Group *g) { barrier(g); }
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+typedef struct {
+    int64_t n, number, call, entry, digest;
+    double began, ended;
+    int64_t unused;
+} Row;
+
+void meshmpi_shared_collective(const Collective *c) {
+    Record *r = c->record;
+    double began = now();
+    Row *row = 0;
+    if (r->count) {
+        int64_t n = *r->count + 1, call = r->channel[0] + 1, digest = (r->channel[1] * 31 + r->signature) % PRIME;
+        row = (Row *)(r->records + n % r->length * sizeof(Row));
+        *row = (Row){n, r->number, call, r->entry, digest, began, 0.0, 0};
+        // Others read while this is written: the record first, then that there is one.
+        atomic_thread_fence(memory_order_release);
+        *(volatile int64_t *)r->count = n;
+        ((volatile int64_t *)r->channel)[1] = digest;
+        ((volatile int64_t *)r->channel)[0] = call;
+    }
+    run(c);
+    double ended = now();
+    if (row) *(volatile double *)&row->ended = ended;
+    r->seconds += ended - began;
+    r->calls++;
+}

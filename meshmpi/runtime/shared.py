@@ -17,7 +17,7 @@ import mmap
 import operator
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from meshmpi.dims import block_range, block_sizes
 from meshmpi.ir.halos import pieces_to, unfilled_positions
 from meshmpi.kernels.binding import Bound, collapse
 from meshmpi.kernels.native.compiler import CompilerError, load_library
+from meshmpi.runtime.calls import Place, SelfRecording, Tally
 from meshmpi.runtime.collectives import Group
 from meshmpi.runtime.operands import (
     OPS,
@@ -44,7 +45,7 @@ from meshmpi.runtime.operands import (
 )
 
 LINE_BYTES = 64
-SLOT_BYTES = 2048
+SLOT_BYTES = 8192
 """An all_reduce of at most this size goes through slots: one barrier, and each rank combines everything."""
 CHUNK_BYTES = 32 << 20
 """Arrays of less than half of this share regions of this size; pages that nobody touches take no memory."""
@@ -69,7 +70,8 @@ def _record(*names: str, loops: Sequence[str] = ()) -> np.dtype:
 _GROUP = _record("ranks", "me", "spins", "epoch", "calls", "flags", "slots", "slot_bytes")
 _COPY = _record("to", "from", "bytes", loops=("n", "to_step", "from_step"))
 _REDUCTION = _record("rows", "count", "from_step", "to_step", "type", "op", "sources", "targets", "from", "to")
-_COLLECTIVE = _record("group", "copies", "reductions", "copy", "reduction", "small")
+_RECORD = np.dtype([(n, "i8") for n in (*Place._fields, "calls")] + [("seconds", "f8")])
+_COLLECTIVE = _record("group", "record", "copies", "reductions", "copy", "reduction", "small")
 
 
 def _address(x: np.ndarray) -> int:
@@ -205,10 +207,32 @@ class SharedMemory:
 
     def _bound(self, work: _Work, group: int) -> Bound:
         copies, reductions = (np.array(rows, t) for rows, t in ((work.copies, _COPY), (work.reductions, _REDUCTION)))
-        whole = np.zeros(1, _COLLECTIVE)
-        whole[0] = (group, len(copies), len(reductions), _address(copies), _address(reductions), work.small)
+        row = (group, 0, len(copies), len(reductions), _address(copies), _address(reductions), work.small)
+        return SharedCollective(self._run, row, [copies, reductions, work.kept])
+
+
+class SharedCollective(SelfRecording):
+    """A collective that is ready to run, unrecorded when it is called itself.
+
+    Args:
+        run: The function of shared.c.
+        row: A `_COLLECTIVE`.
+        kept: What its addresses point to.
+    """
+
+    def __init__(self, run: Callable[[int], None], row: tuple, kept: list[Any]):
+        self._run, self._row, self._kept = run, row, kept
+
+    def __call__(self) -> None:
+        self.recorded(None, Tally())()
+
+    def recorded(self, place: Place | None, tally: Tally) -> Bound:
+        record, whole = np.zeros(1, _RECORD), np.zeros(1, _COLLECTIVE)
+        record[0] = (*(place or (0,) * len(Place._fields)), 0, 0.0)
+        whole[0] = (self._row[0], _address(record), *self._row[2:])
+        tally.native.append(lambda: (int(record["calls"][0]), float(record["seconds"][0])))
         run = functools.partial(self._run, _address(whole))
-        vars(run)["kept"] = whole, copies, reductions, work.kept
+        vars(run)["kept"] = whole, record, self._kept
         return run
 
 
