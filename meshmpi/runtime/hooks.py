@@ -34,10 +34,11 @@ class Watch:
         """Makes the communicator of a mesh.  Collective."""
         from mpi4py import MPI
 
-        group = comm.Get_group()
+        made = make()
+        group = made.Get_group()
         members = tuple(group.Translate_ranks(None, MPI.COMM_WORLD.Get_group()))
         group.Free()
-        return make(), "", members
+        return made, "", members
 
     @staticmethod
     def made(parent: MPI.Intracomm, make: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ from meshmpi.errors import MeshError, ProgramError
 from meshmpi.ir.collective_bytes import REDUCED_IN
 from meshmpi.ir.kinds import bytes_sent, wire_bytes
 from meshmpi.runtime import hooks
-from meshmpi.runtime.agreement import any_of, gathered
+from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.arrays import aligned_empty
 from meshmpi.runtime.calls import Call, CallKind, Channel, Tally, counted, description, kind_of
 from meshmpi.runtime.operands import (
@@ -64,7 +64,8 @@ def _at_once(collective: Callable[P, Collective]) -> Callable[Concatenate[Mesh, 
 class Mesh:
     """An n-dimensional array of MPI ranks whose axes have names.
 
-    The ranks are those of a new Cartesian communicator, numbered row-major as in `MeshShape`.
+    The ranks are those of a new Cartesian communicator, numbered row-major as in `MeshShape`, host by host
+    whatever the launcher did: ranks that differ in the last axes only share a host where that is possible.
     Making a mesh is collective; so is the first use of each set of axes.  With more than one rank
     it also sees to it that an error on one rank ends the job on all (`meshmpi.runtime.hooks`).
 
@@ -74,6 +75,8 @@ class Mesh:
         debug: Whether ranks compare every collective before they do it, and raise where they
             differ; default: whether the variable MESHMPI_DEBUG is ``collectives``.  One rank that
             asks for it is enough.
+        order: ``"hosts"``, or ``"given"``: as the communicator numbers its ranks; or the rank in the communicator of
+            each rank of the mesh.
 
     Attributes:
         shape: The MeshShape.
@@ -81,16 +84,23 @@ class Mesh:
         rank: This rank.
         coordinates: Axis name -> coordinate of this rank.
         comm: The communicator, of its own: Cartesian, unless the job goes on when ranks are lost.
+        host_of: For each rank, the number of its host; hosts are numbered by their first rank.
 
     Raises:
-        MeshError: The communicator has another number of ranks, or is an intercommunicator.
+        MeshError: The communicator has another number of ranks, or is an intercommunicator; the order is not one.
 
     Example:
         >>> Mesh("rows:1;cols:1").coordinates
         {'rows': 0, 'cols': 0}
     """
 
-    def __init__(self, shape: MeshShapeLike, comm: MPI.Intracomm | None = None, debug: bool | None = None):
+    def __init__(
+        self,
+        shape: MeshShapeLike,
+        comm: MPI.Intracomm | None = None,
+        debug: bool | None = None,
+        order: str | Sequence[int] = "hosts",
+    ):
         with without_networks():
             from mpi4py import MPI
 
@@ -111,7 +121,7 @@ class Mesh:
         if comm.size != self.shape.size:
             raise size_error(self.shape, comm.size)
         self.comm: MPI.Intracomm
-        own = functools.partial(_own, comm, self.shape.sizes)
+        own = functools.partial(_own, comm, self.shape.sizes, order)
         self.comm, self._key, self._members = self._watch.meet(comm, str(self.shape), description()[0], own)
         self.size, self.rank = self.comm.size, self.comm.rank
         self.coordinates = self.shape.coordinates(self.rank)
@@ -121,9 +131,12 @@ class Mesh:
         self._communicators: dict[Axes, MPI.Intracomm] = {}
         self._groups: dict[Axes, Group] = {}
         self._channels: dict[str, Channel] = {}
-        self._hosts = 0
         self._shared: SharedMemory | Literal[False] | None = None
-        self.checks = any_of(self, self._watch.wants_checks() if debug is None else debug, "debug")
+        rows = gathered(
+            self, (MPI.Get_processor_name(), self._watch.wants_checks() if debug is None else debug), "mesh"
+        )
+        self.host_of = _numbered([name for name, _ in rows])
+        self.checks = any(asked for _, asked in rows)
 
     simulated = False
 
@@ -187,11 +200,14 @@ class Mesh:
 
     @property
     def hosts(self) -> int:
-        """Number of hosts that the ranks run on.  The first look is collective."""
-        if not self._hosts:
-            names = gathered(self, self._collectives.MPI.Get_processor_name(), "hosts")
-            self._hosts = len(dict.fromkeys(names))
-        return self._hosts
+        """Number of hosts that the ranks run on."""
+        return len(set(self.host_of))
+
+    @property
+    def axes_between_hosts(self) -> Axes:
+        """The axes along which some neighbours are on different hosts: what they send crosses the network."""
+        groups = ((name, self.groups((name,))) for name in self.shape.names)
+        return tuple(name for name, found in groups if any(len({self.host_of[r] for r in g}) > 1 for g in found))
 
     def group(self, axes: Iterable[str]) -> tuple[int, ...]:
         """Ranks of this rank's group over ``axes``, ascending."""
@@ -217,8 +233,8 @@ class Mesh:
         if self._shared is None and self.size > 1:
             from meshmpi.runtime import shared
 
-            axes = len(self.shape.names)
-            self._shared = self.outside("allocate", functools.partial(shared.opened, self.comm, 1 << axes))() or False
+            opened = functools.partial(shared.opened, self.comm, self.host_of, 1 << len(self.shape.names))
+            self._shared = self.outside("allocate", opened)() or False
         if self._shared:
             with contextlib.suppress(OSError):  # of all ranks of the host, or of none
                 return self.outside("allocate", functools.partial(self._shared.allocate, nbytes))()
@@ -375,11 +391,40 @@ class Mesh:
         return f"<Mesh {self.shape}, rank {self.rank}>"
 
 
-def _own(comm: MPI.Intracomm, sizes: Sequence[int]) -> MPI.Intracomm:
-    """A communicator of the same ranks in the same order; Cartesian, where that is safe.
+def _own(comm: MPI.Intracomm, sizes: Sequence[int], order: str | Sequence[int]) -> MPI.Intracomm:
+    """A communicator of the same ranks, in this order; Cartesian, where that is safe.
 
     It is our own either way: the user's messages on ``comm`` cannot match ours.
     """
-    if not sizes or hooks.watch().outlives_ranks():  # Open MPI's topologies are not made for lost ranks
-        return comm.Dup()
-    return comm.Create_cart(sizes, [False] * len(sizes), reorder=False)
+    ranks = _in_order(comm, order)
+    ordered = comm if ranks == list(range(comm.size)) else comm.Split(0, ranks.index(comm.rank))
+    # Open MPI's topologies are not made for lost ranks.
+    plain = not sizes or hooks.watch().outlives_ranks()
+    own = ordered.Dup() if plain else ordered.Create_cart(sizes, [False] * len(sizes), reorder=False)
+    if ordered is not comm:
+        ordered.Free()
+    return own
+
+
+def _in_order(comm: MPI.Intracomm, order: str | Sequence[int]) -> list[int]:
+    """The ranks of a communicator as a mesh numbers them.  Collective."""
+    everyone = list(range(comm.size))
+    if order == "given" or (order == "hosts" and comm.size == 1):
+        return everyone
+    if order == "hosts":
+        from mpi4py import MPI
+
+        hosts = _numbered(comm.allgather(MPI.Get_processor_name()))
+        return sorted(everyone, key=lambda r: (hosts[r], r))
+    if isinstance(order, str) or sorted(order) != everyone:
+        raise MeshError(
+            f"order {order!r} does not number the {comm.size} ranks of the mesh.",
+            f"Give 'hosts', 'given', or each of 0 to {comm.size - 1} once.",
+        )
+    return list(order)
+
+
+def _numbered(names: Sequence[str]) -> tuple[int, ...]:
+    """Each name as the number of its first occurrence among the different ones."""
+    first = {name: n for n, name in enumerate(dict.fromkeys(names))}
+    return tuple(first[name] for name in names)

@@ -381,19 +381,20 @@ def _shift(work: _Work, c: Shift) -> bool:
 # ---- which ranks share memory --------------------------------------------------------------------
 
 
-def opened(comm: MPI.Intracomm, sets: int) -> SharedMemory | None:
+def opened(comm: MPI.Intracomm, host_of: Sequence[int], sets: int) -> SharedMemory | None:
     """The memory that the ranks of a mesh share on each host; None, on all, where that cannot be.  Collective.
 
     Args:
         comm: Of the mesh.
+        host_of: The number of each rank's host.
         sets: Number of sets of its axes.
     """
     memory, library = None, None
     if os.environ.get(SHARED_VARIABLE) != "off":
         with contextlib.suppress(CompilerError):
             library = load_library(SOURCE.read_text(encoding="utf-8"))
-    here = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
-    ranks = here.allgather(comm.rank)
+    here = comm.Split(host_of[comm.rank], comm.rank)
+    ranks = [r for r, host in enumerate(host_of) if host == host_of[comm.rank]]
     if all(comm.allgather(library is not None)) and library is not None:
         with contextlib.suppress(OSError):
             memory = SharedMemory(here, ranks, sets, library)

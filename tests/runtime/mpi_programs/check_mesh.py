@@ -51,6 +51,33 @@ def check_parts(world: MPI.Intracomm) -> None:
         refused(MeshError, "intercommunicator", lambda: Mesh("rows:2", inter))
 
 
+def check_hosts(world: MPI.Intracomm) -> None:
+    """Ranks that a launcher dealt out to two hosts in turns: the mesh goes host by host."""
+    plain = MPI.Get_processor_name
+    MPI.Get_processor_name = lambda: f"host{world.rank % 2}"
+    try:
+        shape = f"rows:{-(-world.size // 2)};cols:2" if world.size % 2 == 0 else f"all:{world.size}"
+        mesh = Mesh(shape)
+        everyone = list(range(world.size))
+        by_host = sorted(everyone, key=lambda r: (r % 2, r))
+        assert mesh.comm.allgather(world.rank) == by_host
+        assert mesh.host_of == tuple(r % 2 for r in by_host) and mesh.hosts == min(2, world.size)
+        if world.size == 4:
+            assert mesh.axes_between_hosts == ("rows",)
+            assert Mesh(shape, order="given").axes_between_hosts == ("cols",)
+        backwards = Mesh(shape, order=everyone[::-1])
+        assert backwards.comm.allgather(world.rank) == everyone[::-1] and backwards.rank == world.size - 1 - world.rank
+        for one in (mesh, backwards):
+            x = one.allocate(1 << 15).view(np.float64)
+            x[:] = world.rank
+            one.bind(operands.AllReduce(x, one.shape.names), planned=True)()
+            assert (x == sum(everyone)).all()
+        refused(MeshError, "does not number", lambda: Mesh(shape, order=[1] * world.size))
+        refused(MeshError, "does not number", lambda: Mesh(shape, order="slots"))
+    finally:
+        MPI.Get_processor_name = plain
+
+
 def check_real_numbers(mesh: Mesh) -> None:
     values = [np.random.default_rng(r).standard_normal(1000) for r in range(mesh.size)]
     axes = mesh.shape.names
@@ -123,6 +150,7 @@ def main() -> None:
             check_bound(mesh)
             check_refusals(mesh)
     check_parts(world)
+    check_hosts(world)
     if world.rank == 0:
         print("mesh is right")
 
