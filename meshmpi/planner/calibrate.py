@@ -19,6 +19,7 @@ import math
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -63,6 +64,8 @@ MOST_SPREAD, MOST_TRIES = 0.3, 4
 """Where the median of the repeats is this share above the least, they are done again: at least half
 of them were disturbed.  So often at most."""
 T = TypeVar("T")
+Rows = dict[str, dict[tuple[int, int], float]]
+"""Kind of collective -> ranks, bytes handed -> seconds."""
 
 _CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
     # each maps (0, 1] into itself, nearly, so that a chain meets ordinary numbers
@@ -100,7 +103,7 @@ def calibrate(
     memory = probe.memory()
     operations = probe.operations()
     call = probe.call()
-    networks, waits = probe.networks(), probe.waits()
+    (inside, between), waits = probe.networks(), probe.waits()
     disturbed = probe.disturbed()
     if disturbed:
         probe.say(
@@ -114,11 +117,13 @@ def calibrate(
         operations,
         call,
         0.0,
-        networks,
+        {} if inside is None else {"": inside},
         probe.memory_bytes(),
         f"measured by meshmpi {VERSION} calibrate on {mesh.size} ranks",
         waits,
         disturbed,
+        max(Counter(mesh.host_of).values()),
+        between,
     )
 
 
@@ -249,7 +254,9 @@ class _Probe:
         if self.alone:
             return None
         self.say("waiting for one another ...")
-        meet = self.mesh.bind(operands.AllReduce(np.zeros(16, np.float32), self.mesh.shape.names))
+        zeros = self.mesh.allocate(64).view(np.float32)
+        zeros[...] = 0.0
+        meet = self.mesh.bind(operands.AllReduce(zeros, self.mesh.shape.names), planned=True)
         product = self._product(np.dtype(np.float32), 1, 64, 64, 64)
         once, meeting = self.seconds(product), self.together(meet)
         points = []
@@ -277,28 +284,41 @@ class _Probe:
 
     # ---- collectives -------------------------------------------------------------------------
 
-    def networks(self) -> dict[str, Network]:
-        """Every set of axes that has more than one rank; "" for axes of other names."""
-        shape, out = self.mesh.shape, dict[str, Network]()
+    def networks(self) -> tuple[Network | None, Network | None]:
+        """Inside a host, and between hosts: measured over every set of axes that has more than one rank."""
+        shape, crossing = self.mesh.shape, set(self.mesh.axes_between_hosts)
         axes = [a for a in shape.names if shape.count((a,)) > 1]
+        rows: tuple[Rows, Rows] = {}, {}
         for length in range(1, len(axes) + 1):
             for chosen in itertools.combinations(axes, length):
                 self.say(f"collectives over {'+'.join(chosen)} ...")
-                out["+".join(chosen)] = self._network(chosen)
-        if out:  # meshes with other names of axes take that of all ranks
-            out[""] = list(out.values())[-1]
-        return out
+                level = rows[bool(crossing.intersection(chosen))]
+                for kind, found in self._collectives(chosen).items():
+                    level.setdefault(kind, {}).update({k: max(s, level[kind].get(k, 0.0)) for k, s in found.items()})
+        inside, between = map(_network, rows)
+        return inside, between
 
-    def _network(self, axes: tuple[str, ...]) -> Network:
-        n, measured = self.mesh.shape.count(axes), dict[str, list[tuple[int, int, float]]]()
+    def _collectives(self, axes: tuple[str, ...]) -> dict[str, dict[tuple[int, int], float]]:
+        """Kind -> ranks, bytes handed -> seconds, called as a step calls them."""
+        n, measured = self.mesh.shape.count(axes), dict[str, dict[tuple[int, int], float]]()
         for kind, bound in _collectives(self.mesh, axes, n).items():
-            rows = []
+            measured[kind] = {}
             for size in (b for b in MESSAGE_BYTES if b <= self.most_bytes):
                 elements = -(-size // (4 * n)) * n
-                rows.append((n, 4 * elements, self.together(bound(elements))))
-            measured[kind] = rows
-        short, long = measured["all_reduce"][0], measured["all_reduce"][-1]
-        return Network(short[2] / rounds("all_reduce", n), bytes_sent("all_reduce", long[1], 1, n) / long[2], measured)
+                measured[kind][n, 4 * elements] = self.together(bound(elements))
+        return measured
+
+
+def _network(measured: Rows) -> Network | None:
+    """A level of the network, by the largest groups that were measured; None without any."""
+    if not measured:
+        return None
+    reduced = measured["all_reduce"]
+    n = max(ranks for ranks, _ in reduced)
+    sizes = [size for ranks, size in reduced if ranks == n]
+    latency = reduced[n, min(sizes)] / rounds("all_reduce", n)
+    bandwidth = bytes_sent("all_reduce", max(sizes), 1, n) / reduced[n, max(sizes)]
+    return Network(latency, bandwidth, {k: [(*at, s) for at, s in sorted(v.items())] for k, v in measured.items()})
 
 
 def _here() -> Place:
@@ -338,20 +358,27 @@ def _loop(n: int, function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], 
 
 
 def _collectives(mesh: AnyMesh, axes: tuple[str, ...], n: int) -> dict[str, Callable[[int], Callable[[], Any]]]:
-    """Kind -> elements that a rank hands to it -> one such collective."""
+    """Kind -> elements that a rank hands to it -> one such collective, in memory as that of a step."""
 
     def ones(*sizes: int) -> np.ndarray:
-        return np.ones(sizes, np.float32)
+        found = mesh.allocate(4 * math.prod(sizes)).view(np.float32).reshape(sizes)
+        found[...] = 1.0
+        return found
 
     def shift(c: int) -> operands.Collective:
         exchange = HaloExchange(n, (c * n,), (c,), c * n, 1, True)
         return operands.Shift([ones(c)], ones(c), 0, exchange, axes, 0.0)
 
+    def reduced(c: int) -> operands.Collective:
+        x = ones(c)
+        x[...] = 0.0
+        return operands.AllReduce(x, axes)
+
     made: dict[str, Callable[[int], operands.Collective]] = {
-        "all_reduce": lambda c: operands.AllReduce(0 * ones(c), axes),
+        "all_reduce": reduced,
         "all_gather": lambda c: operands.AllGather(ones(c), ones(c * n), 0, [c] * n, axes),
         "reduce_scatter": lambda c: operands.ReduceScatter(ones(c), ones(c // n), 0, [c // n] * n, axes),
         "all_to_all": lambda c: operands.AllToAll(ones(n, c // n), ones(1, c), 0, 1, [1] * n, [c // n] * n, axes),
         "shift": shift,
     }
-    return {kind: lambda c, make=make: mesh.bind(make(c)) for kind, make in made.items()}
+    return {kind: lambda c, make=make: mesh.bind(make(c), planned=True) for kind, make in made.items()}

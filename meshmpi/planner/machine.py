@@ -8,11 +8,13 @@ do ranks of a program find it.  Knows no programs and no MPI; `timing.py` applie
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from meshmpi.dims import Axes, MeshShape
 from meshmpi.errors import ConfigError
 from meshmpi.ir.kinds import bytes_sent
 
@@ -144,6 +146,12 @@ class Network:
         return seconds + least[1] * (rounds(kind, n) / rounds(kind, near) - 1.0)
 
 
+@functools.lru_cache(256)
+def spans_hosts(mesh: MeshShape, axes: Axes, ranks_per_host: int) -> bool:
+    """Whether ranks that differ only in ``axes`` are on different hosts, with this many ranks on each."""
+    return any(group[0] // ranks_per_host != group[-1] // ranks_per_host for group in mesh.groups(axes))
+
+
 def rounds(kind: str, n: int) -> int:
     """Messages one after the other that a collective takes: the usual tree algorithms."""
     steps = max(1, math.ceil(math.log2(n)))
@@ -161,7 +169,10 @@ class Machine:
         operations: Class of `RELATIVE_COSTS` -> seconds for one element in float32.
         call: Seconds to start one instruction.
         step: Seconds of a step that belong to no instruction.
-        networks: Mesh axes joined by + -> network; "" is for axes that are not named.
+        networks: Mesh axes joined by + -> network; "" is for axes that are not named, inside a host where
+            ``ranks_per_host`` is known.
+        ranks_per_host: Consecutive ranks of a mesh that share a host; 0: not known, or it makes no difference.
+        between: Network of axes along which ranks are on different hosts, and have no network of their own.
         memory_bytes: Memory of one rank; 0: not known.
         origin: Where the numbers come from, for reports.
         waits: Seconds that ranks computed since they last met in a collective -> seconds that they
@@ -180,6 +191,8 @@ class Machine:
     origin: str = "stated"
     waits: Curve | None = None
     disturbed: str = ""
+    ranks_per_host: int = 0
+    between: Network | None = None
 
     def wait(self, computed: float) -> float:
         """Seconds that a rank waits in a collective, ``computed`` seconds after the last one.
@@ -196,12 +209,24 @@ class Machine:
             return self.products[dtype](m, n, k)
         return self.products["float32"](m, n, k) * (0.5 if dtype == "float64" else 1.0)
 
-    def network(self, axes: Sequence[str]) -> Network:
-        """The network of a set of mesh axes: its own, else the slowest of theirs."""
+    def network(self, mesh: MeshShape, axes: Axes) -> Network:
+        """The network of a set of axes of a mesh: its own, else the slowest of theirs.
+
+        Raises:
+            ConfigError: There is none, or they connect hosts and only the inside of a host is described.
+        """
         key = "+".join(axes)
         if key in self.networks:
             return self.networks[key]
-        found = [self.networks.get(a) or self.networks.get("") for a in axes]
+        if self.ranks_per_host and spans_hosts(mesh, axes, self.ranks_per_host):
+            if self.between is None:
+                raise ConfigError(
+                    f"machine '{self.name}' has {self.ranks_per_host} ranks per host and no network between hosts,"
+                    f" which mesh {mesh} needs over {key}.",
+                    "Add latency and bandwidth under [between], or calibrate on several hosts.",
+                )
+            return self.between
+        found = [self.networks.get(a) or self.networks.get("") or self.between for a in axes]
         known = [n for n in found if n is not None]
         if not known:
             raise ConfigError(

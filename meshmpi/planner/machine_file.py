@@ -52,9 +52,10 @@ _SECTIONS = {
     "calls": ("instruction", "step"),
     "waits": ("table",),
     "network": None,
+    "between": None,
 }
 _NEEDED = ("products", "memory")
-_TOP = ("name", "origin", "disturbed", "memory_bytes", *_SECTIONS)
+_TOP = ("name", "origin", "disturbed", "memory_bytes", "ranks_per_host", *_SECTIONS)
 _SHORTEST_WAIT = 1e-9
 """What a wait of 0 counts as: between the points of a curve are logarithms."""
 
@@ -114,6 +115,8 @@ def parse_machine(text: str, place: str) -> Machine:
         _text(given, "origin", "stated", place),
         _waits(sections["waits"], place) if "waits" in given else None,
         _text(given, "disturbed", "", place),
+        _whole(given.get("ranks_per_host", 0), 0, f"{place} ranks_per_host"),
+        _network(sections["between"], f"{place} between") if "between" in given else None,
     )
 
 
@@ -278,6 +281,7 @@ def machine_text(machine: Machine) -> str:
         f"origin = {_quoted(machine.origin)}",
         *([f"disturbed = {_quoted(machine.disturbed)}"] if machine.disturbed else []),
         f"memory_bytes = {machine.memory_bytes}",
+        *([f"ranks_per_host = {machine.ranks_per_host}"] if machine.ranks_per_host else []),
         "",
         "[products]",
         "# rows of m, n, k, FLOP per second",
@@ -296,8 +300,9 @@ def machine_text(machine: Machine) -> str:
     if machine.waits is not None:
         lines += ["", "[waits]", "# rows of seconds computed since the last collective, waited"]
         lines += _table("table", machine.waits.points)
-    for axes, network in machine.networks.items():
-        lines += ["", f"[network.{_quoted(axes)}]" if axes else "[network]"]
+    networks = {f"network.{_quoted(axes)}" if axes else "network": n for axes, n in machine.networks.items()}
+    for section, network in (networks | ({"between": machine.between} if machine.between else {})).items():
+        lines += ["", f"[{section}]"]
         lines += [f"latency = {network.latency:.4g}", f"bandwidth = {network.bandwidth:.4g}"]
         for kind, rows in network.measured.items():
             # short messages are rounded up to the ranks: of large meshes several are the same

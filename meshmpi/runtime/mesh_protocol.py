@@ -51,10 +51,12 @@ class AnyMesh(Ranks, Protocol):
     Attributes:
         shape: Names and sizes of the axes.
         checks: Whether collectives that are bound now compare what the ranks do; see `checking`.
+        host_of: For each rank, the number of its host.
     """
 
     shape: MeshShape
     checks: bool
+    host_of: tuple[int, ...]
 
     @property
     def simulated(self) -> bool:
@@ -64,6 +66,11 @@ class AnyMesh(Ranks, Protocol):
     @property
     def hosts(self) -> int:
         """Number of hosts that the ranks run on."""
+        ...
+
+    @property
+    def axes_between_hosts(self) -> Axes:
+        """The axes along which some neighbours are on different hosts."""
         ...
 
     @property

@@ -201,6 +201,7 @@ class SharedMemory:
             call: One of `meshmpi.runtime.operands`, checked.
         """
         work = _Work(self, members, group)
+        work.kept.append(call)  # its arrays
         plan = {AllReduce: _all_reduce, ReduceScatter: _reduce_scatter, AllGather: _all_gather}
         plan |= {AllToAll: _all_to_all, Shift: _shift}
         return self._bound(work, self.group(number, members)) if plan[type(call)](work, call) else None

@@ -6,11 +6,13 @@ import math
 import pytest
 
 from meshmpi.amounts import bytes_of
+from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
 from meshmpi.ir.kinds import COLLECTIVES, bytes_sent
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from, rounds
 from meshmpi.planner.machine_file import BUILT_IN, load_machine, machine_text, parse_machine
 
+MESH = MeshShape("a:4;rows:2;cols:2")
 SHORT = """
 [products]
 float32 = 1e11
@@ -74,10 +76,42 @@ def test_the_network_of_several_axes_is_its_own_or_the_slowest():
         )
 
     fast, slow, both = Network(1e-6, 1e10), Network(1e-6, 1e9), Network(1e-6, 5e8)
-    assert machine(rows=fast, cols=slow).network(("rows", "cols")) is slow
-    assert machine(rows=fast, cols=slow, **{"rows+cols": both}).network(("rows", "cols")) is both
+    assert machine(rows=fast, cols=slow).network(MESH, ("rows", "cols")) is slow
+    assert machine(rows=fast, cols=slow, **{"rows+cols": both}).network(MESH, ("rows", "cols")) is both
     with pytest.raises(ConfigError, match="no network for mesh axis 'rows'"):
-        machine(cols=slow).network(("rows",))
+        machine(cols=slow).network(MESH, ("rows",))
+
+
+LEVELS = (
+    SHORT
+    + """
+[between]
+latency = 1e-4
+bandwidth = 1e7
+"""
+)
+
+
+def test_axes_between_hosts_are_priced_by_their_own_level():
+    """Hosts of two ranks: ``cols`` is inside of one, ``rows`` and ``a`` are not."""
+    machine = parse_machine("ranks_per_host = 2\n" + LEVELS, "levels")
+    again = parse_machine(machine_text(machine), "again")
+    for m in (machine, again):
+        inside = m.network(MESH, ("cols",))
+        assert inside.bandwidth == 1e9 and m.network(MESH, ("rows",)).bandwidth == 1e7
+        assert m.network(MESH, ("rows", "cols")) is m.between is m.network(MESH, ("a",))
+        assert m.network(MeshShape("rows:2"), ("rows",)) is inside
+    four = parse_machine("ranks_per_host = 4\n" + LEVELS, "levels")
+    assert four.network(MESH, ("rows", "cols")).bandwidth == 1e9 and four.network(MESH, ("a",)).bandwidth == 1e7
+    uneven = parse_machine("ranks_per_host = 3\n" + LEVELS, "levels")
+    assert uneven.network(MESH, ("cols",)).bandwidth == 1e7  # ranks 2 and 3
+
+
+def test_a_single_host_does_not_price_a_mesh_of_many():
+    machine = parse_machine("ranks_per_host = 4\n" + SHORT, "one host")
+    assert machine.network(MeshShape("rows:2;cols:2"), ("rows", "cols")).bandwidth == 1e9
+    with pytest.raises(ConfigError, match=r"no network between hosts, which mesh .* needs over a.*\[between\]"):
+        machine.network(MESH, ("a",))
 
 
 @pytest.mark.parametrize("name", [*BUILT_IN, "short"])
@@ -88,8 +122,8 @@ def test_a_file_is_read_back(name):
     assert again.operations == pytest.approx(machine.operations, rel=1e-3)
     for size in (64, 1 << 20):
         assert again.memory(size) == pytest.approx(machine.memory(size), rel=1e-3)
-        assert again.network(("a",)).seconds("all_reduce", size, 8) == pytest.approx(
-            machine.network(("a",)).seconds("all_reduce", size, 8), rel=1e-3
+        assert again.network(MESH, ("a",)).seconds("all_reduce", size, 8) == pytest.approx(
+            machine.network(MESH, ("a",)).seconds("all_reduce", size, 8), rel=1e-3
         )
 
 
@@ -341,7 +375,7 @@ def test_a_machine_of_one_rank_has_no_network():
     alone = parse_machine(SHORT[: SHORT.index("[network]")], "alone")
     assert parse_machine(machine_text(alone), "again").networks == {}
     with pytest.raises(ConfigError, match="no network for mesh axis 'rows'"):
-        alone.network(("rows",))
+        alone.network(MESH, ("rows",))
 
 
 def test_a_missing_file_names_the_built_in_machines(tmp_path):
