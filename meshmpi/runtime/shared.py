@@ -45,14 +45,14 @@ from meshmpi.runtime.operands import (
 )
 
 LINE_BYTES = 64
-SLOT_BYTES = 8192
+SLOT_BYTES = 256
 """An all_reduce of at most this size goes through slots: one barrier, and each rank combines everything."""
 CHUNK_BYTES = 32 << 20
 """Arrays of less than half of this share regions of this size; pages that nobody touches take no memory."""
 PART_ELEMENTS = 64
 """The parts of an all_reduce begin at multiples of this, so that no two ranks write the same cache line."""
-SPINS = 20000
-"""How often a rank looks for the others before it gives its core away (about 0.5 ms); 50 where ranks share cores."""
+SPINS, SPINS_SHARING = 20000, 50
+"""How often a rank looks for the others before it gives its core away (about 1 ms); where ranks share cores."""
 SHARED_VARIABLE = "MESHMPI_SHARED"
 """``off``: all collectives go through MPI."""
 SOURCE = Path(__file__).with_name("shared.c")
@@ -118,7 +118,8 @@ class SharedMemory:
         self._groups: dict[int, np.ndarray] = {}
         self._kept: list[np.ndarray] = []
         self._chunk = np.empty(0, np.uint8)
-        self._spins = SPINS if len(ranks) <= len(os.sched_getaffinity(0)) else 50
+        cores = set[int]().union(*comm.allgather(os.sched_getaffinity(0)))
+        self._spins = SPINS if len(ranks) <= len(cores) else SPINS_SHARING
         own = self._region(sets * (LINE_BYTES + 2 * SLOT_BYTES))
         region = self.region_of(own)
         assert region is not None
