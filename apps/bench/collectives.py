@@ -1,4 +1,4 @@
-"""Collectives of a mesh of two ranks beside plain mpi4py on the same arrays, and gloo.
+"""Collectives as a step calls them, and through MPI, beside plain mpi4py and gloo: on two ranks, and two on a core.
 
 Bytes are those of the vector that each rank hands in (of the result for all_gather).  Each time is
 the median over calls of the slower rank, with a barrier before each call.
@@ -6,7 +6,7 @@ the median over calls of the slower rank, with a barrier before each call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from apps.bench import workers
 from apps.bench.bench import Bench
@@ -17,11 +17,9 @@ from apps.bench.workers import BenchError
 
 def measure(bench: Bench) -> list[Table]:
     """The table of all kinds and sizes."""
-    bench.say("collectives: meshmpi and mpi4py")
     most = str(bench.effort.most_bytes)
     asked = ["--seconds", str(bench.effort.seconds), "--most", most]
-    found = workers.on_ranks(RANKS, "messages.mesh_collectives", asked)[0]["microseconds"]
-    notes = ["mpi4py works in place where MPI allows it without copying (all_reduce)."]
+    notes = ["mpi4py works in place where MPI allows it without copying (all_reduce); in pieces: of 16 MB."]
     gloo: dict[str, dict[str, float]] = {}
     if bench.peers.has("torch"):
         bench.say("collectives: gloo")
@@ -31,17 +29,26 @@ def measure(bench: Bench) -> list[Table]:
             notes.append(f"gloo failed: {' '.join(str(error).split())}")
     else:
         notes.append(f"Left out: gloo: {bench.peers.missing['torch']}")
-    columns = ("collective", "bytes", "meshmpi", "mpi4py", "mpi4py in pieces of 16 MB", "gloo", "meshmpi / best mpi4py")
+    return [_table(bench, RANKS, asked, gloo, notes), _table(bench, 2 * RANKS, asked, {}, notes[:1])]
+
+
+def _table(
+    bench: Bench, ranks: int, asked: Sequence[str], gloo: Mapping[str, Mapping[str, float]], notes: list[str]
+) -> Table:
+    bench.say(f"collectives: meshmpi and mpi4py on {ranks} ranks")
+    found = workers.on_ranks(ranks, "messages.mesh_collectives", asked)[0]["microseconds"]
+    columns = ("collective", "bytes", "meshmpi", "through MPI", "mpi4py", "in pieces", "gloo", "meshmpi / best mpi4py")
     rows = [
         _row(kind, n, found[kind][str(n)], gloo.get(kind, {}).get(str(n)))
         for kind in KINDS
         for n in SIZES
         if str(n) in found[kind]
     ]
-    title = f"Collectives on {RANKS} ranks of this machine, microseconds"
-    return [Table("collectives", title, columns, rows, notes)]
+    name = "collectives" if ranks == RANKS else f"collectives of {ranks} ranks"
+    return Table(name, f"Collectives on {ranks} ranks of this machine, microseconds", columns, rows, notes)
 
 
 def _row(kind: str, n: int, of: Mapping[str, float], gloo: float | None) -> list[Cell]:
     plain = [of[name] for name in ("mpi4py", "pieces") if name in of]
-    return [kind, n, of["meshmpi"], of["mpi4py"], of.get("pieces"), gloo, of["meshmpi"] / min(plain)]
+    cells = of["meshmpi"], of["through MPI"], of["mpi4py"], of.get("pieces"), gloo
+    return [kind, n, *cells, of["meshmpi"] / min(plain)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 import meshmpi as mm
-from apps.bench.messages.timing import KINDS, RANKS, SIZES, interleaved, options_of_worker
+from apps.bench.messages.timing import KINDS, SIZES, interleaved, options_of_worker
 from apps.bench.step.yardstick import emit
 from meshmpi.ir.collective_bytes import (
     all_gather_workspace_bytes,
@@ -45,13 +47,26 @@ def _zeros(*sizes: int) -> Any:
     return made
 
 
+def _shared(mesh: Any, *sizes: int) -> Any:
+    """Zeros where a step keeps what it hands to collectives."""
+    made = mesh.allocate(4 * math.prod(sizes)).view(np.float32).reshape(sizes)
+    made.fill(0.0)
+    return made
+
+
 def _workspace(nbytes: int) -> Any:
     return np.zeros(nbytes, np.uint8)
 
 
+def _ours(mesh: Any, make: Callable[..., operands.Collective], *shapes: tuple[int, ...]) -> dict[str, Callable]:
+    """A collective on arrays of these shapes as a step calls it, and through MPI."""
+    shared, own = ([f(*shape) for shape in shapes] for f in (functools.partial(_shared, mesh), _zeros))
+    return {"meshmpi": mesh.bind(make(*shared), planned=True), "through MPI": mesh.bind(make(*own))}
+
+
 def _all_reduce(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
-    x, y, z = _zeros(n), _zeros(n), _zeros(n)
-    space = _workspace(all_reduce_workspace_bytes(x.shape, "float32"))
+    y, z = _zeros(n), _zeros(n)
+    space = _workspace(all_reduce_workspace_bytes(y.shape, "float32"))
     pieces = [z[k : k + PIECE // 4] for k in range(0, n, PIECE // 4)]
 
     def in_pieces() -> None:
@@ -59,40 +74,45 @@ def _all_reduce(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
             mesh.comm.Allreduce(MPI.IN_PLACE, piece)
 
     found = {
-        "meshmpi": mesh.bind(operands.AllReduce(x, ("all",), workspace=space)),
+        **_ours(mesh, lambda x: operands.AllReduce(x, ("all",), workspace=space), (n,)),
         "mpi4py": lambda: mesh.comm.Allreduce(MPI.IN_PLACE, y),
     }
     return {**found, "pieces": in_pieces} if len(pieces) > 1 else found
 
 
 def _all_gather(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
-    block, sizes = n // RANKS, [n // RANKS] * RANKS
+    block, sizes = n // mesh.size, [n // mesh.size] * mesh.size
     space = _workspace(all_gather_workspace_bytes((block,), "float32", 0, sizes))
-    x, out, y, whole = _zeros(block), _zeros(n), _zeros(block), _zeros(n)
+    y, whole = _zeros(block), _zeros(n)
     return {
-        "meshmpi": mesh.bind(operands.AllGather(x, out, 0, sizes, ("all",), workspace=space)),
+        **_ours(mesh, lambda x, out: operands.AllGather(x, out, 0, sizes, ("all",), space), (block,), (n,)),
         "mpi4py": lambda: mesh.comm.Allgather(y, whole),
     }
 
 
 def _all_to_all(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
-    rows, columns = [1] * RANKS, [n // RANKS] * RANKS
-    x, out = _zeros(RANKS, n // RANKS), _zeros(1, n)
+    rows, columns = [1] * mesh.size, [n // mesh.size] * mesh.size
+    before, after = (mesh.size, n // mesh.size), (1, n)
     index = mesh.shape.block_index(("all",), mesh.coordinates)
-    space = _workspace(all_to_all_workspace_bytes(x.shape, "float32", 0, 1, rows, columns, index))
+    space = _workspace(all_to_all_workspace_bytes(before, "float32", 0, 1, rows, columns, index))
     y, z = _zeros(n), _zeros(n)
     return {
-        "meshmpi": mesh.bind(operands.AllToAll(x, out, 0, 1, rows, columns, ("all",), workspace=space)),
+        **_ours(mesh, lambda x, out: operands.AllToAll(x, out, 0, 1, rows, columns, ("all",), space), before, after),
         "mpi4py": lambda: mesh.comm.Alltoall(y, z),
     }
 
 
 def _reduce_scatter(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
-    sizes = [n // RANKS] * RANKS
+    sizes = [n // mesh.size] * mesh.size
     space = _workspace(reduce_scatter_workspace_bytes((n,), "float32", 0, sizes))
-    x, out, y, block = _zeros(n), _zeros(n // RANKS), _zeros(n), _zeros(n // RANKS)
+    y, block = _zeros(n), _zeros(n // mesh.size)
     return {
-        "meshmpi": mesh.bind(operands.ReduceScatter(x, out, 0, sizes, ("all",), workspace=space)),
+        **_ours(
+            mesh,
+            lambda x, out: operands.ReduceScatter(x, out, 0, sizes, ("all",), workspace=space),
+            (n,),
+            (n // mesh.size,),
+        ),
         "mpi4py": lambda: mesh.comm.Reduce_scatter_block(y, block),
     }
 
@@ -100,7 +120,7 @@ def _reduce_scatter(mesh: Any, n: int) -> dict[str, Callable[[], None]]:
 def main() -> None:
     """Worker of one MPI rank."""
     options = options_of_worker()
-    mesh = mm.Mesh(f"all:{RANKS}")
+    mesh = mm.Mesh(f"all:{MPI.COMM_WORLD.size}")
 
     def slowest(times: list[float]) -> list[float]:
         most = np.array(times)
