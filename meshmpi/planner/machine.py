@@ -152,6 +152,11 @@ def spans_hosts(mesh: MeshShape, axes: Axes, ranks_per_host: int) -> bool:
     return any(group[0] // ranks_per_host != group[-1] // ranks_per_host for group in mesh.groups(axes))
 
 
+def axes_between_hosts(mesh: MeshShape, ranks_per_host: int) -> Axes:
+    """The axes of a mesh along which some neighbours are on different hosts; none if ``ranks_per_host`` is 0."""
+    return tuple(n for n in mesh.names if ranks_per_host and spans_hosts(mesh, (n,), ranks_per_host))
+
+
 def rounds(kind: str, n: int) -> int:
     """Messages one after the other that a collective takes: the usual tree algorithms."""
     steps = max(1, math.ceil(math.log2(n)))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from meshmpi.amounts import amount
 from meshmpi.compiler.cost import Cost
 from meshmpi.compiler.passes.memory import MemoryPlan, Sharing, aligned_bytes
+from meshmpi.dims import Axes, MeshShape
 from meshmpi.ir.kinds import Write
 from meshmpi.ir.program import Collective, Instruction, Program
 from meshmpi.planner.machine import Machine
@@ -63,6 +65,34 @@ def traffic_lines(program: Program, most: int = 12) -> list[str]:
     if len(rows) > most:
         rest = sum(sent for _, (_, sent) in rows[most:])
         lines.append(f"  {amount(rest, 'B')} in {len(rows) - most} more places")
+    return lines
+
+
+def network_lines(cost: Cost, mesh: MeshShape, between: Axes) -> list[str]:
+    """Which axes cross the network between hosts, and a warning where one of them sends more than an axis inside.
+
+    Args:
+        between: The axes along which some neighbours are on different hosts.
+    """
+    if not between:
+        return []
+    sent = Counter[str]()
+    for table in cost.bytes_by.values():
+        for axes, nbytes in table.items():
+            for axis in axes.split("+"):
+                sent[axis] += nbytes
+    inside = [n for n in mesh.names if n not in between and mesh.axis_size(n) > 1]
+    told = ", ".join(f"{n} ({amount(sent[n], 'B')} a rank and step)" for n in between)
+    lines = [f"between hosts: {told}; inside a host: {', '.join(inside) or 'no axis'}"]
+    heavy = max(between, key=lambda n: sent[n])
+    lighter = [n for n in inside if sent[n] < sent[heavy]]
+    if lighter:
+        # Ranks that differ in the last axes only share a host.
+        better = MeshShape(sorted(mesh.axes, key=lambda axis: sent[axis[0]]))
+        lines.append(
+            f"warning: axis {heavy} sends more than {', '.join(lighter)} and crosses the network;"
+            f" mesh '{';'.join(f'{n}:{size}' for n, size in better.axes)}' keeps it inside a host"
+        )
     return lines
 
 

@@ -5,13 +5,16 @@ from typing import Any
 import pytest
 
 import meshmpi as mm
+from meshmpi.compiler.cost import Cost
 from meshmpi.errors import LayoutError
-from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from
+from meshmpi.ir.program import AxesTable
+from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, axes_between_hosts, operations_from
 from meshmpi.planner.report import (
     KINDS,
     gradient_values,
     memory_by_kind,
     memory_lines,
+    network_lines,
     sent_by_line,
     time_lines,
     traffic_lines,
@@ -213,3 +216,15 @@ def test_the_peak_is_that_of_the_types_that_are_multiplied(dtype, peak):
     found = predict_time(planned(build), machine(products=rates, memory=Curve(((1.0, 1e15),))))
     assert found.peak == peak
     assert found.efficiency == pytest.approx(1.0, rel=0.01)
+
+
+def test_axes_that_cross_the_network_are_named_and_the_heavier_one_is_warned_of():
+    cost = Cost(0, {"all_reduce": AxesTable({"rows": 4_000_000, "cols": 1000, "rows+cols": 500})}, {})
+    mesh = mm.MeshShape("rows:2;cols:2")
+    assert network_lines(cost, mesh, ()) == []
+    first, warning = network_lines(cost, mesh, axes_between_hosts(mesh, 2))
+    assert first.startswith("between hosts: rows (") and first.endswith("inside a host: cols")
+    assert "axis rows sends more than cols" in warning and "mesh 'cols:2;rows:2'" in warning
+    (only,) = network_lines(cost, mm.MeshShape("cols:2;rows:2"), ("cols",))
+    assert "inside a host: rows" in only
+    assert len(network_lines(cost, mesh, axes_between_hosts(mesh, 1))) == 1  # nothing is inside

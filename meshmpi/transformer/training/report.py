@@ -14,9 +14,9 @@ from meshmpi.ir.kinds import COLLECTIVES
 from meshmpi.planner.bounded_search import Priced, Rejected, Screen, SearchResult, search
 from meshmpi.planner.candidates import Candidate, LowerBound
 from meshmpi.planner.layout_search import Step, digest, pricing
-from meshmpi.planner.machine import Machine
+from meshmpi.planner.machine import Machine, axes_between_hosts
 from meshmpi.planner.machines import find_machine
-from meshmpi.planner.report import fit_line, memory_lines, time_lines, traffic_lines
+from meshmpi.planner.report import fit_line, memory_lines, network_lines, time_lines, traffic_lines
 from meshmpi.planner.timing import predict_time
 from meshmpi.runtime.compiled import memory_plan
 from meshmpi.transformer.models import TransformerConfig
@@ -57,7 +57,9 @@ def plan_report(settings: Settings, program: bool = False, machine: str = "", ra
     known = find_machine(machine, mesh)
     times = [NO_MACHINE]
     if known is not None:
-        times = [*time_lines(predict_time(found.program, known)), fit_line(found.cost, known)]
+        between = axes_between_hosts(found.program.mesh, known.ranks_per_host)
+        times = [*network_lines(found.cost, found.program.mesh, between)]
+        times += [*time_lines(predict_time(found.program, known)), fit_line(found.cost, known)]
     seconds = time.perf_counter() - began
     counts, values = found.program.counts(), found.program.values()
     lines = [str(found.program)] if program else []

@@ -13,6 +13,7 @@ from meshmpi.checkpoint import Manifest
 from meshmpi.errors import CheckpointError
 from meshmpi.guard.flight import phase
 from meshmpi.guard.status import publish
+from meshmpi.planner.report import network_lines
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.mesh_protocol import AnyMesh
@@ -133,6 +134,8 @@ class Trainer(Loop):
             f" {cost.flops / 1e9:.3g} GFLOP, {cost.bytes_sent / 1e6:.3g} MB sent,"
             f" {cost.peak_memory / 1e6:.3g} MB of memory"
         )
+        for line in network_lines(cost, self.mesh.shape, self.mesh.axes_between_hosts):
+            self.say(line)
 
     def feeds(self, number: int) -> Mapping[str, Any]:
         return self._feeder.feeds(self._batches.feeds(number, self._feeder.held))
