@@ -33,7 +33,7 @@ from meshmpi.runtime.world import rank_by_environment
 
 OUTCOME_VARIABLE = "MESHMPI_OUTCOME"
 """Names the folder; ranks take it out of their environment, for jobs that they start themselves."""
-SHARED_VARIABLE = "MESHMPI_SHARED"
+SHARED_VARIABLE = "MESHMPI_SHARED_FOLDER"
 """A folder that all hosts see, for the folder of a job on several hosts; default: where it runs."""
 PATIENCE_SECONDS = 5.0
 """How long a file system of several hosts may take to show what another host has written."""

@@ -48,7 +48,7 @@ def launch_command(
         launcher_options: Further options for mpirun, such as a hostfile.
         environment: Variables to set in addition to those of this process.
         hosts: Where to start, with ranks for each, as ``"n1:2,n2:2"``; empty: here, or where the
-            batch system says.  All hosts must see the folder to run in, or that of MESHMPI_SHARED.
+            batch system says.  All hosts must see the folder to run in, or that of MESHMPI_SHARED_FOLDER.
         recover: Whether the job outlives ranks that are lost, see `meshmpi.guard.recovery`.
 
     Returns:

@@ -180,7 +180,7 @@ def test_a_host_that_does_not_see_the_folder_says_so(tmp_path: Path):
         env={**os.environ, "MESHMPI_OUTCOME": str(gone)},
     )
     assert done.returncode == 1 and "runs" not in done.stdout
-    assert f"cannot write to {gone}" in done.stderr and "MESHMPI_SHARED" in done.stderr
+    assert f"cannot write to {gone}" in done.stderr and "MESHMPI_SHARED_FOLDER" in done.stderr
 
 
 # ---- a program runs as it would alone ---------------------------------------------------------

@@ -141,7 +141,7 @@ class Trial:
             str(self.folder),
             *more,
         ]
-        folders = {"TMPDIR": str(self.folder), "MESHMPI_SHARED": str(self.folder)}
+        folders = {"TMPDIR": str(self.folder), "MESHMPI_SHARED_FOLDER": str(self.folder)}
         environment = {**os.environ, **self.hosts.environment(), **folders}
         with (
             open(self.folder / "output", "ab") as output,

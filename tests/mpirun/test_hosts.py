@@ -1,0 +1,38 @@
+"""Several hosts, as network namespaces of this machine: which rank is where, and what is shared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.soak.namespaces import Hosts, unavailable
+
+pytestmark = [pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "-"), pytest.mark.matrix]
+
+
+@pytest.mark.parametrize(
+    ("where", "mesh", "between"),
+    [
+        ("h1:2,h2:2", "rows:2;cols:2", "rows"),
+        ("h1:2,h2:2", "all:4", "all"),
+        ("h1:2,h2:1,h3:1", "rows:2;cols:2", "rows+cols"),
+    ],
+)
+@pytest.mark.parametrize("dealt", ["slot", "node"])
+def test_a_mesh_on_several_hosts(where: str, mesh: str, between: str, dealt: str, tmp_path: Path):
+    """Whether the launcher fills one host after the other, or deals ranks out in turns."""
+    ranks = sum(int(part.partition(":")[2]) for part in where.split(","))
+    command = [sys.executable, "-m", "meshmpi.launch", "-n", str(ranks), "--hosts", where, "--threads", "1"]
+    command += ["--option=--rank-by", f"--option={dealt}"]
+    command += ["-m", "tests.runtime.mpi_programs.hosts", mesh, between]
+    with Hosts(where.count(",") + 1, [tmp_path]) as hosts:
+        environment = {**os.environ, **hosts.environment(), "TMPDIR": str(tmp_path)}
+        environment |= {"MESHMPI_SHARED_FOLDER": str(tmp_path), "MESHMPI_CACHE": str(tmp_path / "cache")}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    turns = {"slot": "in order", "node": "in turns"}[dealt]
+    assert f"{where.count(',') + 1} hosts, {ranks} ranks dealt out {turns}" in done.stdout
