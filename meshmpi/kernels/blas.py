@@ -1,9 +1,7 @@
-"""Matrix products on strided arrays, bound directly to a BLAS library.
+"""Matrix products on strided arrays, bound directly to a BLAS library: a prepared call costs half a microsecond.
 
-A product is bound once: routine, addresses and sizes are prepared, so that a call costs half a
-microsecond.  Whatever BLAS cannot read in place (odd strides, integers) is refused, and the caller
-takes np.matmul.  Here is what can be used; `product_choice` measures what is fastest.  This module
-knows nothing of programs, dims or MPI.
+Whatever BLAS cannot read in place (odd strides, integers) is refused, and the caller takes np.matmul.
+Here is what can be used; `product_choice` measures what is fastest.  No programs, dims or MPI.
 """
 
 from __future__ import annotations
@@ -36,19 +34,10 @@ product: np.matmul loops over such products in C.  Status: assumption."""
 
 
 class Form(NamedTuple):
-    """How BLAS reads a matrix.
-
-    Attributes:
-        transposed: Whether rows and columns change places.
-        leading: Distance between neighbouring rows (columns if transposed), in elements.
-    """
+    """How BLAS reads a matrix."""
 
     transposed: bool
-    leading: int
-
-    @property
-    def flag(self) -> int:
-        return TRANSPOSED if self.transposed else PLAIN
+    leading: int  # distance between neighbouring rows (columns if transposed), in elements
 
 
 def form(rows: int, columns: int, row_step: int, column_step: int) -> Form | None:
@@ -93,14 +82,9 @@ class Blas:
         """``y = a @ b`` bound to these very arrays, or None where np.matmul must do it.
 
         Args:
-            a: [..., m, k], any strides; float32, float64 or bfloat16.
-            b: [..., k, n], of the same type; leading dims equal those of ``a``.
-            y: [..., m, n]: of the same type, for bfloat16 also float32.  Shares no memory with
-                a, b.
+            a, b: [..., m, k] and [..., k, n], any strides; float32, float64 or bfloat16.
+            y: [..., m, n]: of the same type, for bfloat16 also float32.  Shares no memory with a, b.
             accumulate: Whether the products are added to what ``y`` holds.
-
-        Returns:
-            A function without arguments.  It holds the arrays, so their memory stays.
         """
         key = _key(a, b, y)
         if self._library is None or key not in self._library.gemm:
@@ -110,7 +94,7 @@ class Blas:
         if accumulate and key == "narrow":
             return None
         (m, k), n = a.shape[-2:], y.shape[-1]
-        of_a, of_b, of_y = (_form_of(x) for x in (a, b, y))
+        of_a, of_b, of_y = (form(*x.shape[-2:], *(s // x.itemsize for s in x.strides[-2:])) for x in (a, b, y))
         if of_a is None or of_b is None or of_y is None:
             return None
         if of_y.transposed:  # y^T = b^T a^T, whose result lies in rows
@@ -120,59 +104,33 @@ class Blas:
 
     def _bind(self, key: str, sizes: Sequence[int], arrays: Arrays, forms: Sequence[Form], beta: float) -> Bound | None:
         assert self._library is not None
-        addresses = [_addresses(x) for x in arrays]
-        count = addresses[0].size
-        batched = key in self._library.gemm_batch
-        if count > MOST_PRODUCTS or not (batched or few(count, *sizes)):
+        library, addresses = self._library, [_addresses(x) for x in arrays]
+        count, scalar = addresses[0].size, ct.c_double if key == "float64" else ct.c_float
+        if count > MOST_PRODUCTS or not (key in library.gemm_batch or few(count, *sizes)):
             return None
-        scalar = ct.c_double if key == "float64" else ct.c_float
-        bind = _Binding(self._library.integer, scalar, tuple(sizes), tuple(forms), beta)
-        if count > 1 and batched:
-            bound: Any = bind.batch(self._library.gemm_batch[key], addresses)
+
+        def prepared(routine: Any, pointers: Iterable[int], given: Callable[[Any, float], Any], *more: Any) -> Any:
+            """The routine with its arguments in the order of CBLAS, numbers as ``given`` makes them."""
+            pa, pb, py = map(ct.c_void_p, pointers)
+            flags = (given(ct.c_int, TRANSPOSED if f.transposed else PLAIN) for f in forms[:2])
+            extents, (lda, ldb, ldy) = ([given(library.integer, n) for n in group] for group in (sizes, leading))
+            numbers = (*flags, *extents, given(scalar, 1.0), pa, lda, pb, ldb, given(scalar, beta), py, ldy)
+            return functools.partial(routine, ct.c_int(ROW_MAJOR), *numbers, *more)
+
+        def group(kind: Any, value: float) -> Any:
+            """One group of products: every argument is an array with one element for the group."""
+            return (kind * 1)(value)
+
+        leading = [f.leading for f in forms]
+        if count > 1 and key in library.gemm_batch:
+            counts = (library.integer(1), group(library.integer, count))
+            bound = prepared(library.gemm_batch[key], (p.ctypes.data for p in addresses), group, *counts)
         else:
-            one = self._library.gemm[key]
-            calls = [bind.one(one, at) for at in zip(*(p.tolist() for p in addresses), strict=True)]
+            each = zip(*(p.tolist() for p in addresses), strict=True)
+            calls = [prepared(library.gemm[key], at, lambda kind, value: kind(value)) for at in each]
             bound = functools.partial(run_all(calls))  # a partial of a partial costs no more
         bound.arrays = (*arrays, *addresses)  # an address alone would not keep the memory
         return bound
-
-
-class _Binding(NamedTuple):
-    """The prepared arguments that all products of one call have in common."""
-
-    integer: type
-    scalar: type
-    sizes: tuple[int, ...]
-    forms: tuple[Form, ...]
-    beta: float
-
-    def one(self, routine: Any, addresses: Sequence[int]) -> functools.partial[None]:
-        return self._call(routine, map(ct.c_void_p, addresses), lambda kind, value: kind(value))
-
-    def batch(self, routine: Any, addresses: Sequence[np.ndarray]) -> functools.partial[None]:
-        """One group of products: every argument is an array with one element for the group."""
-
-        def group(kind: type, value: float) -> Any:
-            return (kind * 1)(value)  # type: ignore[operator]
-
-        counts = (self.integer(1), group(self.integer, addresses[0].size))
-        return self._call(routine, (ct.c_void_p(p.ctypes.data) for p in addresses), group, counts)
-
-    def _call(
-        self,
-        routine: Any,
-        pointers: Iterable[ct.c_void_p],
-        given: Callable[[type, float], Any],
-        more: Sequence[Any] = (),
-    ) -> functools.partial[None]:
-        """The routine with its arguments in the order of CBLAS, numbers as ``given`` makes them."""
-        pa, pb, py = pointers
-        flags = (given(ct.c_int, f.flag) for f in self.forms[:2])
-        sizes = (given(self.integer, n) for n in self.sizes)
-        alpha, beta = given(self.scalar, 1.0), given(self.scalar, self.beta)
-        lda, ldb, ldy = (given(self.integer, f.leading) for f in self.forms)
-        order = ct.c_int(ROW_MAJOR)
-        return functools.partial(routine, order, *flags, *sizes, alpha, pa, lda, pb, ldb, beta, py, ldy, *more)
 
 
 def _key(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> str:
@@ -180,11 +138,6 @@ def _key(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> str:
     if a.dtype == b.dtype == BFLOAT16:
         return {"float32": "bfloat16", "bfloat16": "narrow"}.get(y.dtype.name, "")
     return a.dtype.name if a.dtype == b.dtype == y.dtype else ""
-
-
-def _form_of(x: np.ndarray) -> Form | None:
-    row_step, column_step = (s // x.itemsize for s in x.strides[-2:])
-    return form(x.shape[-2], x.shape[-1], row_step, column_step)
 
 
 def _addresses(x: np.ndarray) -> np.ndarray:
@@ -223,13 +176,9 @@ def _extended(library: Library, way: str) -> Library | None:
 
 
 def available(bfloat16: bool = False) -> tuple[str, ...]:
-    """Names of the libraries that this process can use, "numpy" last.
+    """Names of the libraries that this process can use, "numpy" last; for bfloat16 with `EXTENDED`.
 
     A library that `VARIABLE` names is the only one; where it is not installed there is none.
-
-    Args:
-        bfloat16: Whether products of bfloat16 are wanted: then libraries count with each of their
-            ways to multiply them, see `EXTENDED`.
     """
     forced = os.environ.get(VARIABLE, "")
     if forced:
@@ -240,11 +189,9 @@ def available(bfloat16: bool = False) -> tuple[str, ...]:
 
 
 def agree(of_ranks: Sequence[Mapping[str, float]]) -> str:
-    """The library that all ranks use: of those that every rank has, the fastest.
+    """The library that all ranks use: of those that every rank has, the one whose slowest rank is the fastest.
 
-    Replicated values must be equal to the last bit, and no two libraries round alike.  A step takes
-    as long as its slowest rank: where hosts differ, the library counts whose slowest rank is the
-    fastest, for all of them.
+    Replicated values must be equal to the last bit, and no two libraries round alike.
 
     Args:
         of_ranks: For each rank its libraries, with the seconds that the same products took.

@@ -1,10 +1,8 @@
 """Which library multiplies matrices of a type: the one that is fastest here, as measured.
 
-Neither the processor's maker nor its flags say which routine is fastest, so all that can run take
-turns on a few small products, some milliseconds each.  The figures are kept in the cache, by
-processor, versions and threads, so that the ranks of a host, and its next jobs, find the same.
-What a program's ranks use follows from the figures of all of them (`blas.agree`).  This module
-knows no MPI.
+Neither the processor's maker nor its flags say it, so all take turns on a few small products.  The
+figures are kept in the cache, so that the ranks of a host, and its next jobs, find the same; what a
+program's ranks use follows from the figures of all (`blas.agree`).  No MPI.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import functools
 import hashlib
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -23,7 +21,7 @@ from meshmpi.files import cache
 from meshmpi.ir.kinds import Contract
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels import blas, numpy_kernels
-from meshmpi.kernels.binding import ALIGNMENT_BYTES, Runtime, numpy_dtype
+from meshmpi.kernels.binding import ALIGNMENT_BYTES, Bound, Runtime, numpy_dtype, run_all
 from meshmpi.kernels.blas_libraries import SOURCE, SUFFIX
 from meshmpi.kernels.native.compiler import processor
 
@@ -37,14 +35,10 @@ Seconds = dict[str, float]
 
 
 def measured(bfloat16: bool = False) -> Seconds:
-    """The libraries that this process can use, with the seconds that the same products took.
+    """The libraries of `blas.available` that this process can use, with the seconds that the same products took.
 
-    Args:
-        bfloat16: Whether products of bfloat16 count besides those of float32.
-
-    Returns:
-        Name of `blas.available` -> seconds; "numpy", for want of any other only, counts as
-        infinite.  Where there is no choice nothing is measured.
+    With bfloat16 its products count besides those of float32.  "numpy", for want of any other only,
+    counts as infinite.  Where there is no choice nothing is measured.
     """
     names = blas.available(bfloat16)
     real = [n for n in names if n != "numpy"]
@@ -69,9 +63,8 @@ def figures(bfloat16: bool = False) -> Seconds:
     Keys are as "float32 openblas", "bfloat16 openblas" (converted to float32), "bfloat16 +bf16"
     (by our own routine).
     """
-    names = {n: blas.find(n) for n in blas.available(bfloat16) if n != "numpy"}
-    versions = tuple((n, b.version, b.threads) for n, b in names.items())
-    return dict(_figures(versions, bfloat16))
+    found = (blas.find(n) for n in blas.available(bfloat16) if n != "numpy")
+    return dict(_figures(tuple((b.name, b.version, b.threads) for b in found), bfloat16))
 
 
 def kinds(bfloat16: bool) -> dict[str, str]:
@@ -83,7 +76,10 @@ def kinds(bfloat16: bool) -> dict[str, str]:
 @functools.cache
 def _figures(versions: tuple[tuple[str, str, int], ...], bfloat16: bool) -> Mapping[str, float]:
     wanted = kinds(bfloat16)
-    name = _file(versions, wanted)
+    about = [processor(), np.__version__, repr((PRODUCTS, versions)), *wanted]  # all that the figures depend on
+    if any(kind.endswith(SUFFIX) for kind in wanted):
+        about.append(SOURCE.read_text())
+    name = f"products-{hashlib.sha256('|'.join(about).encode()).hexdigest()[:24]}.json"
     try:
         with cache.opened("products") as folder:
             found = _known(cache.recall(folder, name), wanted)
@@ -107,14 +103,6 @@ def _kinds(name: str, bfloat16: bool) -> tuple[str, ...]:
     return f"float32 {base}", f"bfloat16 {own}"
 
 
-def _file(versions: tuple[tuple[str, str, int], ...], kinds: Collection[str]) -> str:
-    """The name in the cache, by everything that the figures depend on."""
-    about = [processor(), np.__version__, repr((PRODUCTS, versions)), *kinds]
-    if any(kind.endswith(SUFFIX) for kind in kinds):
-        about.append(SOURCE.read_text())
-    return f"products-{hashlib.sha256('|'.join(about).encode()).hexdigest()[:24]}.json"
-
-
 def _known(found: object, kinds: Collection[str]) -> Seconds | None:
     """What the cache holds, if it is what was asked for."""
     if not isinstance(found, dict) or set(found) != set(kinds):
@@ -123,12 +111,10 @@ def _known(found: object, kinds: Collection[str]) -> Seconds | None:
 
 
 def time_products(kinds: Mapping[str, str]) -> Seconds:
-    """Seconds of all `PRODUCTS`, the least of rounds in which all take turns.
+    """Seconds of all `PRODUCTS` for each "float32 openblas", say, of a library of that name.
 
-    On a busy machine many rounds are needed until each has had an undisturbed turn.
-
-    Args:
-        kinds: "float32 openblas", say -> name of the library.
+    The least of rounds in which all take turns: on a busy machine many are needed until each has had
+    an undisturbed one.
     """
     runs = {kind: _products(kind.split()[0], name) for kind, name in kinds.items()}
     least = dict.fromkeys(runs, math.inf)
@@ -145,34 +131,25 @@ def time_products(kinds: Mapping[str, str]) -> Seconds:
     return least
 
 
-def _seconds(kind: str, run: Callable[[], None]) -> float:
+def _seconds(kind: str, run: Bound) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
-def _products(dtype: str, library: str) -> Callable[[], None]:
+def _products(dtype: str, library: str) -> Bound:
     """All products, bound as a program binds them."""
     runs = []
     for shapes in PRODUCTS:
-        types = {v: _type(text, dtype) for v, text in enumerate(shapes)}
+        known = enumerate(Shape(text) for text in shapes)
+        types = {v: LocalType(shape, dtype, ((),) * len(shape)) for v, shape in known}
         i = Instruction(Contract(), (0, 1), (2,))
         program = Program(MeshShape(""), types, (i,), {}, {}, {})
         arrays = {v: np.ones(t.shape.sizes, numpy_dtype(dtype)) for v, t in types.items()}
         room = np.zeros(numpy_kernels.workspace_bytes(i, program, {}) + ALIGNMENT_BYTES, np.uint8)
         room = room[-room.ctypes.data % ALIGNMENT_BYTES :]
         runs.append(numpy_kernels.bind(i, program, {}, arrays, room, Runtime(blas=library)))
-
-    def run() -> None:
-        for one in runs:
-            one()
-
-    return run
-
-
-def _type(text: str, dtype: str) -> LocalType:
-    shape = Shape(text)
-    return LocalType(shape, dtype, ((),) * len(shape))
+    return run_all(runs)
 
 
 def described(bfloat16: bool = True) -> str:

@@ -20,7 +20,7 @@ class PyMeshmpi(PythonPackage):
     depends_on("py-mpi4py@4:", type=("build", "run"))
     depends_on("py-opt-einsum@3.3:", type=("build", "run"))
     depends_on("py-ml-dtypes@0.4:", type=("build", "run"))
-    depends_on("py-threadpoolctl@3.1:", type=("build", "run"))
+    depends_on("py-threadpoolctl@3.5:", type=("build", "run"))
     depends_on("py-pydantic@2.6:", type=("build", "run"))
     depends_on("py-safetensors@0.4:", type=("build", "run"))
     depends_on("py-xxhash@3.0:", type=("build", "run"))

@@ -1,13 +1,11 @@
-"""Generated C kernels for maps, reductions, uniform random numbers, fused kernels, scatter_add and
-top_k.
+"""Generated C kernels for maps, reductions, uniform random numbers, fused kernels, scatter_add and top_k.
 
-`NativeKernels` generates the source of all such instructions of its programs, builds it once and
-binds instructions to its functions.  NumPy stays the oracle; whatever has no native form is left to
-it.
+NumPy stays the oracle, and does whatever has no native form.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -24,7 +22,7 @@ from meshmpi.ir.kinds.regions import Ranges, iteration_counts, sizes_key
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels.binding import Runtime
 from meshmpi.kernels.native.compiler import CompilerError, available, load_library
-from meshmpi.kernels.native.indexing import first_ranked, first_row, scatter_add_body, top_k_body
+from meshmpi.kernels.native.indexing import scatter_add_body, top_k_body
 from meshmpi.kernels.native.nest import LoopNest, Unsupported, bands_in, first_counter, first_distance
 from meshmpi.kernels.native.prelude import PRELUDE
 from meshmpi.kernels.native.source import Body, Writer
@@ -51,16 +49,15 @@ class NativeKernels:
     def __init__(self, programs: Program | Iterable[Program], coordinates: Sequence[Mapping[str, int]]):
         self._names: dict[tuple, str] = {}
         self._types: dict[int, dict[int, LocalType]] = {}
-        self._counting: dict[int, list[int]] = {}
         self._bodies: dict[str, Body] = {}
         for program in [programs] if isinstance(programs, Program) else programs:
             inside = [i.inner_types() for i in program.instructions if isinstance(i.attrs, Tiled)]
             self._types[id(program)] = dict(ChainMap(*inside, dict(program.types)))
-            self._counting[id(program)] = _counting(program)
+            types, counting = self._types[id(program)], _counting(program)
             for where in coordinates:
                 for i, ranges in _everything(program, where):
-                    body = self._body(i, program, where, ranges)
-                    if body is not None:
+                    with contextlib.suppress(Unsupported):
+                        body = function_body(i, types, program.mesh, where, ranges, counting)
                         name = "k" + hashlib.sha256(body.text.encode()).hexdigest()[:20]
                         self._bodies[name] = body
                         self._names[_key(program, i, where, ranges)] = name
@@ -76,17 +73,6 @@ class NativeKernels:
         """
         self._names = {k: n for k, n in self._names.items() if k[1] not in results}
 
-    def _body(
-        self, i: Instruction, program: Program, coordinates: Mapping[str, int], ranges: Ranges | None = None
-    ) -> Body | None:
-        if not i.traits.native:
-            return None
-        try:
-            types, counting = self._types[id(program)], self._counting[id(program)]
-            return function_body(i, types, program.mesh, coordinates, ranges, counting)
-        except Unsupported:
-            return None
-
     def bind(
         self,
         i: Instruction,
@@ -100,7 +86,6 @@ class NativeKernels:
         """The instruction as a function without arguments; None where NumPy must do it.
 
         Args:
-            program: The same object.
             ranges: For an instruction in the body of a tiled region, the block to compute.
 
         Raises:
@@ -133,26 +118,21 @@ class NativeKernels:
 
 
 def _built(bodies: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The functions by name; and of those that the compiler does not take, its words.
+    """The functions by name; and for those that the compiler does not take, its words.
 
-    One library holds all.  Where the compiler fails, halves are tried, until what is left over is
-    single functions.
-
-    Raises:
-        CompilerError: The compiler fails on no function at all, too.
+    One library holds all.  Where the compiler fails, halves are tried, down to single functions.
     """
     if not bodies:
         return {}, {}
     try:
         library = load_library(_source(bodies))
     except CompilerError as error:
-        load_library(_source({}))
+        load_library(_source({}))  # fails too where it is not for a function
         if len(bodies) == 1:
             return {}, {name: str(error) for name in bodies}
-        names = list(bodies)
-        halves = (names[: len(names) // 2], names[len(names) // 2 :])
-        parts = [_built({n: bodies[n] for n in half}) for half in halves]
-        return {**parts[0][0], **parts[1][0]}, {**parts[0][1], **parts[1][1]}
+        found, refused = _built(dict(list(bodies.items())[: len(bodies) // 2]))
+        more, also = _built(dict(list(bodies.items())[len(bodies) // 2 :]))
+        return {**found, **more}, {**refused, **also}
     functions: dict[str, Any] = {}
     for name in bodies:
         functions[name] = getattr(library, name)
@@ -167,9 +147,8 @@ def _source(bodies: Mapping[str, str]) -> str:
 class _Parameters:
     """What a function gets besides its operands: all that differs between ranks and steps.
 
-    For each tensor of random numbers its key and the global index of the first element of the
-    block, for each band the distance of the first pair, for a scatter_add the first row of the
-    block, for a top_k the first index.
+    For each tensor of random numbers its key and the global index of the first element, for each band
+    the distance of the first pair, for scatter_add and top_k where the block begins along their dim.
     """
 
     def __init__(
@@ -189,11 +168,10 @@ class _Parameters:
         starts = [first_counter(types[j.outputs[0]], mesh, coordinates, ranges) for j, _ in body]
         self.keys = [np.array([0, n], np.uint64) for n in starts]
         far = [first_distance(b, i, types, mesh, coordinates, ranges) for b in bands_in(i.leaves())]
+        if isinstance(i.attrs, (ScatterAdd, TopK)):
+            t = types[i.outputs[0] if isinstance(i.attrs, ScatterAdd) else i.inputs[0]]
+            far = [t.block(mesh, coordinates)[t.shape.position(i.attrs.dim)][0]]
         self.arrays = [*self.keys, *(np.array([n], np.int64) for n in far)]
-        if isinstance(i.attrs, ScatterAdd):
-            self.arrays = [np.array([first_row(i, types, mesh, coordinates)], np.int64)]
-        if isinstance(i.attrs, TopK):
-            self.arrays = [np.array([first_ranked(i, types, mesh, coordinates)], np.int64)]
 
     def advance(self) -> None:
         """Sets the keys of the running step."""
@@ -227,11 +205,10 @@ def function_body(
     types: Mapping[int, LocalType],
     mesh: MeshShape,
     coordinates: Mapping[str, int],
-    ranges: Mapping[str, tuple[int, int]] | None = None,
+    ranges: Ranges | None = None,
     counting: Collection[int] = (),
 ) -> Body:
-    """The C function of one instruction of kind map, reduce, random, fused, scatter_add or
-    top_k.
+    """The C function of one instruction.
 
     Within a tiled region, ``ranges`` narrows the block.  Values in ``counting`` hold consecutive integers
     (`iota`): of them only the first is read.
@@ -251,17 +228,17 @@ def _writer(
     types: Mapping[int, LocalType],
     mesh: MeshShape,
     coordinates: Mapping[str, int],
-    ranges: Mapping[str, tuple[int, int]] | None,
-    counting: Collection[int],
+    ranges: Ranges | None,
+    counting: Collection[int] = (),
 ) -> Writer:
     body = i.body or (i,)
-    if i.body:
-        types = {**{v: types[v] for v in (*i.inputs, *i.outputs)}, **i.inner_types()}
-    for one in body:
-        if isinstance(one.attrs, Random) and one.attrs.distribution != "uniform":
-            raise Unsupported("a distribution other than uniform")
+    if not i.traits.native:
+        raise Unsupported("a kind without a native form")
+    if any(isinstance(one.attrs, Random) and one.attrs.distribution != "uniform" for one in body):
+        raise Unsupported("a distribution other than uniform")
     if not i.inputs and isinstance(body[0].attrs, Map):
         raise Unsupported("no inputs")
+    types = {**{v: types[v] for v in (*i.inputs, *i.outputs)}, **i.inner_types()}
     return Writer(LoopNest(body, i.inputs, i.outputs, types, mesh, coordinates, ranges), counting)
 
 
@@ -270,15 +247,15 @@ def scratch_bytes(
     types: Mapping[int, LocalType],
     mesh: MeshShape,
     coordinates: Mapping[str, int],
-    ranges: Mapping[str, tuple[int, int]] | None = None,
+    ranges: Ranges | None = None,
 ) -> int:
     """Bytes of the workspace that the C function of an instruction needs; 0 where it has none.
 
     Only what reduces needs any: maps keep their numbers in registers.
     """
-    if not i.traits.native or not any(isinstance(j.attrs, Reduce) for j in i.leaves()):
+    if not any(isinstance(j.attrs, Reduce) for j in i.leaves()):
         return 0
     try:
-        return _writer(i, types, mesh, coordinates, ranges, ()).scratch_bytes
+        return _writer(i, types, mesh, coordinates, ranges).scratch_bytes
     except Unsupported:
         return 0

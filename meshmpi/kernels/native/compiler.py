@@ -1,13 +1,8 @@
-"""From C source to a loaded library, through a cache on disk.
+"""From C source to a loaded library, through a cache on disk whose key is the source, the compiler and the CPU.
 
-The cache key is the source, the compiler and the CPU.  One process of a node builds, the others
-wait for it; a library appears under its name only when it is complete, so that any number of ranks
-and jobs may start at once.  The lock is the kernel's: it ends with the process that holds it.
-
-A library runs in this process, so one is loaded only from a private folder (`private`), if it is
-this user's, nobody else may write to it, and its hash is the one in its entry of the index.  All
-others are built again.  What is loaded are the very bytes that were hashed.  Nothing that is read
-from the cache becomes part of a command.
+One process of a node builds, the others wait.  A library is loaded only from a private folder (`private`), if
+its hash is the one in its entry of the index; what is loaded are the very bytes that were hashed.  All others
+are built again.  Nothing that is read from the cache becomes part of a command.
 """
 
 from __future__ import annotations
@@ -31,17 +26,10 @@ from meshmpi.errors import DataError, MeshmpiError
 from meshmpi.files import cache
 from meshmpi.files.private import Folder
 
-FLAGS = (
-    "-O3",
-    "-march=native",
-    "-std=gnu11",
-    "-fPIC",
-    "-shared",
-    "-w",
-    "-fwrapv",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=fast",
+FLAGS = tuple(
+    shlex.split(
+        "-O3 -march=native -std=gnu11 -fPIC -shared -w -fwrapv -fno-math-errno -fno-trapping-math -ffp-contract=fast"
+    )
 )
 """Nothing of -ffast-math that changes values: -fassociative-math turns (x + y) - x into y, and
 inf - inf into 0.  Sums are reordered where the source says so, by ``omp simd reduction``."""
@@ -70,7 +58,10 @@ def _wanted() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _compiler(wanted: str) -> tuple[tuple[str, ...], str]:
-    """Command and version."""
+    """Command and version; what it can do is kept on disk, since to ask takes several runs of it.
+
+    A compiler that has changed is asked again; what failed is not kept.
+    """
     candidates = [wanted] if wanted else ["cc", "gcc", "clang"]
     found = next((c for c in candidates if shutil.which(shlex.split(c)[0])), None)
     if found is None:
@@ -78,31 +69,19 @@ def _compiler(wanted: str) -> tuple[tuple[str, ...], str]:
             f"no C compiler was found (looked for {', '.join(candidates)}).",
             "Install one (Debian: apt install gcc), or use kernels='numpy'.",
         )
-    return _remembered(found)
-
-
-def _remembered(found: str) -> tuple[tuple[str, ...], str]:
-    """Command and version of a compiler.
-
-    What it can do and its version are kept on disk: to ask takes several runs of it.  A compiler
-    that has changed is asked again; what failed is not kept.
-    """
     path = Path(shutil.which(shlex.split(found)[0]) or "").resolve()
     status = path.stat()
-    made = status.st_mtime_ns, status.st_size
-    about = (found, str(path), *made, FLAGS, OPTIONAL_FLAGS, processor())
+    about = (found, str(path), status.st_mtime_ns, status.st_size, FLAGS, OPTIONAL_FLAGS, processor())
     name = f"compiler-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}.json"
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(_opened())
-        except DataError:  # nothing can be kept: asked in every process
-            known = _facts(found)
-            return _command(found, known["accepts"]), known["version"]
-        known = cache.recall(folder, name)
-        if known is None:
-            known = _facts(found)
-            with contextlib.suppress(OSError):  # a full disk
-                cache.remember(folder, name, known)
+    try:
+        with _opened() as folder:
+            known = cache.recall(folder, name)
+            if known is None:
+                known = _facts(found)
+                with contextlib.suppress(OSError):  # a full disk
+                    cache.remember(folder, name, known)
+    except DataError:  # nothing can be kept: asked in every process
+        known = _facts(found)
     return _command(found, known["accepts"]), known["version"]
 
 
@@ -114,11 +93,7 @@ def _command(found: str, accepts: list[bool]) -> tuple[str, ...]:
 
 
 def _facts(found: str) -> dict[str, Any]:
-    """Which of `OPTIONAL_FLAGS` a compiler accepts, and its version.
-
-    Raises:
-        CompilerError: It cannot build a trivial file.
-    """
+    """Which of `OPTIONAL_FLAGS` a compiler accepts, and its version."""
     command = _command(found, [])
     if not _accepts(command):
         raise CompilerError(f"'{found}' cannot build a trivial file.", "Try it by hand: " + shlex.join(command))
@@ -141,21 +116,10 @@ def _accepts(command: tuple[str, ...]) -> bool:
 
 
 def _run(command: list[str], seconds: float, folder: Folder | None = None) -> str:
-    """What the command printed.
-
-    Args:
-        folder: Where it runs and keeps temporary files, which go with the folder also if it is
-            killed.
-
-    Raises:
-        CompilerError: It could not be started, failed or took too long.
-    """
+    """What the command printed; its temporary files go with the folder, also if it is killed."""
+    at: dict[str, Any] = {} if folder is None else {"cwd": folder.reached(), "env": {**os.environ, "TMPDIR": "."}}
     try:
-        place = None if folder is None else folder.reached()
-        environment = None if folder is None else {**os.environ, "TMPDIR": "."}
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, env=environment, cwd=place, umask=0o077
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, umask=0o077, **at)
     except (OSError, subprocess.TimeoutExpired) as e:
         raise CompilerError(f"the C compiler did not run: {e}.", "Set MESHMPI_CC, or use kernels='numpy'.") from e
     if done.returncode:
@@ -179,11 +143,7 @@ def _opened() -> Folder:
 
 
 def kernel_folder() -> Path:
-    """Where libraries are kept.
-
-    Raises:
-        DataError: Nowhere.
-    """
+    """Where libraries are kept."""
     with _opened() as folder:
         return folder.path
 
@@ -238,13 +198,9 @@ def _kept(folder: Folder, key: str) -> bytes | None:
 
 
 def _build(folder: Folder, key: str, source: str, command: tuple[str, ...], alone: bool) -> bytes:
-    """Builds a library in a folder of its own and puts it into the cache.
-
-    Args:
-        alone: Whether the lock is held: then what is left of this build, a killed process left.
-    """
+    """Builds a library in a folder of its own and puts it into the cache."""
     for name in folder.names() if alone else ():
-        if name.startswith(f".build-{key}-"):
+        if name.startswith(f".build-{key}-"):  # the lock is held, so a killed process left it
             folder.remove(name)
     with folder.temporary(f".build-{key}-") as work:
         work.write(f"{key}.c", source.encode())
@@ -267,11 +223,7 @@ _libraries: dict[tuple[str, str], ctypes.CDLL] = {}
 
 
 def _loaded(data: bytes, name: str, folder: Folder) -> ctypes.CDLL:
-    """Loads a library from its bytes, by a file in memory that cannot be changed any more.
-
-    Args:
-        folder: Where a file can be put where there are none in memory.
-    """
+    """Loads a library by a file in memory that cannot be changed any more, or where there is none, in ``folder``."""
     # The first such library brings OpenMP, which reads this once.  Its threads and those of BLAS
     # take turns on the same cores: waiting must not burn them.  Measured: docs/performance.md.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -24,8 +24,8 @@ _SOURCE = """
   {parallel}
   {{
     const long n = threads_here(), k = thread_here();
-    const long start = {columns}, stop = {columns_end};
-    for (long b = {batch}; b < {batch_end}; ++b) {{
+    const long start = {columns[0]}, stop = {columns[1]};
+    for (long b = {batch[0]}; b < {batch[1]}; ++b) {{
       const {t} *block = updates + b * {count} * {width}L;
       const {index} *where = index + b * {count};
       {t} *here = y + b * {rows} * {width}L;
@@ -49,10 +49,6 @@ def scatter_add_body(
     """C statements of a scatter_add of updates [batch, index, rest] into sums [batch, dim, rest].
 
     Threads share the batches, or the columns where there is one batch only.
-
-    Raises:
-        Unsupported: Dims in another order, bfloat16 (summed in float32), an empty block, or an
-            index to be checked.
     """
     (updates, index), y = [types[v] for v in i.inputs], types[i.outputs[0]]
     at = y.shape.position(i.of(ScatterAdd).dim)
@@ -68,9 +64,12 @@ def scatter_add_body(
     if not batches * rows * width * count:
         raise Unsupported("an empty block")
     pays = batches * width * (rows + count) >= PARALLEL_POINTS
-    share = ("{0}L * k / n", "{0}L * (k + 1) / n")
-    columns = share if batches == 1 else ("0", "{0}")
-    batch_range = share if batches > 1 else ("0", "{0}")
+
+    def span(count: int, shared: bool) -> tuple[str, str]:
+        """Where the part of a thread begins and ends."""
+        return (f"{count}L * k / n", f"{count}L * (k + 1) / n") if shared else ("0", str(count))
+
+    columns, batch_range = span(width, batches == 1), span(batches, batches > 1)
     return _SOURCE.format(
         t=C_TYPES[y.dtype],
         index=C_TYPES[index.dtype],
@@ -78,10 +77,8 @@ def scatter_add_body(
         rows=rows,
         count=count,
         parallel="#pragma omp parallel" if pays else "",
-        columns=columns[0].format(width),
-        columns_end=columns[1].format(width),
-        batch=batch_range[0].format(batches),
-        batch_end=batch_range[1].format(batches),
+        columns=columns,
+        batch=batch_range,
     )
 
 
@@ -120,9 +117,6 @@ def top_k_body(i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, 
     """C statements of a top_k along the innermost dim: one pass over each row.
 
     The best so far are kept in order, so that most elements cost one comparison.
-
-    Raises:
-        Unsupported: Another dim, another type, many elements asked for, or an empty block.
     """
     x, y, attrs = types[i.inputs[0]], types[i.outputs[0]], i.of(TopK)
     if x.shape.names[-1] != attrs.dim or y.shape.names[:-1] != x.shape.names[:-1]:
@@ -147,17 +141,3 @@ def top_k_body(i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, 
         source=f"given[r * {sizes[-1]}L + place[j]]" if given else "(int32_t)(first + place[j])",
     )
     return f"\n#undef BEFORE\n#define BEFORE(a, b) {before}\n{body}"
-
-
-def first_ranked(
-    i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]
-) -> int:
-    """The index in the whole dim of the first element of the block that a top_k ranks."""
-    x = types[i.inputs[0]]
-    return x.block(mesh, coordinates)[x.shape.position(i.of(TopK).dim)][0]
-
-
-def first_row(i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]) -> int:
-    """The row of the whole table at which the block of the result begins."""
-    y = types[i.outputs[0]]
-    return y.block(mesh, coordinates)[y.shape.position(i.of(ScatterAdd).dim)][0]
