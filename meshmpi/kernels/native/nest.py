@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshmpi.dims import MeshShape
 from meshmpi.ir.bands import Band
 from meshmpi.ir.kinds import Map, Random, Reduce
+from meshmpi.ir.kinds.regions import Ranges
 from meshmpi.ir.program import Instruction, LocalType
-from meshmpi.kernels.binding import contiguous
+from meshmpi.kernels.binding import collapse, contiguous
 
 PIECE = 4096
 """Columns that a loop without rows takes at once where threads share it.  Status: assumption."""
@@ -31,9 +32,7 @@ class Value:
     """A value of the loop nest.
 
     Attributes:
-        number: Its number in C: values count in order of appearance, so that equal layers of a
-            model have equal functions.
-        strides: Dimension name -> distance between neighbours in memory, in elements.
+        number: Its number in C, by order of appearance: equal layers of a model have equal functions.
         role: "point" (varies along columns), "row" (one per row) or "column" (summed over rows).
         stage: The stage in which it is ready; -1 before the first.
     """
@@ -55,12 +54,8 @@ class LoopNest:
 
     Args:
         body: Maps, reductions and random instructions in order.
-        inputs, outputs: Values read from and stored to memory, in the order of the function's
-            arguments.
+        inputs, outputs: Values read from and stored to memory, in the order of the function's arguments.
         ranges: Dim -> (start, stop) where only a part of the block is computed, within a tiled region.
-
-    Raises:
-        Unsupported: There is no native form.
     """
 
     def __init__(
@@ -71,19 +66,19 @@ class LoopNest:
         types: Mapping[int, LocalType],
         mesh: MeshShape,
         coordinates: Mapping[str, int],
-        ranges: Mapping[str, tuple[int, int]] | None = None,
+        ranges: Ranges | None = None,
     ):
         self.body, self.outputs, self.operands = body, outputs, (*inputs, *outputs)
         self.inputs = tuple(dict.fromkeys(inputs))  # a value may come twice: x * x
-        full = self._full(body, types)
+        spaces = [types[i.inputs[0] if isinstance(i.attrs, Reduce) else i.outputs[0]] for i in body]
+        full = max(spaces, key=lambda t: len(t.shape))
         self.sizes = dict(zip(full.shape.names, full.local_sizes(mesh, coordinates), strict=True))
         for n, (start, stop) in (ranges or {}).items():
             if n in self.sizes:
                 self.sizes[n] = stop - start
         if not all(self.sizes.values()):
             raise Unsupported("an empty block")
-        self.reduces = any(isinstance(i.attrs, Reduce) for i in body)
-        self.row_names = self._rows(body, types, full)
+        self.row_names = self._rows(types, full.shape.names)
         used = dict.fromkeys([*inputs, *outputs, *(v for i in body for v in i.outputs)])
         self.values = {v: Value(k, types[v], self.sizes) for k, v in enumerate(used)}
         self.keys = [i.outputs[0] for i in body if isinstance(i.attrs, Random)]
@@ -105,28 +100,18 @@ class LoopNest:
         """Whether a value in memory varies along the columns."""
         return any(strides[v] for _, strides in self.column_dims)
 
-    @staticmethod
-    def _full(body: Sequence[Instruction], types: Mapping[int, LocalType]) -> LocalType:
-        candidates = [types[i.inputs[0] if isinstance(i.attrs, Reduce) else i.outputs[0]] for i in body]
-        return max(candidates, key=lambda t: len(t.shape))
-
-    @staticmethod
-    def _rows(body: Sequence[Instruction], types: Mapping[int, LocalType], full: LocalType) -> tuple[str, ...]:
-        names = full.shape.names
-        for i in body:
+    def _rows(self, types: Mapping[int, LocalType], names: tuple[str, ...]) -> tuple[str, ...]:
+        """The dims of the outer loops: those that the first reduction keeps, or sums over."""
+        made = [types[i.outputs[0]].shape.names for i in self.body]
+        for i, kept in zip(self.body, made, strict=True):
             if isinstance(i.attrs, Reduce):
-                kept = types[i.outputs[0]].shape.names
                 if kept == names[: len(kept)]:
                     return kept
                 lead = len(names) - len(kept)
-                if kept != names[lead:] or i.of(Reduce).op != "sum":
+                if kept != names[lead:] or i.attrs.op != "sum":
                     raise Unsupported("a reduction of inner dims")
                 return names[:lead]
-        for i in body:
-            kept = types[i.outputs[0]].shape.names
-            if kept != names:
-                return kept
-        return names[:-1]
+        return next((kept for kept in made if kept != names), names[:-1])
 
     def _roles(self, names: tuple[str, ...]) -> None:
         for i in self.body:
@@ -134,21 +119,17 @@ class LoopNest:
                 value = self.values[v]
                 stages = [self._ready(x, i) for x in i.inputs]
                 if isinstance(i.attrs, Reduce):
-                    value.role = self._role_of_reduction(i, value, names)
-                    value.stage = max(stages)
+                    value.role, value.stage = "row", max(stages)
+                    if value.names != self.row_names:
+                        if value.names != names[len(self.row_names) :] or i.attrs.op != "sum":
+                            raise Unsupported("reductions over different rows")
+                        value.role = "column"
                 elif value.names != names:
                     if value.names != self.row_names:
                         raise Unsupported("a map over other dims")
                     value.role, value.stage = "row", max([-1, *stages])
                 else:
                     value.stage = max([0, *stages])
-
-    def _role_of_reduction(self, i: Instruction, value: Value, names: tuple[str, ...]) -> str:
-        if value.names == self.row_names:
-            return "row"
-        if value.names != names[len(self.row_names) :] or i.of(Reduce).op != "sum":
-            raise Unsupported("reductions over different rows")
-        return "column"
 
     def _ready(self, x: int, i: Instruction) -> int:
         """The first stage in which instruction i can use x."""
@@ -160,7 +141,7 @@ class LoopNest:
 
     def _loops(self, names: tuple[str, ...]) -> None:
         columns = [n for n in names if n not in self.row_names]
-        if self.reduces or any(v.role == "row" for v in self.values.values()):
+        if any(isinstance(i.attrs, Reduce) for i in self.body) or any(v.role == "row" for v in self.values.values()):
             self.row_dims, self.column_dims = self._merged(self.row_names), self._merged(columns)
             return
         dims = self._merged(names)
@@ -172,16 +153,11 @@ class LoopNest:
         """The loops over these dims."""
         keys = [*self.values, *(("counter", v) for v in self.keys)]
         keys += [("index", n) for band in self.bands for n in (band.rows, band.columns)]
-        dims: Loops = []
-        for n in names:
-            strides = {k: self._stride(k, n) for k in keys}
-            if self.sizes[n] == 1:
-                continue
-            if dims and all(dims[-1][1][k] == s * self.sizes[n] for k, s in strides.items()):
-                dims[-1] = (dims[-1][0] * self.sizes[n], strides)
-            else:
-                dims.append((self.sizes[n], strides))
-        return dims or [(1, dict.fromkeys(keys, 0))]
+        steps = [[self._stride(key, n) for n in names] for key in keys]
+        sizes, merged = collapse([self.sizes[n] for n in names], steps)
+        if not sizes:
+            return [(1, dict.fromkeys(keys, 0))]
+        return [(n, dict(zip(keys, s, strict=True))) for n, *s in zip(sizes, *merged, strict=True)]
 
     def _stride(self, key: object, name: str) -> int:
         if isinstance(key, tuple):
@@ -194,9 +170,7 @@ def _global_strides(t: LocalType) -> dict[str, int]:
     return contiguous(t.shape.names, dict(zip(t.shape.names, t.shape.sizes, strict=True)))
 
 
-def first_counter(
-    t: LocalType, mesh: MeshShape, coordinates: Mapping[str, int], ranges: Mapping[str, tuple[int, int]] | None = None
-) -> int:
+def first_counter(t: LocalType, mesh: MeshShape, coordinates: Mapping[str, int], ranges: Ranges | None = None) -> int:
     """Global index of the first element of a block, or of the part of it in ``ranges``."""
     block = dict(zip(t.shape.names, t.block(mesh, coordinates), strict=True))
     block.update((n, r) for n, r in (ranges or {}).items() if n in block)
@@ -214,7 +188,7 @@ def first_distance(
     types: Mapping[int, LocalType],
     mesh: MeshShape,
     coordinates: Mapping[str, int],
-    ranges: Mapping[str, tuple[int, int]] | None = None,
+    ranges: Ranges | None = None,
 ) -> int:
     """Row minus column of the first element of a block, or of the part of it in ``ranges``."""
     start: dict[str, int] = {}

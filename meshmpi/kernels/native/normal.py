@@ -1,8 +1,7 @@
 """Normal random numbers in C, the very bits of `meshmpi.kernels.random_numbers`, for first values.
 
-A model's first values are drawn when it is compiled, and NumPy needs some fifty passes over each
-piece.  The operations here are the same, in the same order, each rounded by itself.  Whether the
-compiler kept to that is looked at: a library whose numbers differ in a bit is not used.
+NumPy needs some fifty passes over each piece.  The operations here are the same, in the same order, each
+rounded by itself.  Whether the compiler kept to that is looked at: a library that differs in a bit is not used.
 """
 
 from __future__ import annotations
@@ -59,14 +58,8 @@ def _horner(coefficients: Sequence[float]) -> str:
 
 
 def _source() -> str:
-    numbers = {
-        "sqrt_half": int(rn._SQRT_HALF_BITS),
-        "log2": rn._LOG_2.hex(),
-        "draw": rn.DRAW_SHIFT,
-        "log": _horner(rn._LOG),
-        "sine": _horner(rn._SINE),
-    }
-    return _EXACT + PRELUDE + _SOURCE % numbers
+    numbers = {"sqrt_half": int(rn._SQRT_HALF_BITS), "log2": rn._LOG_2.hex(), "draw": rn.DRAW_SHIFT}
+    return _EXACT + PRELUDE + _SOURCE % {**numbers, "log": _horner(rn._LOG), "sine": _horner(rn._SINE)}
 
 
 @functools.lru_cache(maxsize=1)
@@ -79,7 +72,7 @@ def _library() -> ctypes.CDLL | None:
     for name in _TYPES:
         found = np.empty(_TRIED, name)
         whole = ((0, _TRIED),)
-        _fill(library, found, (_TRIED,), whole, rn.stream_key(1, "tried", 2), 0.5, 0.25)
+        _fill(library, found, rn.Counters((_TRIED,), whole), rn.stream_key(1, "tried", 2), 0.5, 0.25)
         expected = rn.random_block("normal", 1, "tried", 2, (_TRIED,), whole, "float64")
         expected = (expected * 0.5 + 0.25).astype(name)
         if found.tobytes() != expected.tobytes():
@@ -87,20 +80,12 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-def _fill(
-    library: ctypes.CDLL,
-    out: np.ndarray,
-    sizes: Sequence[int],
-    block: Sequence[tuple[int, int]],
-    key: int,
-    scale: float,
-    shift: float,
-) -> None:
+def _fill(library: ctypes.CDLL, out: np.ndarray, counters: rn.Counters, key: int, scale: float, shift: float) -> None:
     function = library.normal_float if out.dtype == np.float32 else library.normal_double
     pointer, number, real = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
     function.restype = None
     function.argtypes = [pointer, number, number, pointer, ctypes.c_int64, real, real]
-    counters, at = rn.Counters(sizes, block), out.ctypes.data
+    at = out.ctypes.data
     for first, n in counters.pieces():
         function(counters.pattern.ctypes.data, first, key, at, n, scale, shift)
         at += n * out.itemsize
@@ -115,21 +100,14 @@ def fill_normal(
     scale: float,
     shift: float,
 ) -> bool:
-    """Writes ``scale * z + shift`` to ``out``, z being the normal numbers of `random_block`.
+    """Writes ``scale * z + shift`` to ``out``, z being the normal numbers of `random_block`; rounded once.
 
-    Computed in float64 and rounded once.
-
-    Args:
-        out: C-contiguous, of the block's shape.
-
-    Returns:
-        Whether it was done: small blocks, other types than float32 and float64, and machines
-        without a compiler are left to NumPy.
+    Returns whether it was done: small blocks, other types than float32 and float64, and machines
+    without a compiler are left to NumPy.
     """
-    if out.size < LEAST_ELEMENTS or out.dtype.name not in _TYPES or not out.flags.c_contiguous:
-        return False
-    library = _library()
+    fits = out.size >= LEAST_ELEMENTS and out.dtype.name in _TYPES and out.flags.c_contiguous
+    library = _library() if fits else None
     if library is None:
         return False
-    _fill(library, out, sizes, block, rn.stream_key(seed, key, 0), scale, shift)
+    _fill(library, out, rn.Counters(sizes, block), rn.stream_key(seed, key, 0), scale, shift)
     return True

@@ -22,23 +22,9 @@ C_TYPES = {
 }
 COMPUTED_AS = {"bfloat16": "float32"}
 """Data types that are computed with as another."""
-_TYPED = (
-    "EXP",
-    "LOG",
-    "LOG1P",
-    "TANH",
-    "SIN",
-    "COS",
-    "ERF",
-    "POW",
-    "SQRT",
-    "FLOOR",
-    "ABS",
-    "FLOORDIV",
-    "FLOORMOD",
-    "ISFINITE",
-)
-_TYPED_CALL = re.compile(r"\b(" + "|".join(_TYPED) + r")\(")
+_TYPED_CALL = re.compile(
+    r"\b(EXP|LOG|LOG1P|TANH|SIN|COS|ERF|POW|SQRT|FLOOR|ABS|FLOORDIV|FLOORMOD|ISFINITE)\("
+)  # the C functions that exist once for float and once for double
 _EXACT = ("where", "minimum", "maximum", "negative", "abs", "identity", "floor", "sign")
 """Functions whose result for bfloat16 arguments is a bfloat16 without rounding."""
 _WHOLE = {"floordiv": "floordiv", "mod": "floormod", "power": "power"}
@@ -83,20 +69,14 @@ def literal(value: float | int | bool, dtype: str) -> str:
 
 def identity(op: str, dtype: str) -> str:
     """The number from which a reduction starts (max and min of floats: an order-preserving key)."""
-    if op == "sum":
-        return "0"
-    if op == "prod":
-        return "1"
+    if op in ("sum", "prod"):
+        return "0" if op == "sum" else "1"
     t = number_type(dtype)
     if t in ("float", "double"):
         # key(-inf): the smallest number; min is the negated max of negated numbers.
         return "key_f32(-INFINITY)" if t == "float" else "key_f64(-INFINITY)"
-    low, high = {"int32_t": ("INT32_MIN", "INT32_MAX"), "int64_t": ("INT64_MIN", "INT64_MAX"), "uint8_t": ("0", "255")}[
-        t
-    ]
-    if dtype == "bool":
-        low, high = "0", "1"
-    return low if op == "max" else high
+    limits = {"int32": ("INT32_MIN", "INT32_MAX"), "int64": ("INT64_MIN", "INT64_MAX"), "uint8": ("0", "255")}
+    return limits.get(dtype, ("0", "1"))[op == "min"]
 
 
 def neutral(op: str, dtype: str) -> str:
@@ -112,7 +92,8 @@ def step_source(step: Step, names: Mapping[str, str], dtypes: Mapping[str, str])
     bfloat16 is computed in float and rounded after every step, as on NumPy, so that results do not
     depend on what was fused.
     """
-    operand = _operand_dtype(step, dtypes)
+    known = [dtypes[a] for a in step.args[step.function == "where" :] if isinstance(a, str)]
+    operand = known[0] if known else step.dtype  # literals adopt it
     args = [names[a] if isinstance(a, str) else literal(a, operand) for a in step.args]
     if step.function == "where" and not isinstance(step.args[0], str):
         args[0] = literal(step.args[0], "bool")
@@ -141,15 +122,6 @@ def _call(function: str, args: list[str], operand: str) -> str:
     if function == "isfinite":
         return "1"
     return SCALAR_FUNCTIONS[function].c.format(*args)
-
-
-def _operand_dtype(step: Step, dtypes: Mapping[str, str]) -> str:
-    """Data type of the arguments that literals adopt."""
-    args = step.args[1:] if step.function == "where" else step.args
-    for a in args:
-        if isinstance(a, str):
-            return dtypes[a]
-    return step.dtype
 
 
 def _cast(x: str, source: str, dtype: str) -> str:
