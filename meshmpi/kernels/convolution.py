@@ -34,7 +34,7 @@ from meshmpi.kernels.binding import (
     zeroing,
 )
 from meshmpi.kernels.contraction import Choice, multiplying
-from meshmpi.kernels.patches import Layout, Padded, Part, View, patch_elements
+from meshmpi.kernels.patches import Layout, Part, View, patch_elements
 
 
 def plan_conv(call: Call) -> Plan:
@@ -64,7 +64,7 @@ def plan_conv(call: Call) -> Plan:
         result = outputs[0].reshape(-1)
         sums = result if wide is None else wide.array(workspace)  # not formed in a narrow type
         here = [None if s is None else s.array(workspace) for s in slots]
-        binder = _Binder(layout, x, w, sums, here, blas.find(runtime.blas))
+        binder = _Binder(layout, (x, w, sums), here, blas.find(runtime.blas))
         steps = [zeroing(sums)] if fills else []
         for part in layout.parts():
             steps += binder.steps(part)
@@ -76,16 +76,9 @@ def plan_conv(call: Call) -> Plan:
 class _Binder:
     """Binds parts to the arrays of one convolution."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        x: np.ndarray,
-        w: np.ndarray,
-        y: np.ndarray,
-        slots: Sequence[np.ndarray | None],
-        library: blas.Blas,
-    ):
-        self.layout, self.x, self.w, self.y, self.library = layout, x, w, y, library
+    def __init__(self, layout: Layout, arrays: Arrays, slots: Sequence[np.ndarray | None], library: blas.Blas):
+        self.layout, self.library = layout, library
+        self.x, self.w, self.y = arrays
         self.padded, self.patch, self.w_copy, self.y_copy = slots
         self._held: tuple[object, ...] = ()
 
@@ -94,8 +87,9 @@ class _Binder:
         out: list[Bound] = []
         x = self.x
         if part.padded is not None:
-            x = _slot(self.padded, part.padded.elements)
-            out += self._pad(part.padded, x)
+            padded, x = part.padded, _slot(self.padded, part.padded.elements)
+            source = padded.source.array(self.x, padded.order, padded.sizes)
+            out += [zeroing(x), copying(padded.to.array(x, padded.order, padded.sizes), source)]
         if part.choice is None:
             return out + self._points(part, x)
         patches = x[part.x.start :]
@@ -104,11 +98,6 @@ class _Binder:
             to = patches.reshape([part.sizes[d] for d in part.patch])
             out.append(copying(to, part.x.array(x, part.patch, part.sizes)))
         return out + self._product(part, part.choice, patches)
-
-    def _pad(self, padded: Padded, to: np.ndarray) -> list[Bound]:
-        source = padded.source.array(self.x, padded.order, padded.sizes)
-        copy = copying(padded.to.array(to, padded.order, padded.sizes), source)
-        return [zeroing(to), copy]
 
     def _w_packed(self, part: Part, order: Sequence[str]) -> tuple[np.ndarray, list[Bound]]:
         """w in the workspace with its dims in ``order``, unless the part before left it there."""
@@ -122,25 +111,22 @@ class _Binder:
 
     def _product(self, part: Part, choice: Choice, patches: np.ndarray) -> list[Bound]:
         """The product by BLAS, or np.matmul where it cannot."""
-        before: list[Bound] = []
         loops, m, k, n = choice.shape
         a = strided(patches, (*loops, m, k), choice.steps[0])
-        if choice.packed[1] is None:
-            w = self.w[part.w.start :]
-        else:
+        w, before = self.w[part.w.start :], list[Bound]()
+        if choice.packed[1] is not None:
             w, before = self._w_packed(part, choice.packed[1])
         b = strided(w, (*loops, k, n), choice.steps[1])
-        order = choice.packed[2]
-        if order is None:
+        if choice.packed[2] is None:
             y = strided(self.y[part.y.start :], (*loops, m, n), choice.steps[2])
             bound = self.library.gemm(a, b, y, part.accumulate)
             if bound is not None or not part.accumulate:
                 return [*before, bound or multiplying(a, b, y)]
             beside = _slot(self.y_copy, y.size).reshape(y.shape)
             return [*before, multiplying(a, b, beside), adding(y, beside)]
-        copy = _slot(self.y_copy, math.prod(part.sizes[d] for d in order))
+        own = part.y.array(self.y, choice.packed[2], part.sizes)
+        copy = _slot(self.y_copy, own.size)
         y = strided(copy, (*loops, m, n), choice.steps[2])
-        own = part.y.array(self.y, order, part.sizes)
         after = (adding if part.accumulate else copying)(own, copy.reshape(own.shape))
         return [*before, self.library.gemm(a, b, y) or multiplying(a, b, y), after]
 

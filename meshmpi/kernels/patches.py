@@ -65,8 +65,7 @@ class Padded(NamedTuple):
     """A copy of a part of x with zeros where there is no element.
 
     Attributes:
-        source: The elements that exist, in x.
-        to: Where they go in the copy.
+        source, to: The elements that exist: where they are in x, and where they go in the copy.
         order, sizes: Order and sizes of the dims of both.
         elements: Number of elements of the copy.
     """
@@ -82,7 +81,6 @@ class Part(NamedTuple):
     """One product: a part of a phase.
 
     Attributes:
-        sizes: Sizes of all dims.
         x, w, y: Where the elements are; x in the padded copy if there is one.
         padded: The copy, or None where x can be read as it is.
         patch: Order of the dims of P, or None where x is multiplied in place.
@@ -102,6 +100,16 @@ class Part(NamedTuple):
     taps: tuple[str, ...] = ()
 
 
+def renamed(strides: Mapping[str, int], dims: Mapping[str, tuple[int, Strides]]) -> View:
+    """An array with some dims under other names: dim -> (its first index, name -> indices per index)."""
+    out, start = dict(strides), 0
+    for dim, (first, names) in dims.items():
+        step = out.pop(dim)
+        start += first * step
+        out.update((name, per * step) for name, per in names.items())
+    return View(start, out)
+
+
 def patch_elements(x: Operand, w: Operand, y: Operand, conv_dims: Sequence[ConvDims]) -> int:
     """Elements of the whole patch matrix of x."""
     convolved = [s.x for s in conv_dims]
@@ -117,18 +125,11 @@ class Layout:
     def __init__(self, x: Operand, w: Operand, y: Operand, conv_dims: Sequence[ConvDims]):
         self.x, self.w, self.y, self.conv_dims = x, w, y, conv_dims
         self.wide = accumulator_dtype(y.dtype)
-        plain = [
-            [d for d in operand.names if d not in names]
-            for operand, names in (
-                (x, [s.x for s in conv_dims]),
-                (w, [s.w for s in conv_dims]),
-                (y, [s.y for s in conv_dims]),
-            )
-        ]
-        of_x, of_w, of_y = plain
+        of_x = [d for d in x.names if d not in [s.x for s in conv_dims]]
+        of_w = [d for d in w.names if d not in [s.w for s in conv_dims]]
+        of_y = [d for d in y.names if d not in [s.y for s in conv_dims]]
         self.sizes = {d: n for d, n in {**x.extents(), **w.extents()}.items() if d in of_x + of_w}
-        ys = tuple(y_dim(k) for k in range(len(conv_dims)))
-        ws = tuple(w_dim(k) for k in range(len(conv_dims)))
+        ys, ws = (tuple(name(k) for k in range(len(conv_dims))) for name in (y_dim, w_dim))
         self.batch = tuple(d for d in of_x if d in of_w and d in of_y)
         self.rows = (*(d for d in of_x if d not in of_w), *ys)
         self.columns = (*(d for d in of_x if d in of_w and d not in of_y), *ws)
@@ -138,15 +139,6 @@ class Layout:
         ]
         grouped = math.prod(self.sizes[d] for d in self.batch) > 1
         self.few = grouped and math.prod(self.sizes[d] for d in self.channels) < FEW_CHANNELS
-
-    def _pointwise(self, sizes: Mapping[str, int]) -> bool:
-        """Whether products of matrices are not worth it: few channels, or nothing is summed."""
-        return self.few or all(sizes[d] == 1 for d in (*self.columns, *self.channels))
-
-    def _taps(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
-        """The shorter one of the two dims of each convolved dim."""
-        pairs = [(w_dim(k), y_dim(k)) for k in range(len(self.conv_dims))]
-        return tuple(min(pair, key=lambda d: sizes[d]) for pair in pairs)
 
     def covers_y(self) -> bool:
         """Whether every element of y is in a phase."""
@@ -181,10 +173,12 @@ class Layout:
         sizes = {**self.sizes, ONE: 1}
         for k, p in enumerate(found):
             sizes[y_dim(k)], sizes[w_dim(k)] = p.y.count, p.w.count
-        w = self._view(self.w, [(s.w, w_dim(k), p.w) for k, (s, p) in self._slides(found)])
-        y = self._view(self.y, [(s.y, y_dim(k), p.y) for k, (s, p) in self._slides(found)])
+        of_w = {s.w: (p.w.first - self.w.start(s.w), {w_dim(k): p.w.step}) for k, (s, p) in self._slides(found)}
+        of_y = {s.y: (p.y.first - self.y.start(s.y), {y_dim(k): p.y.step}) for k, (s, p) in self._slides(found)}
+        w, y = renamed(self.w.strides(), of_w), renamed(self.y.strides(), of_y)
         direct = self._direct(found)
-        points = self._pointwise(sizes)
+        # Few channels, or nothing is summed: products of matrices are not worth it.
+        points = self.few or all(sizes[d] == 1 for d in (*self.columns, *self.channels))
         if direct is not None and self.x.dtype != self.wide and points:
             direct = None
         if direct is not None and self.x.dtype == self.wide and not points:
@@ -192,7 +186,8 @@ class Layout:
             if choice.packed[0] is None:
                 yield Part(sizes, direct, w, y, None, None, choice, False)
                 return
-        taps = self._taps(sizes) if points else ()
+        pairs = [(w_dim(k), y_dim(k)) for k in range(len(found))] if points else []
+        taps = tuple(min(pair, key=lambda d: sizes[d]) for pair in pairs)
         limit = POINTS * math.prod(sizes[d] for d in taps) if points else PATCH_ELEMENTS
         done: set[tuple[tuple[str, int], ...]] = set()  # rows of which a part has been summed
         known: dict[tuple[int, ...], tuple[tuple[str, ...], Choice]] = {}
@@ -209,28 +204,16 @@ class Layout:
     def _slides(self, found: Sequence[Phase]) -> Iterator[tuple[int, tuple[ConvDims, Phase]]]:
         return iter(enumerate(zip(self.conv_dims, found, strict=True)))
 
-    @staticmethod
-    def _view(operand: Operand, convolved: Sequence[tuple[str, str, tuple]]) -> View:
-        """The elements of an operand that a phase uses; its convolved dims under their own names."""
-        strides, start = operand.strides(), 0
-        for dim, name, (first, step, _) in convolved:
-            at = strides.pop(dim)
-            start += (first - operand.start(dim)) * at
-            strides[name] = step * at
-        return View(start, strides)
-
     def _direct(self, found: Sequence[Phase]) -> View | None:
         """x as patches, or None where some of them are not inside the block."""
-        strides, start = self.x.strides(), 0
+        dims: dict[str, tuple[int, Strides]] = {}
         for k, (s, p) in self._slides(found):
             low, high = p.reach()
-            have = self.x.block[self.x.type.shape.position(s.x)]
-            if low < have[0] or high > have[1]:
+            start, stop = self.x.block[self.x.names.index(s.x)]
+            if low < start or high > stop:
                 return None
-            at = strides.pop(s.x)
-            start += (p.first - have[0]) * at
-            strides[y_dim(k)], strides[w_dim(k)] = p.per_y * at, p.per_w * at
-        return View(start, strides)
+            dims[s.x] = p.first - start, {y_dim(k): p.per_y, w_dim(k): p.per_w}
+        return renamed(self.x.strides(), dims)
 
     def _product(
         self,
@@ -276,15 +259,10 @@ class Layout:
 
         Without ``every`` the first two and the last along each dim.
         """
-        rows = math.prod(sizes[d] for d in self.rows)
-        columns = math.prod(sizes[d] for d in self.columns)
-        sides = [
-            sorted(self.rows, key=lambda d: -y.strides.get(d, 0)),
-            sorted(self.columns, key=lambda d: -w.strides.get(d, 0)),
-        ]
-        order = [*sides[columns > rows], *self.batch]
-        step, left = dict[str, int](), math.prod([rows, columns, *(sizes[d] for d in self.batch)])
-        for d in order:
+        rows, columns, batch = (math.prod(sizes[d] for d in dims) for dims in (self.rows, self.columns, self.batch))
+        side, held = (self.columns, w) if columns > rows else (self.rows, y)
+        step, left = dict[str, int](), rows * columns * batch
+        for d in (*sorted(side, key=lambda d: -held.strides.get(d, 0)), *self.batch):
             if left > limit and sizes[d] > 1:
                 others = left // sizes[d]
                 count = -(-sizes[d] // max(1, limit // others))
@@ -301,40 +279,23 @@ class Layout:
         self, found: Sequence[Phase], begin: Mapping[str, int], sizes: Mapping[str, int]
     ) -> tuple[View, Padded]:
         """A copy of what a part of a phase reaches of x, with zeros outside of the block."""
-        inside, whole, first = dict[str, Range](), dict[str, int](), dict[str, int]()
-        of = {s.x: (k, p) for k, (s, p) in self._slides(found)}
-        for d, have in zip(self.x.names, self.x.block, strict=True):
-            if d not in of:
-                inside[d] = (begin.get(d, 0), begin.get(d, 0) + sizes[d])
-                whole[d], first[d] = sizes[d], inside[d][0]
-                continue
-            k, p = of[d]
-            j, tap = begin.get(y_dim(k), 0), begin.get(w_dim(k), 0)
-            here = p._replace(
-                y=p.y._replace(count=sizes[y_dim(k)]),
-                w=p.w._replace(count=sizes[w_dim(k)]),
-                first=p.first + j * p.per_y + tap * p.per_w - have[0],
-            )
-            low, high = here.reach()
-            kept = max(low, 0), min(high, have[1] - have[0])
-            inside[d], whole[d], first[d] = (kept[0], max(*kept)), high - low, low
-            of[d] = (k, here)
-        held, steps = self.x.strides(), contiguous(self.x.names, whole)
-        copied = {d: stop - start for d, (start, stop) in inside.items()}
-        source = View(sum(inside[d][0] * held[d] for d in held), held)
-        to = View(sum((inside[d][0] - first[d]) * steps[d] for d in steps), steps)
-        padded = Padded(source, to, self.x.names, copied, math.prod(whole.values()))
-        return self._slid(of, steps, first), padded
-
-    @staticmethod
-    def _slid(of: Mapping[str, tuple[int, Phase]], steps: Strides, first: Strides) -> View:
-        """The patches in a padded copy with these strides, whose elements begin at ``first``."""
-        strides, start = dict(steps), 0
-        for d, (k, p) in of.items():
-            at = strides.pop(d)
-            start += (p.first - first[d]) * at
-            strides[y_dim(k)], strides[w_dim(k)] = p.per_y * at, p.per_w * at
-        return View(start, strides)
+        x, dims = self.x, dict[str, tuple[int, Strides]]()
+        whole, copied = ({d: sizes.get(d, 0) for d in x.names} for _ in range(2))
+        source, to = {d: begin.get(d, 0) for d in x.names}, dict.fromkeys(x.names, 0)
+        for k, (s, p) in self._slides(found):
+            start, stop = x.block[x.names.index(s.x)]
+            first = p.first + begin.get(y_dim(k), 0) * p.per_y + begin.get(w_dim(k), 0) * p.per_w - start
+            y, w = p.y._replace(count=sizes[y_dim(k)]), p.w._replace(count=sizes[w_dim(k)])
+            low, high = p._replace(y=y, w=w, first=first).reach()
+            source[s.x] = max(low, 0)
+            to[s.x] = source[s.x] - low
+            whole[s.x], copied[s.x] = high - low, max(0, min(high, stop - start) - source[s.x])
+            dims[s.x] = first - low, {y_dim(k): p.per_y, w_dim(k): p.per_w}
+        steps = contiguous(x.names, whole)
+        padded = Padded(
+            View(0, x.strides()).at(source), View(0, steps).at(to), x.names, copied, math.prod(whole.values())
+        )
+        return renamed(steps, dims), padded
 
 
 def _inside(operand: Operand, dim: str) -> Range:
