@@ -280,7 +280,8 @@ class Layout:
     ) -> tuple[View, Padded]:
         """A copy of what a part of a phase reaches of x, with zeros outside of the block."""
         x, dims = self.x, dict[str, tuple[int, Strides]]()
-        whole, copied = ({d: sizes.get(d, 0) for d in x.names} for _ in range(2))
+        whole = {d: sizes.get(d, 0) for d in x.names}
+        copied = dict(whole)
         source, to = {d: begin.get(d, 0) for d in x.names}, dict.fromkeys(x.names, 0)
         for k, (s, p) in self._slides(found):
             start, stop = x.block[x.names.index(s.x)]

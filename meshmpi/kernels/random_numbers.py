@@ -1,12 +1,9 @@
 """Random numbers that depend on (seed, key, step, global index) only: invariant 13.
 
-The generator is "squares" (B. Widynski, "Squares: a fast counter-based RNG", arXiv:2004.06278):
-four rounds of squaring and swapping halves turn a 64-bit counter and key into 32 random bits.
-The counter of an element is its linear index in the *global* shape, plus 2**48 times the number of
-the draw; the key comes from seed, key and step by BLAKE2b.  So every layout, block and piece gives
-the same bits.  The normal distribution is Box-Muller with a logarithm and a sine made of additions,
-multiplications, divisions and square roots alone, which IEEE 754 rounds alike on every machine;
-a library's logarithm differs between vector widths.  Nothing here knows meshes or programs' types.
+The generator is "squares" (B. Widynski, arXiv:2004.06278): four rounds of squaring and swapping halves turn a
+64-bit counter (the linear index in the *global* shape, plus 2**48 times the number of the draw) and a key (from
+seed, key and step by BLAKE2b) into 32 random bits.  The normal distribution is Box-Muller with a logarithm and a
+sine of operations that IEEE 754 rounds alike on every machine; a library's logarithm differs between vector widths.
 """
 
 from __future__ import annotations
@@ -42,11 +39,11 @@ _MANTISSA_BITS = np.array(52, np.int64)
 _LOG_2 = 0.6931471805599453
 
 
-_SINE = tuple(
-    itertools.accumulate(
-        range(1, 12), lambda t, n: -t * (4 * math.pi * math.pi) / (2 * n * (2 * n + 1)), initial=2 * math.pi
-    )
-)
+def _next_of_sine(term: float, n: int) -> float:
+    return -term * (4 * math.pi * math.pi) / (2 * n * (2 * n + 1))
+
+
+_SINE = tuple(itertools.accumulate(range(1, 12), _next_of_sine, initial=2 * math.pi))
 """sin(2 pi q) = q (s0 + s1 q^2 + ...): the Taylor series, exact to 1e-17 for |q| <= 1/4."""
 _LOG = tuple(2.0 / (2 * n + 1) for n in range(11))
 """log((1 + f) / (1 - f)) = f (2 + 2/3 f^2 + ...), exact to 1e-17 for |f| <= 0.172."""
@@ -278,19 +275,13 @@ def random_block(
         shape: The global shape, a Shape or a sequence of sizes.
         block: (start, stop) along each dim.
         dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``; all three come from the same bits.
-
-    Returns:
-        An array of the block's sizes.
-
-    Raises:
-        ProgramError: Unknown distribution.
     """
     sizes = tuple(getattr(shape, "sizes", shape))
     counters = Counters(sizes, block)
     out = np.empty([stop - start for start, stop in block], numpy_dtype(dtype))
+    _check_distribution(distribution)
     if out.size:
         scratch = _reserve(counters.piece_elements)
-        _check_distribution(distribution)
         generator = Generator(distribution, out.dtype, counters, scratch, np.empty(scratch.bytes, np.uint8))
         generator.fill(out.reshape(-1), stream_key(seed, key, step))
     return out

@@ -1,8 +1,7 @@
-"""Scalar expressions as straight-line code over NumPy ufuncs.
+"""Scalar expressions as straight-line code over NumPy ufuncs; no shapes, no arrays, no memory.
 
-A step of a `scalar.Expr` becomes one or more `MicroOp`s, each an elementwise call with ``out=``.
 bfloat16 is computed in float32 and rounded after every step, so that a fused expression gives the bits
-of its steps run one by one.  This module knows dtypes, but no shapes, no arrays and no memory.
+of its steps run one by one.
 """
 
 from __future__ import annotations
@@ -107,9 +106,6 @@ class UfuncSteps:
         masked = self.emit(np.bitwise_and, [difference, mask], dtype, bits=True)
         return self.emit(np.bitwise_xor, [masked, b], dtype, bits=True)
 
-    def dtype(self, x: Argument) -> np.dtype:
-        return x.dtype if isinstance(x, np.ndarray) else self.dtypes[x]
-
     def _step(self, step: Step, values: dict[str, int]) -> int:
         if step.function not in SCALAR_FUNCTIONS:
             raise ProgramError(
@@ -126,17 +122,15 @@ class UfuncSteps:
             return self.copy(args[0], dtype)
         args = [self.wide(a) for a in args]
         compute = FLOAT32 if dtype == BFLOAT16 else dtype
-        build = _COMPOSED.get(step.function)
-        if build is not None:
-            result = build(self, args, compute)
+        if step.function in _COMPOSED:
+            result = _COMPOSED[step.function](self, args, compute)
         else:
             result = self.emit(_UFUNCS[step.function], args, compute)
         return self.copy(result, dtype) if dtype != compute else result
 
     def _literal_dtype(self, step: Step, refs: Sequence[int | None]) -> np.dtype:
         """Type of the numbers among the arguments: that of the other operands."""
-        operands = refs[1:] if step.function == "where" else refs
-        for v in operands:
+        for v in refs[step.function == "where" :]:
             if v is not None:
                 return self.dtypes[v]
         if SCALAR_FUNCTIONS[step.function].result != "same":
@@ -157,27 +151,25 @@ def _copy(x: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, x, casting="unsafe")
 
 
-def _sigmoid(code: UfuncSteps, args: Sequence[Argument], dtype: np.dtype) -> int:
-    one = np.array(1, dtype)
-    t = code.emit(np.negative, args, dtype)
-    t = code.emit(np.exp, [t], dtype)
-    t = code.emit(np.add, [t, one], dtype)
-    return code.emit(np.divide, [one, t], dtype)
+Build = Callable[["UfuncSteps", Sequence[Argument], np.dtype], int]
+_T = None  # stands for the result of the step before, at first for the argument
 
 
-def _rsqrt(code: UfuncSteps, args: Sequence[Argument], dtype: np.dtype) -> int:
-    t = code.emit(np.sqrt, args, dtype)
-    return code.emit(np.divide, [np.array(1, dtype), t], dtype)
+def _chain(*steps: tuple[Any, ...]) -> Build:
+    """A function of one argument as ufuncs one after the other, each with `_T` and numbers as its arguments."""
 
+    def build(code: UfuncSteps, args: Sequence[Argument], dtype: np.dtype) -> int:
+        (t,) = args
+        for function, *operands in steps:
+            t = code.emit(function, [t if x is _T else np.array(x, dtype) for x in operands], dtype)
+        assert isinstance(t, int)
+        return t
 
-def _reciprocal(code: UfuncSteps, args: Sequence[Argument], dtype: np.dtype) -> int:
-    return code.emit(np.divide, [np.array(1, dtype), *args], dtype)
+    return build
 
 
 def _floor(code: UfuncSteps, args: Sequence[Argument], dtype: np.dtype) -> int:
-    if dtype.kind == "f":
-        return code.emit(np.floor, args, dtype)
-    return code.copy(args[0], dtype)
+    return code.emit(np.floor, args, dtype) if dtype.kind == "f" else code.copy(args[0], dtype)
 
 
 def _power(code: UfuncSteps, args: Sequence[Argument], dtype: np.dtype) -> int:
@@ -194,11 +186,6 @@ def _integer_power(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, np.where(y < 0, inverse, np.power(x, np.maximum(y, 0))), casting="unsafe")
 
 
-def _where(code: UfuncSteps, args: Sequence[Argument], dtype: np.dtype) -> int:
-    condition, a, b = args
-    return code.select(condition, a, b, dtype)
-
-
 class _Coefficients(NamedTuple):
     """``small``: of q, ``large``: of r, lowest power first; ``top``: from where on erf is 1."""
 
@@ -210,58 +197,35 @@ class _Coefficients(NamedTuple):
     top: float
 
 
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split()))
+
+
 _FLOAT64 = _Coefficients(
-    small=(
-        1.1283791670955126,
-        -0.37612638903183543,
-        0.11283791670945006,
-        -0.02686617064323777,
-        0.0052239776071164225,
-        -0.0008548325975389692,
-        0.00012055294904839707,
-        -1.492473690741966e-05,
-        1.6447424703317362e-06,
-        -1.6208483801871705e-07,
-        1.3720064546777686e-08,
-        -7.795898827002142e-10,
-    ),
-    large=(
-        0.20798329133342885,
-        0.15436117429438836,
-        0.049698445403375216,
-        0.012713147695154857,
-        0.002479314697621277,
-        0.0003316029648753461,
-        1.9563578906857695e-05,
-        -2.42557221161177e-06,
-        -5.541125848160943e-07,
-        4.551267548592995e-09,
-        1.131478564144137e-08,
-        2.4416129982547695e-10,
-        -2.3736182042986786e-10,
-    ),
+    _numbers("""
+    1.1283791670955126 -0.37612638903183543 0.11283791670945006 -0.02686617064323777 0.0052239776071164225
+    -0.0008548325975389692 0.00012055294904839707 -1.492473690741966e-05 1.6447424703317362e-06
+    -1.6208483801871705e-07 1.3720064546777686e-08 -7.795898827002142e-10
+    """),
+    _numbers("""
+    0.20798329133342885 0.15436117429438836 0.049698445403375216 0.012713147695154857 0.002479314697621277
+    0.0003316029648753461 1.9563578906857695e-05 -2.42557221161177e-06 -5.541125848160943e-07
+    4.551267548592995e-09 1.131478564144137e-08 2.4416129982547695e-10 -2.3736182042986786e-10
+    """),
     shift=3.0,
     scale=14.4,
     offset=-2.6,
     top=6.0,
 )
 _FLOAT32 = _Coefficients(
-    small=(
-        1.1283791261787373,
-        -0.37612343775327806,
-        0.11280316652505075,
-        -0.02671505423226643,
-        0.004921762027877231,
-        -0.0005648059865503044,
-    ),
-    large=(
-        0.25539564033045964,
-        0.14239529609568846,
-        0.026851558340176353,
-        0.0029248871219909227,
-        4.435395926768305e-05,
-        -2.8137311883079318e-05,
-    ),
+    _numbers("""
+    1.1283791261787373 -0.37612343775327806 0.11280316652505075 -0.02671505423226643 0.004921762027877231
+    -0.0005648059865503044
+    """),
+    _numbers("""
+    0.25539564033045964 0.14239529609568846 0.026851558340176353 0.0029248871219909227 4.435395926768305e-05
+    -2.8137311883079318e-05
+    """),
     shift=2.0,
     scale=12.0,
     offset=-3.0,
@@ -307,12 +271,12 @@ def _erf(code: UfuncSteps, args: Sequence[Argument], dtype: np.dtype) -> int:
     return code.emit(np.copysign, [y, x], dtype)
 
 
-_COMPOSED: dict[str, Callable[[UfuncSteps, Sequence[Argument], np.dtype], int]] = {
-    "sigmoid": _sigmoid,
-    "rsqrt": _rsqrt,
-    "reciprocal": _reciprocal,
+_COMPOSED: dict[str, Build] = {
+    "sigmoid": _chain((np.negative, _T), (np.exp, _T), (np.add, _T, 1), (np.divide, 1, _T)),
+    "rsqrt": _chain((np.sqrt, _T), (np.divide, 1, _T)),
+    "reciprocal": _chain((np.divide, 1, _T)),
     "erf": _erf,
-    "where": _where,
+    "where": lambda code, args, dtype: code.select(*args, dtype),
     "floor": _floor,
     "power": _power,
 }
