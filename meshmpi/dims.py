@@ -15,6 +15,10 @@ from meshmpi.errors import LayoutError, MeshError, MeshmpiError, ShapeError, sug
 
 Axes = tuple[str, ...]
 """Mesh axes over which one dimension is split, major first; empty when it is whole."""
+Range = tuple[int, int]
+"""Global indices along a dimension: the first, and one behind the last."""
+Ranges = Mapping[str, Range]
+"""Dimension name -> range."""
 
 
 class _NameAndSize(NamedTuple):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from apps.esm2.sequences import below, row_numbers
+from meshmpi.dims import Range
 from meshmpi.errors import ConfigError
-from meshmpi.transformer.training.evaluation import Range
 
 _STREAM = 0x6D61736B
 """Added to the seed, so that masks and crops draw different numbers."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshmpi.dims import Range
 from meshmpi.errors import DataError
-from meshmpi.transformer.training.evaluation import Range
 
 _MASK64 = (1 << 64) - 1
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-Range = tuple[int, int]
-"""Global (start, stop)."""
+from meshmpi.dims import Range
 
 
 class Band(NamedTuple):

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from meshmpi.dims import Range
 from meshmpi.ir.halos import HaloRegion
-
-Range = tuple[int, int]
-"""First index, and one behind the last."""
 
 
 class ConvDims(NamedTuple):

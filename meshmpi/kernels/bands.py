@@ -14,7 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from meshmpi.ir.bands import Band, Range
+from meshmpi.dims import Range, Ranges
+from meshmpi.ir.bands import Band
 from meshmpi.kernels.binding import (
     BFLOAT16,
     Arrays,
@@ -31,8 +32,6 @@ from meshmpi.kernels.binding import (
     quiet,
     run_all,
 )
-
-Ranges = dict[str, Range]
 
 
 def ranges_of(*operands: Operand) -> Ranges:

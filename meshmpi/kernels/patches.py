@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshmpi.ir.convolutions import ConvDims, Phase, Range, phases
+from meshmpi.dims import Range
+from meshmpi.ir.convolutions import ConvDims, Phase, phases
 from meshmpi.kernels.binding import Operand, accumulator_dtype, contiguous, strided
 from meshmpi.kernels.contraction import Choice, Groups, choose
 

@@ -15,9 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshmpi.dims import Ranges
 from meshmpi.ir.bands import Band
 from meshmpi.ir.kinds import Contract, Random, Tiled, regions
-from meshmpi.ir.kinds.regions import Ranges, sizes_key
+from meshmpi.ir.kinds.regions import sizes_key
 from meshmpi.ir.program import Instruction
 from meshmpi.kernels import binding
 from meshmpi.kernels.bands import fill_outside, guarded, masked_operand, without_band

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshmpi.dims import Axes
+from meshmpi.dims import Axes, Range
 from meshmpi.ir.bands import Band
-from meshmpi.ir.convolutions import ConvDims, Range
+from meshmpi.ir.convolutions import ConvDims
 from meshmpi.ir.kinds.checks import check_pending, require, result_type, same_splits
 from meshmpi.ir.program import Extents, Instruction, Kind, LocalType, Program, Traits, Work
 from meshmpi.ir.scalar import SCALAR_FUNCTIONS, Expr

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from meshmpi.dims import Shape
+from meshmpi.dims import Ranges, Shape
 from meshmpi.ir.bands import Band
 from meshmpi.ir.kinds.checks import require
 from meshmpi.ir.kinds.computing import Contract, Reduce
@@ -24,8 +24,6 @@ from meshmpi.ir.types import held_differently
 MOST_ENDS = 16
 """Places where the columns of a block may end in a band: each needs kernels of its own.  Status:
 assumption; what is computed for nothing is a sixteenth at most."""
-Ranges = Mapping[str, tuple[int, int]]
-"""Dimension name -> global (start, stop)."""
 
 
 class TileDim(NamedTuple):

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from meshmpi.dims import MeshShape
+from meshmpi.dims import MeshShape, Ranges
 from meshmpi.errors import ProgramError
 from meshmpi.ir.kinds import Iota, Map, Random, Reduce, ScatterAdd, Tiled, TopK
-from meshmpi.ir.kinds.regions import Ranges, iteration_counts, sizes_key
+from meshmpi.ir.kinds.regions import iteration_counts, sizes_key
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels.binding import Runtime
 from meshmpi.kernels.native.compiler import CompilerError, available, load_library

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshmpi.dims import Shape
+from meshmpi.dims import Range, Shape
 from meshmpi.errors import CheckpointError
 from meshmpi.runtime.agreement import together
 from meshmpi.runtime.compiled import CompiledStep
@@ -21,7 +21,6 @@ from meshmpi.transformer.pretrained.files import Checkpoint
 WRAPPERS = ("module.",)
 """Prefixes that wrappers add to every key; ``module.`` is added by PyTorch's data parallelism."""
 _SHOWN = 4
-Range = tuple[int, int]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshmpi.dims import Range
 from meshmpi.errors import DataError
 from meshmpi.files.cache import cache_folder, make_folder
 from meshmpi.transformer.text.base import Vocabulary
@@ -26,7 +27,6 @@ from meshmpi.transformer.text.vocabulary import (
     vocabulary_key,
 )
 from meshmpi.transformer.training.corpora import Corpus, open_corpus
-from meshmpi.transformer.training.evaluation import Range
 from meshmpi.transformer.training.sealed import CheckedArray, Sealed, seal
 
 _FORMAT = "2"  # part of every name in the cache: raise it when the files change

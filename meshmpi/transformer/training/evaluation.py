@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from meshmpi.dims import Range
 from meshmpi.errors import DataError
 from meshmpi.runtime.arrays import local
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.transformer.text.base import Vocabulary, count_bytes
 from meshmpi.transformer.training.sealed import CheckedArray
 
-Range = tuple[int, int]
 Held = Mapping[str, "tuple[Range, ...] | None"]
 """Feed -> (start, stop) along each dimension of the block that this rank holds; None: the whole."""
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshmpi.transformer.training.evaluation import Held, Range
+from meshmpi.dims import Range
+from meshmpi.transformer.training.evaluation import Held
 from meshmpi.transformer.training.sealed import CheckedArray
 
 OPEN_ROWS = 256
