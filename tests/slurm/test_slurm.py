@@ -25,6 +25,7 @@ from meshmpi.launch.launch import launch
 from meshmpi.runtime import processes
 from meshmpi.transformer.training.metrics import read_metrics
 from tests.slurm.cluster import Cluster, missing
+from tests.soak import signals as soak
 
 ROOT = Path(__file__).parents[2]
 VENV = Path(sys.prefix)
@@ -160,21 +161,8 @@ def site(own_cluster: Site):
 
 def same(found: Path, expected: Path) -> None:
     """Asserts equal losses, evaluations and variables, bit for bit."""
-    for key in ("loss", "held_out_loss"):
-        lists = [[(r["step"], r[key]) for r in read_metrics(folder) if key in r] for folder in (found, expected)]
-        assert lists[0] == lists[1]
-    last = [checkpoint.find(folder / "checkpoints")[0] for folder in (found, expected)]
-    assert last[0].name == last[1].name
-    files = [sorted(folder.rglob("*.safetensors")) for folder in last]
-    assert len(files[0]) == len(files[1]) > 0
-    for a, b in zip(*files, strict=True):
-        assert tensors(a) == tensors(b)
-
-
-def tensors(path: Path) -> bytes:
-    """The numbers of a file, without its header."""
-    data = path.read_bytes()
-    return data[8 + int.from_bytes(data[:8], "little") :]
+    assert soak.records(found) == soak.records(expected)
+    assert soak.variables(found) == soak.variables(expected)
 
 
 # ---- one node --------------------------------------------------------------------------------

@@ -85,16 +85,14 @@ class _Trials:
 
     def row(self, what: str, changes: Sequence[Change] | Iterator[Change], good: bool = False):
         """Tries each change once; with ``good`` there is one trial without any."""
-        tried, failures = 0, []
-        for change in [lambda: None] if good else changes:
-            tried += 1
+        problems = []
+        for k, change in enumerate([lambda: None] if good else changes):
             change()
             reader, before = next(self._readers)
             problem = self._good(reader) if good else self._found(reader, before)
-            if problem:
-                failures.append(f"{what} no. {tried}: {problem}")
+            problems.append(problem and f"{what} no. {k + 1}: {problem}")
             self._put_back()
-        return Row(f"damage, {what}", tried, tried - len(failures), "".join(failures[:1]))
+        return Row.of(f"damage, {what}", problems)
 
     def _found(self, reader, before: str) -> str:
         try:

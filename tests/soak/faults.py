@@ -129,18 +129,13 @@ def run(options: argparse.Namespace) -> Iterable[Row]:
 
 
 def _row(what: str, trials: Sequence[Trial]) -> Row:
-    failed = [t for t in trials if t.problem]
-    note = f"longest {max(t.seconds for t in trials):.1f} s"
-    if failed:
-        note = f"{failed[0].problem}: {failed[0].text[-400:]!r}"
-    return Row(what, len(trials), len(trials) - len(failed), note)
+    problems = [t.problem and f"{t.problem}: {t.text[-400:]!r}" for t in trials]
+    return Row.of(what, problems, f"longest {max(t.seconds for t in trials):.1f} s")
 
 
 def _no_alarms(ranks: int, seconds: float) -> Iterable[Row]:
-    problem = stopped(ranks, 0, seconds)
-    yield Row(f"rank 0 stopped {seconds:g} s, {ranks} ranks", 1, int(not problem), problem)
-    problem = stopped(ranks, ranks - 1, seconds)
-    yield Row(f"rank {ranks - 1} stopped {seconds:g} s, {ranks} ranks", 1, int(not problem), problem)
+    for rank in (0, ranks - 1):
+        yield Row.of(f"rank {rank} stopped {seconds:g} s, {ranks} ranks", [stopped(ranks, rank, seconds)])
     done = launch(
         ranks, ["-m", PROGRAM, "slow", "1", str(seconds)], capture_output=True, timeout_seconds=seconds + LIMIT_SECONDS
     )

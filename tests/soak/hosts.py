@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import meshmpi as mm
@@ -57,7 +57,8 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
             with Trial(where, ranks, draw) as trial:
                 problems.append(trial.lose(fault))
                 seconds.append(trial.seconds)
-        yield _row(f"{name}: the job ends, the rest goes on", problems, seconds)
+        note = f"ended after {min(seconds):.1f} to {max(seconds):.1f} s"
+        yield Row.of(f"{name}: the job ends, the rest goes on", problems, note)
     why = cannot_lose_packets()
     if why:
         print(f"packets are not dropped: {why}")
@@ -66,13 +67,7 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
         for where, ranks in layouts * rounds:
             with Trial(where, ranks, draw) as trial:
                 problems.append(trial.go_on_with(percent))
-        yield _row(f"{percent} % of packets lost for {LOSS_SECONDS:g} s: the job goes on", problems)
-
-
-def _row(what: str, problems: Sequence[str], seconds: Sequence[float] = ()) -> Row:
-    bad = [p for p in problems if p]
-    note = f"ended after {min(seconds):.1f} to {max(seconds):.1f} s" if seconds else ""
-    return Row(what, len(problems), len(problems) - len(bad), bad[0] if bad else note)
+        yield Row.of(f"{percent} % of packets lost for {LOSS_SECONDS:g} s: the job goes on", problems)
 
 
 def _cut(hosts: Hosts, name: str) -> None:

@@ -106,9 +106,8 @@ class Trial:
 
 
 def row(what: str, trials: Sequence[Trial], note: str = "") -> Row:
-    """Trials of one kind; the note gives way to the first problem."""
-    bad = [t.problem for t in trials if t.problem]
-    return Row(what, len(trials), len(trials) - len(bad), bad[0] if bad else note)
+    """As `Row.of`."""
+    return Row.of(what, [t.problem for t in trials], note)
 
 
 def in_background(trials: Sequence[Trial]) -> str:

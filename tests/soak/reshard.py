@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meshmpi import checkpoint
 from tests.soak.rows import Row
-from tests.soak.stores import LAYOUTS, Placed, equal, store, values
+from tests.soak.stores import LAYOUTS, equal, store, values
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,21 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Iterator[Row]:
     """One row: all pairs."""
     layouts = LAYOUTS[:4] if options.quick else LAYOUTS
-    given, failures, tried = values(options.seed, wide=True), [], 0
+    given, problems = values(options.seed, wide=True), []
     with tempfile.TemporaryDirectory() as folder:
         written = {
             placed: checkpoint.save(Path(folder, str(k)), store(placed, given, True), k, {})
             for k, placed in enumerate(layouts)
         }
         for a, b in itertools.product(layouts, layouts):
-            tried += 1
             there = store(b, wide=True)
             checkpoint.load(written[a], there)
-            if not equal(there, given):
-                failures.append(f"{_name(a)} -> {_name(b)}")
-    note = failures[0] if failures else f"{len(layouts)} layouts"
-    yield Row("reshard, all ordered pairs", tried, tried - len(failures), note)
-
-
-def _name(placed: Placed) -> str:
-    return f"[{placed.mesh} | {placed.layout} | {placed.storage}]"
+            problems.append("" if equal(there, given) else f"{a} -> {b}")
+    yield Row.of("reshard, all ordered pairs", problems, f"{len(layouts)} layouts")

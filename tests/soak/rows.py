@@ -21,6 +21,12 @@ class Row(NamedTuple):
     passed: int
     note: str = ""
 
+    @classmethod
+    def of(cls, what: str, problems: Sequence[str], note: str = "") -> Row:
+        """Trials of one kind, each with what was wrong or empty; the note gives way to the first problem."""
+        bad = [p for p in problems if p]
+        return cls(what, len(problems), len(problems) - len(bad), bad[0] if bad else note)
+
     @property
     def failed(self) -> bool:
         """Whether a trial went wrong; none made is a failure as well."""

@@ -16,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from meshmpi import checkpoint
+from meshmpi.runtime import processes
 from meshmpi.transformer.training.metrics import read_metrics
 from meshmpi.transformer.training.signals import STOPPED
 from tests.soak.rows import Row
@@ -85,10 +87,8 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
     trials = (options.trials or (6 if options.quick else 210)) // len(options.ranks)
     with tempfile.TemporaryDirectory(prefix="meshmpi-soak-") as name:
         folder = Path(name)
-        text = folder / "text.txt"
-        text.write_text("".join(f"the {k % 7} foxes jump over {k % 5} dogs\n" for k in range(120)))
         for ranks in options.ranks:
-            (folder / "config.toml").write_text(config(text, options.steps // ranks))
+            prepare(folder, options.steps // ranks)
             _job(folder, "warm", ranks).communicate()  # compiles kernels: no part of a life
             began = time.monotonic()
             out, _ = _job(folder, "whole", ranks).communicate()
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
             if not checkpoint.find(whole / "checkpoints"):
                 yield Row(f"{ranks} ranks, never stopped", 1, 0, out.strip().replace("\n", " | "))
                 continue
-            places, failures, slowest = {"before": 0, "during": 0, "after": 0}, [], 0.0
+            places, problems, slowest = Counter[str](), list[str](), 0.0
             for k in range(trials):
                 trial = Trial(
                     ranks,
@@ -108,19 +108,23 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
                 failure, place, seconds = one_trial(folder, f"trial{k}", trial, options.limit)
                 places[place] += 1
                 slowest = max(slowest, seconds)
+                problems.append(failure and f"{trial}: {failure}")
                 if failure:
-                    failures.append(f"{trial}: {failure}")
-                    sys.stderr.write(f"{failures[-1]}\n")
-                if k % 10 == 9:
-                    sys.stderr.write(f"{ranks} ranks: {k + 1} of {trials}, {len(failures)} wrong\n")
+                    sys.stderr.write(f"{k + 1} of {trials}: {problems[-1]}\n")
             where = ", ".join(f"{n} {place}" for place, n in places.items())
-            note = f"{where}; at most {slowest:.1f} s" + "".join(f"; {f}" for f in failures[:3])
-            yield Row(f"signals, {ranks} ranks", trials, trials - len(failures), note)
+            yield Row.of(f"signals, {ranks} ranks", problems, f"{where}; at most {slowest:.1f} s")
 
 
 def config(text: Path, steps: int) -> str:
     """Settings of a training that evaluates and saves a few times."""
     return CONFIG.format(text=text, steps=steps, evaluate=steps // 6, save=steps // 4)
+
+
+def prepare(folder: Path, steps: int) -> None:
+    """Writes a text and ``config.toml``, a training of so many steps with it."""
+    text = folder / "text.txt"
+    text.write_text("".join(f"the {k % 7} foxes jump over {k % 5} dogs\n" for k in range(120)))
+    (folder / "config.toml").write_text(config(text, steps))
 
 
 def one_trial(folder: Path, name: str, trial: Trial, limit: float) -> tuple[str, str, float]:
@@ -227,20 +231,16 @@ def _catches(pid: int, number: int) -> bool:
 
 def _members(mark: Path) -> Sequence[tuple[int, int]]:
     """(Process id, rank) of the ranks of the job that was started with a mark."""
-    found, wanted = [], f"{_MARK}={mark}\0".encode()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
+    found = []
+    for pid in processes.marked(f"{_MARK}={mark}"):
         try:
-            words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
-            variables = Path(entry.path, "environ").read_bytes() + b"\0"
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            variables = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
         program = os.path.basename(words[0])
-        if wanted not in variables or b"--ranks" in words or b"train" not in words:
-            continue
-        if program.startswith((b"python", b"env")):
-            found.append((int(entry.name), _rank(variables)))
+        if b"--ranks" not in words and b"train" in words and program.startswith((b"python", b"env")):
+            found.append((pid, _rank(variables)))
     return found
 
 

@@ -102,9 +102,7 @@ class Survivals(Jobs):
 
     def __enter__(self) -> Survivals:
         super().__enter__()
-        text = self.folder / "text.txt"
-        text.write_text("".join(f"{k % 7} foxes jump over {k % 5} dogs\n" for k in range(150)))
-        (self.folder / "config.toml").write_text(signals.config(text, STEPS))
+        signals.prepare(self.folder, STEPS)
         return self
 
     def _job(self, name: str) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:

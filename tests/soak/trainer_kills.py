@@ -86,9 +86,7 @@ class Trainings(Jobs):
         self._life = 0.0  # seconds of a run without kills
         self._committed, self._background, self._launcher = 0, False, 0
         self._before = list[str]()  # unfinished checkpoints when the last job started
-        text = self.folder / "text.txt"
-        text.write_text("".join(f"{k % 7} foxes jump over {k % 5} dogs\n" for k in range(150)))
-        (self.folder / "config.toml").write_text(signals.config(text, STEPS))
+        signals.prepare(self.folder, STEPS)
         return self
 
     # ---- one job -------------------------------------------------------------------------

@@ -325,7 +325,7 @@ def _row(name: str, kind: Kind, place: Path, trials: int, draw: random.Random) -
     good = kind.make(place)
     kept = {path: path.read_bytes() for path in good.files}
     assert kept and not good.look(), name
-    failures = []
+    problems = []
     for k in range(trials):
         path = good.files[k % len(good.files)]
         what, data = _damaged(path, kept, draw)
@@ -334,13 +334,10 @@ def _row(name: str, kind: Kind, place: Path, trials: int, draw: random.Random) -
             problem = good.look()
         except Exception as error:  # of whatever kind: it would have taken a run down
             problem = f"{type(error).__name__}: {error}"
-        if problem:
-            failures.append(f"{path.name}, {what}: {problem}")
+        problems.append(problem and f"{path.name}, {what}: {problem}")
         path.write_bytes(kept[path])
-    problem = good.look()
-    failures += [f"put back: {problem}"] if problem else []
-    note = failures[0] if failures else kind.comes
-    return Row(f"damage, {name}", trials, trials - len(failures), note)
+    problems.append((problem := good.look()) and f"put back: {problem}")
+    return Row.of(f"damage, {name}", problems, kind.comes)
 
 
 def _damaged(path: Path, kept: dict[Path, bytes], draw: random.Random) -> tuple[str, bytes]:

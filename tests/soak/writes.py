@@ -44,18 +44,13 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
             if options.quick and how == "background, partner":
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                tried, failures = trials(Path(folder), how, fault)
-            yield _row(f"writes, {how}, {fault}", tried, failures)
+                yield Row.of(f"writes, {how}, {fault}", trials(Path(folder), how, fault))
     if not options.no_mpirun:
         for victim in (0, 1):
             faults = ("ENOSPC",) if options.quick else FAULTS
             for fault, how in itertools.product(faults, ("at once", "background, partner")):
                 yield _on_ranks(victim, fault, how)
     yield from full_disk()
-
-
-def _row(what: str, tried: int, failures: list[str]) -> Row:
-    return Row(what, tried, tried - len(failures), "".join(failures[:1]))
 
 
 class Failing:
@@ -88,7 +83,7 @@ class Failing:
         return function(*given)
 
 
-def trials(folder: Path, how: str, fault: str, mesh: Any = None, victim: int = 0) -> tuple[int, list[str]]:
+def trials(folder: Path, how: str, fault: str, mesh: Any = None, victim: int = 0) -> list[str]:
     """Saves with the first, second, ... call failing, until none fails.  Collective.
 
     Args:
@@ -99,18 +94,17 @@ def trials(folder: Path, how: str, fault: str, mesh: Any = None, victim: int = 0
         victim: The rank whose calls fail.
 
     Returns:
-        Trials, and what was wrong in which.
+        What was wrong in each trial, or empty.
     """
-    rank, failures = 0 if mesh is None else mesh.rank, []
+    rank, found = 0 if mesh is None else mesh.rank, []
     for number in itertools.count(1):
         trial = _Trial(folder, how, mesh, number)
         failing = Failing(fault, number if rank == victim else 0)
         message = trial.save(failing)
-        problems = [p for p in gathered(trial.mesh, trial.problem(message, failing)) if p]
-        if problems:
-            failures.append(f"call {number} ({failing.hit}): {problems[0]}")
+        problem = next(filter(None, gathered(trial.mesh, trial.problem(message, failing))), "")
+        found.append(problem and f"call {number} ({failing.hit}): {problem}")
         if not any(gathered(trial.mesh, failing.hit is not None)):
-            return number, failures
+            return found
     raise AssertionError("the loop returns")
 
 
@@ -191,8 +185,7 @@ def _on_ranks(victim: int, fault: str, how: str) -> Row:
     what = f"writes, mpirun, rank {victim}, {how}, {fault}"
     if done.returncode:
         return Row(what, 1, 0, done.stderr.strip()[-300:])
-    tried, failures = json.loads(done.stdout.strip().splitlines()[-1])
-    return _row(what, tried, failures)
+    return Row.of(what, json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def full_disk() -> Iterator[Row]:
@@ -204,41 +197,39 @@ def full_disk() -> Iterator[Row]:
             print(f"full disk: skipped: {done.stderr.strip() or 'mount needs root'}")
             return
         try:
-            yield _row("writes, full tmpfs of 16 MB", *_until_full(Path(folder)))
+            yield Row.of("writes, full tmpfs of 16 MB", _until_full(Path(folder)))
         finally:
             subprocess.run(["umount", folder], check=True)
 
 
-def _until_full(folder: Path) -> tuple[int, list[str]]:
-    made, given = store(PLACED, wide=True), values(0, wide=True)
-    failures, k, last = [], 0, None
-    while True:
-        k += 1
+def _until_full(folder: Path) -> list[str]:
+    made, last, problem = store(PLACED, wide=True), None, ""
+    for k in itertools.count(1):
         given = values(k, wide=True)
         try:
             last = checkpoint.save(folder, store(PLACED, given, True), k, {}), given
         except CheckpointError as error:
             text = str(error)
             if "No space left on device (ENOSPC, errno 28)" not in text or "rank 0" not in text:
-                failures.append(text)
+                problem = text
             break
     assert last is not None
     checkpoint.load(last[0], made)
     if not equal(made, last[1]):
-        failures.append("the checkpoint before has other numbers")
+        problem = problem or "the checkpoint before has other numbers"
     names = sorted(p.name for p in folder.iterdir())
     if any(n.startswith(".") for n in names):
-        failures.append(f"litter: {names}")
-    return k, failures[:1]
+        problem = problem or f"litter: {names}"
+    return [""] * k + [problem]
 
 
 def _main(folder: str, how: str, fault: str, victim: str) -> None:
     from meshmpi.runtime.mesh import Mesh
 
     mesh = Mesh(PLACED.mesh)
-    tried, failures = trials(Path(folder), how, fault, mesh, int(victim))
+    found = trials(Path(folder), how, fault, mesh, int(victim))
     if mesh.rank == 0:
-        print(json.dumps([tried, failures]))
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":
