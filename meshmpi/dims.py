@@ -307,10 +307,7 @@ class MeshShape:
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """Rank at ``coordinates`` (axis name -> coordinate)."""
-        rank = 0
-        for name, size in self.axes:
-            rank = rank * size + coordinates[name]
-        return rank
+        return self.block_index(self.names, coordinates)
 
     def block_index(self, axes: Iterable[str], coordinates: Mapping[str, int]) -> int:
         """Which block of a dimension split over ``axes`` is held at ``coordinates``."""

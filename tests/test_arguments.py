@@ -110,26 +110,17 @@ def _config() -> Any:
 
 
 _BOOL = ("logical_and", "logical_or")
+_OF_CONFIG = (
+    "encoder encoder_decoder encoder_decoder_loss encoder_decoder_parameter_count"
+    " lm lm_loss masked_lm masked_lm_loss parameter_count"
+)
 _POSITIONS = ("attention_mask_autoregressive", "attention_mask_local", "sinusoid_positions")
 SPECIAL: dict[tuple[str, str], Callable[[World], Any]] = {
     **{(n, p): lambda w: w.mask for n in _BOOL for p in ("x1", "x2")},
     **{(n, "x"): lambda w: w.mask for n in ("logical_not", "reduce_all", "reduce_any")},
     **{(n, "x"): lambda w: w.image for n in PUBLIC if n.endswith(("3d", "3d_transpose"))},
     **{(n, "learning_rate"): lambda w: 0.1 for n in PUBLIC if n.startswith("optimize.")},
-    **{
-        (f"transformer.{n}", "config"): lambda w: _config()
-        for n in (
-            "encoder",
-            "encoder_decoder",
-            "encoder_decoder_loss",
-            "encoder_decoder_parameter_count",
-            "lm",
-            "lm_loss",
-            "masked_lm",
-            "masked_lm_loss",
-            "parameter_count",
-        )
-    },
+    **{(f"transformer.{n}", "config"): lambda w: _config() for n in _OF_CONFIG.split()},
     **{
         (n, p): lambda w: w.ids
         for n in PUBLIC
@@ -240,43 +231,12 @@ SPECIAL: dict[tuple[str, str], Callable[[World], Any]] = {
 
 def wrong_values(world: World) -> list[Any]:
     """One of everything that a user may take for what is meant."""
-    return [
-        -1,
-        0,
-        5,
-        2.5,
-        float("nan"),
-        True,
-        "x",
-        "no such",
-        "",
-        "d_model",
-        None,
-        [],
-        [1],
-        ["x"],
-        (2,),
-        ("a", 2),
-        {},
-        {"x": 1},
-        world.x,
-        world.ids,
-        [world.x],
-        world.x.variable,
-        world.loss,
-        np.ones((2, 4, 8)),
-        np.float32(1.5),
-        np.int32,
-        np.array(3),
-        object(),
-        len,
-        (lambda: 3),
-        world.new,
-        world.graph,
-        mm.SimulatedMesh("rows:2"),
-        b"bytes",
-        world.graph.variables["w"],
-    ]
+    numbers = [-1, 0, 5, 2.5, float("nan"), True, np.float32(1.5), np.array(3)]
+    texts = ["x", "no such", "", "d_model", b"bytes"]
+    several = [[], [1], ["x"], (2,), ("a", 2), {}, {"x": 1}, [world.x], np.ones((2, 4, 8))]
+    of_a_graph = [world.x, world.ids, world.x.variable, world.loss, world.new, world.graph, world.w.variable]
+    others = [None, np.int32, object(), len, lambda: 3, mm.SimulatedMesh("rows:2")]
+    return [*numbers, *texts, *several, *of_a_graph, *others]
 
 
 def complaint(call: Callable[[], Any]) -> str:
