@@ -1,12 +1,8 @@
 """Which operation made the first NaN or infinity of a step: the step again, one instruction a time.
 
-The step is run on the same feeds and variables, and the float outputs of each instruction are
-looked at.  From what is wrong at the end the search goes back over wrong inputs to an instruction
-whose inputs are in order.  NaN and +inf are wrong anywhere on this way; -inf is what masks are made
-of, so it is only followed from an instruction that made NaN or +inf of it.
-
-What nobody uses may hold anything: a NaN that `mm.where` leaves out is not on the way back.
-Knows no optimizer and no policy.
+The search goes back from wrong results over wrong inputs to an instruction whose inputs are in order.  NaN and +inf are
+wrong anywhere on this way; -inf is what masks are made of, so it is only followed from an instruction that made NaN or
++inf of it.  A NaN that nobody uses, as `mm.where` leaves it out, is not on the way.
 """
 
 from __future__ import annotations

@@ -18,13 +18,9 @@ from meshmpi.runtime.simulated_mesh import SimulatedMesh
 
 
 def evaluate(i: Instruction, program: Program, inputs: Sequence[np.ndarray], step: int = 0) -> list[np.ndarray]:
-    """The results of one local instruction on one rank, in new arrays.
+    """The results of one instruction (neither feed nor read nor write), in new arrays.
 
-    Args:
-        i: Neither feed nor read nor write.
-        program: Supplies types, seed and a mesh of one rank, perhaps with many axes.
-        inputs: Arrays of the types that the program says.
-        step: The number of the step.
+    The program supplies types, seed and a mesh of one rank, perhaps with many axes.
     """
     here = dict.fromkeys(program.mesh.names, 0)
     outs = [program.types[v] for v in i.outputs]

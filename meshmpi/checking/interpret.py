@@ -172,13 +172,10 @@ def run(
     observe: Callable[[Any, list, list], None] | None = None,
     instead: Mapping[Tensor, np.ndarray] | None = None,
 ) -> Iterator[Computed]:
-    """Runs the program of one rank; yields every tensor of the graph in the order of the graph.
+    """Runs what `of_one_rank` returns; yields every tensor in the order of the graph.
 
-    Args:
-        program, values: As `of_one_rank` returns them.
-        feeds, variables, step: As of `interpret`.
-        observe: Called with each instruction, its inputs and its results.
-        instead: Values that take the place of computed ones, once these have been yielded.
+    ``observe`` is called with each instruction, its inputs and results; values ``instead`` take the place of
+    computed ones, once these have been yielded.
     """
     waiting, arrays = [*reversed(values)], dict[int, np.ndarray]()
     left = Counter(v for i in program.instructions for v in i.inputs)

@@ -1,10 +1,8 @@
 """verify(): every layout computes what one rank does, or which operation does not.
 
-A layout is run as lowered, where every tensor of the graph is a value of the program, and as the
-passes leave it, by NumPy's kernels and by the generated ones that a large step runs.  Then one rank
-computes every operation again (`interpret`), from what the layout made of its inputs, with an error
-bound beside every value (`bounds`).  Each rank's block of each tensor is compared with that, so
-that replicas which differ from each other are found as well.
+A layout is run as lowered and as the passes leave it, by NumPy's kernels and by generated ones.  One rank computes
+every operation again from what the layout made of its inputs (`interpret`), with an error bound beside every value
+(`bounds`).  Every rank's block is compared with that, so replicas that differ are found as well.
 """
 
 from __future__ import annotations
@@ -222,18 +220,10 @@ class Truth:
         self.values = {t: value for t, value, _ in self.judged({})}
 
     def judged(self, seen: Mapping[Tensor, Seen]) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray | None]]:
-        """What each tensor must be, and by how much it may differ, in the order of the graph.
+        """Tensor, what it must be, and by how much each element may differ (None: not), in the order of the graph.
 
-        Every operation is computed from what the layout itself has made of its inputs, where that
-        is seen, so that bounds are those of this one operation (and of those before it that the
-        program does not show), and one mistake does not make all that follows wrong.
-
-        Args:
-            seen: Tensors as the layout computed them.  Without any, bounds grow from operation to
-                operation.
-
-        Yields:
-            Tensor, whole array, and the bound of each element; None for none.
+        Every operation is computed from what the layout has made of its inputs, where that is ``seen``: bounds are
+        those of this one operation, and one mistake does not make all that follows wrong.
         """
         bounds, value_of = Bounds(self._wide, self._dtypes), self._value_of
         # In float64 the reference is rounded as well, so that two errors may add up.

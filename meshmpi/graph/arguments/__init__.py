@@ -1,11 +1,8 @@
 """What an argument of a public function may be: read from its annotation, once for all functions.
 
-`checked` wraps a function.  Each argument is converted where its meaning is plain (a tensor for a
-list of one, a name for the dimension, ``np.int32`` for a data type, a Variable for its value) and
-refused otherwise, with an error that names function, argument and cure.  A new kind of argument is
-a rule in `rules` and a row in `annotations`; a new public function needs nothing but annotations.
-
-Knows no operation, no mesh and no array.
+`checked` wraps a function.  Each argument is converted where its meaning is plain (a tensor for a list of one, a name
+for the dimension, a Variable for its value) and refused otherwise, with an error that names function, argument and
+cure.  A new kind of argument is a rule in `rules` and a row in `annotations`; a function needs nothing but annotations.
 """
 
 from meshmpi.graph.arguments.checked import asked, check_all, checked, named

@@ -1,8 +1,6 @@
-"""Elementwise operations: one primitive, and a table row (expression, derivative) per function.
+"""Elementwise operations: one primitive, and a row for each function: meaning, data types, derivative.
 
-The expression of a function is its row in `meshmpi.ir.scalar`; its derivative and data types stand
-here in its row.  Tensors broadcast by the names of their dimensions; a Python number takes the
-data type of the tensors it is combined with.
+The expression of a function is its row in `meshmpi.ir.scalar`.  A Python number takes the data type of the tensors.
 """
 
 from __future__ import annotations
