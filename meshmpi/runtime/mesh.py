@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from meshmpi.kernels.binding import Bound
     from meshmpi.runtime.collectives import Group
-    from meshmpi.runtime.shared import SharedMemory
+    from meshmpi.runtime.shared import Lanes, SharedMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -130,6 +130,7 @@ class Mesh:
         self.checks = False
         self._communicators: dict[Axes, MPI.Intracomm] = {}
         self._groups: dict[Axes, Group] = {}
+        self._lanes: dict[Axes, Group] = {}
         self._channels: dict[str, Channel] = {}
         self._shared: SharedMemory | Literal[False] | None = None
         rows = gathered(
@@ -155,11 +156,12 @@ class Mesh:
             self.outside("free", self._free)()
 
     def _free(self) -> None:
-        for comm in self._communicators.values():
+        for comm in (*self._communicators.values(), *(lane.comm for lane in self._lanes.values())):
             if comm and comm is not self.comm:
                 comm.Free()
         self._communicators.clear()
         self._groups.clear()
+        self._lanes.clear()
         self.comm.Free()
         if self.size > 1:
             self._watch.mesh_ends()
@@ -259,10 +261,48 @@ class Mesh:
         return self._counted(call, group, handed, run, call.op)
 
     def _shared_bound(self, group: Group, call: Collective) -> Bound | None:
-        members = self.group(group.axes)
-        if not self._shared or not set(members) <= set(self._shared.ranks):
+        """By memory that ranks share; None where that cannot be, on all ranks of the group."""
+        members, memory = self.group(group.axes), self._shared
+        if not memory:
             return None
-        return self._shared.bind(sum(1 << self.shape.names.index(a) for a in group.axes), members, group, call)
+        number = sum(1 << self.shape.names.index(a) for a in group.axes)
+        if set(members) <= set(memory.ranks):
+            return memory.bind(number, members, group, call)
+        one_by_one = isinstance(call, AllReduce) and str(call.x.dtype) not in REDUCED_IN and call.x.size > 0
+        lanes = self._lanes_of(group) if one_by_one else None
+        if lanes is None or not isinstance(call, AllReduce):
+            return None
+        # Hosts that could not share this memory have told nobody yet.
+        able = functools.partial(group.comm.allgather, memory.region_of(call.x) is not None)
+        if not all(self.outside("lanes", able, axes=self.shape.in_mesh_order(group.axes))()):
+            return None
+        lane, x = self._lanes[group.axes], call.x
+
+        def reduce(part: np.ndarray) -> Bound:
+            return self._collectives.BINDERS["all_reduce"](lane, AllReduce(part, group.axes, call.op))
+
+        return memory.bind_lanes(number, lanes._replace(op=call.op), x, reduce)
+
+    def _lanes_of(self, group: Group) -> Lanes | None:
+        """How a group that spans hosts divides an all_reduce; None where each of its ranks is alone on its host."""
+        from mpi4py import MPI
+
+        from meshmpi.runtime.shared import Lanes
+
+        members = self.group(group.axes)
+        hosts = [self.host_of[r] for r in members]
+        here = tuple(r for r in members if self.host_of[r] == self.host_of[self.rank])
+        count = min(hosts.count(h) for h in hosts)
+        if max(hosts.count(h) for h in hosts) == 1:
+            return None
+        if group.axes not in self._lanes:
+            mine = here.index(self.rank)
+            split = functools.partial(group.comm.Split, mine if mine < count else MPI.UNDEFINED, self.rank)
+            made = functools.partial(self._watch.made, group.comm, split)
+            comm = self.outside("communicator", made, "lanes", self.shape.in_mesh_order(group.axes))()
+            n = len(set(hosts))
+            self._lanes[group.axes] = self._collectives.Group(group.axes, comm, tuple(range(n)), 0)
+        return Lanes(here, count)
 
     def _counted(self, call: Collective, group: Group, handed: Handed, run: Bound, op: str) -> Bound:
         """``run``, which counts and records itself; a short message takes a microsecond."""

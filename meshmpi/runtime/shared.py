@@ -19,14 +19,14 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from meshmpi.dims import block_range, block_sizes
 from meshmpi.ir.halos import pieces_to, unfilled_positions
-from meshmpi.kernels.binding import Bound, collapse
+from meshmpi.kernels.binding import Bound, collapse, nothing, run_all
 from meshmpi.kernels.native.compiler import CompilerError, load_library
 from meshmpi.runtime.calls import Place, SelfRecording, Tally
 from meshmpi.runtime.collectives import Group
@@ -76,6 +76,20 @@ _COLLECTIVE = _record("group", "record", "copies", "reductions", "copy", "reduct
 
 def _address(x: np.ndarray) -> int:
     return x.__array_interface__["data"][0]
+
+
+class Lanes(NamedTuple):
+    """How ranks of several hosts divide an all_reduce: rank k of each host is of lane k, as far as all hosts have one.
+
+    Attributes:
+        here: Ranks of the group on this host, ascending.
+        count: Number of lanes.
+        op: The reduction.
+    """
+
+    here: tuple[int, ...]
+    count: int
+    op: str = "sum"
 
 
 class Region:
@@ -207,6 +221,36 @@ class SharedMemory:
         plan |= {AllToAll: _all_to_all, Shift: _shift}
         return self._bound(work, self.group(number, members)) if plan[type(call)](work, call) else None
 
+    def bind_lanes(self, number: int, lanes: Lanes, x: np.ndarray, reduce: Callable[[np.ndarray], Bound]) -> Bound:
+        """An all_reduce over ranks of several hosts: inside each, between equal lanes of all, inside each.
+
+        Every rank of a lane combines its part of what the ranks of its host hold, then the parts of all hosts; then
+        each takes the parts of its neighbours.  What crosses the network crosses it once.
+
+        Args:
+            number: Which set of mesh axes the group is over.
+            lanes: Of the group.
+            x: Reduced in place; in memory that is shared.
+            reduce: Binds an all_reduce of an array over the lane of this rank.
+        """
+        inside = _Work(self, lanes.here, None)
+        xs = inside.of_all(x, [x.shape] * len(lanes.here)) or []
+        parts = starts([PART_ELEMENTS * k for k in block_sizes(-(-x.size // PART_ELEMENTS), lanes.count)])
+        flat = [one.reshape(1, -1) for one in xs]
+        mine, steps = lanes.here.index(self.rank), list[Bound]()
+        back = _Work(self, lanes.here, None)
+        back.kept = inside.kept = [*inside.kept, x]
+        for lane, (first, end) in enumerate(itertools.pairwise(parts)):
+            if lane != mine:
+                back.copy(flat[mine][:, first:end], flat[lane][:, first:end])
+                continue
+            inside.reduce(lanes.op, [flat[mine][:, first:end]], [one[:, first:end] for one in flat])
+            part = x.reshape(-1)[first:end]
+            steps.append(reduce(part) if part.size else nothing)
+        group = self.group(number, lanes.here)
+        first_step, last = (self._bound(work, group).recorded(None, Tally()) for work in (inside, back))
+        return run_all([first_step, *steps, last])
+
     def _bound(self, work: _Work, group: int) -> Bound:
         copies, reductions = (np.array(rows, t) for rows, t in ((work.copies, _COPY), (work.reductions, _REDUCTION)))
         row = (group, 0, len(copies), len(reductions), _address(copies), _address(reductions), work.small)
@@ -263,8 +307,9 @@ def _mapped(file: int | str, inode: int, nbytes: int) -> mmap.mmap:
 class _Work:
     """Copies and reductions of one rank, as the structures of shared.c."""
 
-    def __init__(self, memory: SharedMemory, members: Sequence[int], group: Group):
-        self.memory, self.members, self.group = memory, members, group
+    def __init__(self, memory: SharedMemory, members: Sequence[int], group: Group | None):
+        self.memory, self.members = memory, members
+        self.group: Any = group
         self.copies: list[tuple] = []
         self.reductions: list[tuple] = []
         self.small = 0

@@ -24,6 +24,18 @@ def main() -> None:
         x[:] = 1 + mesh.rank
         mesh.bind(operands.AllReduce(x, axes), planned=True)()
         assert (x == sum(1 + r for r in mesh.group(axes))).all(), (axes, x)
+    for op, dtype, size in (
+        ("max", np.int32, 5000),
+        ("sum", np.float32, 3),
+        ("prod", np.float64, 129),
+        ("sum", bool, 700),
+    ):
+        y = x.view(np.uint8)[: size * np.dtype(dtype).itemsize].view(dtype)
+        y[:] = (np.arange(size) + mesh.rank) % 3
+        values = [((np.arange(size) + r) % 3).astype(dtype) for r in range(mesh.size)]
+        wanted = {"max": np.maximum, "sum": np.add, "prod": np.multiply}[op].reduce(values).astype(dtype)
+        mesh.bind(operands.AllReduce(y, mesh.shape.names, op), planned=True)()
+        assert (y == wanted).all(), (op, dtype, y, wanted)
     shared = mesh._shared  # pyright: ignore[reportPrivateUsage]
     assert shared and [names[r] for r in shared.ranks] == [names[mesh.rank]] * len(shared.ranks)
 
