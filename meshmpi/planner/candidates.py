@@ -259,4 +259,4 @@ class LowerBound:
         return self._network(mesh, lost, "all_gather", handed)
 
     def _network(self, mesh: MeshShape, axes: Names, kind: str, handed: int) -> float:
-        return self.machine.network(mesh, axes).seconds(kind, handed, mesh.count(axes))
+        return self.machine.collective(mesh, axes, kind, handed)

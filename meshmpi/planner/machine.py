@@ -11,6 +11,7 @@ import bisect
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -147,6 +148,13 @@ class Network:
 
 
 @functools.lru_cache(256)
+def lanes(mesh: MeshShape, axes: Axes, ranks_per_host: int) -> int:
+    """Ranks of a group over ``axes`` that each host has at least: the parts of an all_reduce between hosts."""
+    groups = mesh.groups(axes)
+    return min(n for group in groups for n in Counter(rank // ranks_per_host for rank in group).values())
+
+
+@functools.lru_cache(256)
 def spans_hosts(mesh: MeshShape, axes: Axes, ranks_per_host: int) -> bool:
     """Whether ranks that differ only in ``axes`` are on different hosts, with this many ranks on each."""
     return any(group[0] // ranks_per_host != group[-1] // ranks_per_host for group in mesh.groups(axes))
@@ -239,6 +247,20 @@ class Machine:
                 "Add latency and bandwidth under [network], for all axes.",
             )
         return min(known, key=lambda n: n.bandwidth)
+
+    def collective(self, mesh: MeshShape, axes: Axes, kind: str, handed: int) -> float:
+        """Seconds of a collective over axes of a mesh, to which each rank hands so many bytes.
+
+        An all_reduce between hosts goes by lanes: inside each host, between equal ranks of all, inside each.
+        """
+        n, network = mesh.count(axes), self.network(mesh, axes)
+        inside, r = self.networks.get(""), 1
+        if kind == "all_reduce" and network is self.between and inside is not None:
+            r = lanes(mesh, axes, self.ranks_per_host)
+        if r == 1 or inside is None:
+            return network.seconds(kind, handed, n)
+        here = inside.seconds("reduce_scatter", handed, r) + inside.seconds("all_gather", handed, r)
+        return here + network.seconds(kind, -(-handed // r), max(2, n // r))
 
     def operation(self, function: str) -> float:
         """Seconds of a scalar function on one float32 element."""

@@ -241,8 +241,8 @@ class _Timer:
         program, axes = self.program, i.attrs.axes
         handed = program.elements_handed(i)  # it waits for the largest blocks of all
         handed *= i.attrs.wire_bytes(program.types[i.inputs[0]].dtype)
-        n = program.mesh.count(axes)
-        seconds = self.machine.network(program.mesh, axes).seconds(i.kind, handed, n) if n > 1 else 0.0
+        several = program.mesh.count(axes) > 1
+        seconds = self.machine.collective(program.mesh, axes, i.kind, handed) if several else 0.0
         if len(i.inputs) > 1:  # packed into one message and unpacked
             seconds += 4 * handed / self.machine.memory(4 * handed)
         return seconds

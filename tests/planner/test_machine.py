@@ -107,6 +107,18 @@ def test_axes_between_hosts_are_priced_by_their_own_level():
     assert uneven.network(MESH, ("cols",)).bandwidth == 1e7  # ranks 2 and 3
 
 
+def test_an_all_reduce_between_hosts_is_priced_by_lanes():
+    machine = parse_machine("ranks_per_host = 2\n" + LEVELS, "levels")
+    inside, between = machine.networks[""], machine.between
+    assert between is not None
+    here = inside.seconds("reduce_scatter", 8000, 2) + inside.seconds("all_gather", 8000, 2)
+    by_lanes = here + between.seconds("all_reduce", 4000, 2)
+    assert machine.collective(MESH, ("rows", "cols"), "all_reduce", 8000) == pytest.approx(by_lanes)
+    assert machine.collective(MESH, ("rows",), "all_reduce", 8000) == between.seconds("all_reduce", 8000, 2)
+    assert machine.collective(MESH, ("cols",), "all_reduce", 8000) == inside.seconds("all_reduce", 8000, 2)
+    assert machine.collective(MESH, ("rows", "cols"), "all_to_all", 8000) == between.seconds("all_to_all", 8000, 4)
+
+
 def test_a_single_host_does_not_price_a_mesh_of_many():
     machine = parse_machine("ranks_per_host = 4\n" + SHORT, "one host")
     assert machine.network(MeshShape("rows:2;cols:2"), ("rows", "cols")).bandwidth == 1e9
