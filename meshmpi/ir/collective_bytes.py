@@ -1,13 +1,11 @@
 """What a collective costs: the bytes a rank sends, and the scratch memory a rank needs for it.
 
-Integers only, so that a program can be priced for any mesh without running it; the runtime tallies
-and allocates by these same functions, which is why predicted and accounted bytes agree exactly.
+The runtime counts and allocates by these functions, so predicted and accounted bytes agree exactly.
 What an MPI library really sends is measured by nobody here.  Knows no arrays, no MPI, no programs.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -56,11 +54,6 @@ def piece_elements(widths: Sequence[int], piece: tuple[int, int, int, int]) -> i
     return (row_end - row) * sum(min(w, end) - min(w, start) for w in widths)
 
 
-def _largest_piece_bytes(rows: int, widths: Sequence[int], item_bytes: int) -> int:
-    first = next(pieces(rows, widths, item_bytes), None)
-    return 0 if first is None else piece_elements(widths, first) * item_bytes
-
-
 def all_reduce_workspace_bytes(shape: Sequence[int], dtype: object) -> int:
     """Scratch bytes of an all_reduce of an array: none but for the data types of `REDUCED_IN`.
 
@@ -80,7 +73,9 @@ def all_gather_workspace_bytes(shape: Sequence[int], dtype: object, axis: int, s
     item = ITEM_BYTES[str(dtype)]
     if len(sizes) == 1 or rows == 1 or sum(sizes) * post * item > PIECE_BYTES:
         return 0
-    return _largest_piece_bytes(rows, [s * post for s in sizes], item)
+    widths = [s * post for s in sizes]
+    first = next(pieces(rows, widths, item), None)
+    return 0 if first is None else piece_elements(widths, first) * item
 
 
 def reduce_scatter_workspace_bytes(shape: Sequence[int], dtype: object, axis: int, sizes: Sequence[int]) -> int:
@@ -93,14 +88,10 @@ def reduce_scatter_workspace_bytes(shape: Sequence[int], dtype: object, axis: in
         return 0
     rows, post = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     widths, item = [s * post for s in sizes], reduced_bytes(dtype)
-    packed = _largest_piece_bytes(rows, widths, item)
-    received = max(
-        (
-            piece_elements([max(widths)] * len(widths), piece) * item
-            for piece in itertools.islice(pieces(rows, widths, item), 1)
-        ),
-        default=0,
-    )
+    first = next(pieces(rows, widths, item), None)
+    if first is None:
+        return 0
+    packed, received = (piece_elements(blocks, first) * item for blocks in (widths, [max(widths)] * len(widths)))
     lies_ready = rows == 1 and str(dtype) not in REDUCED_IN
     return max(packed, received) if lies_ready else packed + received
 

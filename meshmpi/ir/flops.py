@@ -1,8 +1,4 @@
-"""Floating-point operations of programs, by the formulas of the rows of `kinds`.
-
-Functions of extents and types only, so that kernels and cost model count the same.  Nothing here
-knows arrays or ranks of a running job.
-"""
+"""Floating-point operations of programs, by the formulas of the rows of `kinds`: kernels and cost count the same."""
 
 from __future__ import annotations
 
@@ -40,11 +36,7 @@ def local_flops(instruction: Instruction, program: Program, coordinates: Mapping
 
 def program_flops(program: Program, coordinates: Mapping[str, int]) -> int:
     """Floating-point operations of a step on the rank at ``coordinates``."""
-    return _flops(program, program.forms, coordinates)
-
-
-def _flops(program: Program, known: Iterable[tuple[Instruction, int]], at: Mapping[str, int]) -> int:
-    return sum(count * local_flops(i, program, at) for i, count in known)
+    return sum(count * local_flops(i, program, coordinates) for i, count in program.forms)
 
 
 def busiest_rank(program: Program) -> dict[str, int]:
@@ -58,8 +50,7 @@ def busiest_rank(program: Program) -> dict[str, int]:
     same inside one that is closed.
     """
     mesh, places = program.mesh, dict[str, dict[int, None]]()
-    known = program.forms
-    for n, _ in known:
+    for n, _ in program.forms:
         for size, axes in _split_where_place_counts(n, program):
             for block in _telling_blocks(size, mesh.count(axes)):
                 for axis in reversed(axes):
@@ -69,7 +60,7 @@ def busiest_rank(program: Program) -> dict[str, int]:
         dict(zip(mesh.names, at, strict=True))
         for at in itertools.product(*(sorted(places.get(a, (0,))) for a in mesh.names))
     ]
-    return found[0] if len(found) == 1 else max(found, key=lambda at: _flops(program, known, at))
+    return found[0] if len(found) == 1 else max(found, key=lambda at: program_flops(program, at))
 
 
 def _split_where_place_counts(i: Instruction, program: Program) -> Iterator[tuple[int, Axes]]:

@@ -1,7 +1,6 @@
 """Which elements of a split dimension another rank needs: halos, and who sends what.
 
-Integers only: no tensors, arrays, ranks of a running job or MPI.  A block is a range of indices;
-blocks of one dimension are numbered as `dims.block_range` cuts them.
+Integers only.  A block is a range of indices; blocks of one dimension are numbered as `dims.block_range` cuts them.
 """
 
 from __future__ import annotations

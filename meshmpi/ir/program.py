@@ -1,9 +1,7 @@
 """The SPMD intermediate representation: one flat list of instructions, the same on every rank.
 
-Every value has a `LocalType`: its global named shape, how each dimension is split over mesh axes,
-and over which axes a sum is still pending.  Local instructions mean what they say *on the block a
-rank holds*; dimensions are matched by name.  The set of kinds is closed: `meshmpi.ir.kinds` is its
-table.  This module knows no kind by name, no arrays, no kernels, no MPI and no rank.
+Local instructions mean what they say *on the block a rank holds*; dimensions are matched by name.  The set of kinds
+is closed, its table `meshmpi.ir.kinds`.  This module knows no kind by name, no arrays, no kernels, no MPI and no rank.
 """
 
 from __future__ import annotations
@@ -127,11 +125,6 @@ class Kind:
     def flops_at(self, program: Program, i: Instruction, at: Mapping[str, int]) -> dict[str, int] | None:
         """Kind -> FLOP on the rank at ``at``; None where `flops` says it, whichever rank that is."""
         return None
-
-    @property
-    def flops_depend_on(self) -> tuple[object, ...]:
-        """What decides on the FLOP, besides extents and, where a place counts, the rank."""
-        return ()
 
     @property
     def compared_dims(self) -> tuple[str, ...]:

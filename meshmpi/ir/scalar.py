@@ -1,8 +1,7 @@
 """Scalar expressions: the one table of elementwise functions and the expressions made of them.
 
-An `Expr` is a straight-line program over scalars, data and not code, so that the NumPy kernels, the
-C generator, the cost model, the verifier and the fusion pass all read the same thing.  This module
-knows no arrays and no gradients.
+An `Expr` is data and not code, so that the NumPy kernels, the C generator, the cost model, the
+verifier and the fusion pass all read the same thing.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from meshmpi.compiler.passes import clean, fold, fusion, messages, pipeline, rematerialise
 from meshmpi.compiler.passes import reductions as reduction_pass
-from meshmpi.compiler.passes.rewrite import users
+from meshmpi.compiler.passes.rewrite import fetched, only_user, users
 from meshmpi.ir import verify as verifying
 from meshmpi.ir.kinds import computing, regions
 from meshmpi.ir.types import LocalDim
@@ -175,12 +176,12 @@ def reductions_over_other_axes_share_a_message(m: Patch) -> None:
 
 @mutation("one_tensor_many_times")
 def a_map_used_twice_is_merged_into_one_user(m: Patch) -> None:
-    _misinform(m, fusion.fuse, users=lambda program: {v: us[:1] for v, us in users(program).items()})
+    _misinform(m, fusion.fuse, only_user=lambda p: {v: us[0] for v, us in users(p).items() if v not in fetched(p)})
 
 
 @mutation("constrained_and_released")
 def a_map_that_is_fetched_is_merged_away(m: Patch) -> None:
-    _misinform(m, fusion.fuse, fetched=lambda program: set())
+    _misinform(m, fusion.fuse, only_user=lambda program: only_user(replace(program, fetches={})))
 
 
 @mutation("softmax_by_hand")
@@ -285,20 +286,16 @@ def an_added_number_counts_once_per_rank(m: Patch) -> None:
 
 @mutation("constrained_and_whole")
 def blocks_are_reduced_although_the_whole_is_needed_too(m: Patch) -> None:
-    def takes_only(program: Any) -> dict:
-        return {v: [u for u in us if u.kind == "take_shard"] or us for v, us in users(program).items()}
+    def one_that_takes(program: Any) -> dict:
+        takes = {v: u for v, us in users(program).items() for u in us if u.kind == "take_shard"}
+        return {**takes, **only_user(program)}
 
-    _misinform(m, reduction_pass.form_reduce_scatter, users=takes_only)
+    _misinform(m, reduction_pass.form_reduce_scatter, only_user=one_that_takes)
 
 
 @mutation("slots_stored_elsewhere")
 def blocks_are_taken_before_maps_whose_whole_value_is_needed_too(m: Patch) -> None:
-    _misinform(
-        m,
-        reduction_pass.shard_early,
-        users=lambda p: {v: us[:1] for v, us in users(p).items()},
-        fetched=lambda p: set(),
-    )
+    _misinform(m, reduction_pass.shard_early, only_user=lambda p: {v: us[0] for v, us in users(p).items()})
 
 
 @mutation("sum_of_two_products")

@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[Row, str]] = {
     ),
     "a tiled region that returns what it has not": (
         lambda h: _tiled(h, _product(), y=t("a/rows c")),
-        "returns what it has not",
+        "returns an undefined value",
     ),
     "a tiled region that breaks a rule of its body": (
         lambda h: _tiled(h, _product(), _map("square", S, Y), y=t("a c")),

@@ -1,8 +1,7 @@
-"""graph + layout + mesh shape -> Program.
+"""graph + layout + mesh shape -> Program, the same on every rank; knows no arrays, no MPI and no rank.
 
 Simple on purpose: every sum is finished where it arises, every value is taken to its placement as
-soon as it is made.  The result is the oracle of all passes.  No arrays, no MPI, no rank: the
-program is the same on every rank.
+soon as it is made.  The result is the oracle of all passes.
 """
 
 from __future__ import annotations

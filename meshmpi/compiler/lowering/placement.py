@@ -1,9 +1,7 @@
-"""Where each tensor of a graph lives: computation layout, storage layouts, constraints.
+"""Where each tensor of a graph lives: computation layout, storage layouts, constraints.  Names and integers only.
 
-The rule: a tensor is split as the computation layout says of its dims.  A constrained tensor (or
-the stored value of a variable) is split as its constraint says, and what is computed from it
-elementwise or by a reduction follows it, as far as no mesh axis is then used twice.  Names and
-integers only.
+A tensor is split as the computation layout says, a constrained or stored one as its own rules say; what is computed
+from that elementwise or by a reduction follows it, as far as no mesh axis is used twice.
 """
 
 from __future__ import annotations

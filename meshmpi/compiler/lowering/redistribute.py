@@ -1,7 +1,7 @@
 """From any split of a value to any other: a short sequence of redistributing instructions.
 
 Order, as in the paper's section 6.1: what costs nothing and shrinks first (take_shard), then moves
-(all_to_all), then what grows (all_gather).  Types only; nothing is emitted here.
+(all_to_all), then what grows (all_gather).
 """
 
 from __future__ import annotations

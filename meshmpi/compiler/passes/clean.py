@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from meshmpi.compiler.passes.rewrite import substituted, with_substitution
+from meshmpi.compiler.passes.rewrite import needed_for, substituted, with_substitution
 from meshmpi.ir.program import Instruction, Program
 
 
 def dce(program: Program) -> Program:
     """Drops instructions whose results nothing needs; feeds stay, the step's signature."""
-    needed = set(program.fetches.values())
-    kept: list[Instruction] = []
-    for i in reversed(program.instructions):
-        if i.traits.kept or not needed.isdisjoint(i.outputs):
-            kept.append(i)
-            needed.update(i.inputs)
-    return program.with_instructions(kept[::-1])
+    return program.with_instructions(needed_for(program.instructions, program.fetches.values()))
 
 
 def cse(program: Program) -> Program:

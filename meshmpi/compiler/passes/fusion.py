@@ -1,8 +1,7 @@
-"""Fusion: chains of maps become one map, and maps and reductions over the same rows one fused kernel.
+"""Fusion: chains of maps become one map, and what works on the same rows one fused kernel, a nest of two loops.
 
-A fused kernel is one loop nest over rows and columns.  Its instructions are maps over all points or over rows, uniform
-random numbers (dropout), reductions along each row (softmax, normalisations) and sums over the rows (gradients of
-biases and scales).  Row by row its intermediate values stay in registers or in cache; only what others need is stored.
+Such are maps over all points or rows, uniform random numbers (dropout), reductions along each row (softmax) and sums
+over the rows (gradients of biases).  Intermediate values stay in registers or cache; what others need is stored.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshmpi.compiler.passes.rewrite import fetched, users, writes_last
+from meshmpi.compiler.passes.rewrite import fetched, only_user, users, writes_last
 from meshmpi.dims import Shape
 from meshmpi.ir.kinds import Fused, Map, Random, Reduce
 from meshmpi.ir.program import Instruction, Program
@@ -41,7 +40,7 @@ def fuse(program: Program) -> Program:
 
     A map over fewer dims is merged only when it does no arithmetic, since it would be repeated.
     """
-    used, kept = users(program), fetched(program)
+    once = only_user(program)
     made: dict[int, Instruction] = {}  # the one result of a map -> the map, as merged so far
     gone: set[int] = set()
     out: list[Instruction] = []
@@ -49,8 +48,7 @@ def fuse(program: Program) -> Program:
         while isinstance(i.attrs, Map):
             merged = None
             for v in i.inputs:
-                once = v in made and len(used[v]) == 1 and v not in kept
-                if once and _fits(program, made[v], i):
+                if v in made and v in once and _fits(program, made[v], i):
                     merged = merged_maps(made[v], i, [])
                 if merged is not None and is_small(merged):
                     gone.add(v)

@@ -1,10 +1,7 @@
 """Where a pending sum is finished: the placement that moves the fewest bytes.
 
-A sum may stay pending through everything linear.  For each set of axes, the values that can stay
-pending form a network from where sums arise to where finished values are needed; finishing a value
-costs its bytes; the cheapest set of values to finish is a minimum cut.  It is therefore never worse
-than finishing at once or as late as possible, and reductions that meet in a sum become one.
-Source: max-flow/min-cut (Ford and Fulkerson 1956); the formulation is ours.
+A sum may stay pending through everything linear, and finishing a value costs its bytes, so the cheapest values to
+finish are a minimum cut.  Source: max-flow/min-cut (Ford and Fulkerson 1956); the formulation is ours.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshmpi.compiler.passes.maxflow import UNLIMITED, Edge, minimum_cut
-from meshmpi.compiler.passes.rewrite import fetched, fresh, producers, substituted, users
+from meshmpi.compiler.passes.rewrite import fetched, fresh, only_user, producers, substituted, users
 from meshmpi.dims import Axes
 from meshmpi.ir.kinds import AllReduce, LocalSlice, Map, ReduceScatter
 from meshmpi.ir.program import Instruction, Program
@@ -60,19 +57,19 @@ class _Region:
         """
         start, end = -1, -2  # value v arises at node 2 v and is used at node 2 v + 1
         edges: list[Edge] = [(start, 2 * v, UNLIMITED, 0) for v in self.sources]
-        used, kept = users(self.program), fetched(self.program)
+        used, kept, once = users(self.program), fetched(self.program), only_user(self.program)
         for v in self.values:
-            edges.append((2 * v, 2 * v + 1, self._cost(v, used[v], v in kept), UNLIMITED))
+            edges.append((2 * v, 2 * v + 1, self._cost(v, once.get(v)), UNLIMITED))
             if v in kept or any(not any(w in self.joint for w in u.outputs) for u in used[v]):
                 edges.append((2 * v + 1, end, UNLIMITED, 0))
         same = [(2 * x + 1, 2 * v) for v, pending in self.joint.items() for x in pending]
         side = minimum_cut(edges, same, start, end)
         return {v for v in self.values if 2 * v in side and 2 * v + 1 not in side}
 
-    def _cost(self, v: int, uses: Sequence[Instruction], is_fetched: bool) -> int:
+    def _cost(self, v: int, user: Instruction | None) -> int:
         """Bytes to finish v (half where a reduce_scatter will do), then, far smaller, a message."""
         n = self.program.types[v].max_bytes(self.program.mesh)
-        cut = uses[0].attrs if len(uses) == 1 and not is_fetched else None
+        cut = None if user is None else user.attrs
         halves = 1 if isinstance(cut, LocalSlice) and set(cut.axes) <= set(self.axes) else 2
         return halves * n * _MESSAGES + 1
 
@@ -123,7 +120,7 @@ def _rewrite(program: Program, axes: Axes, region: _Region, cut: set[int]) -> Pr
 
 def _merge_chains(program: Program) -> Program:
     """all_reduce of an all_reduce over other axes, used by nothing else -> one over both."""
-    used, made, kept = users(program), producers(program), fetched(program)
+    once, made = only_user(program), producers(program)
     merged: dict[int, tuple[int, Axes]] = {}
     dropped: set[int] = set()
     for i in program.instructions:
@@ -133,7 +130,7 @@ def _merge_chains(program: Program) -> Program:
         inner, x = _sum_over(made[y]), next(iter(made[y].inputs), y)
         if y in merged:
             x, inner = merged[y]
-        if inner and len(used[y]) == 1 and y not in kept:
+        if inner and y in once:
             merged[i.outputs[0]] = x, program.mesh.in_mesh_order((*inner, *axes))
             dropped.add(y)
     out: list[Instruction] = []
@@ -155,8 +152,7 @@ def shard_early(program: Program) -> Program:
     Computes less, and brings take_shard next to the all_reduce it belongs to.  From the end to the
     beginning, so that a block passes through a chain of maps at once.
     """
-    uses = {v: len(us) for v, us in users(program).items()}
-    made, kept_out = producers(program), fetched(program)
+    once, made = only_user(program), producers(program)
     types, number = dict(program.types), fresh(program)
     moved: dict[int, tuple[Instruction, LocalSlice]] = {}  # value of a map -> the take_shard behind it
     out: list[Instruction] = []
@@ -179,7 +175,7 @@ def shard_early(program: Program) -> Program:
             x = take.inputs[0]
             source = made[x]
             passes = isinstance(source.attrs, Map) and len(source.outputs) == 1 and bool(source.inputs)
-            if passes and uses[x] == 1 and x not in kept_out:
+            if passes and x in once:
                 moved[x] = take, cut
             else:
                 out.append(take)
@@ -191,7 +187,7 @@ def form_reduce_scatter(program: Program) -> Program:
 
     Axes of the reduction beyond those of the take_shard are reduced on the block that is left.
     """
-    used, kept_out = users(program), fetched(program)
+    once = only_user(program)
     types, number = dict(program.types), fresh(program)
     out: list[Instruction] = []
     replaced: dict[int, tuple[Instruction, AllReduce]] = {}
@@ -207,9 +203,8 @@ def form_reduce_scatter(program: Program) -> Program:
                 number += 1
                 out.append(Instruction(AllReduce(rest, scatter.op), (target,), i.outputs, first.source))
             continue
-        if isinstance(i.attrs, AllReduce) and len(i.outputs) == 1 and i.outputs[0] not in kept_out:
-            uses = used[i.outputs[0]]
-            cut = uses[0].attrs if len(uses) == 1 else None
+        if isinstance(i.attrs, AllReduce) and len(i.outputs) == 1 and i.outputs[0] in once:
+            cut = once[i.outputs[0]].attrs
             if isinstance(cut, LocalSlice) and set(cut.axes) <= set(i.attrs.axes):
                 replaced[i.outputs[0]] = i, i.attrs
                 continue

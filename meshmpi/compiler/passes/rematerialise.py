@@ -1,15 +1,7 @@
 """Values that are computed again where they are used later, instead of waiting in memory.
 
-A second computation has a price: the operations that run again, and the bytes that are moved more or less.
-
-- `rematerialise` repeats what costs less than nothing and takes no more memory: cheap maps run again inside the fused
-  kernels that use their results.  A gradient then reads a mean and a scale per row instead of the centred and the
-  normalised array, and the input of an activation instead of all that was on the way.
-- `fit_memory` pays for memory until a program fits a limit.  Where most memory is in use, the waiting value that frees
-  most bytes for its price is computed again just before its next use, with all that it is made of back to values that
-  are there anyway.  So residual streams stay and what lies between them goes, without a word about layers in the model.
-
-No collective runs twice, and random numbers come out the same: they depend on seed, name, step and index only.
+`rematerialise` repeats what moves fewer bytes and takes no more memory; `fit_memory` pays operations for memory until a
+program fits a limit.  No collective runs twice, and random numbers come out the same.
 """
 
 from __future__ import annotations
@@ -22,7 +14,7 @@ from typing import NamedTuple, cast
 from meshmpi.compiler.passes.clean import dce
 from meshmpi.compiler.passes.fusion import MAX_BODY, MAX_INPUTS, MAX_OPERANDS, MAX_STEPS, flattened, pruned
 from meshmpi.compiler.passes.memory import MemoryPlan, aligned_bytes, plan_memory
-from meshmpi.compiler.passes.rewrite import fresh
+from meshmpi.compiler.passes.rewrite import fresh, needed_for
 from meshmpi.dims import Shape
 from meshmpi.errors import ConfigError
 from meshmpi.ir.flops import local_flops
@@ -44,21 +36,14 @@ Memory = Callable[[Program], int]
 
 
 class _Draft:
-    """A program under change: instructions keep their places, so what is known of others stays true.
-
-    Attributes:
-        places: The instructions; None where one is gone.
-        types: The types of all values outside bodies.
-        made: Value -> the place that makes it.
-        uses: Value -> places that use it, ascending, once per use; `end` where it is fetched.
-    """
+    """A program under change: instructions keep their places (None: gone), so what is known of others stays true."""
 
     def __init__(self, program: Program):
         self._before, self.mesh, self.end = program, program.mesh, len(program.instructions)
         self.places: list[Instruction | None] = list(program.instructions)
         self.types = dict(program.types)
         self.made = {v: n for n, i in enumerate(program.instructions) for v in i.outputs}
-        self.uses: defaultdict[int, list[int]] = defaultdict(list)
+        self.uses: defaultdict[int, list[int]] = defaultdict(list)  # places, once per use; `end`: it is fetched
         for n, i in enumerate(program.instructions):
             for v in i.inputs:
                 self.uses[v].append(n)
@@ -105,8 +90,8 @@ class _Draft:
 def rematerialise(program: Program) -> Program:
     """Moves copies of cheap maps into the fused kernels that use their results, where that saves memory and traffic.
 
-    Args:
-        program: After `form_fused_kernels`.
+    A gradient then reads a mean and a scale per row instead of the centred and the normalised array, and the input of
+    an activation instead of all that was on the way.
     """
     draft = _Draft(program)
     for n, i in enumerate(program.instructions):
@@ -134,15 +119,12 @@ class _Maker:
 
     def change(self) -> None:
         """Changes the program where that pays."""
-        readers = {v: list(dict.fromkeys(self.draft.uses[v])) for v in self.maker.outputs}
+        uses = self.draft.uses
         again = {v for i in self.body if _runs_again(i) for v in i.outputs}
-        candidates = [
-            v
-            for v, places in readers.items()
-            if places and v in again and self._is_full(v) and all(map(self._takes, places))
-        ]
+        full = [v for v in self.maker.outputs if v in again and uses[v] and self._is_full(v)]
+        candidates = [v for v in full if all(map(self._takes, dict.fromkeys(uses[v])))]
         for chosen in [candidates, *([v] for v in candidates)] if candidates else []:
-            if self._attempt(chosen, list(dict.fromkeys(n for v in chosen for n in readers[v]))):
+            if self._attempt(chosen, list(dict.fromkeys(n for v in chosen for n in uses[v]))):
                 return
 
     def _is_full(self, v: int) -> bool:
@@ -257,7 +239,10 @@ def _largest(types: Iterable[LocalType]) -> LocalType:
 
 
 def fit_memory(program: Program, limit_bytes: int, total: Memory) -> Program:
-    """Recomputes values until the memory of a rank fits.
+    """Recomputes values until the memory of a rank fits: residual streams stay, what lies between them goes.
+
+    Where most memory is in use, the waiting value that frees most bytes for its price is computed again just before
+    its next use, with all that it is made of back to values that are there anyway.
 
     Args:
         program: After all other passes.
@@ -431,11 +416,7 @@ def needed_part(i: Instruction, wanted: Iterable[int], types: Mapping[int, Local
         return i.replaced(outputs=outputs, expr=pruned(a.expr._replace(results=results)))
     if not isinstance(a, Fused):
         return i
-    needed, body = set(outputs), list[Instruction]()
-    for one in reversed(a.body):
-        if any(v in needed for v in one.outputs):
-            body.insert(0, one)
-            needed.update(one.inputs)
+    body = needed_for(a.body, outputs)
     inner = {v: types.get(v) or a.inner[v] for one in body for v in one.outputs if v not in outputs}
     inputs = tuple(v for v in i.inputs if any(v in one.inputs for one in body))
     return Instruction(Fused(a.rows, tuple(body), inner), inputs, outputs, i.source)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from meshmpi.ir.kinds import Region, Write
 from meshmpi.ir.program import Instruction, Program
@@ -17,6 +17,23 @@ def users(program: Program) -> dict[int, list[Instruction]]:
         for v in i.inputs:
             out[v].append(i)
     return out
+
+
+def only_user(program: Program) -> dict[int, Instruction]:
+    """Value -> the instruction that uses it, for values that are used once and not fetched."""
+    uses = Counter(v for i in program.instructions for v in i.inputs)
+    uses.update(program.fetches.values())
+    return {v: i for i in program.instructions for v in i.inputs if uses[v] == 1}
+
+
+def needed_for(instructions: Sequence[Instruction], wanted: Iterable[int]) -> list[Instruction]:
+    """The instructions that the wanted values need, or that stay anyway."""
+    needed, kept = set(wanted), list[Instruction]()
+    for i in reversed(instructions):
+        if i.traits.kept or not needed.isdisjoint(i.outputs):
+            kept.append(i)
+            needed.update(i.inputs)
+    return kept[::-1]
 
 
 def producers(program: Program) -> dict[int, Instruction]:

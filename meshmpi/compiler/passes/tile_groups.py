@@ -1,8 +1,7 @@
 """What becomes tiled regions: values that are rematerialised in each, and groups of the instructions that use them.
 
-A *rematerialised* value has the dims of a contract whose result is larger than both its operands and cheap to compute
-(few numbers are summed for each), or is a map of such.  It is never stored: what uses one becomes a member of a group,
-and the group's region computes the value itself, from the stored values that it is made of.
+A *rematerialised* value, never stored, has the dims of a contract that is cheap and larger than both its operands, or
+is a map of such; every region that uses one computes it from stored values.
 """
 
 from __future__ import annotations
@@ -30,19 +29,13 @@ class Rematerialised:
         program: After `fuse`.
         least_bytes: Results of contracts that are not larger are stored.
         left_alone: Values that shall be stored.
-
-    Attributes:
-        makers: Value -> the instruction that makes it, for all values that are not stored.
-        roots: Those that contracts make.
-        masks: Those with fewer dims: comparisons of indices, and the like.
-        keys: Sorted dims of rematerialised values, as ranks hold them.
     """
 
     def __init__(self, program: Program, least_bytes: int, left_alone: Container[int]):
         self.program, self.left_alone = program, left_alone
         self.next_value = fresh(program)
         weights = _weights(program)
-        self.roots = {
+        self.roots = {  # values that contracts make
             i.outputs[0]: None
             for i in program.instructions
             if isinstance(i.attrs, Contract)
@@ -50,9 +43,9 @@ class Rematerialised:
             and not any(v in weights for v in i.inputs)
             and self._is_root(i, least_bytes)
         }
-        self.keys: dict[tuple[LocalDim, ...], None] = {}
-        self.makers: dict[int, Instruction] = {}
-        self.masks: dict[int, None] = {}
+        self.keys: dict[tuple[LocalDim, ...], None] = {}  # sorted dims of rematerialised values
+        self.makers: dict[int, Instruction] = {}  # of all values that are not stored
+        self.masks: dict[int, None] = {}  # values with fewer dims: comparisons of indices, and the like
         while self.keys != (keys := {self.dims_of(v): None for v in self.roots}):
             self.keys = keys
             large = {i.outputs[0]: i for i in program.instructions if keys and self._is_large(i)}
@@ -135,29 +128,19 @@ def _weights(program: Program) -> set[int]:
 class Group:
     """Members of one tiled region, by their position in the program: none depends on another through one outside.
 
-    Attributes:
-        members: Position -> instruction.
-        made: Values that members make.
-        recipes: Rematerialised values that members need.
-        roots: Those of them that contracts make.
-        used: All values that its region reads or makes.
-        dims: Dims of its rematerialised values, sorted.
-        shared: Dims of all results that other members use; None before there are any.
-        needs: Bits of the groups whose results its members need, without those in between.
-        needed_by: Bits of the groups that need its results, directly or through others: a group
-            runs as a whole, so each of its results waits for what any of its members needs.
+    A group runs as a whole, so each of its results waits for what any of its members needs.
     """
 
     bit: int
-    dims: tuple[LocalDim, ...]
+    dims: tuple[LocalDim, ...]  # of its rematerialised values, sorted
     members: dict[int, Instruction] = field(default_factory=dict[int, Instruction])
-    made: dict[int, None] = field(default_factory=dict[int, None])
-    recipes: dict[int, None] = field(default_factory=dict[int, None])
-    roots: dict[int, None] = field(default_factory=dict[int, None])
-    used: dict[int, None] = field(default_factory=dict[int, None])
-    shared: tuple[LocalDim, ...] | None = None
-    needs: int = 0
-    needed_by: int = 0
+    made: dict[int, None] = field(default_factory=dict[int, None])  # by members
+    recipes: dict[int, None] = field(default_factory=dict[int, None])  # rematerialised values that members need
+    roots: dict[int, None] = field(default_factory=dict[int, None])  # those of them that contracts make
+    used: dict[int, None] = field(default_factory=dict[int, None])  # all values that its region reads or makes
+    shared: tuple[LocalDim, ...] | None = None  # dims of all results that other members use
+    needs: int = 0  # bits of the groups whose results its members need, without those in between
+    needed_by: int = 0  # bits of the groups that need its results, directly or through others
 
     def with_leaves(self, program: Program, leaves: Iterable[int]) -> tuple[LocalDim, ...] | None:
         """`shared` when a member with these inputs joins."""
@@ -170,11 +153,7 @@ class Group:
 
 
 class Grouping:
-    """Assigns what uses rematerialised values to groups, in program order.
-
-    Attributes:
-        groups: In the order of their first members.
-    """
+    """Assigns what uses rematerialised values to groups, in program order."""
 
     def __init__(self, program: Program, again: Rematerialised):
         self.program, self.again = program, again
@@ -221,10 +200,7 @@ class Grouping:
         return stored, passed
 
     def _may_join(self, g: Group, used: Iterable[int], leaves: Iterable[int]) -> bool:
-        """Whether the group can still run as one region with these values.
-
-        No leaf waits for it, directly or by a group; and all its values are in the same blocks.
-        """
+        """Whether no leaf waits for the group, directly or by another, and all its values are in the same blocks."""
         leaves = list(leaves)
         if any(self.after.get(v, 0) & g.bit and v not in g.made for v in leaves):
             return False

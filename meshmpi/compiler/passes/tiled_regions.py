@@ -1,18 +1,7 @@
-"""Large values between matrix products, as the scores of an attention, live a tile at a time.
+"""Large values between matrix products, as the scores of an attention, live a tile at a time and are never stored.
 
-Such values are never stored (`tile_groups`).  Each group of instructions that use them becomes a `tiled` region, which
-computes them itself from what is stored: operands of the contracts, row maxima and row sums of a softmax, keys of
-random numbers.  So
-
-- scores and weights stay in the cache, and memory grows with the length and not with its square;
-- the backward pass computes scores again, since it is another region;
-- nothing here knows attention: any chain of contracts, maps and reductions will do, in any layout.
-  Where a sum over mesh axes is needed in between (memory positions that are split), a group ends,
-  and the next one computes the scores again.
-
-Tiles are as large as fit the cache.  Dims that are a batch to every product are cut first, down to one element; then
-dims of rows, which stay long enough for matrix products.  Where all sums over pairs of rows and columns are over one
-`Band`, the rows are cut even where they would fit, since columns that no row of a tile is paired with are skipped then.
+Each group of `tile_groups` becomes a `tiled` region, which computes such values itself, the backward pass again.  Any
+chain of contracts, maps and reductions will do, in any layout; a group ends where a sum over mesh axes is needed.
 """
 
 from __future__ import annotations
@@ -67,13 +56,7 @@ def form_tiled_regions(program: Program, cache_bytes: int = CACHE_BYTES) -> Prog
 
 
 class _Region:
-    """The region of a group.
-
-    Attributes:
-        body, outputs: Its instructions, and what others use of their results.
-        over: The dims that it is cut along, outermost first; empty where there are none.
-        band: What all sums over pairs of rows and columns have in common, else None.
-    """
+    """The region of a group: its instructions, what others use of their results, and its tiles."""
 
     def __init__(
         self, program: Program, again: Rematerialised, group: Group, outputs: tuple[int, ...], cache_bytes: int
@@ -148,7 +131,12 @@ class _Region:
 
 
 class _Tiles:
-    """The tiles of a region: `over` and `band`."""
+    """Tiles of a region, as large as fit the cache: the dims ``over`` that it is cut along, outermost first.
+
+    Dims that are a batch to every product are cut first, down to one element; then dims of rows, which stay long
+    enough for matrix products.  Where all sums over pairs of rows and columns are over one ``band``, the rows are cut
+    even where they would fit, since columns that no row of a tile is paired with are skipped then.
+    """
 
     def __init__(self, program: Program, region: _Region, cache_bytes: int):
         self.types, self.body, self.outputs = region.types, region.body, region.outputs

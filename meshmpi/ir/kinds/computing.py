@@ -60,17 +60,24 @@ class Map(
         return self.expr.flops * math.prod(outs[0].values())
 
     @property
-    def flops_depend_on(self) -> tuple[object, ...]:
-        return (self.expr.flops,)
-
-    @property
     def work(self) -> Work:
         return Work(tuple(s.function for s in self.expr.steps), "output")
 
 
+class PerInput(Kind):
+    """Kinds with one simple operation for each element of the first input."""
+
+    def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
+        return math.prod(ins[0].values())
+
+    @property
+    def work(self) -> Work:
+        return Work(("simple",), "input")
+
+
 @dataclass(frozen=True)
 class Reduce(
-    Kind,
+    PerInput,
     kind="reduce",
     traits=Traits(repeatable=True, fusible=True, tileable=True, scalar=True, native=True, hides_network=True),
 ):
@@ -95,19 +102,23 @@ class Reduce(
     def linear_in(self, marks: Sequence[bool], axes: Axes) -> bool:
         return self.op == "sum"
 
-    def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
-        return math.prod(ins[0].values())
-
-    @property
-    def work(self) -> Work:
-        return Work(("simple",), "input")
-
 
 class Product(Kind):
     """Sums of products of two operands."""
 
     def linear_in(self, marks: Sequence[bool], axes: Axes) -> bool:
         return sum(marks) == 1
+
+    def check_sum(
+        self, program: Program, xs: Sequence[LocalType], y: LocalType, used: Sequence[str], gone: Sequence[str]
+    ) -> None:
+        """The rule of what is pending: dims are split over ``used``, those that are summed over ``gone``."""
+        require(len(set(used)) == len(used), "uses one axis for several dims")
+        pending = [a for x in xs for a in x.partial]
+        require(not all(x.partial for x in xs), "multiplies two unfinished sums")
+        require(not set(pending) & set(used), "sums twice over one axis")
+        require(all(x.pending == "sum" for x in xs if x.partial), "defers another reduction than a sum")
+        check_pending(program.mesh, y, [*pending, *gone], "sum")
 
 
 @dataclass(frozen=True)
@@ -132,16 +143,11 @@ class Contract(
             same_splits(y, a if a.shape.find(n) >= 0 else b, [n])
         splits = {n: x.split(n) for x in xs for n in x.shape.names}
         used = [ax for s in splits.values() for ax in s]
-        require(len(set(used)) == len(used), "has operands split over one axis by different dims")
         gone = [ax for n, s in splits.items() if y.shape.find(n) < 0 for ax in s]
-        require(not (a.partial and b.partial), "multiplies two unfinished sums")
-        pending = [*a.partial, *b.partial]
-        require(not set(pending) & set(used), "sums twice over one axis")
-        require(all(x.pending == "sum" for x in xs if x.partial), "defers another reduction than a sum")
         for x, other in ((a, b), (b, a)):
             only = [n for n in x.shape.names if y.shape.find(n) < 0 and other.shape.find(n) < 0]
             require(not only, f"must reduce {only} first")
-        check_pending(program.mesh, y, [*pending, *gone], "sum")
+        self.check_sum(program, xs, y, used, gone)
 
     def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
         return 2 * math.prod({**ins[0], **ins[1]}.values())
@@ -180,12 +186,7 @@ class Conv(
             summed = _summed_axes(s, a, b, y)
             used += [*summed, *y.split(s.y)]
             gone += summed
-        require(len(set(used)) == len(used), "uses one axis for several dims")
-        require(not (a.partial and b.partial), "multiplies two unfinished sums")
-        pending = [*a.partial, *b.partial]
-        require(not set(pending) & set(used), "sums twice over one axis")
-        require(all(x.pending == "sum" for x in xs if x.partial), "defers another reduction")
-        check_pending(program.mesh, y, [*pending, *gone], "sum")
+        self.check_sum(program, xs, y, used, gone)
 
     def flops_at(self, program: Program, i: Instruction, at: Mapping[str, int]) -> dict[str, int]:
         """2 x products of elements that meet inside the borders, exactly.
@@ -203,10 +204,6 @@ class Conv(
         for s in self.dims:
             products *= s.meetings(a.pop(s.x), b.pop(s.w), y[s.y])
         return {"conv": products * math.prod(stop - start for start, stop in {**a, **b}.values())}
-
-    @property
-    def flops_depend_on(self) -> tuple[object, ...]:
-        return (self.dims,)
 
     @property
     def compared_dims(self) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshmpi.dims import Axes, Dimension, MeshShape, Shape
 from meshmpi.ir.kinds.checks import check_pending, require, result_type, same_splits
+from meshmpi.ir.kinds.computing import PerInput
 from meshmpi.ir.kinds.shaping import only_what_is_taken
 from meshmpi.ir.program import Extents, Instruction, Kind, LocalType, Program, Traits, Work
 
@@ -49,7 +49,7 @@ class Gather(Lookup, kind="gather", traits=Traits(repeatable=True, hides_network
 
 
 @dataclass(frozen=True)
-class ScatterAdd(Lookup, kind="scatter_add", traits=Traits(native=True, hides_network=True)):
+class ScatterAdd(PerInput, Lookup, kind="scatter_add", traits=Traits(native=True, hides_network=True)):
     """Sums updates into the rows of the result that the index hits."""
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
@@ -61,13 +61,6 @@ class ScatterAdd(Lookup, kind="scatter_add", traits=Traits(native=True, hides_ne
         summed = [n for n in index.shape.names if n == dim or y.shape.find(n) < 0]
         gone = [a for n in summed for a in index.split(n)]
         check_pending(program.mesh, y, [*updates.partial, *gone], "sum")
-
-    def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
-        return math.prod(ins[0].values())
-
-    @property
-    def work(self) -> Work:
-        return Work(("simple",), "input")
 
     def touched(self, i: Instruction, sizes: Mapping[int, int], in_place: bool) -> dict[int, int]:
         (y,) = i.outputs
@@ -128,7 +121,7 @@ class TopK(Kind, kind="top_k", traits=Traits(native=True)):
 
 
 @dataclass(frozen=True)
-class BlockSum(Kind, kind="block_sum", traits=Traits()):
+class BlockSum(PerInput, kind="block_sum", traits=Traits()):
     """Sum of the own block along ``dim``; the result has one element per block in its place."""
 
     dim: str
@@ -139,16 +132,9 @@ class BlockSum(Kind, kind="block_sum", traits=Traits()):
         require(bool(x.split(self.dim)), "sums blocks of a whole dimension")
         require(y == block_sums(program.mesh, x, self.dim, self.blocks) and not x.partial, "is no sum of each block")
 
-    def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
-        return math.prod(ins[0].values())
-
-    @property
-    def work(self) -> Work:
-        return Work(("simple",), "input")
-
 
 @dataclass(frozen=True)
-class Cumsum(Kind, kind="cumsum", traits=Traits(repeatable=True)):
+class Cumsum(PerInput, kind="cumsum", traits=Traits(repeatable=True)):
     """Running sums along ``dim``; along a split one from the sums of all ``blocks`` on."""
 
     dim: str
@@ -166,11 +152,7 @@ class Cumsum(Kind, kind="cumsum", traits=Traits(repeatable=True)):
         require(sums == wanted, "has not the sums of all blocks of a split dimension")
 
     def flops(self, ins: Sequence[Extents], outs: Sequence[Extents]) -> int:
-        return len(ins) * math.prod(ins[0].values())
-
-    @property
-    def work(self) -> Work:
-        return Work(("simple",), "input")
+        return len(ins) * super().flops(ins, outs)
 
 
 def block_sums(mesh: MeshShape, x: LocalType, dim: str, blocks: str) -> LocalType:

@@ -1,15 +1,11 @@
 """Rows of what has a body: fused kernels and tiled regions; and the tiles that a region runs over.
 
-A tiled region computes what its ``body`` computes, with the types that it would have outside, a
-block of the dims ``over`` at a time: that changes only where intermediate values (``inner``) live,
-in scratch memory of one block.  Sums over a dim of ``over`` add up over its blocks.  Kernels, FLOP
-and memory all read the ranges of the tiles here.  Integers only: no arrays, no rank of a running job.
+Kernels, FLOP and memory all read the ranges of the tiles here.  Integers only: no arrays, no rank of a running job.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -49,26 +45,24 @@ class Fused(
     inner: Mapping[int, LocalType]
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
-        types = region_types(i, program)
-        inside = replace(program, types=types)
-        known, over_rows = set(i.inputs), set[int]()  # sums over rows are whole behind the last row
-        for one in self.body:
+        types, over_rows = region_types(i, program), set[int]()  # sums over rows are whole behind the last row
+        for one in _checked_body(program, i, types):
             require(one.traits.fusible, f"has {one.kind} in its body")
-            require(all(v in known for v in one.inputs), "has a body that uses an undefined value")
-            require(not over_rows.intersection(one.inputs), "uses a sum over rows before the last row")
-            one.attrs.check(inside, one, [types[v] for v in one.inputs])
-            known.update(one.outputs)
+            require(over_rows.isdisjoint(one.inputs), "uses a sum over rows before the last row")
             y = types[one.outputs[0]].shape
             if isinstance(one.attrs, Reduce) and any(y.find(n) < 0 for n in self.rows.names):
                 over_rows.update(one.outputs)
-        require(all(v in known for v in i.outputs), "returns an undefined value")
         two = held_differently(types.values())
         require(two is None, f"mixes blocks of {two and two[0]} and of {two and two[1]}")
 
 
 @dataclass(frozen=True)
 class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=True, product=True, by_place=True)):
-    """What its ``body`` computes, a block of the dims ``over`` at a time; in a ``band`` less."""
+    """What its ``body`` computes, a block of the dims ``over`` at a time; in a ``band`` less.
+
+    Types are those that the values would have outside.  Only ``inner`` ones live in scratch memory of one block, and
+    sums over a dim of ``over`` add up over its blocks.
+    """
 
     over: tuple[TileDim, ...]
     band: Band | None = None
@@ -77,14 +71,8 @@ class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=T
 
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
         types = region_types(i, program)
-        inside = replace(program, types=types)
-        known = set(i.inputs)
-        for one in self.body:
+        for one in _checked_body(program, i, types):
             require(one.traits.tileable, f"has {one.kind} in its body")
-            require(all(v in known for v in one.inputs), "has a body that uses an undefined value")
-            one.attrs.check(inside, one, [types[v] for v in one.inputs])
-            known.update(one.outputs)
-        require(all(v in known and v not in i.inputs for v in i.outputs), "returns what it has not")
         for problem in broken_tile_rules(i, types):
             raise Violation(problem)
 
@@ -98,12 +86,20 @@ class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=T
         return table
 
     @property
-    def flops_depend_on(self) -> tuple[object, ...]:
-        return (self.over, self.band)
-
-    @property
     def compared_dims(self) -> tuple[str, ...]:
         return () if self.band is None else (self.band.rows, self.band.columns)
+
+
+def _checked_body(program: Program, i: Instruction, types: Mapping[int, LocalType]) -> Iterator[Instruction]:
+    """The instructions in a body, each checked behind what the caller demands of it."""
+    inside, known = replace(program, types=types), set(i.inputs)
+    for one in i.body:
+        require(known.issuperset(one.inputs), "has a body that uses an undefined value")
+        yield one
+        one.attrs.check(inside, one, [types[v] for v in one.inputs])
+        known.update(one.outputs)
+    require(known.issuperset(i.outputs), "returns an undefined value")
+    require(not set(i.inputs) & set(i.outputs), "returns what it was given")
 
 
 def region_types(i: Instruction, program: Program) -> dict[int, LocalType]:
@@ -196,11 +192,6 @@ def iteration_counts(
 def sizes_key(ranges: Ranges) -> tuple[int, ...]:
     """The extents of an iteration: equal iff the same kernels fit."""
     return tuple(stop - start for start, stop in ranges.values())
-
-
-def elements(t: LocalType, ranges: Ranges) -> int:
-    """Elements of a value in one iteration."""
-    return math.prod(extents_in(t.shape, ranges).values())
 
 
 def broken_tile_rules(i: Instruction, types: Mapping[int, LocalType]) -> Iterator[str]:
