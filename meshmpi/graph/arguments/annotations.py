@@ -85,7 +85,8 @@ def _mapping_of(key: Rule, rule: Rule) -> Rule:
         items = [(key.take(k, call), rule.take(v, call)) for k, v in pairs]
         if any(k is NO or v is NO for k, v in items):
             return NO
-        return dict(items)
+        same = all(a is b and c is d for (a, c), (b, d) in zip(pairs, items, strict=True))
+        return value if same else dict(items)  # the caller's own dict may be there to be filled
 
     said = f"a dict from {_plural(key.said)} to {_plural(rule.said)}"
     return Rule(said, take, fixed(f"Give a dict of {_plural(rule.said)} by name."), rule)
