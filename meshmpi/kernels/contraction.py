@@ -40,7 +40,7 @@ from meshmpi.kernels.binding import (
     zeroing,
 )
 from meshmpi.kernels.expressions import plan_map
-from meshmpi.kernels.reduction import ChunkedReduction
+from meshmpi.kernels.reduction import chunked
 
 SLAB_ELEMENTS = 1 << 22
 """Elements of a converted operand: 16 MB of float32.  assumption: above the cache, below an operand."""
@@ -319,11 +319,11 @@ def _plan_pointwise(call: Call, sizes: Sizes) -> Plan:
     merged, (*steps, out_steps) = collapse([sizes[d] for d in names], strides)
     scratch = Scratch()
     ufunc = np.logical_or if y.type.dtype == "bool" else np.add
-    reduction = ChunkedReduction(merged, out_steps, "sum", ufunc, y.dtype, True, False, scratch)
+    reduction = chunked(merged, out_steps, "sum", ufunc, y.dtype, scratch, np.multiply)
 
     def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         sources = [strided(x, merged, s) for x, s in zip(inputs, steps, strict=True)]
-        return reduction.bind(sources, np.multiply, outputs[0], workspace)
+        return reduction(sources, outputs[0], workspace)
 
     return Plan(bind, scratch.bytes)
 

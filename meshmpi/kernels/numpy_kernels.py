@@ -106,14 +106,8 @@ def _planned(call: Call) -> Plan:
     if kind not in SHARED:
         return PLANS[kind](call)
     # repr: 0.0 and -0.0 are equal, and so are 1 and True
-    form = (
-        kind,
-        repr(call.instruction.attrs),
-        bool(call.ranges),
-        *map(_form, call.inputs),
-        None,
-        *map(_form, call.outputs),
-    )
+    operands = (*map(_form, call.inputs), None, *map(_form, call.outputs))
+    form = (kind, repr(call.instruction.attrs), bool(call.ranges), *operands)
     if form not in _recent.shared:
         _recent.shared[form] = PLANS[kind](call)
     return _recent.shared[form]

@@ -50,81 +50,64 @@ def identity(op: str, dtype: str) -> float | int | bool:
     return int(info.min if op == "max" else info.max)
 
 
-class ChunkedReduction:
-    """A reduction over some dims of an iteration, in chunks along its first dim.
+def chunked(
+    sizes: Sequence[int],
+    out_steps: Sequence[int],
+    op: str,
+    ufunc: np.ufunc,
+    compute: np.dtype,
+    scratch: Scratch,
+    prepare: Callable[..., object] | None = None,
+    converted: bool = False,
+) -> Callable[[Arrays, np.ndarray, np.ndarray], Bound]:
+    """Plans a reduction over some dims of an iteration, in chunks along its first dim.
 
     Args:
-        out_steps: Strides of the output along them, 0 where a dim is reduced.
-        prepared: Whether each chunk is computed into a buffer first; see `bind`.
+        out_steps: Strides of the output along the dims, 0 where one is reduced.
+        prepare: Called as ``prepare(*chunks, out=buffer)`` before a chunk is reduced.
         converted: Whether the output has another type than ``compute``.
+
+    Returns:
+        What binds it to arrays over the iteration (one, or what ``prepare`` takes), output and workspace.
     """
+    reduce, axes = ufunc.reduce, tuple(k for k, s in enumerate(out_steps) if s == 0)
+    leading, inner = axes[0] == 0, math.prod(sizes[1:])
+    two_level = leading and op == "sum" and out_steps[-1] != 0
+    most = max(LONG_SUM, SMALL_CHUNK // inner) if two_level else PIECE_ELEMENTS // inner
+    most = max(1, min(sizes[0], most))
+    in_pieces = most < sizes[0] and (two_level or prepare is not None)
+    kept, steps = [n for n, s in zip(sizes, out_steps, strict=True) if s], [s for s in out_steps if s]
+    piece_of = scratch.reserve((most, *sizes[1:]), compute) if prepare is not None else None
+    starts = range(0, sizes[0], most) if in_pieces else range(1)
+    partial_of = scratch.reserve((len(starts), *kept), compute) if in_pieces and leading else None
+    total_of = scratch.reserve(kept, compute) if converted else None
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        out_steps: Sequence[int],
-        op: str,
-        ufunc: np.ufunc,
-        compute: np.dtype,
-        prepared: bool,
-        converted: bool,
-        scratch: Scratch,
-    ):
-        self.sizes, self.out_steps, self.ufunc, self.compute = sizes, out_steps, ufunc, compute
-        self.axes = tuple(k for k, s in enumerate(out_steps) if s == 0)
-        self.leading = self.axes[0] == 0
-        inner = math.prod(sizes[1:])
-        two_level = self.leading and op == "sum" and out_steps[-1] != 0
-        rows = max(LONG_SUM, SMALL_CHUNK // inner) if two_level else PIECE_ELEMENTS // inner
-        self.rows = max(1, min(sizes[0], rows))
-        self.chunks = -(-sizes[0] // self.rows)
-        in_pieces = self.chunks > 1 and (two_level or prepared)
-        kept = tuple(n for n, s in zip(sizes, out_steps, strict=True) if s)
-        self.piece = scratch.reserve((self.rows, *sizes[1:]), compute) if prepared else None
-        self.partial = None
-        if in_pieces and self.leading:
-            self.partial = scratch.reserve((self.chunks, *kept), compute)
-        self.total = scratch.reserve(kept, compute) if converted else None
-        if not in_pieces:
-            self.rows, self.chunks = sizes[0], 1
-
-    def bind(
-        self, sources: Arrays, prepare: Callable[..., object] | None, out: np.ndarray, workspace: np.ndarray
-    ) -> Bound:
-        """The reduction as a function.
-
-        Args:
-            sources: Arrays over the iteration; one, or what ``prepare`` takes.
-            prepare: Called as ``prepare(*chunks, out=buffer)`` before a chunk is reduced.
-        """
-        slots = (self.piece, self.partial, self.total)
+    def bind(sources: Arrays, out: np.ndarray, workspace: np.ndarray) -> Bound:
+        slots = (piece_of, partial_of, total_of)
         piece, partial, total = (None if slot is None else slot.array(workspace) for slot in slots)
-        kept = [(n, s) for n, s in zip(self.sizes, self.out_steps, strict=True) if s]
-        y = strided(out, [n for n, _ in kept], [s for _, s in kept])
+        y = strided(out, kept, steps)
         target = y if total is None else total
         parts = []
-        for k in range(self.chunks):
-            rows = slice(k * self.rows, min((k + 1) * self.rows, self.sizes[0]))
+        for k, start in enumerate(starts):
+            rows = slice(start, min(start + most, sizes[0]) if in_pieces else sizes[0])
             chunks = [x[rows] for x in sources]
-            if partial is not None:
-                result = partial[k, ...]
-            else:
-                result = target if self.leading else target[rows]
-            buffer = chunks[0] if piece is None else piece[: rows.stop - rows.start]
-            parts.append((chunks, buffer, result))
-        reduce, axes, dtype = self.ufunc.reduce, self.axes, self.compute
+            result = target if leading else target[rows]
+            buffer = chunks[0] if piece is None else piece[: rows.stop - start]
+            parts.append((chunks, buffer, result if partial is None else partial[k, ...]))
 
         def run() -> None:
             for chunks, buffer, result in parts:
                 if prepare is not None:
                     prepare(*chunks, out=buffer)
-                reduce(buffer, axes, dtype, result)
+                reduce(buffer, axes, compute, result)
             if partial is not None:
-                reduce(partial, 0, dtype, target)
+                reduce(partial, 0, compute, target)
             if total is not None:
                 np.copyto(y, total, casting="unsafe")
 
         return quiet(run)
+
+    return bind
 
 
 def plan_reduce(call: Call) -> Plan:
@@ -144,10 +127,10 @@ def plan_reduce(call: Call) -> Plan:
     scratch, wide = Scratch(), accumulator_dtype(x.dtype)
     widens = wide != x.dtype
     ufunc = (_BOOL_UFUNCS if is_bool else UFUNCS)[op]
-    reduction = ChunkedReduction(sizes, out_steps, op, ufunc, wide, widens, widens, scratch)
+    prepare = (lambda x, out: np.copyto(out, x)) if widens else None
+    reduction = chunked(sizes, out_steps, op, ufunc, wide, scratch, prepare, widens)
 
     def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
-        prepare = (lambda x, out: np.copyto(out, x)) if widens else None
-        return reduction.bind([inputs[0].reshape(sizes)], prepare, outputs[0], workspace)
+        return reduction([inputs[0].reshape(sizes)], outputs[0], workspace)
 
     return Plan(bind, scratch.bytes)

@@ -171,12 +171,12 @@ def the_verifier_lets_tiled_regions_mix_sizes(m: Patch) -> None:
 
 @mutation(f"{BLOCKS}('scores_in_two_splits', 'numpy')")
 def sums_over_all_dims_of_a_tiled_region_are_copies_of_their_place(m: Patch) -> None:
-    right = tiled._Block._view
+    right = tiled._Binder._view
 
-    def wrong(self: Any, array: Any, v: int, ranges: Any) -> Any:
-        return right(self, array, v, ranges) if array.ndim else array.copy()
+    def wrong(self: Any, v: int, ranges: Any) -> Any:
+        return right(self, v, ranges) if self.arrays[v].ndim else self.arrays[v].copy()
 
-    m.setattr(tiled._Block, "_view", wrong)
+    m.setattr(tiled._Binder, "_view", wrong)
 
 
 @mutation(f"{TILED}::test_results_are_those_of_the_program_as_lowered('side_by_side')")
