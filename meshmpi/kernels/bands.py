@@ -1,9 +1,7 @@
 """Sums and products over a band: pairs of indices outside it take no part, whatever they hold.
 
-A matrix product takes part of an operand for 0 where its pairs are outside.  That is what the sum
-means as long as the other operand is finite; 0 * NaN and 0 * inf are not 0, so where it is not, the
-sum is formed row by row over the pairs that there are.  Which of both is decided by a look at the
-numbers that might leak, step by step.
+A matrix product takes part of an operand for 0 where its pairs are outside.  0 * NaN and 0 * inf are not 0, so
+where the other operand is not finite (looked up in every step) the sum is formed row by row over the pairs.
 """
 
 from __future__ import annotations
@@ -16,22 +14,9 @@ import numpy as np
 
 from meshmpi.dims import Range, Ranges
 from meshmpi.ir.bands import Band
-from meshmpi.kernels.binding import (
-    BFLOAT16,
-    Arrays,
-    Bound,
-    Call,
-    Operand,
-    Plan,
-    Runtime,
-    Scratch,
-    accumulator_dtype,
-    copying,
-    named_view,
-    nothing,
-    quiet,
-    run_all,
-)
+from meshmpi.kernels.binding import Arrays, Call, Operand, Plan, Runtime, Scratch, named_view
+from meshmpi.kernels.steps import Bound, copying, nothing, quiet, run_all
+from meshmpi.kernels.views import BFLOAT16, accumulator_dtype
 
 
 def ranges_of(*operands: Operand) -> Ranges:

@@ -1,45 +1,28 @@
 """The arguments of a kernel: the blocks of its operands, a workspace, the running step.
 
 A kernel is planned from types alone, so that the memory it needs is known before any array exists,
-and then bound once to arrays at fixed addresses.  Nothing here knows MPI, the graph, or what any
-instruction means.
+and then bound once to arrays at fixed addresses.  No MPI, no graph, no meaning of instructions.
 """
 
 from __future__ import annotations
 
-import contextvars
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from meshmpi.dims import Shape
 from meshmpi.errors import ProgramError
 from meshmpi.ir.program import Instruction, LocalType, Program, Row
+from meshmpi.kernels.steps import Bound, nothing
+from meshmpi.kernels.views import contiguous, numpy_dtype, strided
 
 ALIGNMENT_BYTES = 64
 """Alignment of every slot of a workspace: a cache line, and the widest vector register."""
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FLOAT32 = np.dtype(np.float32)
-_DTYPES = {"bfloat16": BFLOAT16}
-
-Bound = Callable[[], Any]
 Arrays = Sequence[np.ndarray]
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy data type of a name in ``scalar.DTYPES``."""
-    return _DTYPES.get(name) or np.dtype(name)
-
-
-def accumulator_dtype(dtype: np.dtype) -> np.dtype:
-    """The type in which sums over ``dtype`` are formed: float32 for bfloat16, else its own."""
-    return FLOAT32 if dtype == BFLOAT16 else dtype
 
 
 class Runtime:
@@ -47,8 +30,7 @@ class Runtime:
 
     Attributes:
         step: Changes from step to step; kernels read it when they are called.
-        blas: Name of the library of matrix products, the same on all ranks; empty for the first
-            that is there.  Kernels read it when they are bound.
+        blas: Name of the library of matrix products, the same on all ranks; empty for the first there is.
         native: The generated kernels, from which a tiled region takes those of its body; or None.
     """
 
@@ -57,15 +39,6 @@ class Runtime:
     def __init__(self, step: int = 0, blas: str = ""):
         self.step, self.blas = step, blas
         self.native: Any = None
-
-
-def contiguous(order: Sequence[str], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Dim -> distance between neighbours in a C-contiguous array with dims in ``order``."""
-    out, step = {}, 1
-    for name in reversed(order):
-        out[name] = step
-        step *= sizes[name]
-    return out
 
 
 class Operand(NamedTuple):
@@ -109,7 +82,8 @@ class Operand(NamedTuple):
         return Operand(self.value, kind, block, self.steps)
 
     def start(self, dim: str) -> int:
-        return self.block[self.type.shape.position(dim)][0]
+        """Index in the whole dim of the first element of the block."""
+        return self.block[self.names.index(dim)][0]
 
     def strides(self) -> dict[str, int]:
         """Dimension name -> distance between neighbours, in elements (C order without steps)."""
@@ -147,14 +121,11 @@ class Call(NamedTuple):
 
 def local_call(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> Call:
     """The instruction as the rank at ``coordinates`` sees it."""
-
-    def operand(v: int) -> Operand:
-        t = program.types[v]
-        return Operand(v, t, t.block(program.mesh, coordinates))
-
-    inputs = tuple(operand(v) for v in instruction.inputs)
-    outputs = tuple(operand(v) for v in instruction.outputs)
-    return Call(instruction, inputs, outputs, program, coordinates)
+    whole = Call(instruction, (), (), program, coordinates)
+    inputs, outputs = (
+        tuple(whole.operand(v, program.types[v]) for v in vs) for vs in (instruction.inputs, instruction.outputs)
+    )
+    return whole._replace(inputs=inputs, outputs=outputs)
 
 
 class Slot(NamedTuple):
@@ -202,93 +173,7 @@ class Plan(NamedTuple):
         return self.make(inputs, outputs, workspace, runtime) if any(y.size for y in outputs) else nothing
 
 
-def nothing() -> None:
-    """The kernel of an instruction whose block is empty."""
-
-
-def run_all(steps: Sequence[Bound]) -> Bound:
-    """One function that runs ``steps`` in order."""
-    if len(steps) < 2:
-        return steps[0] if steps else nothing
-
-    def run() -> None:
-        for step in steps:
-            step()
-
-    return run
-
-
-def copying(to: np.ndarray, source: np.ndarray) -> Bound:
-    """A copy, converted to the type of ``to``."""
-    if to.dtype == source.dtype:
-        return functools.partial(np.copyto, to, source)
-    return quiet(functools.partial(np.copyto, to, source, casting="unsafe"))
-
-
-def adding(to: np.ndarray, summand: np.ndarray) -> Bound:
-    """An array added to another; bool by "or"."""
-    return quiet(functools.partial(np.logical_or if to.dtype == bool else np.add, to, summand, out=to))
-
-
-def zeroing(y: np.ndarray) -> Bound:
-    """Zeros everywhere."""
-    return functools.partial(y.fill, 0)
-
-
-def strided(array: np.ndarray, sizes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
-    """A view from the first element on, with steps in elements."""
-    item = array.itemsize
-    return np.lib.stride_tricks.as_strided(array, tuple(sizes), [s * item for s in steps])
-
-
 def named_view(array: np.ndarray, operand: Operand, order: Sequence[str]) -> np.ndarray:
     """``array`` with its dims in ``order``; those it lacks have size 1."""
     strides, extents = operand.strides(), operand.extents()
     return strided(array, [extents.get(n, 1) for n in order], [strides.get(n, 0) for n in order])
-
-
-def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Merges neighbouring dims that every operand steps through evenly; drops dims of size 1.
-
-    Args:
-        sizes: Extents of the dims, outermost first; none is 0.
-        strides: For each operand its stride along each dim, 0 where it is repeated.
-
-    Returns:
-        The sizes that are left, and for each operand its strides along them.
-    """
-    new_sizes: list[int] = []
-    new_strides: list[list[int]] = [[] for _ in strides]
-    for i, n in enumerate(sizes):
-        if n == 1:
-            continue
-        if new_sizes and all(new[-1] == old[i] * n for new, old in zip(new_strides, strides, strict=True)):
-            new_sizes[-1] *= n
-            for new, old in zip(new_strides, strides, strict=True):
-                new[-1] = old[i]
-        else:
-            new_sizes.append(n)
-            for new, old in zip(new_strides, strides, strict=True):
-                new.append(old[i])
-    return tuple(new_sizes), [tuple(s) for s in new_strides]
-
-
-_FOLLOWS_CONTEXT = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
-"""Whether NumPy keeps its error handling in a context variable."""
-
-
-def quiet(run: Bound) -> Bound:
-    """``run`` without floating-point warnings: NaN and infinity are data here.
-
-    Running in a context of its own costs 0.1 us, entering np.errstate 0.7 us (measured, NumPy 2.4).
-    """
-    if _FOLLOWS_CONTEXT:
-        context = contextvars.copy_context()
-        context.run(lambda: np.seterr(all="ignore"))
-        return functools.partial(context.run, run)
-
-    def guarded() -> None:
-        with np.errstate(all="ignore"):
-            run()
-
-    return guarded

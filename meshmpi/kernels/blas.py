@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshmpi.errors import ConfigError
-from meshmpi.kernels.binding import BFLOAT16, Arrays, Bound, run_all
+from meshmpi.kernels.binding import Arrays
 from meshmpi.kernels.blas_libraries import SUFFIX, Library, load_mkl, load_openblas, with_bfloat16
+from meshmpi.kernels.steps import Bound, run_all
+from meshmpi.kernels.views import BFLOAT16
 
 VARIABLE = "MESHMPI_BLAS"
 """Environment variable that names the library to use."""
@@ -124,7 +126,7 @@ class Blas:
         leading = [f.leading for f in forms]
         if count > 1 and key in library.gemm_batch:
             counts = (library.integer(1), group(library.integer, count))
-            bound = prepared(library.gemm_batch[key], (p.ctypes.data for p in addresses), group, *counts)
+            bound: Any = prepared(library.gemm_batch[key], (p.ctypes.data for p in addresses), group, *counts)
         else:
             each = zip(*(p.tolist() for p in addresses), strict=True)
             calls = [prepared(library.gemm[key], at, lambda kind, value: kind(value)) for at in each]

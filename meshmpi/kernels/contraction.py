@@ -2,10 +2,7 @@
 
 Dims are batch (in both operands and the result), K (in both, summed), M (of the first only) or N
 (of the second only).  `choose` weighs every way to lay them out as a batch of matrix products:
-groups of dims that memory steps through evenly are one matrix dim, others are looped over, and an
-operand that no BLAS call can read in place is copied first.  bfloat16 operands are converted to
-float32, a slab at a time, unless the library multiplies them as they are.  This module knows sizes
-and strides, but nothing of what dims mean.
+groups of dims that memory steps through evenly are one matrix dim, others are looped over.
 """
 
 from __future__ import annotations
@@ -21,26 +18,11 @@ import numpy as np
 from meshmpi.ir.kinds import Map
 from meshmpi.ir.scalar import Expr, Step
 from meshmpi.kernels import blas
-from meshmpi.kernels.binding import (
-    BFLOAT16,
-    FLOAT32,
-    Arrays,
-    Bound,
-    Call,
-    Plan,
-    Runtime,
-    Scratch,
-    Slot,
-    collapse,
-    contiguous,
-    copying,
-    quiet,
-    run_all,
-    strided,
-    zeroing,
-)
+from meshmpi.kernels.binding import Arrays, Call, Plan, Runtime, Scratch, Slot
 from meshmpi.kernels.expressions import plan_map
 from meshmpi.kernels.reduction import chunked
+from meshmpi.kernels.steps import Bound, copying, quiet, run_all, zeroing
+from meshmpi.kernels.views import BFLOAT16, FLOAT32, collapse, contiguous, strided
 
 SLAB_ELEMENTS = 1 << 22
 """Elements of a converted operand: 16 MB of float32.  assumption: above the cache, below an operand."""

@@ -1,9 +1,7 @@
-"""conv: sums of products of what meets, as matrix products of patches.
+"""conv: sums of products of what meets, as products of parts of the patch matrix (see `patches`) by BLAS.
 
-A part of the patch matrix (see `patches`) is made in the workspace, small enough for the cache, and
-multiplied by BLAS; where x itself can be read as patches there is nothing to make.  With few output
-channels (depthwise) views of x are multiplied and added, tap by tap.  The operand whose patches are
-smaller is the one called x here.
+With few output channels (depthwise) views of x are multiplied and added, tap by tap.  The operand whose
+patches are smaller is the one called x here.
 """
 
 from __future__ import annotations
@@ -17,24 +15,11 @@ import numpy as np
 
 from meshmpi.ir.kinds import Conv
 from meshmpi.kernels import blas
-from meshmpi.kernels.binding import (
-    Arrays,
-    Bound,
-    Call,
-    Plan,
-    Runtime,
-    Scratch,
-    Slot,
-    adding,
-    contiguous,
-    copying,
-    quiet,
-    run_all,
-    strided,
-    zeroing,
-)
+from meshmpi.kernels.binding import Arrays, Call, Plan, Runtime, Scratch, Slot
 from meshmpi.kernels.contraction import Choice, multiplying
 from meshmpi.kernels.patches import Layout, Part, View, patch_elements
+from meshmpi.kernels.steps import Bound, adding, copying, quiet, run_all, zeroing
+from meshmpi.kernels.views import contiguous, strided
 
 
 def plan_conv(call: Call) -> Plan:

@@ -9,7 +9,8 @@ import numpy as np
 
 from meshmpi.ir.kinds.regions import Fused, region_types
 from meshmpi.ir.program import Instruction
-from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, Scratch, Slot, run_all
+from meshmpi.kernels.binding import Arrays, Call, Operand, Plan, Runtime, Scratch, Slot
+from meshmpi.kernels.steps import Bound, run_all
 
 
 def plan_fused(call: Call, plan_of: Callable[[Call], Plan]) -> Plan:

@@ -13,22 +13,9 @@ import numpy as np
 
 from meshmpi.errors import RangeError
 from meshmpi.ir.kinds import Lookup, Put
-from meshmpi.kernels.binding import (
-    Arrays,
-    Bound,
-    Call,
-    Operand,
-    Plan,
-    Runtime,
-    Scratch,
-    accumulator_dtype,
-    contiguous,
-    named_view,
-    quiet,
-    run_all,
-    strided,
-    zeroing,
-)
+from meshmpi.kernels.binding import Arrays, Call, Operand, Plan, Runtime, Scratch, named_view
+from meshmpi.kernels.steps import Bound, quiet, run_all, zeroing
+from meshmpi.kernels.views import accumulator_dtype, contiguous, strided
 
 PIECE_ELEMENTS = 65536
 """Sorted updates summed at a time; the rate is flat from 16384 to 262144 (measured)."""

@@ -15,7 +15,7 @@ from meshmpi.errors import ProgramError
 from meshmpi.ir.kinds import Reduce
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.kernels.bands import band_of, plan_band_contract, plan_band_reduce, without_band
-from meshmpi.kernels.binding import Bound, Call, Operand, Plan, Runtime, local_call
+from meshmpi.kernels.binding import Call, Operand, Plan, Runtime, local_call
 from meshmpi.kernels.contraction import plan_contract
 from meshmpi.kernels.convolution import plan_conv
 from meshmpi.kernels.expressions import plan_map
@@ -26,6 +26,7 @@ from meshmpi.kernels.random_numbers import plan_random
 from meshmpi.kernels.ranking import plan_top_k
 from meshmpi.kernels.reduction import identity, plan_reduce
 from meshmpi.kernels.scan import plan_block_sum, plan_cumsum
+from meshmpi.kernels.steps import Bound
 from meshmpi.kernels.structure import PAIRS, plan_copies, plan_iota, plan_step
 from meshmpi.kernels.tiled import plan_tiled
 

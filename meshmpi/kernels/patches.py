@@ -1,9 +1,8 @@
 """How a convolution is cut into products of patches: which elements, in which order, how many.
 
-Indices of y and w each two of which meet one index of x form a `Phase`; there y[rows, n] is the
-sum over columns of P[rows, columns] * w[columns, n].  Rows are the indices of y (and the dims that
-only x has), columns those of w (and the dims that x and w sum over), and the patch matrix P holds
-for each the element of x.  Sizes, strides and global index ranges only; no arrays.
+In a `Phase` y[rows, n] is the sum over columns of P[rows, columns] * w[columns, n].  Rows are the indices of y
+(and the dims that only x has), columns those of w (and the dims that x and w sum over), and the patch matrix P
+holds for each the element of x.  Sizes, strides and global index ranges only; no arrays.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ import numpy as np
 
 from meshmpi.dims import Range
 from meshmpi.ir.convolutions import ConvDims, Phase, phases
-from meshmpi.kernels.binding import Operand, accumulator_dtype, contiguous, strided
+from meshmpi.kernels.binding import Operand
 from meshmpi.kernels.contraction import Choice, Groups, choose
+from meshmpi.kernels.views import accumulator_dtype, contiguous, strided
 
 PATCH_ELEMENTS = 1 << 18
 """Size of one part of the patch matrix: 1 MB of float32, about a core's second cache.  Status:

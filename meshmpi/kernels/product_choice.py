@@ -21,9 +21,11 @@ from meshmpi.files import cache
 from meshmpi.ir.kinds import Contract
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels import blas, numpy_kernels
-from meshmpi.kernels.binding import ALIGNMENT_BYTES, Bound, Runtime, numpy_dtype, run_all
+from meshmpi.kernels.binding import ALIGNMENT_BYTES, Runtime
 from meshmpi.kernels.blas_libraries import SOURCE, SUFFIX
 from meshmpi.kernels.native.compiler import processor
+from meshmpi.kernels.steps import Bound, run_all
+from meshmpi.kernels.views import numpy_dtype
 
 PRODUCTS = (("m:256;k:512", "k:512;n:512", "m:256;n:512"), ("b:16;m:128;k:64", "b:16;k:64;n:128", "b:16;m:128;n:128"))
 """Operands and result of the products that are timed: one of a layer, and one of an attention."""

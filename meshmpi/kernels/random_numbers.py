@@ -18,8 +18,10 @@ import numpy as np
 
 from meshmpi.errors import ProgramError
 from meshmpi.ir.kinds import Random
-from meshmpi.kernels.binding import BFLOAT16, Arrays, Bound, Call, Plan, Runtime, Scratch, collapse, numpy_dtype, quiet
+from meshmpi.kernels.binding import Arrays, Call, Plan, Runtime, Scratch
 from meshmpi.kernels.expressions import Space, cut
+from meshmpi.kernels.steps import Bound, quiet
+from meshmpi.kernels.views import BFLOAT16, collapse, numpy_dtype
 
 DISTRIBUTIONS = ("uniform", "normal", "truncated_normal")
 PIECE_ELEMENTS = 16384

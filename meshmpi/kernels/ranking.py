@@ -1,8 +1,7 @@
 """top_k: the largest (or smallest) elements along one dim, ties by lowest index, NaN largest.
 
-Values of up to 32 bits are turned into whole numbers that sort in falling order and packed above
-their index, so that all keys differ and NumPy's partition finds the k smallest exactly.  64-bit
-values are sorted stably by their number instead.
+Values of up to 32 bits become whole numbers that sort in falling order, packed above their index, so that
+NumPy's partition finds the k smallest exactly.  64-bit values are sorted stably by their number instead.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import math
 import numpy as np
 
 from meshmpi.ir.kinds import TopK
-from meshmpi.kernels.binding import Arrays, Bound, Call, Plan, Runtime, Scratch, named_view, quiet
+from meshmpi.kernels.binding import Arrays, Call, Plan, Runtime, Scratch, named_view
+from meshmpi.kernels.steps import Bound, quiet
 
 PIECE_ELEMENTS = 65536
 """Elements of the rows ranked at a time (one row at least): 0.5 MB of keys."""

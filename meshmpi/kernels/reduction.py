@@ -1,8 +1,7 @@
 """reduce: sum, max, min or prod over named dims.
 
-Sums are formed in two levels where the outermost dim is summed (a chunk of rows at a time), so that
-rounding errors grow with the square root of their number at worst, and each chunk stays in the
-cache; elsewhere NumPy's own pairwise summation does it.  bfloat16 is accumulated in float32.
+Sums are formed in two levels where the outermost dim is summed (a chunk of rows at a time), which bounds
+rounding errors and stays in the cache; elsewhere NumPy sums pairwise.  bfloat16 is accumulated in float32.
 """
 
 from __future__ import annotations
@@ -14,20 +13,9 @@ import numpy as np
 
 from meshmpi.ir.kinds import Reduce
 from meshmpi.ir.scalar import FLOATS
-from meshmpi.kernels.binding import (
-    Arrays,
-    Bound,
-    Call,
-    Plan,
-    Runtime,
-    Scratch,
-    accumulator_dtype,
-    collapse,
-    copying,
-    named_view,
-    quiet,
-    strided,
-)
+from meshmpi.kernels.binding import Arrays, Call, Plan, Runtime, Scratch, named_view
+from meshmpi.kernels.steps import Bound, copying, quiet
+from meshmpi.kernels.views import accumulator_dtype, collapse, strided
 
 PIECE_ELEMENTS = 131072
 """Size of a piece that is computed before it is reduced: 0.5 MB of float32 (flat around it)."""

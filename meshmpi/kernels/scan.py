@@ -11,19 +11,9 @@ from functools import partial
 import numpy as np
 
 from meshmpi.ir.kinds import BlockSum, Cumsum
-from meshmpi.kernels.binding import (
-    Arrays,
-    Bound,
-    Call,
-    Operand,
-    Plan,
-    Runtime,
-    Scratch,
-    accumulator_dtype,
-    copying,
-    quiet,
-    run_all,
-)
+from meshmpi.kernels.binding import Arrays, Call, Operand, Plan, Runtime, Scratch
+from meshmpi.kernels.steps import Bound, copying, quiet, run_all
+from meshmpi.kernels.views import accumulator_dtype
 
 
 def _around(operand: Operand, dim: str) -> tuple[int, int, int]:

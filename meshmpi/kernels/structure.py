@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from meshmpi.ir.kinds import Concat, Pad, Slice
-from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, copying, named_view, run_all
+from meshmpi.kernels.binding import Arrays, Call, Operand, Plan, Runtime, named_view
+from meshmpi.kernels.steps import Bound, copying, run_all
 
 Pair = tuple[np.ndarray, np.ndarray]
 """(destination, source) views of equal shape."""

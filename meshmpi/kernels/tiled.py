@@ -1,10 +1,8 @@
 """tiled: its body a block at a time, intermediate values in the workspace of one block.
 
-Blocks of equal extents share their plans.  Of the arrays outside, contracts take the part that
-belongs to a block where it lies, by strides; other kernels take it where it is contiguous and get a
-copy where it is not.  Sums over a dim of the region are added up block by block.  In a tiled region with a
-band nobody needs the pairs outside it, so that an operand of a product may be set to 0 there in
-place.  This module knows nothing else of what the instructions of a body mean.
+Blocks of equal extents share their plans.  Of the arrays outside, contracts take their part by strides, other
+kernels where it is contiguous, else a copy.  Sums over a dim of the region are added up block by block.  With a
+band nobody needs the pairs outside it, so an operand of a product may be set to 0 there in place.
 """
 
 from __future__ import annotations
@@ -19,12 +17,13 @@ from meshmpi.dims import Ranges
 from meshmpi.ir.kinds import Contract, Random, Tiled, regions
 from meshmpi.ir.kinds.regions import sizes_key
 from meshmpi.ir.program import Instruction
-from meshmpi.kernels import binding
 from meshmpi.kernels.bands import fill_outside, guarded, masked_operand, without_band
-from meshmpi.kernels.binding import Arrays, Bound, Call, Operand, Plan, Runtime, Scratch, run_all
+from meshmpi.kernels.binding import Arrays, Call, Operand, Plan, Runtime, Scratch
 from meshmpi.kernels.contraction import plan_contract
 from meshmpi.kernels.fused import scratch_slots
 from meshmpi.kernels.native import scratch_bytes
+from meshmpi.kernels.steps import Bound, adding, copying, run_all, zeroing
+from meshmpi.kernels.views import contiguous
 
 ByValue = Mapping[int, np.ndarray]
 
@@ -46,7 +45,7 @@ def plan_tiled(call: Call, plan_of: Callable[[Call], Plan]) -> Plan:
         for ranges in regions.iterations(*place):
             bound += _Binder(blocks[sizes_key(ranges)], arrays, ranges, workspace, runtime, begun).steps()
         # Where the rank holds nothing of a dim of the region, sums over it are 0.
-        return run_all(bound or [binding.zeroing(y) for y in outputs])
+        return run_all(bound or [zeroing(y) for y in outputs])
 
     return Plan(bind, max((b.workspace_bytes for b in sized), default=0))
 
@@ -87,7 +86,7 @@ class _Block:
         self.types = regions.region_types(i, call.program)
         self.inside = replace(call.program, types=self.types)
         whole = {n: stop - start for n, (start, stop) in self.own.items()}
-        self.outer = {v: binding.contiguous(self.types[v].shape.names, whole) for v in (*i.inputs, *i.outputs)}
+        self.outer = {v: contiguous(self.types[v].shape.names, whole) for v in (*i.inputs, *i.outputs)}
         self.summed = [v for v in i.outputs if any(d not in self.types[v].shape.names for d, _ in self.region.over)]
         self._place(ranges)
         self.steps: list[tuple[Call, Plan]] = []
@@ -172,7 +171,7 @@ class _Binder:
         """The functions that compute the block, in order."""
         block = self.block
         for v in block.copied_in:
-            yield binding.copying(self.here[v], self._view(v, self.ranges))
+            yield copying(self.here[v], self._view(v, self.ranges))
         for call, plan in block.steps:
             yield from self._mask(call.instruction)
             if any(v in block.summed for v in call.instruction.outputs):
@@ -181,7 +180,7 @@ class _Binder:
                 yield self._step(call.instruction, plan)
         for v in block.copied_out:
             if v not in block.summed:
-                yield binding.copying(self._view(v, self.ranges), self.here[v])
+                yield copying(self._view(v, self.ranges), self.here[v])
 
     def _step(self, one: Instruction, plan: Plan) -> Bound:
         block, native = self.block, self.runtime.native
@@ -224,7 +223,7 @@ class _Binder:
             begin[v] = self.begun.first(v, names, self.ranges)
             whole = self.begun.whole(names, self.ranges)
             if begin[v] and any(whole[n] != self.ranges[n] for n in names):
-                yield binding.zeroing(self._view(v, whole))
+                yield zeroing(self._view(v, whole))
                 begin[v] = False
         bound = self._added(one, begin)
         if bound is not None:
@@ -232,7 +231,7 @@ class _Binder:
             return
         yield self._step(one, plan)
         for v, first in begin.items():
-            yield (binding.copying if first else binding.adding)(self._view(v, self.ranges), self.here[v])
+            yield (copying if first else adding)(self._view(v, self.ranges), self.here[v])
 
     def _added(self, one: Instruction, begin: Mapping[int, bool]) -> Bound | None:
         """A product that BLAS adds to what its part of the result holds, where it lies."""

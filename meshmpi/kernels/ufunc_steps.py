@@ -13,7 +13,7 @@ import numpy as np
 
 from meshmpi.errors import ProgramError
 from meshmpi.ir.scalar import SCALAR_FUNCTIONS, Expr, Step
-from meshmpi.kernels.binding import BFLOAT16, FLOAT32, numpy_dtype
+from meshmpi.kernels.views import BFLOAT16, FLOAT32, numpy_dtype
 
 Argument = int | np.ndarray
 """Number of a value of the code, or a literal as an array without dimensions."""
@@ -25,9 +25,6 @@ class MicroOp(NamedTuple):
     """``function(*args, out=result)``.
 
     Attributes:
-        function: A ufunc, or anything called like one.
-        args: Values and literals.
-        result: Number of the value it makes.
         bits: Whether all arrays are passed as integers of the same width.
         in_place: Positions of arguments whose memory the result may take.
     """
@@ -43,9 +40,7 @@ class UfuncSteps:
     """The code of one expression.
 
     Attributes:
-        ops: In execution order.
         dtypes: Data type of every value; the inputs come first.
-        n_inputs: How many values are inputs.
         results: For each output the value that is written to it, made by its own op.
     """
 
@@ -186,6 +181,11 @@ def _integer_power(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, np.where(y < 0, inverse, np.power(x, np.maximum(y, 0))), casting="unsafe")
 
 
+def _where(code: UfuncSteps, args: Sequence[Argument], dtype: np.dtype) -> int:
+    condition, a, b = args
+    return code.select(condition, a, b, dtype)
+
+
 class _Coefficients(NamedTuple):
     """``small``: of q, ``large``: of r, lowest power first; ``top``: from where on erf is 1."""
 
@@ -276,7 +276,7 @@ _COMPOSED: dict[str, Build] = {
     "rsqrt": _chain((np.sqrt, _T), (np.divide, 1, _T)),
     "reciprocal": _chain((np.divide, 1, _T)),
     "erf": _erf,
-    "where": lambda code, args, dtype: code.select(*args, dtype),
+    "where": _where,
     "floor": _floor,
     "power": _power,
 }

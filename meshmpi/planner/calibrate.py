@@ -33,8 +33,8 @@ from meshmpi.graph.ops.sources import get_variable
 from meshmpi.ir.halos import HaloExchange
 from meshmpi.ir.kinds import bytes_sent
 from meshmpi.kernels import blas, product_choice
-from meshmpi.kernels.binding import BFLOAT16
 from meshmpi.kernels.native import available
+from meshmpi.kernels.views import BFLOAT16
 from meshmpi.planner.disturbance import disturbances, look
 from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from, rounds
 from meshmpi.runtime import operands

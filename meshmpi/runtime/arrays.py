@@ -14,7 +14,7 @@ from meshmpi.graph.arguments import checked
 from meshmpi.ir.kinds import AllGather
 from meshmpi.ir.program import LocalType
 from meshmpi.ir.scalar import ITEM_BYTES
-from meshmpi.kernels.binding import numpy_dtype
+from meshmpi.kernels.views import numpy_dtype
 from meshmpi.runtime import operands
 from meshmpi.runtime.mesh_protocol import AnyMesh
 

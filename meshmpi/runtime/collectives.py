@@ -20,7 +20,7 @@ from mpi4py import MPI
 from meshmpi.dims import Axes
 from meshmpi.ir.collective_bytes import PIECE_BYTES, REDUCED_IN, all_to_all_rows, pieces
 from meshmpi.ir.halos import pieces_to, sent_by, unfilled_positions
-from meshmpi.kernels.binding import Bound, nothing, run_all
+from meshmpi.kernels.steps import Bound, nothing, run_all
 from meshmpi.runtime.operands import (
     AllGather,
     AllReduce,

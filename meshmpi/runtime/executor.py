@@ -21,8 +21,8 @@ from meshmpi.ir.kinds import AllGather, AllReduce, AllToAll, ReduceScatter, Shif
 from meshmpi.ir.kinds.regions import region_types
 from meshmpi.ir.program import Alias, Instruction, LocalType, Program
 from meshmpi.kernels import Runtime, bind, blas, product_choice, workspace_bytes
-from meshmpi.kernels.binding import run_all
 from meshmpi.kernels.native import CompilerError, NativeKernels
+from meshmpi.kernels.steps import run_all
 from meshmpi.runtime import operands
 from meshmpi.runtime.agreement import Flag, gathered
 from meshmpi.runtime.arrays import numpy_dtype, view_of

@@ -38,7 +38,7 @@ from meshmpi.runtime.world import refuse_singletons, size_error, without_network
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from meshmpi.kernels.binding import Bound
+    from meshmpi.kernels.steps import Bound
     from meshmpi.runtime.collectives import Group
     from meshmpi.runtime.shared import Lanes, SharedMemory
 

@@ -16,7 +16,7 @@ from meshmpi.dims import Axes, MeshShape
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from meshmpi.kernels.binding import Bound
+    from meshmpi.kernels.steps import Bound
     from meshmpi.runtime.operands import Collective
 
 T = TypeVar("T")

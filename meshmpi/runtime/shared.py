@@ -26,8 +26,9 @@ from mpi4py import MPI
 
 from meshmpi.dims import block_range, block_sizes
 from meshmpi.ir.halos import pieces_to, unfilled_positions
-from meshmpi.kernels.binding import Bound, collapse, nothing, run_all
 from meshmpi.kernels.native.compiler import CompilerError, load_library
+from meshmpi.kernels.steps import Bound, nothing, run_all
+from meshmpi.kernels.views import collapse
 from meshmpi.runtime.calls import Place, SelfRecording, Tally
 from meshmpi.runtime.collectives import Group
 from meshmpi.runtime.operands import (

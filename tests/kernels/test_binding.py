@@ -13,7 +13,8 @@ from meshmpi.ir.kinds import Map
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.scalar import DTYPES, ITEM_BYTES, Expr, Step, call
 from meshmpi.kernels import Runtime, bind, numpy_dtype, numpy_kernels, workspace_bytes
-from meshmpi.kernels.binding import collapse, quiet
+from meshmpi.kernels.steps import quiet
+from meshmpi.kernels.views import collapse
 from tests.kernels.build import MESH, aligned_bytes, local_type, one_instruction
 from tests.kernels.test_map import LAYER_NORM
 

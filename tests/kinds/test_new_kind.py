@@ -18,7 +18,8 @@ from meshmpi.ir.kinds import KINDS
 from meshmpi.ir.kinds.shaping import AlongDim
 from meshmpi.ir.program import Extents, LocalType, Traits, Violation, Work
 from meshmpi.kernels import numpy_kernels
-from meshmpi.kernels.binding import Arrays, Bound, Call, Plan, Runtime
+from meshmpi.kernels.binding import Arrays, Call, Plan, Runtime
+from meshmpi.kernels.steps import Bound
 from meshmpi.planner.machine_file import load_machine
 
 

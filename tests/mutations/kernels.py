@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from meshmpi.kernels import blas, indexing, numpy_kernels, product_choice, ranking, reduction, structure, ufunc_steps
-from meshmpi.kernels.binding import Plan, zeroing
+from meshmpi.kernels.binding import Plan
 from meshmpi.kernels.native import source, storage
+from meshmpi.kernels.steps import zeroing
 from tests.mutations.registry import Patch, mutation
 
 

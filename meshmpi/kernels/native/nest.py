@@ -15,7 +15,7 @@ from meshmpi.ir.bands import Band
 from meshmpi.ir.kinds import Map, Random, Reduce
 from meshmpi.ir.kinds.regions import Ranges
 from meshmpi.ir.program import Instruction, LocalType
-from meshmpi.kernels.binding import collapse, contiguous
+from meshmpi.kernels.views import collapse, contiguous
 
 PIECE = 4096
 """Columns that a loop without rows takes at once where threads share it.  Status: assumption."""

@@ -1,9 +1,8 @@
 """The C that every generated file begins with: types, conversions, vectorisable functions.
 
-Everything is branch-free so that the compiler can vectorise it, and keeps IEEE meaning for NaN,
-infinities, signed zeros and denormal numbers.  The functions of float are own polynomials, because
-libm's vector versions come only with flags that give up NaN and infinities; their largest errors
-(tests/kernels/test_native.py) are 4 units in the last place.  Functions of double are libm's.
+Everything is branch-free, so that the compiler can vectorise it, and keeps IEEE meaning.  The functions of
+float are own polynomials, because libm's vector versions come only with flags that give up NaN and infinities;
+their largest errors (tests/kernels/test_native.py) are 4 units in the last place.
 """
 
 from __future__ import annotations
@@ -151,23 +150,6 @@ static inline float ERF_f32(float x) {
   float big = 1.0f - EXP_f32(-z) * r;
   return copysignf(a < 1.0f ? q * a : big, x);
 }
-#define SIN_f32(x) sinf(x)
-#define COS_f32(x) cosf(x)
-#define POW_f32(x, y) powf(x, y)
-#define SQRT_f32(x) sqrtf(x)
-#define FLOOR_f32(x) floorf(x)
-#define ABS_f32(x) fabsf(x)
-#define EXP_f64(x) exp(x)
-#define LOG_f64(x) log(x)
-#define TANH_f64(x) tanh(x)
-#define LOG1P_f64(x) log1p(x)
-#define SIN_f64(x) sin(x)
-#define COS_f64(x) cos(x)
-#define ERF_f64(x) erf(x)
-#define POW_f64(x, y) pow(x, y)
-#define SQRT_f64(x) sqrt(x)
-#define FLOOR_f64(x) floor(x)
-#define ABS_f64(x) fabs(x)
 """
 
 _DIVISIONS = r"""
@@ -235,6 +217,15 @@ static inline double uniform_float64(uint64_t y, uint64_t key) {
 """
 
 
+_LIBM = {"SIN": "sin", "COS": "cos", "POW": "pow", "SQRT": "sqrt", "FLOOR": "floor", "ABS": "fabs"}
+_DOUBLE_LIBM = {"EXP": "exp", "LOG": "log", "TANH": "tanh", "LOG1P": "log1p", "ERF": "erf", **_LIBM}
+
+
+def _from_libm() -> str:
+    of_float = [f"#define {name}_f32 {function}f" for name, function in _LIBM.items()]
+    return "\n".join([*of_float, *(f"#define {name}_f64 {f}" for name, f in _DOUBLE_LIBM.items())])
+
+
 def _horner(name: str, coefficients: tuple[float, ...], z: str) -> str:
     return "\n".join(f"  {name} = fmaf({name}, {z}, {c!r}f);" for c in reversed(coefficients))
 
@@ -255,7 +246,7 @@ def _prelude() -> str:
         "large": _horner("r", c.large, "u"),
         "small": _horner("q", c.small, "z"),
     }
-    return _BASICS + _FUNCTIONS % numbers + _DIVISIONS + _RANDOM + _NO_MEMORY
+    return _BASICS + _FUNCTIONS % numbers + _from_libm() + _DIVISIONS + _RANDOM + _NO_MEMORY
 
 
 PRELUDE = _prelude()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshmpi.ir.scalar import SCALAR_FUNCTIONS, Step
-from meshmpi.kernels.binding import numpy_dtype
+from meshmpi.kernels.views import numpy_dtype
 
 C_TYPES = {
     "float32": "float",
