@@ -197,11 +197,6 @@ class Collective(Kind):
         """Elements that the rank at ``at`` hands to the collective."""
         return sum(math.prod(program.types[v].local_sizes(program.mesh, at)) for v in i.inputs)
 
-    def bytes_sent(self, program: Program, i: Instruction, elements: int) -> int:
-        """Bytes that a rank sends which hands ``elements`` to the collective."""
-        n, item = program.mesh.count(self.axes), self.wire_bytes(program.types[i.inputs[0]].dtype)
-        return self.sent(elements * item, n) if n > 1 else 0
-
 
 class Region(Kind):
     """The kinds that have instructions in their ``body``; ``inner``: types of what only it uses."""
@@ -417,15 +412,13 @@ class Program:
 
     def counts(self) -> dict[str, int]:
         """Kind -> number of instructions; those in the body of a fused kernel or tiled region count too."""
-        out: dict[str, int] = {}
-        for instruction in self.instructions:
-            for i in (instruction, *instruction.within()):
-                out[i.kind] = out.get(i.kind, 0) + 1
-        return out
+        return dict(Counter(i.kind for one in self.instructions for i in (one, *one.within())))
 
     def bytes_sent(self, i: Instruction, at: Mapping[str, int] | None = None) -> int:
         """Bytes that the rank at ``at`` sends in collective ``i``; None: as for `elements_handed`."""
-        return cast(Collective, i.attrs).bytes_sent(self, i, self.elements_handed(i, at))
+        row = cast(Collective, i.attrs)
+        n, item = self.mesh.count(row.axes), row.wire_bytes(self.types[i.inputs[0]].dtype)
+        return row.sent(self.elements_handed(i, at) * item, n) if n > 1 else 0
 
     def elements_handed(self, i: Instruction, at: Mapping[str, int] | None = None) -> int:
         """Elements that the rank at ``at`` hands to collective ``i``; of a `shift` those that it sends to others.

@@ -5,6 +5,7 @@ Names and integers only: no arrays, no instructions, no rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -148,10 +149,7 @@ class LocalType:
         return tuple(-(-d.size // mesh.count(s)) if s else d.size for d, s in zip(self.shape, self.splits, strict=True))
 
     def max_elements(self, mesh: MeshShape) -> int:
-        n = 1
-        for size in self.max_sizes(mesh):
-            n *= size
-        return n
+        return math.prod(self.max_sizes(mesh))
 
     def max_bytes(self, mesh: MeshShape) -> int:
         return self.max_elements(mesh) * ITEM_BYTES[self.dtype]

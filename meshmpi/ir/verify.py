@@ -126,10 +126,7 @@ class _Running:
 
 
 class _StoredValues:
-    """Which values are the memory of a variable, and which variables have been written.
-
-    A read makes no copy, so what it gave must not be used once its variable is written.
-    """
+    """Values that are the memory of a variable (a read makes no copy), and which variables have been written."""
 
     def __init__(self) -> None:
         self._variable: dict[int, str] = {}

@@ -309,10 +309,7 @@ class Lowering:
         return value if kept == x else self.reduce(value, "sum", kept)
 
     def _without_clash(self, a: int, b: int) -> tuple[int, int]:
-        """Splits b as a is in the dims of both, and joins its other dims that would take a's axes.
-
-        Only an intermediate result of three or more operands can differ or clash.
-        """
+        """Splits b as a is in the dims of both, and joins its other dims that would take a's axes."""
         x, y = self.types[a], self.types[b]
         used = x.used_axes
         splits = tuple(
@@ -372,10 +369,7 @@ class Lowering:
 
 
 def _contraction_path(operands: Sequence[Mapping[str, int]], output: Sequence[str]) -> list[tuple[int, int]]:
-    """In which order to contract operands, given by the local sizes of their dims: opt_einsum's answer.
-
-    Pairs of positions; each pair is taken out and its product appended.
-    """
+    """Pairs of positions in opt_einsum's order; each pair is taken out and its product appended."""
     import opt_einsum  # pyright: ignore[reportMissingTypeStubs]  # late: only such products need it
 
     letters: dict[str, str] = {}

@@ -48,34 +48,29 @@ class Placement:
     def stored(self, variable: Variable) -> Splits:
         """How a variable is kept between steps."""
         if variable not in self._stored:
-            where = str(variable.source)
-            splits = self._with_rules(variable.shape, self._storage_rules(variable), where)
-            self._check(variable.shape, splits, where)
+            splits = self._with_rules(variable.shape, self._storage_rules(variable))
+            self._check(variable.shape, splits, str(variable.source))
             self._stored[variable] = splits
         return self._stored[variable]
 
     def _storage_rules(self, variable: Variable) -> dict[str, tuple[Axes, bool]]:
-        """Dimension -> (axes, whether the rule may be skipped) for the dims of a variable."""
+        """Dimension -> (axes, whether the rule may be skipped), for a variable."""
         if variable.like is not None:
             like = variable.like
             same = zip(like.shape.names, self.stored(like), strict=True)
-            rules = {n: (s, False) for n, s in same if variable.shape.find(n) >= 0}
+            rules = {n: (s, False) for n, s in same}
             own = variable.storage or Layout()
         else:
             rules, own = {}, self.storage if variable.storage is None else variable.storage
             own.check(self.mesh)
-        for r in own:
-            if variable.shape.find(r.dim) >= 0:
-                rules[r.dim] = (r.axes, r.optional)
-        return rules
+        return rules | {r.dim: (r.axes, r.optional) for r in own}
 
-    def _with_rules(self, shape: Shape, rules: Mapping[str, tuple[Axes, bool]], where: str) -> Splits:
+    def _with_rules(self, shape: Shape, rules: Mapping[str, tuple[Axes, bool]]) -> Splits:
+        """Splits by the computation layout and these rules: dim -> (axes, whether it gives way to others)."""
         splits = dict(zip(shape.names, self.base(shape), strict=True))
         for dim, (axes, optional) in rules.items():
-            trial = {**splits, dim: axes}
-            if optional and _repeated(trial.values()) is not None:
-                continue
-            splits = trial
+            if dim in splits and not (optional and _repeated({**splits, dim: axes}.values()) is not None):
+                splits[dim] = axes
         return tuple(splits.values())
 
     def _place(self, operation: Operation) -> None:
@@ -84,20 +79,15 @@ class Placement:
             if not wanted and t.shape in self._plain:
                 self.splits[t] = self._plain[t.shape]
                 continue
-            explicit = isinstance(operation, (Constrain, AsStored, ReadStored))
-            splits = dict(zip(t.shape.names, self.base(t.shape), strict=True))
-            for dim, axes in wanted.items():
-                if dim in splits:
-                    trial = {**splits, dim: axes}
-                    if explicit or _repeated(trial.values()) is None:
-                        splits = trial
-            self.splits[t] = tuple(splits.values())
-            variable = t.variable
-            name = t.source.name if variable is None else f"variable '{variable.name}'"
-            self._check(t.shape, self.splits[t], str(t.source._replace(name=name)))
+            optional = not isinstance(operation, (Constrain, AsStored, ReadStored))
+            splits = self._with_rules(t.shape, {dim: (axes, optional) for dim, axes in wanted.items()})
+            name = t.source.name if t.variable is None else f"variable '{t.variable.name}'"
+            self._check(t.shape, splits, str(t.source._replace(name=name)))
+            self.splits[t] = splits
             if not wanted:
-                self._plain[t.shape] = self.splits[t]
-            if own := {d: a for d, a in splits.items() if a != self.layout.axes(d)}:
+                self._plain[t.shape] = splits
+            pairs = zip(t.shape.names, splits, strict=True)
+            if own := {d: a for d, a in pairs if a != self.layout.axes(d)}:
                 self._own[t] = own
 
     def _wanted(self, operation: Operation, index: int) -> dict[str, Axes]:
@@ -134,11 +124,7 @@ class Placement:
 
 
 def _with_aligned_dims(layout: Layout, graph: Graph) -> Layout:
-    """``layout`` with rules for aligned dims (see `Graph.align`) that it does not mention.
-
-    An aligned dim takes as many of the first axes of the other as no tensor uses for another dim.
-    Its blocks then nest in those of the other, and no layout becomes illegal.
-    """
+    """``layout`` with rules for aligned dims (see `Graph.align`) that it does not mention."""
     known = {r.dim: r.axes for r in layout}
     for dim, other in graph.aligned.items():
         if dim not in known:
@@ -151,6 +137,7 @@ def _with_aligned_dims(layout: Layout, graph: Graph) -> Layout:
                 if n != dim
             )
             used = [a for n in others for a in known.get(n, ())]
+            # Its blocks nest in those of the other with as many of the first axes as no tensor uses for another dim.
             whole = known.get(other, ())
             free = next((n for n, a in enumerate(whole) if a in used), len(whole))
             known[dim] = whole[:free]

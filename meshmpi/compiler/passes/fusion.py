@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshmpi.compiler.passes.rewrite import fetched, only_user, users, writes_last
+from meshmpi.compiler.passes.rewrite import enclosed, fetched, only_user, users, writes_last
 from meshmpi.dims import Shape
 from meshmpi.ir.kinds import Fused, Map, Random, Reduce
 from meshmpi.ir.program import Instruction, Program
@@ -305,7 +305,6 @@ class _Former:
 
     def _fused(self, s: _Open) -> Instruction:
         made = [v for i in s.body for v in i.outputs]
-        inputs = dict.fromkeys(v for i in s.body for v in i.inputs if v not in made)
         outputs = tuple(
             v for v in made if v in self.kept or any(not u.outputs or u.outputs[0] not in made for u in self.used[v])
         )
@@ -314,9 +313,9 @@ class _Former:
         same_points = all((t.local_dims, t.partial) == first for t in types)
         if same_points and all(isinstance(i.attrs, Map) for i in s.body):
             return flattened(s.body, outputs)
-        inner = {v: self.program.types[v] for v in made if v not in outputs}
+        inputs, inner = enclosed(s.body, outputs, self.program.types)
         fused = Fused(Shape([one.dim for one in s.rows or ()]), tuple(s.body), inner)
-        return Instruction(fused, tuple(inputs), outputs, s.body[-1].source)
+        return Instruction(fused, inputs, outputs, s.body[-1].source)
 
     def finish(self) -> Program:
         self.out.extend(self.held.values())

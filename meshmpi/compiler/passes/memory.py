@@ -155,10 +155,7 @@ class Sharing:
         return self.shares.root(v)
 
     def _may_share(self, i: Instruction) -> bool:
-        """Whether the result may be memory of another; a part only where instructions alone see it.
-
-        A part that is fetched or written must not be memory of a variable that may change before.
-        """
+        """Whether the result may be memory of another: no part that leaves the step, since a variable may change."""
         return i.traits.free or i.traits.same_memory or i.outputs[0] not in self._kept
 
     def _extend(self, v: int, until: int) -> None:

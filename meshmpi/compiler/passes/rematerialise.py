@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 from meshmpi.compiler.passes.clean import dce
 from meshmpi.compiler.passes.fusion import MAX_BODY, MAX_INPUTS, MAX_OPERANDS, MAX_STEPS, flattened, pruned
 from meshmpi.compiler.passes.memory import MemoryPlan, aligned_bytes, plan_memory
-from meshmpi.compiler.passes.rewrite import fresh, needed_for
+from meshmpi.compiler.passes.rewrite import enclosed, fresh, needed_for
 from meshmpi.dims import Shape
 from meshmpi.errors import ConfigError
 from meshmpi.ir.flops import local_flops
@@ -218,9 +218,8 @@ class _Maker:
             one = flattened(whole, i.outputs)
             if len(one.inputs) <= MAX_INPUTS and len(one.of(Map).expr.steps) <= MAX_STEPS:
                 return one
-        inner = {n: self.types[v] for v, n in again.items()} | i.inner_types()
-        known = {v for one in whole for v in one.outputs}
-        inputs = tuple(dict.fromkeys(v for one in whole for v in one.inputs if v not in known))
+        types = ChainMap({n: self.types[v] for v, n in again.items()}, i.inner_types(), self.draft.types)
+        inputs, inner = enclosed(whole, i.outputs, types)
         rows = i.attrs.rows if isinstance(i.attrs, Fused) else self._rows()
         return Instruction(Fused(rows, tuple(whole), inner), inputs, i.outputs, i.source)
 

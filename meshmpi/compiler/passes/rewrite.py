@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from meshmpi.ir.kinds import Region, Write
-from meshmpi.ir.program import Instruction, Program
+from meshmpi.ir.program import Instruction, LocalType, Program
 
 
 def users(program: Program) -> dict[int, list[Instruction]]:
@@ -70,6 +70,16 @@ def fresh(program: Program) -> int:
     """A value number that the program does not use yet; larger ones are free too."""
     inner = (v for i in program.instructions if isinstance(i.attrs, Region) for v in i.inner_types())
     return max(itertools.chain(program.types, inner), default=-1) + 1
+
+
+def enclosed(
+    body: Iterable[Instruction], outputs: Sequence[int], types: Mapping[int, LocalType]
+) -> tuple[tuple[int, ...], dict[int, LocalType]]:
+    """Inputs of a region with this body and these results, and the types of what only it uses."""
+    body = list(body)
+    made = dict.fromkeys(v for i in body for v in i.outputs)
+    inputs = dict.fromkeys(v for i in body for v in i.inputs if v not in made)
+    return tuple(inputs), {v: types[v] for v in made if v not in outputs}
 
 
 def writes_last(instructions: Iterable[Instruction]) -> list[Instruction]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from meshmpi.compiler.passes.fusion import MAX_INPUTS, form_fused_kernels, fuse, merged_maps
-from meshmpi.compiler.passes.rewrite import writes_last
+from meshmpi.compiler.passes.rewrite import enclosed, writes_last
 from meshmpi.compiler.passes.tile_groups import Group, Grouping, Rematerialised
 from meshmpi.ir.bands import Band
 from meshmpi.ir.kinds import Contract, Map, Reduce, Tiled, TileDim
@@ -110,10 +110,9 @@ class _Region:
     def instructions(self) -> list[Instruction]:
         """The region, and what follows it."""
         outputs, after = self._float32_sums()
-        inner = {v: self.types[v] for i in self.body for v in i.outputs if v not in outputs}
-        inputs = dict.fromkeys(v for i in self.body for v in i.inputs if v not in inner and v not in outputs)
+        inputs, inner = enclosed(self.body, outputs, self.types)
         attrs = Tiled(self.over, self.band, tuple(self.body), inner)
-        return [Instruction(attrs, tuple(inputs), outputs, self.group.members[self.last].source), *after]
+        return [Instruction(attrs, inputs, outputs, self.group.members[self.last].source), *after]
 
     def _float32_sums(self) -> tuple[tuple[int, ...], list[Instruction]]:
         """Products of bfloat16 that are summed over tiles are summed in float32."""
