@@ -51,8 +51,16 @@ class Ran(NamedTuple):
     blocks: list[tuple[slice, ...]]
 
 
-def cut(array: np.ndarray, block: Sequence[tuple[int, int]]) -> np.ndarray:
-    return np.ascontiguousarray(array[tuple(slice(*b) for b in block)]).reshape([stop - start for start, stop in block])
+def held(array: np.ndarray, block: Sequence[tuple[int, int]]) -> np.ndarray:
+    """A block; what it reaches beyond the array is 0."""
+    out = np.zeros([stop - start for start, stop in block], array.dtype)
+    here, there = [], []
+    for (start, stop), n in zip(block, array.shape, strict=True):
+        first, end = max(0, start), max(0, start, min(n, stop))
+        here.append(slice(first - start, end - start))
+        there.append(slice(first, end))
+    out[tuple(here)] = array[tuple(there)]
+    return out
 
 
 def run(
@@ -72,7 +80,7 @@ def run(
     instruction, program = one_instruction(kind, inputs, outputs, seed, **attrs)
     for rank in range(MESH.size):
         at = MESH.coordinates(rank)
-        ins = [cut(a.astype(numpy_dtype(t.dtype)), t.block(MESH, at)) for a, t in zip(arrays, inputs, strict=True)]
+        ins = [held(a.astype(numpy_dtype(t.dtype)), t.block(MESH, at)) for a, t in zip(arrays, inputs, strict=True)]
         outs = [
             aligned_bytes(int(np.prod(t.local_sizes(MESH, at))) * numpy_dtype(t.dtype).itemsize)
             .view(numpy_dtype(t.dtype))

@@ -73,24 +73,9 @@ class _Numbers(dict):
 
 def build(tasks: Sequence[Task]) -> NativeKernels:
     """One library for all tasks."""
-    programs = list({id(t.program): t.program for t in tasks}.values())
-    wanted = {tuple(t.coordinates.items()): t.coordinates for t in tasks}
-    return _Batch(tasks) if len(wanted) > 1 else NativeKernels(programs, list(wanted.values()))
-
-
-class _Batch(NativeKernels):
-    """Only the functions of the tasks: not those of every program on every rank."""
-
-    def __init__(self, tasks: Sequence[Task]):
-        self._wanted = {(id(t.program), tuple(t.coordinates.items())) for t in tasks}
-        programs = list({id(t.program): t.program for t in tasks}.values())
-        ranks = {tuple(t.coordinates.items()): t.coordinates for t in tasks}
-        super().__init__(programs, list(ranks.values()))
-
-    def _body(self, i, program, coordinates, ranges=None):
-        if (id(program), tuple(coordinates.items())) not in self._wanted:
-            return None
-        return super()._body(i, program, coordinates, ranges)
+    programs = {id(t.program): t.program for t in tasks}
+    ranks = {tuple(t.coordinates.items()): t.coordinates for t in tasks}
+    return NativeKernels(list(programs.values()), list(ranks.values()))
 
 
 def random_block(dtype: str, sizes: Sequence[int], rng: np.random.Generator) -> np.ndarray:

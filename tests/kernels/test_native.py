@@ -9,6 +9,7 @@ order: native_build.TOLERANCE.  All functions of this file are one library.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from meshmpi.kernels.native.compiler import load_library
 from meshmpi.kernels.native.prelude import PRELUDE
 from tests.kernels.build import aligned_bytes, local_type
 from tests.kernels.native_build import Task, build, check, tasks_of
-from tests.kernels.test_map import INTEGER
+from tests.kernels.test_map import ADAM, IN_PLACE, INTEGER
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C compiler")
 
@@ -149,7 +150,7 @@ for _s, _t in itertools.product((*FLOATS, *INTEGERS, "bool"), repeat=2):
     add_cast(_s, _t)
 
 
-def add_tape(name: str, steps: list[tuple], inputs: list[LocalType], results=None, **options) -> None:
+def add_tape(name: str, steps: Sequence[tuple], inputs: list[LocalType], results=None, **options) -> None:
     """Steps are (function, args, dtype); the last one's (or the given) results are returned."""
     code = tuple(Step(*s) for s in steps)
     results = results or [f"t{len(code) - 1}"]
@@ -250,30 +251,9 @@ for _n in (70_000, 1 << 17, 99_991):
         ulps=1,
     )
 
-_ADAM = [
-    ("multiply", ("i1", 0.9), "float32"),
-    ("multiply", ("i0", 0.1), "float32"),
-    ("add", ("t0", "t1"), "float32"),
-    ("square", ("i0",), "float32"),
-    ("multiply", ("t3", 0.001), "float32"),
-    ("multiply", ("i2", 0.999), "float32"),
-    ("add", ("t4", "t5"), "float32"),
-    ("abs", ("t6",), "float32"),
-    ("sqrt", ("t7",), "float32"),
-    ("add", ("t8", 1e-8), "float32"),
-    ("divide", ("t2", "t9"), "float32"),
-    ("multiply", ("t10", "i4"), "float32"),
-    ("subtract", ("i3", "t11"), "float32"),
-]
-for _in_place in ({}, {0: 1, 1: 2, 2: 3}, {2: 0}, {0: 3, 1: 0, 2: 1}):
-    for _shape in ("a:300;b:211", "a:512;b:256"):
-        add_tape(
-            f"adam {_shape} {_in_place}",
-            _ADAM,
-            [local_type(_shape)] * 4 + [local_type("")],
-            ["t2", "t6", "t12"],
-            in_place=_in_place,
-        )
+for _in_place, _shape in itertools.product(IN_PLACE, ("a:300;b:211", "a:512;b:256")):
+    _inputs = [local_type(_shape)] * 4 + [local_type("")]
+    add_tape(f"adam {_shape} {_in_place}", ADAM.steps, _inputs, ADAM.results, in_place=_in_place)
 add_tape(
     "an input that is read later is overwritten",
     [("add", ("i0", 1.0), "float32"), ("multiply", ("t0", "i0"), "float32")],

@@ -49,15 +49,8 @@ def test_cumsum(dtype: str, split, position: int, exclusive: bool, reverse: bool
 
 def test_sums_over_bfloat16_are_formed_in_float32():
     x = np.full(64, 1.0078125)  # 1 + 2**-7: a sum in bfloat16 would stop growing
-    for ran in run(
-        "cumsum",
-        [local_type("e:64", "bfloat16")],
-        [local_type("e:64", "bfloat16")],
-        [x],
-        dim="e",
-        exclusive=False,
-        reverse=False,
-    ):
+    types = [local_type("e:64", "bfloat16")]
+    for ran in run("cumsum", types, types, [x], dim="e", exclusive=False, reverse=False):
         wanted = rounded(np.cumsum(x), "bfloat16").astype(float)
         np.testing.assert_array_equal(ran.outputs[0].astype(float), wanted)
 

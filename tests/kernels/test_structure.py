@@ -108,23 +108,9 @@ def test_empty_blocks():
     x = mixed(1, 3)
     source = local_type("b:1;d:3", b="rows")
     assert MESH.axis_size("rows") == 2
-    check("transpose", [source], [local_type("d:3;b:1", b="rows")], [x], [x.T.astype(np.float32)])
-    check(
-        "concat",
-        [source, source],
-        [local_type("b:1;d:6", b="rows")],
-        [x, x],
-        [np.concatenate([x, x], 1).astype(np.float32)],
-        dim="d",
-    )
-    check(
-        "pad",
-        [source],
-        [local_type("b:1;d:5", b="rows")],
-        [x],
-        [np.pad(x, ((0, 0), (1, 1))).astype(np.float32)],
-        dim="d",
-        before=1,
-        after=1,
-        value=0,
-    )
+    x = x.astype(np.float32)
+    outs = {n: [local_type(f"b:1;d:{n}", b="rows")] for n in (5, 6)}
+    check("transpose", [source], [local_type("d:3;b:1", b="rows")], [x], [x.T])
+    check("concat", [source, source], outs[6], [x, x], [np.concatenate([x, x], 1)], dim="d")
+    padded = np.pad(x, ((0, 0), (1, 1)))
+    check("pad", [source], outs[5], [x], [padded], dim="d", before=1, after=1, value=0)
