@@ -12,7 +12,6 @@ from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, Variable
 from meshmpi.graph.arguments import checked
 from meshmpi.graph.ops.elementwise import add, add_n, cast
-from meshmpi.graph.ops.placement import CustomGradient
 from meshmpi.graph.ops.reductions import reduce_sum
 from meshmpi.graph.ops.regions import behind_barrier, region_of
 from meshmpi.graph.ops.sources import constant
@@ -103,7 +102,7 @@ def recompute_grad(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         ...     with mm.scope(f"layer_{n}"):
         ...         x = mm.recompute_grad(layer, [x])
     """
-    region, single = region_of(fn, list(inputs), "recompute_grad")
+    region = region_of(fn, list(inputs), "recompute_grad")
     graph = (*inputs, *region.results)[0].graph
 
     def rule(
@@ -117,8 +116,7 @@ def recompute_grad(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         ys, grad_ys = [y for y, _ in pairs], [dy for _, dy in pairs]
         return _backward(ys, fenced, grad_ys, graph.operations[start:])
 
-    outputs = CustomGradient(region.results, region.externals, rule, "recompute_grad").outputs
-    return outputs[0] if single else list(outputs)
+    return region.with_gradient(region.externals, rule, "recompute_grad")
 
 
 def _seeds(ys: Sequence[Tensor], grad_ys: Sequence[Tensor] | None) -> list[Tensor]:

@@ -148,7 +148,7 @@ def cwise(
     xs = list(xs)
 
     def checked(*inputs: Tensor) -> Tensor:
-        region, single = region_of(function, inputs, "cwise")
+        region = region_of(function, inputs, "cwise")
         for o in region.operations:
             if not isinstance(o, (ew.Elementwise, Constant)):
                 raise ShapeError(
@@ -156,7 +156,7 @@ def cwise(
                     "Call it outside.",
                     str(o.source),
                 )
-        if not single:
+        if not region.single:
             raise ShapeError("cwise: the function returns several tensors.", "Return one.")
         return region.results[0]
 

@@ -12,8 +12,7 @@ from meshmpi.graph import Tensor
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.indexing import top_k as largest
 from meshmpi.graph.ops.positions import range as index_range
-from meshmpi.graph.ops.reductions import reduce_max, reduce_sum
-from meshmpi.graph.ops.scan import cumsum
+from meshmpi.graph.ops.reductions import cumsum, reduce_max, reduce_sum
 from meshmpi.graph.ops.structure import DimLike, dim_name
 from meshmpi.nn.functions import reduce_logsumexp, widened
 

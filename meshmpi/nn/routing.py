@@ -19,8 +19,7 @@ from meshmpi.graph.ops.contraction import einsum
 from meshmpi.graph.ops.indexing import gather, scatter_add, top_k
 from meshmpi.graph.ops.placement import stop_gradient
 from meshmpi.graph.ops.positions import range as index_range
-from meshmpi.graph.ops.reductions import reduce_sum
-from meshmpi.graph.ops.scan import cumsum
+from meshmpi.graph.ops.reductions import cumsum, reduce_sum
 from meshmpi.graph.ops.sources import VariableDType, get_variable, ones, random_uniform
 from meshmpi.graph.ops.structure import reshape, unstack
 from meshmpi.nn.functions import one_hot, reduce_logsumexp, softmax, widened

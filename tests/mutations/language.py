@@ -10,7 +10,6 @@ import numpy as np
 import meshmpi as mm
 from meshmpi.graph import autodiff
 from meshmpi.graph.ops import elementwise, placement, reductions, regions
-from meshmpi.graph.ops import scan as ops_scan
 from meshmpi.kernels import indexing, numpy_kernels, ranking
 from tests.mutations.registry import Patch, mutation
 
@@ -51,9 +50,9 @@ def exclusive_sums_include_their_element(m: Patch) -> None:
 @mutation("cumsum")
 def the_gradient_of_a_running_sum_runs_the_same_way(m: Patch) -> None:
     def wrong(self: Any, dys: Any) -> list:
-        return [ops_scan.cumsum(dys[0], self.dim, self.exclusive, self.reverse)]
+        return [reductions.cumsum(dys[0], self.dim, self.exclusive, self.reverse)]
 
-    m.setattr(ops_scan.Cumsum, "grad", wrong)
+    m.setattr(reductions.Cumsum, "grad", wrong)
 
 
 @mutation("top_k_of_long_rows")

@@ -54,6 +54,7 @@ from meshmpi.graph.ops.indexing import gather, put, scatter_add, top_k
 from meshmpi.graph.ops.placement import as_stored, constrain, stop_gradient
 from meshmpi.graph.ops.positions import range
 from meshmpi.graph.ops.reductions import (
+    cumsum,
     reduce_all,
     reduce_any,
     reduce_max,
@@ -65,7 +66,6 @@ from meshmpi.graph.ops.reductions import (
     reduce_variance,
 )
 from meshmpi.graph.ops.regions import custom_gradient
-from meshmpi.graph.ops.scan import cumsum
 from meshmpi.graph.ops.sources import (
     VariableDType,
     assign,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Operation, Tensor, current_graph
 from meshmpi.graph.arguments import asked
-from meshmpi.graph.ops.placement import CustomGradient, barrier
+from meshmpi.graph.ops.placement import CustomGradient, Rule, barrier
 from meshmpi.graph.ops.sources import Placeholder, Random, ReadStored, ReadVariable, zeros_like
 from meshmpi.ir.scalar import FLOATS
 
@@ -21,11 +21,17 @@ _SOURCES = (Placeholder, ReadStored, ReadVariable)
 
 
 class Region(NamedTuple):
-    """Operations, what they use from outside, what they return."""
+    """Operations, what they use from outside, what they return, and whether that is one tensor instead of several."""
 
     operations: tuple[Operation, ...]
     externals: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
+    single: bool
+
+    def with_gradient(self, inputs: Sequence[Tensor], rule: Rule, name: str) -> Any:
+        """What the function returned; its gradient by ``inputs`` is what the rule says."""
+        outputs = CustomGradient(self.results, inputs, rule, name).outputs
+        return outputs[0] if self.single else list(outputs)
 
     def again(self, externals: Sequence[Tensor], name: str) -> list[Tensor]:
         """The results of the same operations on other ``externals``, as new nodes.
@@ -72,8 +78,8 @@ def _replaced(value: Any, instead: Mapping[Tensor, Tensor]) -> Any:
     return value
 
 
-def region_of(fn: Callable[..., Any], inputs: Sequence[Tensor], what: str) -> tuple[Region, bool]:
-    """What ``fn(*inputs)`` makes, and whether it returned one tensor instead of several.
+def region_of(fn: Callable[..., Any], inputs: Sequence[Tensor], what: str) -> Region:
+    """What ``fn(*inputs)`` makes.
 
     Raises:
         ShapeError: It returned something else than tensors.
@@ -88,7 +94,7 @@ def region_of(fn: Callable[..., Any], inputs: Sequence[Tensor], what: str) -> tu
     made = {t for o in inside for t in o.outputs}
     used = [*inputs, *(t for o in inside for t in o.inputs), *results]
     externals = tuple(dict.fromkeys(t for t in used if t not in made))
-    return Region(tuple(inside), externals, tuple(results)), isinstance(returned, Tensor)
+    return Region(tuple(inside), externals, tuple(results), isinstance(returned, Tensor))
 
 
 def custom_gradient(
@@ -115,7 +121,7 @@ def custom_gradient(
         >>> rounded = mm.custom_gradient(mm.floor, lambda xs, ys, dys: dys, [x])  # straight through
     """
     inputs = list(inputs)
-    region, single = region_of(fn, inputs, "custom_gradient")
+    region = region_of(fn, inputs, "custom_gradient")
     for t in region.externals:
         _check_captured(t, inputs)
 
@@ -125,8 +131,7 @@ def custom_gradient(
         whole = [zeros_like(y) if dy is None else dy for y, dy in zip(outputs, dys, strict=True)]
         return asked(grad_fn, "custom_gradient", list(given), list(outputs), whole)
 
-    outputs = CustomGradient(region.results, inputs, rule, "custom_gradient").outputs
-    return outputs[0] if single else list(outputs)
+    return region.with_gradient(inputs, rule, "custom_gradient")
 
 
 def _check_captured(t: Tensor, inputs: Sequence[Tensor]) -> None:
