@@ -17,7 +17,7 @@ from meshmpi.commands import checkpoints, doctor, inspecting, planning, pretrain
 from meshmpi.commands.command import Command
 from meshmpi.commands.starting import fail
 from meshmpi.errors import ConfigError, MeshmpiError
-from meshmpi.guard import exit_status, own_start
+from meshmpi.guard import abort, exit_status
 
 
 def main(arguments: Sequence[str] | None = None, module: str = "meshmpi") -> int:
@@ -79,7 +79,7 @@ def _check_text(given: Sequence[str]) -> None:
 
 
 def _run(given: Sequence[str], module: str) -> int:
-    own_start.begin()
+    abort.begin()
     try:
         _check_text(given)
         options = _parser().parse_args(given)

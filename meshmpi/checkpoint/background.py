@@ -47,12 +47,7 @@ class _Work(threading.Thread):
 class BackgroundSaver:
     """Saves one checkpoint at a time while the training goes on.  All methods are collective.
 
-    Args:
-        folder: Where checkpoints are kept, on a file system that all ranks see.
-        store: ``step.variables`` of a compiled step.
-        keep: Newest checkpoints to keep; 0 keeps all.
-        buddies: Who else keeps a copy of each rank's file.
-        say: Called on rank 0 with what was set aside, and with what went wrong after a checkpoint was whole.
+    The arguments are those of `meshmpi.checkpoint.save`.
     """
 
     def __init__(

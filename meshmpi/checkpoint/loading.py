@@ -30,15 +30,10 @@ MEMORY_SHARE = 0.5
 
 
 class Loaded(NamedTuple):
-    """What `load_newest` has loaded; ``manifest, notes = loaded`` as well.
+    """What `load_newest` has loaded; ``manifest, notes = loaded`` as well."""
 
-    Attributes:
-        manifest: What the checkpoint says of itself.
-        notes: What was wrong with newer ones or was left by killed saves.
-    """
-
-    manifest: Manifest
-    notes: list[str]
+    manifest: Manifest  # what the checkpoint says of itself
+    notes: list[str]  # what was wrong with newer ones or was left by killed saves
 
     @property
     def path(self) -> Path:
@@ -148,13 +143,7 @@ def load_newest(
 ) -> Loaded:
     """Loads the newest whole checkpoint of a folder and removes what killed saves have left there.
 
-    Collective.
-
-    Args:
-        folder: Where checkpoints are kept.
-        store: ``step.variables`` of a compiled step.
-        buddies: Who may have copies of damaged files.
-        say: Takes what was restored, on rank 0.
+    Collective; ``store``, ``buddies`` and ``say`` are as in `load`.
 
     Returns:
         What was loaded; ``.path``, ``.step``, ``.about``.

@@ -33,29 +33,17 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """What a checkpoint says of itself."""
 
-    Attributes:
-        folder: Where it is.
-        step: Training steps done.
-        about: What the writer passed as ``about``: settings, layout, data and so on.
-        tensors: Name -> ``dims``, ``shape`` (global), ``dtype``, ``split`` (axes of each dim).
-        identity: The number of this checkpoint and its step, which its files name too.
-        mesh: Of the ranks that wrote it.
-        files: Name -> ``bytes`` and ``header``, the hash of its header.
-        time: When it was written, seconds since 1970.
-        step_numbers: As `VariableStore.step_numbers`; empty where an earlier version wrote it.
-    """
-
-    folder: Path
-    step: int
-    about: dict[str, Any]
-    tensors: dict[str, dict[str, Any]]
-    identity: Identity
-    mesh: MeshShape
-    files: dict[str, dict[str, Any]]
-    time: float
-    step_numbers: tuple[int, ...] = ()
+    folder: Path  # where it is
+    step: int  # training steps done
+    about: dict[str, Any]  # what the writer passed as ``about``: settings, layout, data and so on
+    tensors: dict[str, dict[str, Any]]  # name -> ``dims``, ``shape`` (global), ``dtype``, ``split`` (axes of each dim)
+    identity: Identity  # the number of this checkpoint and its step, which its files name too
+    mesh: MeshShape  # of the ranks that wrote it
+    files: dict[str, dict[str, Any]]  # name -> ``bytes`` and ``header``, the hash of its header
+    time: float  # when it was written, seconds since 1970
+    step_numbers: tuple[int, ...] = ()  # as `VariableStore.step_numbers`; empty where an earlier version wrote it
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.folder}, step {self.step}: {len(self.tensors)} tensors, {self.data_bytes} bytes>"
@@ -216,7 +204,7 @@ def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
     )
 
 
-_FILE = re.compile(r"^rank-\d{5,9}\.safetensors$")
+_FILE = re.compile(r"^rank-\d{5,9}\.safetensors\Z", re.ASCII)
 _TABLES = ("about", "tensors", "files")
 
 
@@ -232,51 +220,49 @@ def _check(content: Any) -> None:
         tables = [content[name] for name in _TABLES]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"it has no {error}") from None
-    if not all(isinstance(t, dict) for t in tables):
-        raise ValueError(f"{', '.join(_TABLES)} are no tables")
-    if type(step) is not int or step < 0 or not isinstance(number, str):
-        raise ValueError(f"it is of step {step!r}, checkpoint {number!r}")
-    if not isinstance(time, int | float):
-        raise ValueError(f"it was written at {time!r}")
+    _need(all(isinstance(t, dict) for t in tables), f"{', '.join(_TABLES)} are not tables")
+    right = type(step) is int and step >= 0 and isinstance(number, str)
+    _need(right, f"it is of step {step!r}, checkpoint {number!r}")
+    _need(isinstance(time, int | float), f"it was written at {time!r}")
     _, tensors, files = tables
     for name, record in files.items():
-        if not (plain.is_plain_name(name) and _FILE.match(name)):
-            raise ValueError(f"{name!r} is not the name of a file of a rank")
-        if not isinstance(record, dict) or not isinstance(record.get("header"), str):
-            raise ValueError(f"{name} has no hash")
+        _need(_FILE.match(name) is not None, f"{name!r} is not the name of a file of a rank")
+        _need(isinstance(record, dict) and isinstance(record.get("header"), str), f"{name} has no hash")
         _check_sizes(name, [record.get("bytes")])
     numbers = content.get("step_numbers", [])
     _check_sizes("a step number", numbers if isinstance(numbers, list) else [numbers])
     _check_sizes("the mesh", [n for _, n in axes])
-    if len(axes) > MOST_DIMS or not all(isinstance(a, str) and n for a, n in axes):
-        raise ValueError(f"its mesh is {axes}"[:200])
+    _need(len(axes) <= MOST_DIMS and all(isinstance(a, str) and n for a, n in axes), f"its mesh is {axes}")
     names = [a for a, _ in axes]
     needed = sum(_checked_bytes(name, t, names) for name, t in tensors.items())
     held = sum(record["bytes"] for record in files.values())
-    if needed > held:
-        raise ValueError(f"its tensors take {needed} bytes, its files have {held}")
+    _need(needed <= held, f"its tensors take {needed} bytes, its files have {held}")
+
+
+def _need(right: bool, problem: str) -> None:
+    if not right:
+        raise ValueError(problem[:200])
 
 
 def _check_sizes(what: str, sizes: list[Any]) -> None:
     for n in sizes:
-        if type(n) is not int or not 0 <= n < MOST_SIZE:
-            raise ValueError(f"{what} has the size {n!r}"[:200])
+        _need(type(n) is int and 0 <= n < MOST_SIZE, f"{what} has the size {n!r}")
 
 
 def _checked_bytes(name: str, t: Any, axes: list[str]) -> int:
     """Bytes of a tensor of a manifest; ValueError unless it is described as it should be."""
     parts = ("dims", "shape", "split")
-    if not isinstance(t, dict) or not all(isinstance(t.get(part), list) for part in parts):
-        raise ValueError(f"tensor '{name}' has no {', '.join(parts)}")
+    there = isinstance(t, dict) and all(isinstance(t.get(part), list) for part in parts)
+    _need(there, f"tensor '{name}' has no {', '.join(parts)}")
     dims, shape, split = (t[part] for part in parts)
     one = len(dims) == len(shape) == len(split) <= MOST_DIMS
     dtype = t.get("dtype")
-    if not one or not all(isinstance(d, str) for d in (*dims, dtype)) or dtype not in FORMAT_NAMES:
-        raise ValueError(f"tensor '{name}' is {dtype!r}{dims}"[:200])
+    known = all(isinstance(d, str) for d in (*dims, dtype)) and dtype in FORMAT_NAMES
+    _need(one and known, f"tensor '{name}' is {dtype!r}{dims}")
     _check_sizes(f"tensor '{name}'", shape)
     over = [axis for each in split for axis in (each if isinstance(each, list) else [None])]
-    if len(over) != len({*map(str, over)}) or not all(axis in axes for axis in over):
-        raise ValueError(f"tensor '{name}' is split over {split}"[:200])
+    once = len(over) == len({*map(str, over)}) and all(axis in axes for axis in over)
+    _need(once, f"tensor '{name}' is split over {split}")
     return math.prod(shape) * numpy_dtype(dtype).itemsize
 
 

@@ -153,7 +153,12 @@ class Save:
         with disk.errors_of(0):
             turn = turn_back(folder, self.identity, self.identity.step if self.after is None else self.after)
             with announced(folder, turn), self.place:
-                self._check_visible(files)
+                for name in files:
+                    if not (self.place.partial / name).exists():
+                        raise CheckpointError(
+                            f"rank 0 does not see {name}, which another rank has written to {self.place.partial}.",
+                            "Keep checkpoints on a file system that all nodes share.",
+                        )
                 self.place.write(MANIFEST, [text.encode()])
         try:
             if turn is not None and (line := set_aside(folder, turn)):
@@ -162,14 +167,6 @@ class Save:
             drop_old(folder, self.keep)
         except OSError as failure:
             self.say(f"an old checkpoint stays: {failure.filename}: {failure.strerror}")
-
-    def _check_visible(self, files: Records) -> None:
-        for name in files:
-            if not (self.place.partial / name).exists():
-                raise CheckpointError(
-                    f"rank 0 does not see {name}, which another rank has written to {self.place.partial}.",
-                    "Keep checkpoints on a file system that all nodes share.",
-                )
 
     def finish(self) -> Path:
         """Drops buddies' copies of checkpoints that are gone; returns the folder of the new one."""

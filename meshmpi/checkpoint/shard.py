@@ -37,13 +37,9 @@ Ranges = Sequence[tuple[int, int]]
 
 
 class DamagedShardError(CheckpointError):
-    """A file of a checkpoint that is missing or not what was written.
+    """A file of a checkpoint that is missing or not what was written."""
 
-    Attributes:
-        file: Its name.
-    """
-
-    file: str = ""
+    file: str = ""  # its name
 
 
 class Identity(NamedTuple):
@@ -136,11 +132,7 @@ def _hashes_in(header: Header) -> dict[str, str]:
 
 
 class ShardReader:
-    """A file of a checkpoint, open for reading; its header is verified.
-
-    Attributes:
-        tensors: Name -> type, shape and place.
-    """
+    """A file of a checkpoint, open for reading; its header is verified.  ``tensors`` says what is in it, by name."""
 
     def __init__(self, path: Path, record: Mapping[str, Any], what: str) -> None:
         self.path, self.what = path, what
@@ -214,8 +206,7 @@ class ShardReader:
         size = stored.stop - stored.start
         buffer = np.empty(min(size, PIECE_BYTES), np.uint8)
         for a in range(0, size, PIECE_BYTES):
-            self._read_piece(name, stored, a, buffer[: size - a])
-            self._check(name, a, buffer[: size - a])
+            self._read_pieces(name, stored, a, buffer[: size - a])
 
     def _stored(self, name: str, shape: Sequence[int], dtype: str) -> Stored:
         stored = self.tensors.get(name)

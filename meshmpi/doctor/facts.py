@@ -119,7 +119,7 @@ def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> 
 
 def take_part(seconds: float) -> Answer:
     """What every rank does where the doctor itself was started as a job."""
-    started = sys.modules.get("meshmpi.guard.own_start")  # not imported here: it needs NumPy
+    started = sys.modules.get("meshmpi.guard.abort")  # not imported here: it needs NumPy
     if started is not None:
         started.give_place()  # its child has been the rank, and MPI cannot be started in one twice
     return ask([sys.executable, *_PROBE], seconds)

@@ -12,10 +12,7 @@ BROKEN, WARNING = "broken", "warning"
 """Broken: programs do not run, or not as one job.  Warning: they run, but slowly or at a risk."""
 
 CATALOGUE = """
-broken package-missing
-  meshmpi cannot run without it.
-    python -m pip install --force-reinstall <name>
-broken package-broken
+broken package-missing package-broken
   meshmpi cannot run without it.
     python -m pip install --force-reinstall <name>
 broken package-broken/died
@@ -124,10 +121,7 @@ warning blas-unknown
 warning openblas-coretype
   OpenBLAS would by itself take the fastest for this processor.
     unset OPENBLAS_CORETYPE
-warning compiler-missing
-  NumPy computes instead: the same results, several times slower.
-    <unset>sudo apt install gcc        # or: module load gcc
-warning compiler-broken
+warning compiler-missing compiler-broken
   NumPy computes instead: the same results, several times slower.
     <unset>sudo apt install gcc        # or: module load gcc
 warning compiler-no-openmp
@@ -184,7 +178,7 @@ warning check-failed
   What it looks for is not known on this machine.
     # please report this line, with the output of: meshmpi doctor --json
 """
-"""For each finding its level and name, then what follows from it, then the lines that repair it, as printed.
+"""For each finding its level and name, or names, then what follows from it, then the lines that repair it, as printed.
 
 What is in angle brackets is filled in; after a slash stands which case of a name it is.
 """
@@ -213,8 +207,8 @@ def found(name: str, what: str, /, **filled: object) -> Finding:
     """A finding of the catalogue with what was found, and values for its angle brackets."""
     for entry in CATALOGUE.replace("\n  ", "\0").strip().split("\n"):
         head, why, *paste = entry.split("\0")
-        level, known = head.split()
-        if known == name:
+        level, *names = head.split()
+        if name in names:
             texts = [why, "\n".join(line.removeprefix("  ") for line in paste)]
             for key, value in filled.items():
                 texts = [text.replace(f"<{key}>", str(value)) for text in texts]

@@ -12,7 +12,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 REQUIRED = ("numpy", "opt_einsum", "ml_dtypes", "threadpoolctl", "safetensors", "xxhash", "pydantic")
@@ -80,14 +79,10 @@ def _compiler() -> dict[str, Any]:
     except (compiler.CompilerError, OSError) as error:
         return {**about, "build_error": f"{type(error).__name__}: {error}"}
     finally:
-        _clean(folder, name)
-
-
-def _clean(folder: Path, name: str) -> None:
-    for source in folder.glob("*.c"):
-        if source.stat().st_size < 200 and name in source.read_text():
-            for suffix in (".c", ".so", ".json", ".lock"):
-                source.with_suffix(suffix).unlink(missing_ok=True)
+        for source in folder.glob("*.c"):
+            if source.stat().st_size < 200 and name in source.read_text():
+                for suffix in (".c", ".so", ".json", ".lock"):
+                    source.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _processes() -> dict[str, Any]:

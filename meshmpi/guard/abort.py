@@ -5,7 +5,7 @@ Here an uncaught exception, in any thread, calls MPI_Abort; a rank that leaves w
 others a few seconds to leave too, then aborts.
 
 It changes `sys.excepthook` and `threading.excepthook` and adds an atexit function, once a mesh of several ranks is made
-or the launcher runs the program; the hooks are given back when the last mesh is freed (docs/hangs.md).
+or meshmpi runs the program (`begin`); the hooks are given back when the last mesh is freed (docs/hangs.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from meshmpi.errors import MeshmpiError, users_lines
 from meshmpi.guard import ending, exit_status, flight, lifeline, meeting, outcome, recovery, watchdog
+from meshmpi.runtime import processes
+from meshmpi.runtime.world import IDENTITY, in_job, on_several_hosts, rank_by_environment, size_by_environment
 
 if TYPE_CHECKING:
     from meshmpi.runtime.mpi import MPI
@@ -27,6 +30,11 @@ if TYPE_CHECKING:
 LEAVE_SECONDS = 5.0
 """How long a rank that failed by its exit status waits for the others to leave as well.
 Assumption: ranks that all give up at the same step differ by less."""
+PATIENCE_SECONDS = 5.0
+"""How long a rank that is not the first waits for the launcher to end it, before MPI is there.
+Assumption: ranks reach the same error within this time; measured on two cores with other load: 1 s
+is too short for four ranks that are being started."""
+_begun_in = 0
 _leaving: list[MPI.Comm] = []
 _keyvals: list[int] = []
 _previous: tuple[Any, Any] | None = None
@@ -66,7 +74,7 @@ def install_hooks() -> None:
 
 
 def mesh_begins() -> None:
-    """A mesh of several ranks is about to be made; or meshmpi itself runs the program, as with one that never ends."""
+    """A mesh of several ranks is about to be made."""
     global _meshes
     _meshes += 1
     install_hooks()
@@ -131,16 +139,85 @@ def _leave() -> None:
         os._exit(status)  # MPI_Finalize of Open MPI 5.0.11 may wait for lost ranks for ever
 
 
-def leave_unmet() -> None:
-    """Runs at exit, after `_leave`: has ranks that wait for the first mesh know that this one left.
+# ---- where meshmpi itself starts the program --------------------------------------------------
 
-    Also where `install` was never called, because this rank came to no mesh.
+
+def begin() -> None:
+    """Takes charge of this process for its whole life, where the launcher or ``meshmpi`` runs the program.
+
+    Errors are reported once for the job, with the user's lines only, also before there is a mesh; ranks that wait for
+    the first mesh are told when this one leaves; a child that it forks leaves without a word to MPI.
     """
-    install_hooks()
-    mpi, status = ending.running_mpi(), exit_status.pending()
-    if mpi is None or recovery.watching():  # what outlives its ranks has a way of its own
+    global _begun_in
+    if _begun_in == os.getpid():
         return
-    meeting.leave(status, LEAVE_SECONDS, lambda: _gave_up(status))
+    _begun_in = os.getpid()
+    if in_job():
+        atexit.register(_leave_last)
+    mesh_begins()  # one that never ends
+    sys.excepthook = users_lines(_in_turn(sys.excepthook) if in_job() else sys.excepthook)
+
+
+def give_place() -> None:
+    """Has this process leave without MPI: a child takes its place as a rank, from start to end."""
+    atexit.unregister(_leave_last)
+
+
+def _leave_last() -> None:
+    """Runs at exit, after `_leave`: has ranks that wait for the first mesh know that this one left without."""
+    if os.getpid() != _begun_in:
+        if "mpi4py.MPI" in sys.modules:
+            ending.flush()
+            os._exit(exit_status.pending() or 0)
+    elif "mpi4py.MPI" in sys.modules or _others_may_wait():
+        install_hooks()
+        status = exit_status.pending()
+        # What outlives its ranks has a way of its own.
+        if ending.running_mpi() is not None and not recovery.watching():
+            meeting.leave(status, LEAVE_SECONDS, lambda: _gave_up(status))
+
+
+def _others_may_wait() -> bool:
+    """Starts MPI where this rank leaves without it: others would wait for it in MPI_Init for ever.
+
+    Others that have no MPI in their memory do not wait yet; they are waited for, or may go first.
+    A rank that failed ends the others by its status.  A process that a rank has started is not a
+    rank; one that a script around it has started may be one of several, so nothing is done.
+    """
+    started_by = processes.starter(IDENTITY)
+    if exit_status.pending() or size_by_environment() == 1:
+        return False
+    if started_by is None or started_by[0] != os.getppid():
+        return False
+    processes.call_leaving()
+    nap = 0.01
+    while not on_several_hosts():  # of others nothing is seen here: MPI will tell
+        others = processes.others_below(started_by[0])
+        if not others:
+            return False
+        if any(processes.has_mapped(pid, "libmpi") for pid in others):
+            break
+        time.sleep(nap)
+        nap = min(2 * nap, 1.0)
+    try:
+        from meshmpi.runtime.mpi import MPI
+    except (ImportError, RuntimeError):  # there is no MPI here, so nobody waits in it
+        return False
+    return MPI.Is_initialized() and not MPI.Is_finalized()
+
+
+def _in_turn(previous: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook of a rank: one that is not the first waits; by then the launcher has ended it."""
+
+    def show(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        if isinstance(error, MeshmpiError) and rank_by_environment() and ending.running_mpi() is None:
+            time.sleep(PATIENCE_SECONDS)
+        previous(kind, error, tb)
+
+    return show
+
+
+# ---- all together -----------------------------------------------------------------------------
 
 
 def _gave_up(status: int | None) -> None:

@@ -265,7 +265,9 @@ def _accepted(servers: Sequence[socket.socket], tokens: Mapping[str, bytes]) -> 
         for guest in guests.complete(deadline):
             place = guest.place({p: t for p, t in tokens.items() if p not in lines})
             if place:
-                lines[place] = _welcomed(guest, tokens[place])
+                lines[place] = Line(guest.connection)
+                with contextlib.suppress(OSError):  # noticed when it is asked
+                    guest.connection.sendall(_proof(tokens[place], b"welcome", guest.data[:NONCE_BYTES], guest.nonce))
             else:
                 guest.connection.close()
     guests.close()
@@ -338,14 +340,6 @@ class _Guests:
         self._selector.close()
         for door in self._doors:
             door.close()
-
-
-def _welcomed(guest: _Guest, token: bytes) -> Line:
-    line = Line(guest.connection)
-    other = guest.data[:NONCE_BYTES]
-    with contextlib.suppress(OSError):  # noticed when it is asked
-        guest.connection.sendall(_proof(token, b"welcome", other, guest.nonce))
-    return line
 
 
 def _dialled(addresses: Sequence[Address], token: bytes) -> Line | None:

@@ -35,16 +35,12 @@ def _tuned(connection: socket.socket) -> None:
 
 
 class Line:
-    """One connection: JSON documents, one a line.
-
-    Attributes:
-        closed: Why nothing more comes, or empty.
-        left: Whether the other end said good-bye.
-    """
+    """One connection: JSON documents, one a line."""
 
     def __init__(self, connection: socket.socket):
         self._socket, self._rest = connection, bytearray()
-        self.closed, self.left = "", False
+        self.closed = ""  # why nothing more comes, or empty
+        self.left = False  # whether the other end said good-bye
         connection.settimeout(SILENT_SECONDS)
         _tuned(connection)
 

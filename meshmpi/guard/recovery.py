@@ -168,12 +168,7 @@ def check_possible() -> None:
 
 
 class Survivors:
-    """The ranks of this job that are still there.  Making it is collective.
-
-    Attributes:
-        rank: This rank among the survivors.
-        size: Number of survivors.
-    """
+    """The ranks of this job that are still there, numbered anew.  Making it is collective."""
 
     def __init__(self) -> None:
         with _limited_start():

@@ -87,11 +87,7 @@ class Call(NamedTuple):
 
 @dataclass
 class Seen:
-    """What was seen of a rank.
-
-    Attributes:
-        reached: Key of a communicator -> (calls begun, their digest).
-    """
+    """What was seen of a rank."""
 
     rank: int  # in MPI.COMM_WORLD
     host: str  # its name
@@ -103,7 +99,7 @@ class Seen:
     phase_seconds: float = 0.0  # since the phase began
     count: int = 0  # collectives called
     calls: list[Call] = field(default_factory=list)  # the last of them, oldest first
-    reached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    reached: dict[str, tuple[int, int]] = field(default_factory=dict)  # key -> (calls begun, their digest)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)  # key of a communicator -> its ranks
     why: str = ""  # how it is known to be gone, or empty
 
@@ -129,17 +125,14 @@ def from_json(told: dict[str, Any]) -> Seen:
     reached = {k: (int(v[0]), int(v[1])) for k, v in told["reached"].items()}
     members = {k: tuple(int(r) for r in v) for k, v in told["members"].items()}
     seen = Seen(**{**told, "calls": calls, "reached": reached, "members": members})
-    number, texts = (int, float), (seen.host, seen.life, seen.phase, seen.why)
+    numbers: list[Any] = [seen.rank, seen.pid, seen.count, seen.phase_seconds, seen.step or 0, seen.status or 0]
+    texts: list[Any] = [seen.host, seen.life, seen.phase, seen.why]
     for call in calls:
-        texts = (*texts, call.group, call.line, *call.kind[:4], *call.kind[5:])
-        numbers = (call.number, call.kind.elements, call.nbytes, call.digest, call.seconds)
-        if not all(isinstance(n, number) for n in numbers):
-            raise TypeError(f"a call has {numbers}")
-    numbers = (seen.rank, seen.pid, seen.count, seen.phase_seconds, seen.step or 0)
-    if not all(isinstance(n, number) for n in (*numbers, seen.status or 0)):
-        raise TypeError(f"a rank has {numbers}")
-    if not all(isinstance(t, str) for t in texts):
-        raise TypeError(f"names are {texts}")
+        numbers += [call.number, call.kind.elements, call.nbytes, call.digest, call.seconds]
+        texts += [call.group, call.line, *call.kind[:4], *call.kind[5:]]
+    wrong = [n for n in numbers if not isinstance(n, int | float)] + [t for t in texts if not isinstance(t, str)]
+    if wrong:
+        raise TypeError(f"numbers or texts are {wrong[:3]}")
     return seen
 
 

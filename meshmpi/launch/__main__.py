@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bind", choices=("auto", "core", "none"), default="auto")
     parser.add_argument(
         "--option",
+        dest="launcher_options",
         action="append",
         default=[],
         metavar="OPTION",
@@ -34,21 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--show", action="store_true", help="print the command, do not run it")
     own, program = _split(list(sys.argv[1:] if arguments is None else arguments))
-    options = parser.parse_args(own)
+    settings = vars(parser.parse_args(own))
+    n, show, seconds = (settings.pop(name) for name in ("n", "show", "timeout"))
     if not program:
         parser.error("no program to start")
-    settings = {
-        "mpi": options.mpi,
-        "threads": options.threads,
-        "bind": options.bind,
-        "launcher_options": options.option,
-        "hosts": options.hosts,
-    }
     try:
-        if options.show:
-            print(shlex.join(launch_command(options.n, program, **settings)[0]))
+        if show:
+            print(shlex.join(launch_command(n, program, **settings)[0]))
             return 0
-        result = launch(options.n, program, timeout_seconds=options.timeout, **settings)
+        result = launch(n, program, timeout_seconds=seconds, **settings)
     except MeshError as error:
         sys.stderr.write(f"MeshError: {error}\n")
         return 1

@@ -2,7 +2,7 @@
 
 The launcher puts this file, by its path, before the user's words: ``script.py ...``, ``-m module`` or ``-c text``; so a
 program needs no meshmpi that Python can find.  The program runs as ``__main__``; this rank tells whoever started it how
-it ends (`outcome`), and gets what `own_start` adds.
+it ends (`outcome`), and gets what `abort.begin` adds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         sys.path.append(root)
         added = True
     from meshmpi.errors import MeshmpiError
-    from meshmpi.guard import exit_status, outcome, own_start
+    from meshmpi.guard import abort, exit_status, outcome
 
     if added:
         sys.path.remove(root)
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     except MeshmpiError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
-    own_start.begin()
+    abort.begin()
     status = _status(argv)
     exit_status.ended(status)
     if status and os.getpid() == me:
@@ -84,12 +84,9 @@ def _status(argv: list[str]) -> int:
 
 
 def _below(tb: TracebackType | None) -> TracebackType | None:
-    while tb is not None and tb.tb_frame.f_code.co_filename in (__file__, runpy.__file__, _FROZEN):
+    while tb is not None and tb.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         tb = tb.tb_next
     return tb
-
-
-_FROZEN = "<frozen runpy>"
 
 
 def _safe_path() -> bool:
@@ -97,6 +94,8 @@ def _safe_path() -> bool:
 
 
 def _run(argv: list[str]) -> None:
+    import zipfile
+
     kind, rest = argv[0], argv[1:]
     if kind == "-m":
         sys.argv = rest
@@ -106,7 +105,7 @@ def _run(argv: list[str]) -> None:
         sys.argv = ["-c", *rest[1:]]
         _look_in("")
         _execute(rest[0], "<string>")
-    elif os.path.isfile(kind) and not _is_archive(kind):
+    elif os.path.isfile(kind) and not zipfile.is_zipfile(kind):
         sys.argv = argv
         _look_in(os.path.dirname(os.path.realpath(kind)))
         _execute(Path(kind).read_bytes(), os.path.abspath(kind))
@@ -118,12 +117,6 @@ def _run(argv: list[str]) -> None:
 def _look_in(folder: str) -> None:
     if not _safe_path():
         sys.path.insert(0, folder)
-
-
-def _is_archive(path: str) -> bool:
-    import zipfile
-
-    return zipfile.is_zipfile(path)
 
 
 def _execute(source: str | bytes, name: str) -> None:

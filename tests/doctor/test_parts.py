@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshmpi.doctor import checks
-from meshmpi.doctor.checks import building, job, library, processors, storage
+from meshmpi.doctor.checks import job, library, processors, storage
 from meshmpi.doctor.facts import Answer, Facts, is_network, jobs_in, kind_of, mount_of
 from meshmpi.doctor.findings import BROKEN, CATALOGUE, WARNING, Finding, found, summary, verdict
 from meshmpi.launch.launchers import Launcher
@@ -65,9 +65,9 @@ def test_the_file_system_of_a_folder(path: str, kind: str):
 def test_a_kernel_cache_on_a_network(tmp_path: Path, monkeypatch):
     part = {"folder": str(tmp_path / "kernels"), "command": "cc", "openmp": True, "answer": 42}
     told = facts(tmp_path, parts={"compiler": part}, environment={"MESHMPI_CACHE": str(tmp_path)})
-    assert names(building.cache(told)) == []
-    monkeypatch.setattr(building, "mount_of", lambda folder: mount_of(Path("/home/x"), TABLE))
-    assert names(building.cache(told)) == ["kernel-cache-on-network"]
+    assert names(processors.cache(told)) == []
+    monkeypatch.setattr(processors, "mount_of", lambda folder: mount_of(Path("/home/x"), TABLE))
+    assert names(processors.cache(told)) == ["kernel-cache-on-network"]
 
 
 def test_slow_storage_is_measured(tmp_path: Path):
@@ -162,7 +162,7 @@ def test_the_verdict_is_the_worst():
 def test_the_catalogue_has_what_the_checks_find_and_nothing_else():
     folder = Path(checks.__file__).parent
     text = "".join(path.read_text() for path in folder.glob("*.py"))
-    listed = {line.split()[1] for line in CATALOGUE.splitlines() if line[:1].strip()}
+    listed = {name for line in CATALOGUE.splitlines() if line[:1].strip() for name in line.split()[1:]}
     assert all(f'"{name}"' in text for name in listed), listed
     assert set(re.findall(r'found\(\s*"([^"]+)"', text)) <= listed
     assert all(found(name, "x").why.endswith(".") and found(name, "x").paste for name in listed)

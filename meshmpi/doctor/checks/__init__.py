@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from meshmpi.doctor.checks import building, job, library, packages, processors, storage
+from meshmpi.doctor.checks import job, library, packages, processors, storage
 from meshmpi.doctor.facts import Facts
 from meshmpi.doctor.findings import Finding, found
 
@@ -25,8 +25,8 @@ CHECKS: tuple[Check, ...] = (
     processors.threads,
     processors.pinning,
     processors.matrix_products,
-    building.compiler,
-    building.cache,
+    processors.compiler,
+    processors.cache,
     storage.checkpoints,
     storage.shared_memory,
     storage.temporary,
