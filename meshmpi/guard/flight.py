@@ -9,6 +9,7 @@ name of the folder says whose it is.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import re
@@ -21,8 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
 
 from meshmpi.files.private import Folder, read_plain, why_not_private
 from meshmpi.runtime import processes
@@ -190,7 +189,7 @@ class Ring:
 
 
 def _address(words: memoryview) -> int:
-    return np.frombuffer(words, np.int64).ctypes.data
+    return ctypes.addressof(ctypes.c_int64.from_buffer(words))  # the doctor comes here where there is no NumPy
 
 
 _ring: Ring | None = None
