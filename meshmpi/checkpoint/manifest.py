@@ -256,7 +256,7 @@ def _checked_bytes(name: str, t: Any, axes: list[str]) -> int:
     _need(there, f"tensor '{name}' has no {', '.join(parts)}")
     dims, shape, split = (t[part] for part in parts)
     one = len(dims) == len(shape) == len(split) <= MOST_DIMS
-    dtype = t.get("dtype")
+    dtype: Any = t.get("dtype")
     known = all(isinstance(d, str) for d in (*dims, dtype)) and dtype in FORMAT_NAMES
     _need(one and known, f"tensor '{name}' is {dtype!r}{dims}")
     _check_sizes(f"tensor '{name}'", shape)

@@ -30,9 +30,10 @@ def pieces(t: LocalType, mesh: MeshShape, wanted: Ranges) -> Iterator[Piece]:
     along = [list(_along(mesh, d.size, axes, w)) for d, axes, w in zip(t.shape, t.splits, wanted, strict=True)]
     for parts in itertools.product(*along):
         holder = dict.fromkeys(mesh.names, 0)
-        for where, *_ in parts:
+        for where, _, _, _ in parts:
             holder |= where
-        yield Piece(holder, *(tuple(part[k] for part in parts) for k in (1, 2, 3)))
+        sizes = tuple(size for _, size, _, _ in parts)
+        yield Piece(holder, sizes, tuple(source for _, _, source, _ in parts), tuple(target for *_, target in parts))
 
 
 def _along(

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from meshmpi.files.private import Folder, read_plain, why_not_private
 from meshmpi.runtime import processes
@@ -140,7 +140,7 @@ class Ring:
         if isinstance(run, SelfRecording):
             begin = _address(words)
             place = begin + 8 * COUNT, begin + HEADER_BYTES, RECORDS, _address(state)
-            return run.recorded(Place(*place, number, signature, entry), tally)
+            return cast("Callable[[], T]", run.recorded(Place(*place, number, signature, entry), tally))
         pack, file, floats, clock = RECORD.pack_into, self._map, self._floats, time.perf_counter
 
         def recorded() -> T:

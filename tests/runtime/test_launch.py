@@ -16,6 +16,7 @@ from meshmpi.launch.__main__ import main
 from meshmpi.launch.command import launch_command
 from meshmpi.launch.launch import TIMED_OUT, launch
 from meshmpi.launch.launchers import Launcher, find_launcher
+from meshmpi.runtime import processes
 from meshmpi.runtime.cores import Cores, available_cores, cgroup_quota
 
 RANK = "from mpi4py import MPI; c = MPI.COMM_WORLD; "
@@ -243,14 +244,6 @@ def test_exit_status_of_a_rank():
     assert result.returncode == 5
 
 
-def _running(pid: int) -> bool:
-    """Whether a process lives; one that ended but was not yet collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_time_limit_leaves_no_process(tmp_path):
     _installed()
     program = (
@@ -264,7 +257,7 @@ def test_time_limit_leaves_no_process(tmp_path):
     assert time.monotonic() - begin < 20
     pids = [int(p.name) for p in tmp_path.iterdir()]
     assert len(pids) == 2
-    assert not [p for p in pids if _running(p)]
+    assert all(processes.state(p, processes.start_time(p)) == "gone" for p in pids)
 
 
 def test_command_line_forwards_signals_and_status(tmp_path):
