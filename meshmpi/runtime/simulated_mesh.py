@@ -77,7 +77,7 @@ class SimulatedMesh:
         self.size, self.rank = self.shape.size, 0
         self.coordinates = [self.shape.coordinates(r) for r in range(self.size)]
         self.counters: list[Counters] = [{} for _ in range(self.size)]
-        self.host_of = (0,) * self.size
+        self.host_of: tuple[int, ...] = (0,) * self.size
 
     simulated, comm, hosts, freed, checks, axes_between_hosts = True, None, 1, False, False, ()
     """As in `Mesh`; one process cannot differ from itself, so nothing is checked."""
