@@ -231,8 +231,11 @@ class Mesh:
         return group
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """Bytes on a cache line, which the other ranks of the host can read where they can.  Collective."""
-        if self._shared is None and self.size > 1:
+        """Bytes on a cache line, which the other ranks of the host can read where they can.  Collective.
+
+        Not in a job that goes on without lost ranks: only MPI tells those who wait for one that it is gone.
+        """
+        if self._shared is None and self.size > 1 and not self._watch.outlives_ranks():
             from meshmpi.runtime import shared
 
             opened = functools.partial(shared.opened, self.comm, self.host_of, 1 << len(self.shape.names))
