@@ -25,6 +25,7 @@ ALIGNMENT_BYTES = 64
 Arrays = Sequence[np.ndarray]
 
 
+@dataclass(slots=True)
 class Runtime:
     """What kernels need besides their arrays.
 
@@ -34,11 +35,9 @@ class Runtime:
         native: The generated kernels, from which a tiled region takes those of its body; or None.
     """
 
-    __slots__ = ("blas", "native", "step")
-
-    def __init__(self, step: int = 0, blas: str = ""):
-        self.step, self.blas = step, blas
-        self.native: Any = None
+    step: int = 0
+    blas: str = ""
+    native: Any = None
 
 
 class Operand(NamedTuple):

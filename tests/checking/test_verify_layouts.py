@@ -12,7 +12,7 @@ import meshmpi as mm
 from apps.two_layer.model import Sizes, build
 from meshmpi.checking import verify
 from meshmpi.checking.layouts import legal_layouts
-from meshmpi.kernels.native import available, source
+from meshmpi.kernels.native import available, scalars
 from meshmpi.launch.launch import launch
 from meshmpi.runtime.simulated_mesh import MEANINGS
 from tests import layouts as independent
@@ -150,13 +150,13 @@ def test_values_in_different_blocks_in_one_loop_nest_are_found(monkeypatch):
 
 @pytest.mark.skipif(not available(), reason="no C compiler")
 def test_a_wrong_generated_kernel_is_found_in_the_program_as_lowered(monkeypatch):
-    right = source.step_source
+    right = scalars.step_source
 
     def wrong(step, names, dtypes):
         wrong_step = step._replace(function="sigmoid") if step.function == "tanh" else step
         return right(wrong_step, names, dtypes)
 
-    monkeypatch.setattr(source, "step_source", wrong)
+    monkeypatch.setattr(scalars, "step_source", wrong)
     graph, fetches = whole_and_split()
     (found,) = verify(graph, ["b:r"], "r:2", fetches).wrong
     assert (found.stage, found.native, found.first.tensor) == ("lowering", True, "tanh")

@@ -13,24 +13,20 @@ from typing import NamedTuple
 from meshmpi.ir.bands import Band
 from meshmpi.ir.kinds import Map, Random, Reduce
 from meshmpi.ir.program import Instruction
+from meshmpi.kernels.native import scalars
 from meshmpi.kernels.native.nest import LoopNest
-from meshmpi.kernels.native.scalars import (
-    C_TYPES,
-    COMPUTED_AS,
-    identity,
-    load,
-    neutral,
-    number_type,
-    rounded,
-    step_source,
-    store,
-)
+from meshmpi.kernels.native.scalars import C_TYPES, load, number_type, store
 from meshmpi.kernels.native.storage import BLOCK_ROWS, Storage
 
 LONG_ROW = 4096
 """Columns summed in float32 before their sum is added to a float64 total."""
 LONG_ROW_PIECES = 4096
 """Most pieces of a long row: their sums live on the stack."""
+
+
+def least(a: str, b: int) -> str:
+    """C expression of the smaller one."""
+    return f"{a} < {b} ? {a} : {b}"
 
 
 class Body(NamedTuple):
@@ -98,8 +94,7 @@ class Writer(Storage):
     def _chunked_rows(self) -> None:
         """The rows loop with sums over the rows: each chunk of rows has sums of its own."""
         nest, width = self.nest, self.width
-        for i in self.sums:
-            v = i.outputs[0]
+        for v in self.sums:
             self._array(self._type(v), self._name("sums", v), self.chunks * nest.columns)
         if nest.threads_pay and self.chunks * self.column_blocks > 1:
             self._emit(f"#pragma omp parallel for schedule(static) collapse(2){self.limit}")
@@ -107,13 +102,10 @@ class Writer(Storage):
             f"for (long k = 0; k < {self.chunks}; ++k)", f"for (long w = 0; w < {nest.columns}; w += {width}) {{"
         )
         if self.column_blocks > 1:
-            stop = f"w + {width} < {nest.columns} ? w + {width} : {nest.columns}"
-            self._emit(f"const long we = {stop};")
+            self._emit(f"const long we = {least(f'w + {width}', nest.columns)};")
             self.span, self.first_column = ("w", "we"), " - w"
         self._chunk_accumulators()
-        self._emit(
-            f"const long last = (k + 1) * {self.chunk_rows} < {nest.rows} ? (k + 1) * {self.chunk_rows} : {nest.rows};"
-        )
+        self._emit(f"const long last = {least(f'(k + 1) * {self.chunk_rows}', nest.rows)};")
         self._emit(f"for (long row = k * {self.chunk_rows}; row < last; ++row) {{")
         inner = 1
         for k in range(len(nest.row_dims) - 1, -1, -1):
@@ -125,14 +117,13 @@ class Writer(Storage):
         if self.two_level:
             self._flush_parts()
         self._emit("}", "}")
-        for i in self.sums:
-            self._finish_column(i.outputs[0])
+        for v in self.sums:
+            self._finish_column(v)
 
     def _chunk_accumulators(self) -> None:
         width = self.width
-        for i in self.sums:
-            v, t = i.outputs[0], self._type(i.outputs[0])
-            total, part = self._name("sum", v), self._name("part", v)
+        for v in self.sums:
+            t, total, part = self._type(v), self._name("sum", v), self._name("part", v)
             count = "(we - w)" if self.column_blocks > 1 else str(width)
             self._emit(
                 f"{t} *{total} = {self._name('sums', v)} + k * {self.nest.columns}L + w;",
@@ -226,7 +217,7 @@ class Writer(Storage):
         if alone:
             self._emit("#pragma omp parallel for schedule(static)")
         self._emit(f"for (long w = 0; w < {n}; w += {piece}) {{")
-        self._emit(f"const long we = w + {piece} < {n} ? w + {piece} : {n};")
+        self._emit(f"const long we = {least(f'w + {piece}', n)};")
         for i in sums:
             self._start_reduction(i, self._accumulator(i))
         whole, self.span = self.span, ("w", "we")
@@ -259,7 +250,9 @@ class Writer(Storage):
                 self._accumulate(i, loaded[i.inputs[0]])
                 continue
             if isinstance(i.attrs, Random):
-                self._random_point(i.outputs[0])
+                y, key = (self._name(prefix, i.outputs[0]) for prefix in ("y", "key"))
+                offset = self._column_offset(("counter", i.outputs[0]))
+                self._random(i.outputs[0], "v", f"{y} + (uint64_t)({offset}) * {key}")
             else:
                 self._steps(i, lambda x: loaded[x], "v")
             for v in i.outputs:
@@ -268,11 +261,8 @@ class Writer(Storage):
         self._emit(*("}" for _ in dims))
 
     def _reduction_clauses(self, body: Sequence[Instruction]) -> str:
-        out = ""
-        for i in body:
-            if isinstance(i.attrs, Reduce) and self.nest.role(i) == "row":
-                out += f" reduction({self._operator(i)}: {self._name('a', i.outputs[0])})"
-        return out
+        reduced = [i for i in body if isinstance(i.attrs, Reduce) and self.nest.role(i) == "row"]
+        return "".join(f" reduction({self._operator(i)}: {self._name('a', i.outputs[0])})" for i in reduced)
 
     def _operator(self, i: Instruction) -> str:
         op = i.of(Reduce).op
@@ -296,28 +286,23 @@ class Writer(Storage):
         if x in loaded:
             return
         value, nest = self.nest.values[x], self.nest
-        place = f"q{self.order[x]}[{self._column_offset(x)}]" if x in self.order else ""
         if x in self.counting:
             offset = f"({self._type(x)})({self._row_offset(x)} + {self._column_offset(x)})"
             source = f"{self._name('first', x)} + {offset}"
-        elif x in nest.inputs and nest.in_columns(x):
-            source = load(value.dtype, place)
-        elif x in nest.inputs or value.role == "row":
+        elif value.role == "row" or (x in nest.inputs and not nest.in_columns(x)):
             loaded[x] = self._name("x", x)
             return
-        elif value.stage >= stage:
+        elif x not in nest.inputs and value.stage >= stage:
             return
-        elif self._made_again(x):
+        elif x not in nest.inputs and self._made_again(x):
             for y in self.maker[x].inputs:
                 self._load(y, stage, loaded)
             self._steps(self.maker[x], lambda y: loaded[y], "v")
             loaded.update((v, self._name("v", v)) for v in self.maker[x].outputs)
             return
         else:
-            source = load(value.dtype, place)
-            if x in self.buffered:
-                place, dtype = self._buffer(x)
-                source = load(dtype, place)
+            place, dtype = self._kept(x)
+            source = load(dtype, place)
         loaded[x] = self._name("v", x)
         self._emit(f"const {self._type(x)} {loaded[x]} = {source};")
 
@@ -329,16 +314,11 @@ class Writer(Storage):
         first = self._name("t", i.outputs[0])
         for k, step in enumerate(expr.steps):
             ref = names[f"t{k}"] = f"{first}_{k}"
-            source = step_source(step, names, dtypes)
+            source = scalars.step_source(step, names, dtypes)
             dtypes[f"t{k}"] = step.dtype
             self._emit(f"const {number_type(step.dtype)} {ref} = {source};")
         for v, r in zip(i.outputs, expr.results, strict=True):
             self._emit(f"const {self._type(v)} {self._name(prefix, v)} = {names[r]};")
-
-    def _random_point(self, v: int) -> None:
-        offset = self._column_offset(("counter", v))
-        counter = f"{self._name('y', v)} + (uint64_t)({offset}) * {self._name('key', v)}"
-        self._random(v, "v", counter)
 
     def _random(self, v: int, prefix: str, counter: str) -> None:
         dtype = self.nest.values[v].dtype
@@ -348,16 +328,15 @@ class Writer(Storage):
     def _store_points(self, body: Sequence[Instruction]) -> None:
         # All stores come last: a result may have the memory of an input of the same point.
         for v in (v for i in body for v in i.outputs):
-            value = self.nest.values[v]
-            if value.role != "point":
-                continue
-            name = self._name("v", v)
-            if v in self.stored:
-                place = f"q{self.order[v]}[{self._column_offset(v)}]"
-                self._emit(f"{place} = {store(value.dtype, name)};")
-            elif v in self.buffered:
-                place, dtype = self._buffer(v)
-                self._emit(f"{place} = {store(dtype, name)};")
+            if self.nest.values[v].role == "point" and (v in self.stored or v in self.buffered):
+                place, dtype = self._kept(v)
+                self._emit(f"{place} = {store(dtype, self._name('v', v))};")
+
+    def _kept(self, v: int) -> tuple[str, str]:
+        """Where a value of the present column is in memory, and as which data type."""
+        if v in self.buffered:
+            return self._buffer(v)
+        return f"q{self.order[v]}[{self._column_offset(v)}]", self._dtype(v)
 
     def _buffer(self, v: int) -> tuple[str, str]:
         """Where a buffered value of the present column is kept, and as which data type.
@@ -367,7 +346,7 @@ class Writer(Storage):
         dtype = self.nest.values[v].dtype
         if v in self.lent:
             return f"q{self.order[self.lent[v]]}[{self._column_offset(self.lent[v])}]", dtype
-        return f"{self._name('b', v)}[{self._flat()}]", COMPUTED_AS.get(dtype, dtype)
+        return f"{self._name('b', v)}[{self._flat()}]", scalars.COMPUTED_AS.get(dtype, dtype)
 
     # ---- reductions ------------------------------------------------------------------------------
 
@@ -382,12 +361,12 @@ class Writer(Storage):
 
     def _start_reduction(self, i: Instruction, t: str) -> None:
         v, dtype = i.outputs[0], self.nest.values[i.inputs[0]].dtype
-        self._emit(f"{t} {self._name('a', v)} = {identity(i.of(Reduce).op, dtype)};")
+        self._emit(f"{t} {self._name('a', v)} = {scalars.identity(i.of(Reduce).op, dtype)};")
 
     def _accumulate(self, i: Instruction, x: str) -> None:
         v, op, t = i.outputs[0], i.of(Reduce).op, self._type(i.inputs[0])
         if i.attrs.band is not None:
-            x = f"({self._inside(i.attrs.band)} ? {x} : {neutral(op, self._dtype(i.inputs[0]))})"
+            x = f"({self._inside(i.attrs.band)} ? {x} : {scalars.neutral(op, self._dtype(i.inputs[0]))})"
         if self.nest.role(i) == "column":
             name = self._name("part" if self.two_level else "sum", v)
             self._emit(f"{name}[{self._flat()}{self.first_column}] += {x};")
@@ -418,18 +397,17 @@ class Writer(Storage):
         if op in ("max", "min") and t in ("float", "double"):
             source = f"unkey_{'f32' if t == 'float' else 'f64'}({source})"
             source = f"-{source}" if op == "min" else source
-        source = rounded(self.nest.values[v].dtype, source)
+        source = scalars.rounded(self.nest.values[v].dtype, source)
         self._emit(f"const {t} {self._name('x', v)} = {source};")
 
     def _flush_parts(self) -> None:
         """Adds the sums of a few rows to those of the chunk."""
         count = "(we - w)" if self.column_blocks > 1 else str(self.width)
         self._emit(f"if ((row + 1) % {BLOCK_ROWS} == 0 || row + 1 == last) {{")
-        for i in self.sums:
-            total, part = self._name("sum", i.outputs[0]), self._name("part", i.outputs[0])
-            self._emit(
-                "#pragma omp simd", f"for (long c = 0; c < {count}; ++c) {{ {total}[c] += {part}[c]; {part}[c] = 0; }}"
-            )
+        for v in self.sums:
+            total, part = self._name("sum", v), self._name("part", v)
+            added = f"{{ {total}[c] += {part}[c]; {part}[c] = 0; }}"
+            self._emit("#pragma omp simd", f"for (long c = 0; c < {count}; ++c) {added}")
         self._emit("}")
 
     def _finish_column(self, v: int) -> None:

@@ -9,6 +9,7 @@ from meshmpi.kernels.binding import Scratch
 from meshmpi.kernels.native.nest import LoopNest
 from meshmpi.kernels.native.scalars import number_type
 
+_BYTE = np.dtype(np.uint8)
 STACK_BYTES = 1 << 15
 """Buffers larger than this lie in the workspace.  Status: assumption (8 MB stacks)."""
 WIDE_BYTES = 1 << 24
@@ -32,7 +33,7 @@ class Storage:
     def __init__(self, nest: LoopNest):
         self.nest = nest
         self.stored = dict.fromkeys(nest.outputs)
-        self.sums = [i for i in nest.body if nest.role(i) == "column"]
+        self.sums = [i.outputs[0] for i in nest.body if nest.role(i) == "column"]
         self.maker = {v: i for i in nest.body for v in i.outputs}
         self.buffered = self._buffered()
         self.lent = self._lent()
@@ -48,15 +49,17 @@ class Storage:
     def _type(self, v: int) -> str:
         return number_type(self._dtype(v))
 
+    def _size(self, v: int) -> int:
+        """Bytes of a number as C computes with it, rounded up to those of an int."""
+        return 8 if self._type(v) in ("double", "int64_t") else 4
+
     def _buffered(self) -> list[int]:
         """Point values that a later stage reads and that are not stored anyway."""
-        out: dict[int, None] = {}
-        for i in self.nest.body:
+        nest, out = self.nest, dict[int, None]()
+        for i in nest.body:
             for x in i.inputs:
-                value = self.nest.values[x]
-                internal = x not in self.nest.inputs and value.role == "point"
-                later = internal and value.stage < self.nest.stage(i) and x not in self.stored
-                if later and not self._made_again(x):
+                internal = x not in nest.inputs and x not in self.stored and nest.values[x].role == "point"
+                if internal and nest.values[x].stage < nest.stage(i) and not self._made_again(x):
                     out[x] = None
         return list(out)
 
@@ -104,15 +107,12 @@ class Storage:
         """Where in the workspace sums over the rows and wide buffers lie."""
         scratch, nest = Scratch(), self.nest
         self.places: dict[str, tuple[int, int]] = {}  # name -> offset, bytes of one thread
-        for i in self.sums:
-            v = i.outputs[0]
-            slot = scratch.reserve((self.chunks * nest.columns * _size(self._type(v)),), _BYTE)
+        for v in self.sums:
+            slot = scratch.reserve((self.chunks * nest.columns * self._size(v),), _BYTE)
             self.places[self._name("sums", v)] = slot.offset, 0
-        wide = {self._name("b", v): nest.columns * _size(self._type(v)) for v in self.buffered if v not in self.lent}
+        wide = {self._name("b", v): nest.columns * self._size(v) for v in self.buffered if v not in self.lent}
         if self.two_level:
-            for i in self.sums:
-                v = i.outputs[0]
-                wide[self._name("part", v)] = self.width * _size(self._type(v))
+            wide.update((self._name("part", v), self.width * self._size(v)) for v in self.sums)
         wide = {name: n for name, n in wide.items() if n > STACK_BYTES}
         shared = nest.threads_pay and nest.rows > 1
         most = min(MOST_CHUNKS, nest.rows, WIDE_BYTES // max(1, sum(wide.values())))
@@ -122,11 +122,3 @@ class Storage:
             self.places[name] = slot.offset, slot.shape[1]
         self.limit = f" num_threads(at_most({self.threads}))" if wide and shared else ""
         self.scratch_bytes = scratch.bytes
-
-
-_BYTE = np.dtype(np.uint8)
-
-
-def _size(t: str) -> int:
-    """Bytes of a number of C type ``t``, rounded up to those of an int."""
-    return 8 if t in ("double", "int64_t") else 4
