@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshmpi.amounts import bytes_of
-from meshmpi.compiler.lowering import cured, lower
+from meshmpi.compiler.lowering import Rules, cured, lower
 from meshmpi.dims import Layout, LayoutLike, MeshShape, MeshShapeLike
 from meshmpi.errors import ConfigError, LayoutError, MeshError, ShapeError, UnusedUpdatesWarning, suggest, warn_user
 from meshmpi.graph import MOST_NAMED, Graph, Tensor, Update
@@ -52,7 +52,7 @@ def lowered(
     except LayoutError as error:
         if not cures:
             raise
-        raise cured(error, graph, mesh, rules, fetches, updates, kept) from None
+        raise cured(error, graph, mesh, Rules(rules, kept), fetches, updates) from None
     if not optimize and limit is not None:
         raise ConfigError("a memory_limit needs passes.", "Leave optimize at True.")
     from meshmpi.compiler.passes import pipeline

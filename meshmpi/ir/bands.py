@@ -49,19 +49,17 @@ class Band(NamedTuple):
 
     def seen(self, rows: Range, columns: Range) -> Range:
         """The part of ``columns`` that at least one of ``rows`` is paired with; may be empty."""
-        first, end = columns
-        if rows[0] >= rows[1]:
-            return first, first
-        low = first if self.most is None else max(first, rows[0] - self.most)
-        high = end if self.least is None else min(end, rows[1] - self.least)
-        low = min(low, end)
-        return low, max(low, high)
+        return self._between(rows[0], rows[1] - 1, columns) if rows[0] < rows[1] else (columns[0], columns[0])
 
     def seen_by_all(self, rows: Range, columns: Range) -> Range:
         """The part of ``columns`` that every one of ``rows`` is paired with; may be empty."""
+        return self._between(rows[1] - 1, rows[0], columns)
+
+    def _between(self, a: int, b: int, columns: Range) -> Range:
+        """The part of ``columns`` from the first that row a is paired with to the last of row b."""
         first, end = columns
-        low = first if self.most is None else max(first, rows[1] - 1 - self.most)
-        high = end if self.least is None else min(end, rows[0] - self.least + 1)
+        low = first if self.most is None else max(first, a - self.most)
+        high = end if self.least is None else min(end, b - self.least + 1)
         low = min(low, end)
         return low, max(low, high)
 

@@ -81,11 +81,15 @@ def _solutions(a: int, ps: Range, b: int, qs: Range, c: int) -> int:
     if b < 0:
         a, b, c = -a, -b, -c
     # q = (c - a p) / b lies in qs for p between two bounds, and is whole for one p in every b.
-    low, high = sorted((c - b * qs[0], c - b * (qs[1] - 1)))  # of a * p
-    first, last = (-(-low // a), high // a) if a > 0 else (-(-high // a), low // a)
+    first, last = _factors(a, *sorted((c - b * qs[0], c - b * (qs[1] - 1))))
     first, last = max(first, ps[0]), min(last, ps[1] - 1)
     first += (c * pow(a, -1, b) - first) % b
     return max(0, (last - first) // b + 1)
+
+
+def _factors(a: int, low: int, high: int) -> tuple[int, int]:
+    """The first and last p with ``low <= a * p <= high``; a is not 0."""
+    return (-(-low // a), high // a) if a > 0 else (-(-high // a), low // a)
 
 
 class Steps(NamedTuple):
@@ -154,10 +158,6 @@ def _trimmed(phase: Phase, xs: Range) -> list[Phase]:
 def _trim(steps: Steps, per: int, first: int, other: int, xs: Range) -> Steps:
     """The steps j of which ``first + per * j``, plus 0 to ``other``, comes inside xs."""
     low, high = xs[0] - max(0, other), xs[1] - 1 - min(0, other)
-    begin, end = (
-        (-(-(low - first) // per), (high - first) // per)
-        if per > 0
-        else (-(-(high - first) // per), (low - first) // per)
-    )
+    begin, end = _factors(per, low - first, high - first)
     begin, end = max(0, begin), min(steps.count - 1, end)
     return Steps(steps.first + begin * steps.step, steps.step, max(0, end - begin + 1))

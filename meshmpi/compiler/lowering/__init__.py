@@ -1,5 +1,6 @@
 """graph + layout + mesh shape -> Program; knows no arrays, no MPI and no rank."""
 
-from meshmpi.compiler.lowering.lower import cured, lower
+from meshmpi.compiler.lowering.cures import Rules, cured
+from meshmpi.compiler.lowering.lower import lower
 
-__all__ = ["cured", "lower"]
+__all__ = ["Rules", "cured", "lower"]

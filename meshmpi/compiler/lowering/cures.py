@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from meshmpi.compiler.lowering.placement import Placement
 from meshmpi.dims import Layout, MeshShape
 from meshmpi.errors import LayoutError
-from meshmpi.graph import Graph, Operation, Update
+from meshmpi.graph import Graph, Operation, Tensor, Update
+from meshmpi.graph.fetches import needed_operations
 from meshmpi.graph.ops.placement import AsStored
 from meshmpi.graph.ops.sources import ReadStored, ReadVariable
 
@@ -53,9 +54,17 @@ class Placing(NamedTuple):
         return None
 
 
-def with_cure(error: LayoutError, placing: Placing, rules: Rules) -> LayoutError:
-    """The error that ``rules`` gave, with the nearest legal rules; unchanged where a few changes do not help."""
-    found = _legal(error, placing, rules)
+def cured(
+    error: LayoutError,
+    graph: Graph,
+    mesh: MeshShape,
+    rules: Rules,
+    fetches: Mapping[str, Tensor],
+    updates: Sequence[Update],
+) -> LayoutError:
+    """The error that `lower` raised, with the nearest legal rules; unchanged where a few changes do not help."""
+    operations = needed_operations(graph, [*fetches.values(), *(u.value for u in updates)])
+    found = _legal(error, Placing(graph, mesh, operations, updates), rules)
     if found is None:
         return error
     text = f"layout '{found.layout}'"
@@ -63,15 +72,14 @@ def with_cure(error: LayoutError, placing: Placing, rules: Rules) -> LayoutError
         text += f" with storage '{found.storage}'"
     keeps = "Did you mean" not in error.remedy or not error.conflict or _means(error, found)
     remedy = f"{error.remedy} Legal here: {text}." if keeps else f"Legal here: {text}."
-    cured = LayoutError(error.problem, remedy, error.where)
-    cured.conflict = error.conflict
-    return cured
+    new = LayoutError(error.problem, remedy, error.where)
+    new.conflict = error.conflict
+    return new
 
 
 def _means(error: LayoutError, found: Rules) -> bool:
     """Whether the name that the error suggests is the one taken."""
-    assert error.conflict is not None
-    dims, _ = error.conflict
+    dims, _ = error.conflict or ((), "")
     return any(f"'{a}'?" in error.remedy for d in dims for r in found for a in r.axes(d))
 
 

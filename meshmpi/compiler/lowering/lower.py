@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshmpi.compiler.collecting import without_collection
-from meshmpi.compiler.lowering.cures import Placing, Rules, with_cure
 from meshmpi.compiler.lowering.placement import Placement, Splits
 from meshmpi.compiler.lowering.redistribute import moves
 from meshmpi.dims import Axes, Dimension, Layout, MeshShape, Shape
-from meshmpi.errors import LayoutError, VariableError
+from meshmpi.errors import VariableError
 from meshmpi.graph import Graph, Tensor, Update, Variable
 from meshmpi.graph.fetches import needed_operations
 from meshmpi.ir.bands import Band
@@ -62,20 +61,6 @@ def lower(
     )
     verify(program, proven)
     return program
-
-
-def cured(
-    error: LayoutError,
-    graph: Graph,
-    mesh: MeshShape,
-    layout: Layout,
-    fetches: Mapping[str, Tensor],
-    updates: Sequence[Update],
-    storage: Layout,
-) -> LayoutError:
-    """The error that `lower` raised, with a layout that is legal instead, if one is near."""
-    operations = needed_operations(graph, [*fetches.values(), *(u.value for u in updates)])
-    return with_cure(error, Placing(graph, mesh, operations, updates), Rules(layout, storage))
 
 
 class Lowering:
