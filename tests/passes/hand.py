@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from meshmpi import SimulatedMesh, Tensor
 from meshmpi.dims import MeshShape, Shape
 from meshmpi.ir.kinds import KINDS
 from meshmpi.ir.program import Instruction, Kind, LocalType, Program, VariableType
 from meshmpi.ir.scalar import call
+from meshmpi.runtime.compiled import CompiledStep
 
 MESH = MeshShape("rows:2;cols:2")
 SIZES = {"a": 4, "b": 8, "c": 6, "u": 3, "k": 2, "m": 32}
@@ -23,6 +27,15 @@ def t(dims: str = "", partial: str = "", pending: str = "sum", dtype: str = "flo
         shape.append((name, int(size) if size else SIZES[name]))
         splits.append(tuple(axes.split("+")) if axes else ())
     return LocalType(Shape(shape), dtype, tuple(splits), tuple(partial.split("+")) if partial else (), pending)
+
+
+def run(p: Program, fetches: dict[str, Tensor], feeds: dict[str, Any], kernels: str = "numpy") -> dict[str, Any]:
+    """Whole results of one step; memory and FLOP of rank 0 are as predicted."""
+    step = CompiledStep(p, SimulatedMesh(p.mesh), fetches, None, kernels)
+    got = step({n: feeds[n] for n in p.feeds})
+    assert step._executor.states[0].held_memory == step.cost.memory
+    assert sum(step.counted_flops.values()) == step.cost_of(0).flops <= step.cost.flops
+    return {n: np.asarray(r if isinstance(r := got[n], float) else r.numpy()) for n in fetches}
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from meshmpi.errors import LayoutError
 from meshmpi.ir.program import Program
 from meshmpi.ir.verify import verify
 from meshmpi.kernels.native import available
-from meshmpi.runtime.compiled import CompiledStep, predict_cost
+from meshmpi.runtime.compiled import predict_cost
 from tests.layouts import legal_layouts
+from tests.passes.hand import run
 
 SHAPE = mm.MeshShape("rows:2;cols:3")
 ROWS, D, HIDDEN = 14, 9, 11
@@ -66,14 +67,6 @@ def built(name: str) -> tuple[mm.Graph, dict[str, mm.Tensor], dict[str, np.ndarr
         loss = mm.reduce_sum(mm.square(mm.sin(y)))
         fetches = {"loss": loss, "dx": mm.gradients([loss], [x])[0]}
     return graph, fetches, {"x": np.random.default_rng(1).normal(size=(ROWS, D))}
-
-
-def run(p: Program, fetches: dict, feeds: dict, kernels: str = "numpy") -> dict:
-    step = CompiledStep(p, mm.SimulatedMesh(p.mesh), fetches, None, kernels)
-    got = step(feeds)
-    assert step._executor.states[0].held_memory == step.cost.memory
-    assert sum(step.counted_flops.values()) == step.cost.flops
-    return {n: np.asarray(r if isinstance(r := got[n], float) else r.numpy()) for n in fetches}
 
 
 def before(p: Program) -> Program:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -20,9 +22,10 @@ from meshmpi.ir.verify import verify
 from meshmpi.kernels import numpy_dtype
 from meshmpi.kernels.native import available
 from meshmpi.launch.launch import launch
-from meshmpi.runtime.compiled import CompiledStep, predict_cost
+from meshmpi.runtime.compiled import predict_cost
 from tests.layouts import legal_layouts
 from tests.oracle import evaluate
+from tests.passes.hand import run
 
 SHAPE = mm.MeshShape("rows:2;cols:3")
 BATCH, LENGTH, HEADS, D = 3, 21, 5, 4
@@ -63,6 +66,10 @@ def _qkv() -> tuple[mm.Tensor, mm.Tensor, mm.Tensor]:
     return (_x("q", "batch length heads d"), _x("k", "batch memory heads d"), _x("v", "batch memory heads d"))
 
 
+def _scores_shape() -> mm.Shape:
+    return mm.Shape([(n, SIZES[n]) for n in ("batch", "heads", "length", "memory")])
+
+
 def _padding() -> mm.Tensor:
     return mm.not_equal(_x("ids", "batch memory", "int32"), 0)
 
@@ -77,7 +84,7 @@ def _attention(
     rate: float = 0.0,
     band: mm.Band | None = None,
 ) -> mm.Tensor:
-    shape = mm.Shape([(n, SIZES[n]) for n in ("batch", "heads", "length", "memory")])
+    shape = _scores_shape()
     scores = mm.einsum([q, k], shape, band=band) * 0.5
     if bias is not None:
         scores = mm.add(scores, bias, output_shape=shape)
@@ -165,8 +172,7 @@ def computed_again():
 @model(None)
 def weights_fetched():
     q, k, v = _qkv()
-    shape = mm.Shape([(n, SIZES[n]) for n in ("batch", "heads", "length", "memory")])
-    weights = mm.softmax(mm.einsum([q, k], shape), "memory")
+    weights = mm.softmax(mm.einsum([q, k], _scores_shape()), "memory")
     return [*_with_gradients(mm.einsum([weights, v], q.shape), q, k, v), weights]
 
 
@@ -193,15 +199,10 @@ def side_by_side():
 def no_softmax():
     """Sums over rows and columns of gated scores."""
     q, k, v = _qkv()
-    shape = mm.Shape([(n, SIZES[n]) for n in ("batch", "heads", "length", "memory")])
-    gated = mm.sigmoid(mm.einsum([q, k], shape))
+    gated = mm.sigmoid(mm.einsum([q, k], _scores_shape()))
     total = mm.reduce_sum(gated, output_shape=mm.Shape([("heads", HEADS), ("memory", LENGTH)]))
     y = mm.einsum([gated, v], q.shape)
-    return _with_gradients(mm.add(y, total_over_memory(total), output_shape=y.shape), q, k, v)
-
-
-def total_over_memory(x: mm.Tensor) -> mm.Tensor:
-    return mm.reduce_mean(x, reduced_dim="memory")
+    return _with_gradients(mm.add(y, mm.reduce_mean(total, reduced_dim="memory"), output_shape=y.shape), q, k, v)
 
 
 def built(name: str) -> tuple[mm.Graph, dict[str, mm.Tensor], dict[str, np.ndarray]]:
@@ -225,16 +226,14 @@ def with_tiling(p: Program, cache_bytes: int = CACHE) -> Program:
     return optimize(p, tuple(passes))
 
 
+def tiled(name: str) -> Program:
+    """The program of a model on one rank, with tiled regions."""
+    graph, fetches, _ = built(name)
+    return with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
+
+
 def regions_in(p: Program) -> list[Instruction]:
     return [i for i in p.instructions if i.kind == "tiled"]
-
-
-def run(p: Program, fetches: dict, feeds: dict, kernels: str = "numpy") -> dict[str, np.ndarray]:
-    step = CompiledStep(p, mm.SimulatedMesh(p.mesh), fetches, None, kernels)
-    got = step({n: feeds[n] for n in p.feeds})
-    assert step._executor.states[0].held_memory == step.cost.memory
-    assert sum(step.counted_flops.values()) == step.cost_of(0).flops <= step.cost.flops
-    return {n: np.asarray(r if isinstance(r := got[n], float) else r.numpy()) for n in fetches}
 
 
 def compare(got: dict, want: dict, tolerance: float, label: str) -> None:
@@ -255,7 +254,7 @@ def short_blocks(monkeypatch):
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_those_of_the_program_as_lowered(name: str):
     graph, fetches, feeds = built(name)
-    tiled = 0
+    regions = 0
     want = None
     for layout in legal_layouts(graph, SHAPE, 3):
         try:
@@ -264,9 +263,9 @@ def test_results_are_those_of_the_program_as_lowered(name: str):
             continue
         want = run(p, fetches, feeds) if want is None else want
         p = with_tiling(p)
-        tiled += bool(regions_in(p))
+        regions += len(regions_in(p))
         compare(run(p, fetches, feeds), want, 1e-9, f"{name} {layout}")
-    assert tiled, f"no layout of {name} has a tiled region"
+    assert regions, f"no layout of {name} has a tiled region"
 
 
 @pytest.mark.quick(2)
@@ -282,9 +281,7 @@ def test_generated_kernels_in_tiled_regions(name: str):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_blocks_are_skipped_where_a_band_is_declared_and_only_there(name: str):
-    graph, fetches, _ = built(name)
-    p = with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
-    found = [i.attrs.band for i in regions_in(p)]
+    found = [i.attrs.band for i in regions_in(tiled(name))]
     assert found and all(band == MODELS[name][1] for band in found), found
 
 
@@ -355,13 +352,8 @@ def test_a_band_of_weights_is_zero_outside_and_has_rows_without_pairs():
 
 
 def test_skipped_blocks_cost_nothing():
-    flops = {}
-    for name in ("whole", "masked"):
-        graph, fetches, _ = built(name)
-        p = mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program
-        step = CompiledStep(with_tiling(p), mm.SimulatedMesh(p.mesh), fetches, None, "numpy")
-        flops[name] = step.cost.flops
-    assert flops["masked"] < 0.8 * flops["whole"]
+    masked, whole = (predict_cost(tiled(name)).flops for name in ("masked", "whole"))
+    assert masked < 0.8 * whole
 
 
 @pytest.mark.parametrize("layout", ["", "length:rows", "heads:cols;batch:rows"])
@@ -373,19 +365,15 @@ def test_memory_grows_with_the_length_not_with_its_square(monkeypatch, layout: s
         with mm.Graph() as graph:
             fetches = {f"f{n}": x for n, x in enumerate(two_layers())}
         p = mm.plan(graph, SHAPE, layout, fetches=fetches, optimize=False).program
-        for table, one in ((arena, with_tiling(p, 40000)), (stored, optimize(p, _without_tiling()))):
+        without = optimize(p, tuple(f for f in PASSES if f is not form_tiled_regions))
+        for table, one in ((arena, with_tiling(p, 40000)), (stored, without)):
             table[length] = predict_cost(one).memory["arena"]
     assert arena[256] <= 2.05 * arena[128]
     assert stored[256] > 3 * stored[128]
 
 
-def _without_tiling() -> tuple:
-    return tuple(f for f in PASSES if f is not form_tiled_regions)
-
-
 def test_scores_and_masks_are_computed_again_instead_of_being_stored():
-    graph, fetches, _ = built("masked")
-    p = with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
+    p = tiled("masked")
     wide = [t for t in p.types.values() if {"length", "memory"} <= set(t.shape.names)]
     assert not wide, wide
     assert p.counts()["contract"] == 7  # scores twice, and five that use or make gradients
@@ -396,8 +384,7 @@ def test_products_of_bfloat16_are_summed_in_float32():
         q, k, v = (
             _x(n, f"batch {m} heads d", "bfloat16") for n, m in (("q", "length"), ("k", "memory"), ("v", "memory"))
         )
-        shape = mm.Shape([(n, SIZES[n]) for n in ("batch", "heads", "length", "memory")])
-        weights = mm.softmax(mm.cast(mm.einsum([q, k], shape), "float32"), "memory")
+        weights = mm.softmax(mm.cast(mm.einsum([q, k], _scores_shape()), "float32"), "memory")
         y = mm.cast(mm.einsum([mm.cast(weights, "bfloat16"), v], q.shape), "float32")
         fetches = {f"f{n}": x for n, x in enumerate(_with_gradients(y, q, k, v))}
     p = mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program
@@ -422,11 +409,9 @@ def test_small_values_and_weights_are_left_alone():
     assert not regions_in(with_tiling(p))
 
 
-def _tiled(**attrs) -> Program:
-    graph, fetches, _ = built("masked")
-    p = with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False).program)
-    out = [i.replaced(**attrs) if i.kind == "tiled" else i for i in p.instructions]
-    return p.with_instructions(out)
+def _with_attributes(**attrs) -> Program:
+    p = tiled("masked")
+    return p.with_instructions(i.replaced(**attrs) if i.kind == "tiled" else i for i in p.instructions)
 
 
 @pytest.mark.parametrize(
@@ -441,9 +426,9 @@ def _tiled(**attrs) -> Program:
     ],
 )
 def test_rules_of_tiled_regions(attrs: dict, message: str):
-    verify(_tiled())
+    verify(_with_attributes())
     with pytest.raises(ProgramError, match=message):
-        verify(_tiled(**attrs))
+        verify(_with_attributes(**attrs))
 
 
 def test_blocks_cover_everything_once():
@@ -453,12 +438,9 @@ def test_blocks_cover_everything_once():
     for i in regions_in(p):
         for rank in range(SHAPE.size):
             here = SHAPE.coordinates(rank)
-            seen: dict[tuple, int] = {}
+            seen = Counter[tuple[int, ...]]()
             for r in iterations(i, p, here):
-                for b in range(*r["batch"]):
-                    for h in range(*r["heads"]):
-                        for n in range(*r["length"]):
-                            seen[b, h, n] = seen.get((b, h, n), 0) + 1
+                seen.update(itertools.product(*(range(*r[n]) for n in ("batch", "heads", "length"))))
             lengths, heads = (11, 10)[rank // 3], (2, 2, 1)[rank % 3]
             assert len(seen) == BATCH * lengths * heads and set(seen.values()) == {1}
 
@@ -483,12 +465,9 @@ def test_products_too_small_for_a_region_next_to_large_ones_of_the_same_dims():
             seen = mm.less(mm.range(mm.Dimension("memory_length", memory)), 11)
             found.append(mm.dot_product_attention(q, kv, kv, "memory_length", "d_kv", "d_kv", mask=seen))
     program = mm.plan(graph, "rows:2", "batch:rows", fetches=found, optimize=False).program
-    least = 4 * 2 * 2 * 16 * 14  # bytes, between the scores of both
-    passes = tuple(partial(form_tiled_regions, cache_bytes=least) if p is form_tiled_regions else p for p in PASSES)
-    tiled = optimize(program, passes)
-    assert [i.kind for i in tiled.instructions].count("tiled") == 1
-    fetches = dict(zip(tiled.fetches, found, strict=True))
-    mesh = mm.SimulatedMesh("rows:2")
-    results = [CompiledStep(p, mesh, fetches, None, "numpy")(feeds) for p in (program, tiled)]
-    for t in found:
-        np.testing.assert_allclose(results[0][t].numpy(), results[1][t].numpy(), 1e-5, 1e-6)
+    with_one = with_tiling(program, 4 * 2 * 2 * 16 * 14)  # bytes, between the scores of both
+    assert len(regions_in(with_one)) == 1
+    fetches = dict(zip(with_one.fetches, found, strict=True))
+    want, got = (run(p, fetches, feeds) for p in (program, with_one))
+    for n in fetches:
+        np.testing.assert_allclose(got[n], want[n], 1e-5, 1e-6)
