@@ -1,8 +1,7 @@
 """Which checkpoints in a folder count, and what killed jobs have left among them.
 
-Checkpoints are ordered by step.  A run that goes back to an older one saves the next although there are later ones,
-which must stop counting in the very moment in which the new one gets its name.  So an empty file, written in advance,
-says which ones it gives up; after the rename they are moved into a folder of their own.
+They are ordered by step.  When a run goes back, later ones must stop counting in the moment in which the next one gets
+its name: an empty file, written in advance, says which; after the rename they are moved into a folder of their own.
 """
 
 from __future__ import annotations

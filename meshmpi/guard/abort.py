@@ -1,8 +1,4 @@
-"""An error on one rank ends the job on all, with one traceback and no hang.
-
-Under plain mpirun a rank that raises waits in MPI_Finalize for the others, and they wait for it in a collective.
-Here an uncaught exception, in any thread, calls MPI_Abort; a rank that leaves with a status other than 0 gives the
-others a few seconds to leave too, then aborts.
+"""An error on one rank ends the job on all, with one traceback and no hang: an uncaught exception calls MPI_Abort.
 
 It changes `sys.excepthook` and `threading.excepthook` and adds an atexit function, once a mesh of several ranks is made
 or meshmpi runs the program (`begin`); the hooks are given back when the last mesh is freed (docs/hangs.md).

@@ -1,8 +1,7 @@
-"""The status with which this rank is about to end, as far as it is known.
+"""The status with which this rank is about to end, where whoever runs the program knows it (`launch.start`, `cli`).
 
-Python does not tell: `sys.excepthook` is not called for SystemExit, and atexit functions get no status.  Whoever runs
-the program knows (`meshmpi.launch.start`, the command ``meshmpi``).  Under plain ``mpirun python script.py`` the status
-of a ``sys.exit`` is not known, and the rank counts as one that has left in order.
+Python does not tell it to hooks or atexit functions.  Under plain ``mpirun python script.py`` the status of a
+``sys.exit`` is not known, and the rank counts as one that has left in order.
 """
 
 from __future__ import annotations

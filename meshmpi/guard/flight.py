@@ -1,9 +1,7 @@
 """The flight recorder: the last collectives and the phase of this rank, in a file mapped into memory.
 
-The watchdog and ``meshmpi status`` read it while the rank runs, hangs or has died.  A record is a few integers; what
-they mean is appended to a text file next to it, once per kind of call.  The files lie in /dev/shm, in a private folder
-with a name that nobody can guess, and go with the rank.  The user's next job removes what a killed process left: the
-name of the folder says whose it is.
+A record is a few integers; what they mean is appended to a text file next to it, once per kind of call.  Both lie in a
+private folder in /dev/shm and go with the rank; the user's next job removes what a killed process left.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""How the hosts of a job tell each other what their ranks do, without MPI: one connection to the first host.
+"""How hosts tell each other what their ranks do, without MPI: the lowest rank of each has a connection to the first.
 
-The lowest rank of every host holds a TCP connection to that of the first.  Before anything is parsed, both ends prove
-that they know a secret of the job.  A connection without it, or with unreadable content, is closed; the job goes on.
-
-Kernels answer for stopped processes, so a slow rank closes nothing; a process that dies closes its end at once; a lost
-host or link closes it after `SILENT_SECONDS`.  Every answer is asked for, so that nothing piles up.
-Used by the watchdog's threads; only `connect`, which exchanges addresses, calls MPI.
+Both ends prove that they know a secret of the job before anything is parsed.  A stopped process closes nothing, one
+that dies closes its end at once, and a lost host or link closes it after `SILENT_SECONDS`.  Every answer is asked for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The guard's answer to `meshmpi.runtime.hooks`, and its debug mode.
 
-In debug mode the ranks tell each other before every collective what they are about to do, and raise the same error
-where they differ, instead of wrong numbers, a hang or a damaged heap.  Ranks in different communicators cannot tell
-each other; the watchdog finds that.
+In debug mode ranks compare what they are about to do before every collective, and raise the same error where they
+differ.  Ranks in different communicators cannot compare; the watchdog finds that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""How each rank of a job has ended, as told by the rank itself.
+"""How each rank of a job has ended, as told by itself in a file: mpirun may end with 0 when it has lost a host.
 
-An exit status does not tell: mpirun of Open MPI 5.0.11 ends with 0 when it has lost a host.  So each rank writes into a
-folder of its job that it has begun and, at its very end, with which status.  Who started the job reads it (`verdict`).
-
-    python -m meshmpi.guard.outcome FOLDER RANKS STATUS     ends with the status of the job
+``python -m meshmpi.guard.outcome FOLDER RANKS STATUS``, for scripts, ends with the status of the job.
 """
 
 from __future__ import annotations

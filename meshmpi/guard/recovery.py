@@ -1,8 +1,7 @@
-"""Going on without ranks that were lost: the job's survivors, the communicators, the next mesh.
+"""Going on without ranks that were lost, by MPI's user-level failure mitigation (ULFM; Open MPI 5 ``--with-ft ulfm``).
 
-MPI calls this user-level failure mitigation (ULFM): when a process dies, calls that need it return an error.  Whoever
-gets it revokes all communicators, so that no rank waits for one that has turned back; then the survivors agree and
-shrink.  Open MPI 5 does so when its launcher is given ``--with-ft ulfm``.
+When a process dies, calls that need it return an error.  Whoever gets it revokes all communicators, so that no rank
+waits for one that has turned back; then the survivors agree and shrink.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """A thread of every rank that ends the job when ranks wait for each other and none can go on.
 
-It wakes once a second.  On each host the lowest rank whose thread runs looks at what the ranks there record (`rings`),
-and with several hosts at what the others tell (`host_link`); `deadlock` draws the conclusion.  Stopped processes, long
-computations, debuggers and slow disks are not deadlocks.  Threads never call MPI, except to abort.
-
-Who finds something first claims the end of the job by a file; ranks that see it show their stacks.
+Once a second the lowest rank of each host looks at what the ranks there record (`rings`) and other hosts tell
+(`host_link`); `deadlock` draws the conclusion.  Threads never call MPI, except to abort.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Starts a program on several ranks, with the settings that this machine needs.
-
-    python -m meshmpi.launch -n 4 train.py --steps 100
-    python -m meshmpi.launch -n 4 --timeout 60 -m package.module
-    python -m meshmpi.launch -n 4 -- any-command
+"""Starts a program on several ranks, with the settings that this machine needs (``python -m meshmpi.launch -n 4 ...``).
 
 It hands signals on and keeps a time limit that leaves no process behind.  The process that launches is not part of the
 MPI job and does not import mpi4py.

@@ -1,8 +1,7 @@
-"""Leaves out what an MPI launcher says of MPI_Abort where a rank has already told why.
+"""Leaves out what an MPI launcher says of MPI_Abort, up to 14 lines, where a rank has already told why.
 
-A rank reports its error as ``[rank 1 of 4] Traceback ...`` and calls MPI_Abort; the launcher adds up to 14 lines that
-push the report off the screen.  Only these lines, word for word, and only about a rank that has reported, are left
-out: a launcher's words about a process that was killed, or left without a report, are the first cause.
+Only these lines, word for word, and only about a rank that has reported: a launcher's words about a process that was
+killed, or left without a report, are the first cause.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Runs a program as a rank of a job, and knows how it ends.
+"""Runs a program as a rank of a job, as ``__main__``, and tells whoever started it how it ends (`outcome`).
 
 The launcher puts this file, by its path, before the user's words: ``script.py ...``, ``-m module`` or ``-c text``; so a
-program needs no meshmpi that Python can find.  The program runs as ``__main__``; this rank tells whoever started it how
-it ends (`outcome`), and gets what `abort.begin` adds.
+program needs no meshmpi that Python can find.
 """
 
 from __future__ import annotations
