@@ -44,10 +44,10 @@ def all_reduce_takes_the_largest(m: Patch) -> None:
 def all_reduce_runs_over_the_first_axis_only(m: Patch) -> None:
     right = SimulatedMesh.bind
 
-    def wrong(self: Any, *calls: Any) -> Any:
+    def wrong(self: Any, *calls: Any, **options: Any) -> Any:
         if calls[0].kind == "all_reduce":
             calls = tuple(replace(c, axes=tuple(c.axes)[:1]) for c in calls)
-        return right(self, *calls)
+        return right(self, *calls, **options)
 
     m.setattr(SimulatedMesh, "bind", wrong)
 
