@@ -79,12 +79,6 @@ def data(names: str, seed: int, sizes: dict) -> np.ndarray:
     return mixed(*[held[n] for n in names.split()], seed=seed)
 
 
-def oracle(a: str, b: str, y: str, x1: np.ndarray, x2: np.ndarray) -> np.ndarray:
-    """The whole result; split summed dims are kept apart by the caller."""
-    spec = f"{a},{b}->{y}".replace(" ", "")
-    return np.einsum(spec, x1, x2)
-
-
 def run_case(a: str, b: str, y: str, dtype: str, out: str | None = None, **changed: int) -> None:
     sizes = {name[-1]: n for name, n in changed.items()}
     x1, x2 = rounded(data(a, 0, sizes), dtype), rounded(data(b, 1, sizes), dtype)
@@ -98,7 +92,7 @@ def run_case(a: str, b: str, y: str, dtype: str, out: str | None = None, **chang
         own = {**blocks[0], **blocks[1]}
         part1 = x1[tuple(own[n] for n in a.split())]
         part2 = x2[tuple(own[n] for n in b.split())]
-        want = oracle(a, b, y, part1, part2)
+        want = np.einsum(f"{a},{b}->{y}".replace(" ", ""), part1, part2)
         got = ran.outputs[0].astype(np.float64)
         scale = max(1.0, float(np.abs(want).max(initial=0)))
         np.testing.assert_allclose(got, want, rtol=bound, atol=bound * scale)
@@ -153,11 +147,9 @@ def test_integers(a: str, b: str, y: str, dtype: str):
     values = [np.abs(np.rint(data(n, k, {}))) for k, n in enumerate((a, b))]
     names = [{n: SIZES[n] for n in s.split()} for s in (a, b, y)]
     types = [local_type(";".join(f"{n}:{s}" for n, s in d.items()), dtype) for d in names]
-    if dtype == "bool":
-        values = [v > 1 for v in values]
-        want = np.einsum(f"{a},{b}->{y}".replace(" ", ""), *[v.astype(int) for v in values]) > 0
-    else:
-        want = oracle(a, b, y, *values)
+    values = [v > 1 for v in values] if dtype == "bool" else values
+    want = np.einsum(f"{a},{b}->{y}".replace(" ", ""), *[v.astype(int) for v in values])
+    want = want > 0 if dtype == "bool" else want
     check("contract", types[:2], types[2:], values, [want])
 
 

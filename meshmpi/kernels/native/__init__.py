@@ -101,18 +101,18 @@ class NativeKernels:
                 "Size it by workspace_bytes().",
                 str(i.source),
             )
-        types = self._types[id(program)]
-        parameters = _Parameters(i, program, types, coordinates, runtime, ranges)
-        used = [*(arrays[v] for v in (*i.inputs, *i.outputs)), *parameters.arrays]
+        streams, parameters = _parameters(i, self._types[id(program)], program.mesh, coordinates, ranges)
+        used = [*(arrays[v] for v in (*i.inputs, *i.outputs)), *parameters]
         used += [workspace] if scratch else []
         addresses = (ctypes.c_void_p * len(used))(*(a.ctypes.data for a in used))
         pointer = ctypes.cast(addresses, ctypes.c_void_p)
 
         def run_random() -> None:
-            parameters.advance()
+            for key, array in streams:
+                array[0] = stream_key(program.seed, key, runtime.step)
             function(pointer)
 
-        chosen = run_random if parameters.names else functools.partial(function, pointer)
+        chosen = run_random if streams else functools.partial(function, pointer)
         chosen.keep = (addresses, used)  # type: ignore[attr-defined]
         return chosen
 
@@ -144,39 +144,25 @@ def _source(bodies: Mapping[str, str]) -> str:
     return "\n".join([PRELUDE, *(f"void {n}(void **p) {{\n{b}\n}}" for n, b in bodies.items())])
 
 
-class _Parameters:
-    """What a function gets besides its operands: all that differs between ranks and steps.
+def _parameters(
+    i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, here: Mapping[str, int], ranges: Ranges | None
+) -> tuple[list[tuple[str, np.ndarray]], list[np.ndarray]]:
+    """What a function gets besides its operands, all that differs between ranks and steps: keys of streams, and all.
 
     For each tensor of random numbers its key and the global index of the first element, for each band
     the distance of the first pair, for scatter_add and top_k where the block begins along their dim.
     """
-
-    def __init__(
-        self,
-        i: Instruction,
-        program: Program,
-        types: Mapping[int, LocalType],
-        coordinates: Mapping[str, int],
-        runtime: Runtime,
-        ranges: Ranges | None,
-    ):
-        body = [(j, j.attrs.key) for j in i.leaves() if isinstance(j.attrs, Random)]
-        types = {**{v: types[v] for v in (*i.inputs, *i.outputs)}, **i.inner_types()}
-        mesh = program.mesh
-        self.names = [key for _, key in body]
-        self.seed, self.runtime = program.seed, runtime
-        starts = [first_counter(types[j.outputs[0]], mesh, coordinates, ranges) for j, _ in body]
-        self.keys = [np.array([0, n], np.uint64) for n in starts]
-        far = [first_distance(b, i, types, mesh, coordinates, ranges) for b in bands_in(i.leaves())]
-        if isinstance(i.attrs, (ScatterAdd, TopK)):
-            t = types[i.outputs[0] if isinstance(i.attrs, ScatterAdd) else i.inputs[0]]
-            far = [t.block(mesh, coordinates)[t.shape.position(i.attrs.dim)][0]]
-        self.arrays = [*self.keys, *(np.array([n], np.int64) for n in far)]
-
-    def advance(self) -> None:
-        """Sets the keys of the running step."""
-        for a, name in zip(self.keys, self.names, strict=True):
-            a[0] = stream_key(self.seed, name, self.runtime.step)
+    types = {**{v: types[v] for v in (*i.inputs, *i.outputs)}, **i.inner_types()}
+    streams: list[tuple[str, np.ndarray]] = []  # of one key there may be two
+    for j in i.leaves():
+        if isinstance(j.attrs, Random):
+            first = first_counter(types[j.outputs[0]], mesh, here, ranges)
+            streams.append((j.attrs.key, np.array([0, first], np.uint64)))
+    far = [first_distance(b, i, types, mesh, here, ranges) for b in bands_in(i.leaves())]
+    if isinstance(i.attrs, (ScatterAdd, TopK)):
+        t = types[i.outputs[0] if isinstance(i.attrs, ScatterAdd) else i.inputs[0]]
+        far = [t.block(mesh, here)[t.shape.position(i.attrs.dim)][0]]
+    return streams, [*(array for _, array in streams), *(np.array([n], np.int64) for n in far)]
 
 
 def _counting(program: Program) -> list[int]:
