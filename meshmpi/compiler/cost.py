@@ -50,24 +50,12 @@ class Cost:
 
 
 def bytes_by_collective(program: Program, coordinates: Mapping[str, int] | None = None) -> dict[str, AxesTable]:
-    """Kind of collective -> mesh axes -> bytes that one rank sends.
-
-    Args:
-        program: The program.
-        coordinates: The rank; None means the largest blocks, and for `shift`
-            `Program.busiest`: a rank with neighbours on both sides.
-    """
+    """Kind of collective -> mesh axes -> bytes that one rank sends; None: the rank of `Program.elements_handed`."""
     return program.traffic(lambda i: program.bytes_sent(i, coordinates))
 
 
 def program_cost(program: Program, plan: MemoryPlan, coordinates: Mapping[str, int] | None = None) -> Cost:
-    """Cost of ``program``.
-
-    Args:
-        program: The program.
-        plan: The memory plan of every rank.
-        coordinates: The rank; None means the most that any rank computes, and that any sends.
-    """
+    """Cost of one rank, all of which have this plan; None: the most that any rank computes, and that any sends."""
     at = busiest_rank(program) if coordinates is None else coordinates
     memory = {
         "variables": plan.variable_bytes,

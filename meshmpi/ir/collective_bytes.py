@@ -55,10 +55,7 @@ def piece_elements(widths: Sequence[int], piece: tuple[int, int, int, int]) -> i
 
 
 def all_reduce_workspace_bytes(shape: Sequence[int], dtype: object) -> int:
-    """Scratch bytes of an all_reduce of an array: none but for the data types of `REDUCED_IN`.
-
-    Groups of one rank need none whatever this says.
-    """
+    """Scratch bytes of an all_reduce among more than one rank: none but for the data types of `REDUCED_IN`."""
     if str(dtype) not in REDUCED_IN:
         return 0
     return min(math.prod(shape) * reduced_bytes(dtype), PIECE_BYTES)
@@ -149,10 +146,7 @@ def all_to_all_rows(
 
 
 def shift_workspace_bytes(shape: Sequence[int], dtype: object, axis: int, exchange: HaloExchange) -> int:
-    """Scratch bytes of a shift along ``axis``: what a rank sends and receives at most, the same on all.
-
-    ``shape`` is that of the output.
-    """
+    """Scratch bytes of a shift into ``shape``: what a rank sends and receives at most, the same on all."""
     others = math.prod(n for k, n in enumerate(shape) if k != axis)
     rows = exchange.most_rows_sent() + exchange.most_rows_received()
     return rows * others * ITEM_BYTES[str(dtype)]

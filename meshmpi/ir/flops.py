@@ -14,11 +14,7 @@ FEW_BLOCKS = 16
 
 
 def local_flops(instruction: Instruction, program: Program, coordinates: Mapping[str, int] | None = None) -> int:
-    """Floating-point operations of one instruction on one rank.
-
-    Args:
-        coordinates: Of the rank; None means the largest blocks.
-    """
+    """Floating-point operations of one instruction on one rank; None: on the largest blocks."""
     at = dict.fromkeys(program.mesh.names, 0) if coordinates is None else coordinates
     if (found := instruction.attrs.flops_at(program, instruction, at)) is not None:
         return sum(found.values())

@@ -18,12 +18,7 @@ Splits = tuple[Axes, ...]
 
 
 class Placement:
-    """Splits of every tensor and variable of a graph on a mesh.
-
-    Args:
-        graph, mesh, layout: The graph, on which mesh, in which computation layout.
-        storage: Storage rules for variables without rules of their own.
-        operations: The operations to place, in graph order.
+    """Splits of every tensor and variable; ``storage`` is for variables without rules of their own.
 
     Raises:
         LayoutError: An unknown axis or dimension, or a tensor split twice over one axis.

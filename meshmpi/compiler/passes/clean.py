@@ -12,10 +12,7 @@ def dce(program: Program) -> Program:
 
 
 def cse(program: Program) -> Program:
-    """Computes equal instructions once.
-
-    Random instructions are equal only when their keys are, and then they make equal numbers.
-    """
+    """Computes equal instructions once; random ones are equal where their keys are."""
     first: dict[tuple[object, ...], Instruction | None] = {}  # None: compared with others already
     seen: dict[tuple[object, ...], tuple[int, ...]] = {}
     instead: dict[int, int] = {}

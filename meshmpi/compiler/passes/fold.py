@@ -11,12 +11,17 @@ from meshmpi.ir.kinds import Map, Write
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.scalar import FLOATS, Arg, Expr, Step, fill
 
+
+def _square(a: float) -> float:
+    return a * a
+
+
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
     "negative": operator.neg,
-    "square": lambda a: a * a,
+    "square": _square,
     "identity": float,
 }
 

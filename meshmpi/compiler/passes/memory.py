@@ -21,6 +21,7 @@ ALIGNMENT = 64
 """Bytes: one cache line, and the widest vector of today's CPUs."""
 
 Workspace = Callable[[Instruction, Program, Mapping[str, int]], int]
+"""Scratch bytes that the kernel of an instruction needs on the rank at some coordinates."""
 
 
 class Aliases(dict[int, Memory]):
@@ -71,13 +72,7 @@ class MemoryPlan:
 
 
 def plan_memory(program: Program, coordinates: Mapping[str, int], workspace: Workspace | None = None) -> MemoryPlan:
-    """Plans the memory of the rank at ``coordinates``.
-
-    Args:
-        program: A verified program.
-        coordinates: Mesh axis -> coordinate.
-        workspace: (instruction, program, coordinates) -> scratch bytes of its kernel; None: not counted.
-    """
+    """Plans the memory of the rank at ``coordinates``; without ``workspace``, scratch memory is not counted."""
     sharing = Sharing(program)
     of_type = {t: aligned_bytes(t, program, coordinates) for t in dict.fromkeys(program.types.values())}
     sizes = {v: of_type[t] for v, t in program.types.items()}

@@ -219,11 +219,7 @@ def broken_tile_rules(i: Instruction, types: Mapping[int, LocalType]) -> Iterato
 
 
 def leaves_out(i: Instruction, types: Mapping[int, LocalType], band: Band, leaves: bool = True) -> bool:
-    """Whether what an instruction gives to others is the same without pairs outside a band.
-
-    Args:
-        leaves: Whether its results are used outside of the region.
-    """
+    """Whether an instruction, whose results perhaps leave the region, gives the same without pairs outside a band."""
 
     def has(v: int, *dims: str) -> bool:
         return all(types[v].shape.find(d) >= 0 for d in dims)
