@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from fractions import Fraction
 
 import numpy as np
@@ -225,6 +226,22 @@ def test_dead_and_repeated_code_goes():
     verify(p)
     assert p.counts() == {"feed": 1, "map": 2} and unused not in p.types
     assert p.mesh == MESH
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_garbage_collection_is_as_the_user_had_it(on: bool):
+    with mm.Graph() as graph:
+        y = mm.placeholder("x", "a:8;b:8") * 2.0
+    before = gc.isenabled()
+    (gc.enable if on else gc.disable)()
+    try:
+        mm.plan(graph, "rows:2", "a:rows", fetches=[y])
+        assert gc.isenabled() == on
+        with pytest.raises(LayoutError):
+            mm.plan(graph, "rows:2", "a:rows;b:rows", fetches=[y])
+        assert gc.isenabled() == on
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_random_numbers_of_two_names_are_not_merged():
