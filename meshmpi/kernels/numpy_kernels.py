@@ -21,7 +21,7 @@ from meshmpi.kernels.convolution import plan_conv
 from meshmpi.kernels.expressions import plan_map
 from meshmpi.kernels.fused import plan_fused
 from meshmpi.kernels.indexing import plan_gather, plan_put, plan_scatter_add
-from meshmpi.kernels.native import scratch_bytes
+from meshmpi.kernels.native import Site, scratch_bytes
 from meshmpi.kernels.random_numbers import plan_random
 from meshmpi.kernels.ranking import plan_top_k
 from meshmpi.kernels.reduction import identity, plan_reduce
@@ -122,7 +122,7 @@ def _form(x: Operand) -> tuple:
 def workspace_bytes(instruction: Instruction, program: Program, coordinates: Mapping[str, int]) -> int:
     """The most bytes of the shared workspace that the bound kernel uses, this one or that in C."""
     of_numpy = plan(instruction, program, coordinates).workspace_bytes
-    return max(of_numpy, scratch_bytes(instruction, program.types, program.mesh, coordinates))
+    return max(of_numpy, scratch_bytes(Site(instruction, program.types, program.mesh, coordinates)))
 
 
 def bind(

@@ -21,7 +21,7 @@ from meshmpi.kernels.bands import fill_outside, guarded, masked_operand, without
 from meshmpi.kernels.binding import Arrays, Call, Operand, Plan, Runtime, Scratch
 from meshmpi.kernels.contraction import plan_contract
 from meshmpi.kernels.fused import scratch_slots
-from meshmpi.kernels.native import scratch_bytes
+from meshmpi.kernels.native import Site, scratch_bytes
 from meshmpi.kernels.steps import Bound, adding, copying, run_all, zeroing
 from meshmpi.kernels.views import contiguous
 
@@ -99,7 +99,8 @@ class _Block:
             self.steps.append((planned, plan_of(planned)))
         self._plan_sums()
         plans = [*(p for _, p in self.steps), *self.direct.values()]
-        in_c = (scratch_bytes(one, self.types, call.program.mesh, call.coordinates, ranges) for one in self.region.body)
+        place = (self.types, call.program.mesh, call.coordinates, ranges)
+        in_c = (scratch_bytes(Site(one, *place)) for one in self.region.body)
         rest = max((p.workspace_bytes for p in plans), default=0)
         self.workspace_bytes = self.own_bytes + max(rest, *in_c)
 

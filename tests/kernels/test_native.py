@@ -21,7 +21,7 @@ from meshmpi.ir.kinds import KINDS, Fused, Map, Reduce
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.ir.scalar import FLOATS, INTEGERS, SCALAR_FUNCTIONS, Expr, Step, call
 from meshmpi.kernels import Runtime, numpy_dtype, workspace_bytes
-from meshmpi.kernels.native import CompilerError, NativeKernels, available, scratch_bytes, storage
+from meshmpi.kernels.native import CompilerError, NativeKernels, Site, available, scratch_bytes, storage
 from meshmpi.kernels.native.compiler import load_library
 from meshmpi.kernels.native.prelude import PRELUDE
 from tests.kernels.build import aligned_bytes, local_type
@@ -376,7 +376,7 @@ def _check_wide_buffers(name: str) -> None:
         fetches = [loss, alone, *mm.gradients([loss], [x, scale])]
     program = mm.plan(graph, ONE, fetches=fetches).program
     tasks = tasks_of(program, name, factor=10)
-    needed = [scratch_bytes(t.instruction, program.types, program.mesh, t.coordinates) for t in tasks]
+    needed = [scratch_bytes(Site(t.instruction, program.types, program.mesh, t.coordinates)) for t in tasks]
     assert max(needed) >= 8 * 70
     kernels = build(tasks)
     for task, nbytes in zip(tasks, needed, strict=True):

@@ -21,7 +21,7 @@ from meshmpi.ir.kinds.regions import walkable
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.scalar import call
 from meshmpi.kernels import blas
-from meshmpi.kernels.native import Unsupported, function_body
+from meshmpi.kernels.native import Site, Unsupported, function_body
 from tests.kinds.samples import MESH, RANKS, Blocks, Sample, executor, run
 
 Samples = Sequence[Sample]
@@ -152,7 +152,7 @@ def fusible(samples: Samples) -> bool:
 
 def _has_c(i: Instruction, program: Program) -> bool:
     try:
-        return bool(function_body(i, program.types, program.mesh, RANKS[0]).text)
+        return bool(function_body(Site(i, program.types, program.mesh, RANKS[0])).text)
     except (Unsupported, AssertionError, LookupError):
         return False
 

@@ -23,12 +23,12 @@ from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels.binding import Runtime
 from meshmpi.kernels.native.compiler import CompilerError, available, load_library
 from meshmpi.kernels.native.indexing import scatter_add_body, top_k_body
-from meshmpi.kernels.native.nest import LoopNest, Unsupported, bands_in, first_counter, first_distance
+from meshmpi.kernels.native.nest import LoopNest, Site, Unsupported, bands_in, first_counter, first_distance
 from meshmpi.kernels.native.prelude import PRELUDE
 from meshmpi.kernels.native.source import Body, Writer
 from meshmpi.kernels.random_numbers import stream_key
 
-__all__ = ["CompilerError", "NativeKernels", "Unsupported", "available", "function_body", "scratch_bytes"]
+__all__ = ["CompilerError", "NativeKernels", "Site", "Unsupported", "available", "function_body", "scratch_bytes"]
 
 
 class NativeKernels:
@@ -57,7 +57,7 @@ class NativeKernels:
             for where in coordinates:
                 for i, ranges in _everything(program, where):
                     with contextlib.suppress(Unsupported):
-                        body = function_body(i, types, program.mesh, where, ranges, counting)
+                        body = function_body(Site(i, types, program.mesh, where, ranges), counting)
                         name = "k" + hashlib.sha256(body.text.encode()).hexdigest()[:20]
                         self._bodies[name] = body
                         self._names[_key(program, i, where, ranges)] = name
@@ -101,7 +101,7 @@ class NativeKernels:
                 "Size it by workspace_bytes().",
                 str(i.source),
             )
-        streams, parameters = _parameters(i, self._types[id(program)], program.mesh, coordinates, ranges)
+        streams, parameters = _parameters(Site(i, self._types[id(program)], program.mesh, coordinates, ranges))
         used = [*(arrays[v] for v in (*i.inputs, *i.outputs)), *parameters]
         used += [workspace] if scratch else []
         addresses = (ctypes.c_void_p * len(used))(*(a.ctypes.data for a in used))
@@ -144,24 +144,20 @@ def _source(bodies: Mapping[str, str]) -> str:
     return "\n".join([PRELUDE, *(f"void {n}(void **p) {{\n{b}\n}}" for n, b in bodies.items())])
 
 
-def _parameters(
-    i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, here: Mapping[str, int], ranges: Ranges | None
-) -> tuple[list[tuple[str, np.ndarray]], list[np.ndarray]]:
+def _parameters(site: Site) -> tuple[list[tuple[str, np.ndarray]], list[np.ndarray]]:
     """What a function gets besides its operands, all that differs between ranks and steps: keys of streams, and all.
 
     For each tensor of random numbers its key and the global index of the first element, for each band
     the distance of the first pair, for scatter_add and top_k where the block begins along their dim.
     """
-    types = {**{v: types[v] for v in (*i.inputs, *i.outputs)}, **i.inner_types()}
+    i, site = site.instruction, site.whole()
     streams: list[tuple[str, np.ndarray]] = []  # of one key there may be two
     for j in i.leaves():
         if isinstance(j.attrs, Random):
-            first = first_counter(types[j.outputs[0]], mesh, here, ranges)
-            streams.append((j.attrs.key, np.array([0, first], np.uint64)))
-    far = [first_distance(b, i, types, mesh, here, ranges) for b in bands_in(i.leaves())]
+            streams.append((j.attrs.key, np.array([0, first_counter(site, j.outputs[0])], np.uint64)))
+    far = [first_distance(site, band) for band in bands_in(i.leaves())]
     if isinstance(i.attrs, (ScatterAdd, TopK)):
-        t = types[i.outputs[0] if isinstance(i.attrs, ScatterAdd) else i.inputs[0]]
-        far = [t.block(mesh, here)[t.shape.position(i.attrs.dim)][0]]
+        far = [site.block(i.outputs[0] if isinstance(i.attrs, ScatterAdd) else i.inputs[0])[i.attrs.dim][0]]
     return streams, [*(array for _, array in streams), *(np.array([n], np.int64) for n in far)]
 
 
@@ -186,37 +182,23 @@ def _key(program: Program, i: Instruction, coordinates: Mapping[str, int], range
     return (id(program), i.outputs, tuple(coordinates.items()), *size)
 
 
-def function_body(
-    i: Instruction,
-    types: Mapping[int, LocalType],
-    mesh: MeshShape,
-    coordinates: Mapping[str, int],
-    ranges: Ranges | None = None,
-    counting: Collection[int] = (),
-) -> Body:
+def function_body(site: Site, counting: Collection[int] = ()) -> Body:
     """The C function of one instruction.
 
-    Within a tiled region, ``ranges`` narrows the block.  Values in ``counting`` hold consecutive integers
-    (`iota`): of them only the first is read.
+    Values in ``counting`` hold consecutive integers (`iota`): of them only the first is read.
 
     Raises:
         Unsupported: Nothing native is generated for it.
     """
-    if isinstance(i.attrs, ScatterAdd):
-        return Body(scatter_add_body(i, types, mesh, coordinates))
-    if isinstance(i.attrs, TopK):
-        return Body(top_k_body(i, types, mesh, coordinates))
-    return _writer(i, types, mesh, coordinates, ranges, counting).body()
+    if isinstance(site.instruction.attrs, ScatterAdd):
+        return Body(scatter_add_body(site))
+    if isinstance(site.instruction.attrs, TopK):
+        return Body(top_k_body(site))
+    return _writer(site, counting).body()
 
 
-def _writer(
-    i: Instruction,
-    types: Mapping[int, LocalType],
-    mesh: MeshShape,
-    coordinates: Mapping[str, int],
-    ranges: Ranges | None,
-    counting: Collection[int] = (),
-) -> Writer:
+def _writer(site: Site, counting: Collection[int] = ()) -> Writer:
+    i = site.instruction
     body = i.body or (i,)
     if not i.traits.native:
         raise Unsupported("a kind without a native form")
@@ -224,24 +206,17 @@ def _writer(
         raise Unsupported("a distribution other than uniform")
     if not i.inputs and isinstance(body[0].attrs, Map):
         raise Unsupported("no inputs")
-    types = {**{v: types[v] for v in (*i.inputs, *i.outputs)}, **i.inner_types()}
-    return Writer(LoopNest(body, i.inputs, i.outputs, types, mesh, coordinates, ranges), counting)
+    return Writer(LoopNest(site.whole()), counting)
 
 
-def scratch_bytes(
-    i: Instruction,
-    types: Mapping[int, LocalType],
-    mesh: MeshShape,
-    coordinates: Mapping[str, int],
-    ranges: Ranges | None = None,
-) -> int:
+def scratch_bytes(site: Site) -> int:
     """Bytes of the workspace that the C function of an instruction needs; 0 where it has none.
 
     Only what reduces needs any: maps keep their numbers in registers.
     """
-    if not any(isinstance(j.attrs, Reduce) for j in i.leaves()):
+    if not any(isinstance(j.attrs, Reduce) for j in site.instruction.leaves()):
         return 0
     try:
-        return _writer(i, types, mesh, coordinates, ranges).scratch_bytes
+        return _writer(site).scratch_bytes
     except Unsupported:
         return 0

@@ -8,12 +8,9 @@ Gathers stay with NumPy, which copies rows as fast as memory allows (measured: 0
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from meshmpi.dims import MeshShape
 from meshmpi.ir.kinds import ScatterAdd, TopK
-from meshmpi.ir.program import Instruction, LocalType
-from meshmpi.kernels.native.nest import PARALLEL_POINTS, Unsupported
+from meshmpi.kernels.native.nest import PARALLEL_POINTS, Site, Unsupported
 from meshmpi.kernels.native.scalars import C_TYPES
 
 _SOURCE = """
@@ -43,14 +40,13 @@ _SOURCE = """
   }}"""
 
 
-def scatter_add_body(
-    i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]
-) -> str:
+def scatter_add_body(site: Site) -> str:
     """C statements of a scatter_add of updates [batch, index, rest] into sums [batch, dim, rest].
 
     Threads share the batches, or the columns where there is one batch only.
     """
-    (updates, index), y = [types[v] for v in i.inputs], types[i.outputs[0]]
+    i = site.instruction
+    (updates, index), y = [site.types[v] for v in i.inputs], site.types[i.outputs[0]]
     at = y.shape.position(i.of(ScatterAdd).dim)
     batch, rest = y.shape.names[:at], y.shape.names[at + 1 :]
     leads = index.shape.names[:at] == batch and not set(index.shape.names[at:]) & set(rest)
@@ -58,9 +54,9 @@ def scatter_add_body(
         raise Unsupported("dims in another order")
     if y.dtype in ("bfloat16", "bool") or i.of(ScatterAdd).checked:
         raise Unsupported("numbers that are summed in another type, or a check of the index")
-    sizes = y.local_sizes(mesh, coordinates)
+    sizes = list(site.sizes(i.outputs[0]).values())
     batches, rows, width = math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :])
-    count = math.prod(index.local_sizes(mesh, coordinates)[at:])
+    count = math.prod(list(site.sizes(i.inputs[1]).values())[at:])
     if not batches * rows * width * count:
         raise Unsupported("an empty block")
     pays = batches * width * (rows + count) >= PARALLEL_POINTS
@@ -113,15 +109,16 @@ _RANKING = """
   }}"""
 
 
-def top_k_body(i: Instruction, types: Mapping[int, LocalType], mesh: MeshShape, coordinates: Mapping[str, int]) -> str:
+def top_k_body(site: Site) -> str:
     """C statements of a top_k along the innermost dim: one pass over each row.
 
     The best so far are kept in order, so that most elements cost one comparison.
     """
-    x, y, attrs = types[i.inputs[0]], types[i.outputs[0]], i.of(TopK)
+    i = site.instruction
+    x, y, attrs = site.types[i.inputs[0]], site.types[i.outputs[0]], i.of(TopK)
     if x.shape.names[-1] != attrs.dim or y.shape.names[:-1] != x.shape.names[:-1]:
         raise Unsupported("a ranking along a dim that is not the innermost")
-    k, sizes = y.local_sizes(mesh, coordinates)[-1], x.local_sizes(mesh, coordinates)
+    k, sizes = site.sizes(i.outputs[0])[attrs.k], list(site.sizes(i.inputs[0]).values())
     if x.dtype not in ("float32", "float64", "int32", "int64") or not 1 <= k <= MOST_RANKED:
         raise Unsupported("a ranking of another type, or of many elements")
     if not math.prod(sizes):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from meshmpi.dims import MeshShape
+from meshmpi.dims import MeshShape, Range, Ranges
 from meshmpi.ir.bands import Band
 from meshmpi.ir.kinds import Map, Random, Reduce
-from meshmpi.ir.kinds.regions import Ranges
 from meshmpi.ir.program import Instruction, LocalType
 from meshmpi.kernels.views import collapse, contiguous
 
@@ -26,6 +26,37 @@ microseconds, the loop then about 30."""
 
 class Unsupported(Exception):
     """The instruction has no native form; NumPy does it."""
+
+
+class Site(NamedTuple):
+    """An instruction on one rank: what its values are, and the part of them that it works on.
+
+    Attributes:
+        types: All values; those inside its body need not be among them.
+        ranges: Dim -> (start, stop) where only a part of the block is computed, within a tiled region.
+    """
+
+    instruction: Instruction
+    types: Mapping[int, LocalType]
+    mesh: MeshShape
+    coordinates: Mapping[str, int]
+    ranges: Ranges | None = None
+
+    def whole(self) -> Site:
+        """With the types of the values inside its body."""
+        i = self.instruction
+        own = {v: self.types[v] for v in (*i.inputs, *i.outputs)}
+        return self._replace(types={**own, **i.inner_types()})
+
+    def block(self, v: int) -> dict[str, Range]:
+        """Dimension name -> range of the elements of a value."""
+        t, ranges = self.types[v], self.ranges or {}
+        block = zip(t.shape.names, t.block(self.mesh, self.coordinates), strict=True)
+        return {n: ranges.get(n, r) for n, r in block}
+
+    def sizes(self, v: int) -> dict[str, int]:
+        """Dimension name -> number of the elements of a value."""
+        return {n: stop - start for n, (start, stop) in self.block(v).items()}
 
 
 class Value:
@@ -52,40 +83,27 @@ global index of a random value, ("index", dim) that of the index along a dim of 
 class LoopNest:
     """Names, extents and values of a function; merges dims that all values step through evenly.
 
-    Args:
-        body: Maps, reductions and random instructions in order.
-        inputs, outputs: Values read from and stored to memory, in the order of the function's arguments.
-        ranges: Dim -> (start, stop) where only a part of the block is computed, within a tiled region.
+    The body of the instruction holds maps, reductions and random instructions in order.
     """
 
-    def __init__(
-        self,
-        body: Sequence[Instruction],
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        types: Mapping[int, LocalType],
-        mesh: MeshShape,
-        coordinates: Mapping[str, int],
-        ranges: Ranges | None = None,
-    ):
-        self.body, self.outputs, self.operands = body, outputs, (*inputs, *outputs)
-        self.inputs = tuple(dict.fromkeys(inputs))  # a value may come twice: x * x
-        spaces = [types[i.inputs[0] if isinstance(i.attrs, Reduce) else i.outputs[0]] for i in body]
-        full = max(spaces, key=lambda t: len(t.shape))
-        self.sizes = dict(zip(full.shape.names, full.local_sizes(mesh, coordinates), strict=True))
-        for n, (start, stop) in (ranges or {}).items():
-            if n in self.sizes:
-                self.sizes[n] = stop - start
+    def __init__(self, site: Site):
+        one, types = site.instruction, site.types
+        self.body, self.outputs, self.operands = one.body or (one,), one.outputs, (*one.inputs, *one.outputs)
+        self.inputs = tuple(dict.fromkeys(one.inputs))  # a value may come twice: x * x
+        body = self.body
+        spaces = [i.inputs[0] if isinstance(i.attrs, Reduce) else i.outputs[0] for i in body]
+        full = max(spaces, key=lambda v: len(types[v].shape))
+        self.sizes, names = site.sizes(full), types[full].shape.names
         if not all(self.sizes.values()):
             raise Unsupported("an empty block")
-        self.row_names = self._rows(types, full.shape.names)
-        used = dict.fromkeys([*inputs, *outputs, *(v for i in body for v in i.outputs)])
+        self.row_names = self._rows(types, names)
+        used = dict.fromkeys([*self.operands, *(v for i in body for v in i.outputs)])
         self.values = {v: Value(k, types[v], self.sizes) for k, v in enumerate(used)}
         self.keys = [i.outputs[0] for i in body if isinstance(i.attrs, Random)]
         self._counters = {v: _global_strides(types[v]) for v in self.keys}
         self.bands = bands_in(body)
-        self._roles(full.shape.names)
-        self._loops(full.shape.names)
+        self._roles(names)
+        self._loops(names)
         self.columns = math.prod(n for n, _ in self.column_dims)
         self.rows = math.prod(n for n, _ in self.row_dims)
         self.threads_pay = self.rows * self.columns >= PARALLEL_POINTS
@@ -170,11 +188,10 @@ def _global_strides(t: LocalType) -> dict[str, int]:
     return contiguous(t.shape.names, dict(zip(t.shape.names, t.shape.sizes, strict=True)))
 
 
-def first_counter(t: LocalType, mesh: MeshShape, coordinates: Mapping[str, int], ranges: Ranges | None = None) -> int:
-    """Global index of the first element of a block, or of the part of it in ``ranges``."""
-    block = dict(zip(t.shape.names, t.block(mesh, coordinates), strict=True))
-    block.update((n, r) for n, r in (ranges or {}).items() if n in block)
-    return sum(block[n][0] * s for n, s in _global_strides(t).items())
+def first_counter(site: Site, v: int) -> int:
+    """Global index of the first element of a value."""
+    strides = _global_strides(site.types[v])
+    return sum(start * strides[n] for n, (start, _) in site.block(v).items())
 
 
 def bands_in(body: Iterable[Instruction]) -> list[Band]:
@@ -182,21 +199,10 @@ def bands_in(body: Iterable[Instruction]) -> list[Band]:
     return list(dict.fromkeys(i.attrs.band for i in body if isinstance(i.attrs, Reduce) and i.attrs.band))
 
 
-def first_distance(
-    band: Band,
-    i: Instruction,
-    types: Mapping[int, LocalType],
-    mesh: MeshShape,
-    coordinates: Mapping[str, int],
-    ranges: Ranges | None = None,
-) -> int:
-    """Row minus column of the first element of a block, or of the part of it in ``ranges``."""
-    start: dict[str, int] = {}
-    for one in i.leaves():
-        for t in (types[v] for v in one.inputs):
-            block = t.block(mesh, coordinates)
-            start.update((n, b[0]) for n, b in zip(t.shape.names, block, strict=True))
-    start.update((n, r[0]) for n, r in (ranges or {}).items())
+def first_distance(site: Site, band: Band) -> int:
+    """Row minus column of the first element."""
+    read = (v for one in site.instruction.leaves() for v in one.inputs)
+    start = {n: first for v in read for n, (first, _) in site.block(v).items()}
     return start[band.rows] - start[band.columns]
 
 
