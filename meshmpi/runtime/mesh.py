@@ -378,6 +378,11 @@ class Mesh:
                 row[3] += seconds
         return table
 
+    def in_background(self, axes: Iterable[str]) -> bool:
+        """Whether an all_reduce over ``axes`` gains by `start_all_reduce`: not one that shared memory makes short."""
+        hosts = [self.host_of[r] for r in self.group(axes)]
+        return not self._shared or len(set(hosts)) == len(hosts)
+
     def start_all_reduce(self, x: np.ndarray, axes: Iterable[str], op: str = "sum") -> list[MPI.Request]:
         """Begins an `all_reduce`; ``x`` must not be touched before `wait` of what is returned.
 

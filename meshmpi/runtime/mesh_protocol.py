@@ -98,6 +98,10 @@ class AnyMesh(Ranks, Protocol):
         """A collective as a function without arguments; ``calls`` has one object for each rank played here."""
         ...
 
+    def in_background(self, axes: Iterable[str]) -> bool:
+        """Whether an all_reduce over ``axes`` gains by `start_all_reduce`."""
+        ...
+
     def start_all_reduce(self, x: Any, /, axes: Iterable[str], op: str = "sum") -> list[Any]:
         """Begins an all_reduce in place; returns what `wait` and `advance` take."""
         ...

@@ -86,6 +86,10 @@ class SimulatedMesh:
         """Bytes on a cache line."""
         return aligned_empty(nbytes)
 
+    def in_background(self, axes: Iterable[str]) -> bool:
+        """Nothing runs in the background here."""
+        return False
+
     def bind(self, *calls: Collective, planned: bool = False) -> Callable[[], None]:
         """A collective as a function without arguments; of each rank one of `meshmpi.runtime.operands`."""
         first, groups = calls[0], []

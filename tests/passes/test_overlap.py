@@ -65,8 +65,12 @@ def test_running_it_twice_changes_nothing(program: Program):
 
 
 @pytest.mark.quick(1)
+@pytest.mark.parametrize("shared", ["off", "on"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_on_real_ranks(ranks: int):
-    done = launch(ranks, ["-m", "tests.passes.check_overlap"], timeout_seconds=120, capture_output=True)
+def test_on_real_ranks(ranks: int, shared: str):
+    """In the background by MPI; in memory that ranks share they are done at once."""
+    environment = {"MESHMPI_SHARED": shared}
+    program = ["-m", "tests.passes.check_overlap"]
+    done = launch(ranks, program, timeout_seconds=120, capture_output=True, environment=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "the same losses and bytes"
