@@ -104,7 +104,8 @@ class Candidate(NamedTuple):
     @property
     def texts(self) -> tuple[str, str, str, str]:
         """Mesh, layout, storage and storage of slots, as `mm.compile` and optimizers take them."""
-        return (str(self.mesh), *map(rules_text, (self.layout, self.storage, self.slots)))
+        layout, storage, slots = map(rules_text, (self.layout, self.storage, self.slots))
+        return str(self.mesh), layout, storage, slots
 
 
 def rules_text(rules: Rules) -> str:

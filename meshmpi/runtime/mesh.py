@@ -304,7 +304,8 @@ class Mesh:
             made = functools.partial(self._watch.made, group.comm, split)
             comm = self.outside("communicator", made, "lanes", self.shape.in_mesh_order(group.axes))()
             n = len(set(hosts))
-            self._lanes[group.axes] = self._collectives.Group(group.axes, comm, tuple(range(n)), 0)
+            lane = cast("MPI.Intracomm", comm)
+            self._lanes[group.axes] = self._collectives.Group(group.axes, lane, tuple(range(n)), 0)
         return Lanes(here, count)
 
     def _counted(self, call: Collective, group: Group, handed: Handed, run: Bound, op: str) -> Bound:
@@ -445,7 +446,8 @@ def _own(comm: MPI.Intracomm, sizes: Sequence[int], order: str | Sequence[int]) 
     It is our own either way: the user's messages on ``comm`` cannot match ours.
     """
     ranks = _in_order(comm, order)
-    ordered = comm if ranks == list(range(comm.size)) else comm.Split(0, ranks.index(comm.rank))
+    same = ranks == list(range(comm.size))
+    ordered = comm if same else cast("MPI.Intracomm", comm.Split(0, ranks.index(comm.rank)))
     # Open MPI's topologies are not made for lost ranks.
     plain = not sizes or hooks.watch().outlives_ranks()
     own = ordered.Dup() if plain else ordered.Create_cart(sizes, [False] * len(sizes), reorder=False)

@@ -19,7 +19,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -441,7 +441,7 @@ def opened(comm: MPI.Intracomm, host_of: Sequence[int], sets: int) -> SharedMemo
     if os.environ.get(SHARED_VARIABLE) != "off":
         with contextlib.suppress(CompilerError):
             library = load_library(SOURCE.read_text(encoding="utf-8"))
-    here = comm.Split(host_of[comm.rank], comm.rank)
+    here = cast(MPI.Intracomm, comm.Split(host_of[comm.rank], comm.rank))
     ranks = [r for r, host in enumerate(host_of) if host == host_of[comm.rank]]
     if all(comm.allgather(library is not None)) and library is not None:
         with contextlib.suppress(OSError):
