@@ -85,7 +85,7 @@ def disturbances(ranks: Sequence[Look], unsteady: int, measurements: int, sharin
     for host in dict.fromkeys(r.host for r in ranks):
         here = [r for r in ranks if r.host == host]
         wall = max(r.wall for r in here)
-        found = max((r for r in here), key=lambda r: r.working or 0.0)
+        found = max(here, key=lambda r: r.working or 0.0)
         if wall <= 0.0 or found.working is None:
             continue
         others = (found.working - sum(r.own for r in here)) / wall

@@ -7,12 +7,13 @@ and take their logarithms.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
 import reprlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def parse_machine(text: str, place: str) -> Machine:
         _text(given, "origin", "stated", place),
         _waits(sections["waits"], place) if "waits" in given else None,
         _text(given, "disturbed", "", place),
-        _whole(given.get("ranks_per_host", 0), 0, f"{place} ranks_per_host"),
+        _whole(given.get("ranks_per_host", 0), f"{place} ranks_per_host"),
         _network(sections["between"], f"{place} between") if "between" in given else None,
     )
 
@@ -164,7 +165,7 @@ def _number(value: Any, place: str, or_zero: bool = False) -> float:
     return number
 
 
-def _whole(value: Any, least: int, place: str) -> int:
+def _whole(value: Any, place: str, least: int = 0) -> int:
     """A whole number, which may be written as 1e6."""
     number = -1.0 if isinstance(value, (str, list, dict)) else _number(value, place, True)
     if number < least or not number.is_integer():
@@ -180,38 +181,42 @@ def _bytes(value: Any, place: str) -> int:
     return bytes_of(value, place) if isinstance(value, str) else int(_number(value, place, True))
 
 
-def _rows(value: Any, columns: str, place: str) -> list[list[Any]]:
-    """The rows of a table, each with as many entries as there are names of columns."""
-    length = columns.count(",") + 1
+Reader = Callable[[Any, str], Any]
+"""Reads an entry of a table; the text is its place, for errors."""
+_SIZE: Reader = functools.partial(_whole, least=1)
+_OR_ZERO: Reader = functools.partial(_number, or_zero=True)
+_RATES = {"m": _SIZE, "n": _SIZE, "k": _SIZE, "FLOP per second": _number}
+_BANDWIDTHS = {"bytes": _number, "bytes per second": _number}
+_WAITS = {"seconds computed": _number, "seconds waited": _OR_ZERO}
+_MESSAGES = {"ranks": functools.partial(_whole, least=2), "bytes": _SIZE, "seconds": _number}
+
+
+def _rows(value: Any, columns: Mapping[str, Reader], place: str) -> list[tuple[Any, ...]]:
+    """The rows of a table as its columns read them; all columns but the last are keys, which ascend."""
+    title, keys = ", ".join(columns), ", ".join([*columns][:-1])
     if not isinstance(value, list) or not value:
-        raise ConfigError(f"{place} is {reprlib.repr(value)}, which is not a table.", f"Give rows [{columns}].")
+        raise ConfigError(f"{place} is {reprlib.repr(value)}, which is not a table.", f"Give rows [{title}].")
+    rows = list[tuple[Any, ...]]()
     for i, row in enumerate(value, 1):
-        if not isinstance(row, list) or len(row) != length:
-            raise ConfigError(f"{place} row {i}: {reprlib.repr(row)} is not a row.", f"Write [{columns}].")
-    return value
-
-
-def _ascending(keys: Sequence[tuple[float, ...]], columns: str, place: str) -> None:
-    for i, (before, key) in enumerate(itertools.pairwise(keys), 2):
-        if key <= before:
+        if not isinstance(row, list) or len(row) != len(columns):
+            raise ConfigError(f"{place} row {i}: {reprlib.repr(row)} is not a row.", f"Write [{title}].")
+        entries = zip(row, columns.items(), strict=True)
+        rows.append(tuple(read(entry, f"{place} row {i}: {name}") for entry, (name, read) in entries))
+    for i, (before, row) in enumerate(itertools.pairwise(rows), 2):
+        if row[:-1] <= before[:-1]:
             raise ConfigError(
-                f"{place} row {i}: {columns} do not ascend: those of row {i - 1} are not smaller.",
+                f"{place} row {i}: {keys} do not ascend: those of row {i - 1} are not smaller.",
                 "Sort the rows, smallest first, and give each once.",
             )
+    return rows
 
 
 def _rates(value: Any, place: str) -> ProductRates:
     if not isinstance(value, list):
         return ProductRates.constant(_number(value, place))
-    keys, table = list[tuple[int, int, int]](), dict[tuple[int, int, int], float]()
-    for i, row in enumerate(_rows(value, "m, n, k, FLOP per second", place), 1):
-        m, n, k = (_whole(x, 1, f"{place} row {i}: m, n or k") for x in row[:3])
-        keys.append((m, n, k))
-        table[m, n, k] = _number(row[3], f"{place} row {i}: FLOP per second")
-    _ascending(keys, "m, n, k", place)
-    sizes = tuple(sorted({x for key in keys for x in key}))
-    every = ((m, n, k) for m in sizes for n in sizes for k in sizes)
-    missing = next((key for key in every if key not in table), None)
+    table = {(m, n, k): rate for m, n, k, rate in _rows(value, _RATES, place)}
+    sizes = tuple(sorted({x for key in table for x in key}))
+    missing = next((key for key in itertools.product(sizes, repeat=3) if key not in table), None)
     if missing is not None:
         raise ConfigError(
             f"{place} has no rate of m, n, k = {', '.join(map(str, missing))}.", "Give every combination of the sizes."
@@ -221,27 +226,15 @@ def _rates(value: Any, place: str) -> ProductRates:
 
 def _memory(section: Mapping[str, Any], place: str) -> Curve:
     if "table" in section:
-        return Curve(_points(section["table"], "bytes, bytes per second", f"{place} memory.table"))
+        return Curve(tuple(_rows(section["table"], _BANDWIDTHS, f"{place} memory.table")))
     return Curve(((1.0, _number(section.get("bandwidth"), f"{place} memory.bandwidth")),))
 
 
 def _waits(section: Mapping[str, Any], place: str) -> Curve:
     if "table" not in section:
-        raise ConfigError(f"{place} waits.table is missing.", "Give rows [seconds computed, seconds waited].")
-    columns = "seconds computed, seconds waited"
-    points = _points(section["table"], columns, f"{place} waits.table", True)
-    return Curve(tuple((at, max(_SHORTEST_WAIT, y)) for at, y in points))
-
-
-def _points(value: Any, columns: str, place: str, or_zero: bool = False) -> tuple[tuple[float, float], ...]:
-    """The points of a curve; with ``or_zero`` values may be 0."""
-    points = list[tuple[float, float]]()
-    first, second = columns.split(", ")
-    for i, (at, y) in enumerate(_rows(value, columns, place), 1):
-        where = _number(at, f"{place} row {i}: {first}")
-        points.append((where, _number(y, f"{place} row {i}: {second}", or_zero)))
-    _ascending([point[:1] for point in points], first, place)
-    return tuple(points)
+        raise ConfigError(f"{place} waits.table is missing.", f"Give rows [{', '.join(_WAITS)}].")
+    rows = _rows(section["table"], _WAITS, f"{place} waits.table")
+    return Curve(tuple((at, max(_SHORTEST_WAIT, y)) for at, y in rows))
 
 
 def _networks(section: Mapping[str, Any], place: str) -> dict[str, Network]:
@@ -256,19 +249,9 @@ def _networks(section: Mapping[str, Any], place: str) -> dict[str, Network]:
 def _network(values: Mapping[str, Any], place: str) -> Network:
     _known(values, ("latency", "bandwidth", *COLLECTIVES), place)
     given = [kind for kind in COLLECTIVES if kind in values]
-    measured = {kind: _collective(values[kind], f"{place}.{kind}") for kind in given}
+    measured = {kind: _rows(values[kind], _MESSAGES, f"{place}.{kind}") for kind in given}
     latency = _number(values.get("latency"), f"{place}.latency")
     return Network(latency, _number(values.get("bandwidth"), f"{place}.bandwidth"), measured)
-
-
-def _collective(value: Any, place: str) -> list[tuple[int, int, float]]:
-    found = list[tuple[int, int, float]]()
-    for i, (ranks, handed, seconds) in enumerate(_rows(value, "ranks, bytes, seconds", place), 1):
-        n = _whole(ranks, 2, f"{place} row {i}: ranks")
-        size = _whole(handed, 1, f"{place} row {i}: bytes")
-        found.append((n, size, _number(seconds, f"{place} row {i}: seconds")))
-    _ascending([row[:2] for row in found], "ranks, bytes", place)
-    return found
 
 
 # ---- writing -----------------------------------------------------------------------------------

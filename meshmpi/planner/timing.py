@@ -204,10 +204,7 @@ class _Timer:
 
     def __init__(self, program: Program, machine: Machine, sharing: Sharing, at: Mapping[str, int]):
         self.program, self.machine, self.sharing, self.at = program, machine, sharing, at
-        self.sizes: dict[int, Sizes] = {}
-        for v, t in program.types.items():
-            extents = t.local_sizes(program.mesh, self.at)
-            self.sizes[v] = dict(zip(t.shape.names, extents, strict=True))
+        self.sizes = {v: self._extents(t) for v, t in program.types.items()}
         self.touched = [
             [] if i.traits.free or _in_place(i, sharing) else self._touched(i) for i in program.instructions
         ]
@@ -224,7 +221,7 @@ class _Timer:
         else:
             inner, known = i.inner_types(), self.program.types
             types = {v: inner.get(v) or known[v] for v in self._values(i)}
-            sizes = {v: self._extents(v, t) for v, t in types.items()}
+            sizes = {v: self.sizes[v] if v in self.sizes else self._extents(t) for v, t in types.items()}
             arithmetic = sum(self._arithmetic(one, types, sizes) for one in i.leaves())
         memory = self._memory(n, i)
         if isinstance(i.attrs, Product):  # one after the other: operands are copied first
@@ -253,11 +250,8 @@ class _Timer:
         found = [v for one in i.leaves() for v in (*one.inputs, *one.outputs)]
         return list(dict.fromkeys([*i.inputs, *i.outputs, *found]))
 
-    def _extents(self, v: int, t: LocalType) -> Sizes:
-        if v in self.sizes:
-            return self.sizes[v]
-        sizes = t.local_sizes(self.program.mesh, self.at)
-        return dict(zip(t.shape.names, sizes, strict=True))
+    def _extents(self, t: LocalType) -> Sizes:
+        return dict(zip(t.shape.names, t.local_sizes(self.program.mesh, self.at), strict=True))
 
     def _loop(self, i: Instruction) -> float:
         """Arithmetic of all iterations."""

@@ -49,14 +49,14 @@ def cgroup_quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float
     Returns:
         Quota divided by period, the smallest of the own group and all groups above it.
     """
-    quotas: list[float] = []
+    found = list[float | None]()
     for controllers, path in _groups(membership):
         if not controllers:
-            quotas += [q for d in _upward(root, path) if (q := _quota_v2(d)) is not None]
+            found += [_quota(d, "cpu.max") for d in _upward(root, path)]
         elif "cpu" in controllers:
             base = next((b for b in (root / ",".join(controllers), root / "cpu") if b.is_dir()), root)
-            quotas += [q for d in _upward(base, path) if (q := _quota_v1(d)) is not None]
-    return min(quotas, default=None)
+            found += [_quota(d, "cpu.cfs_quota_us", "cpu.cfs_period_us") for d in _upward(base, path)]
+    return min((q for q in found if q is not None), default=None)
 
 
 def group_memory(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
@@ -96,19 +96,11 @@ def _upward(base: Path, path: str) -> Iterator[Path]:
         yield base.joinpath(*parts[:n])
 
 
-def _quota_v2(folder: Path) -> float | None:
+def _quota(folder: Path, *names: str) -> float | None:
+    """Quota divided by period, which version 2 has in one file and version 1 in two."""
     try:
-        quota, period = (folder / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _quota_v1(folder: Path) -> float | None:
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        period = int((folder / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
+        quota, period = (int(word) for name in names for word in (folder / name).read_text().split())
+    except (OSError, ValueError):  # the latter of "max", which is version 2's word for no limit
         return None
     return None if quota <= 0 or period <= 0 else quota / period
 
