@@ -21,7 +21,7 @@ Choice = dict[str, Axes]
 POOL = 3000
 """Most layouts a sample is taken from; more are thinned to this many by a seeded shuffle."""
 POOL_PER_LAYOUT = 50
-"""Of a large graph, so many random layouts are drawn for each that is wanted: it takes time."""
+"""Random layouts of a large graph that are drawn for each layout wanted; more would take long."""
 MOST_ENUMERATED = 200_000
 """Beyond this many candidates a sample is drawn at random instead of from the full list."""
 

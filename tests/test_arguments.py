@@ -23,7 +23,7 @@ from meshmpi.errors import MeshmpiError, without_library
 HERE = Path(__file__).name
 MODULES = {"": mm, "optimize.": mm.optimize, "schedules.": mm.schedules, "transformer.": mm.transformer}
 BELOW = ("Dimension", "Layout", "MeshShape", "Shape")
-"""Of a room below that of arguments: of too many, Python itself says so, at the user's line."""
+"""Classes of rooms below that of arguments: Python itself reports too many arguments, at the user's line."""
 LEFT_OUT = {
     "Tensor": "made by operations",
     "Update": "made by mm.assign",

@@ -25,7 +25,7 @@ from meshmpi.transformer.training.sealed import Sealed, seal
 NAME = "mmseqs2-examples"
 MEMBER = "example-data/DB.fasta.gz"
 SHA256 = "92a65aa435f5d3e0f33eb47d87910fe7fc6033a28bf4ed1367094377d791d567"
-"""Of the file in the package; measured when this was written."""
+"""The checksum of the file in the package, taken when this was written."""
 
 
 class Proteins(NamedTuple):

@@ -10,7 +10,7 @@ from meshmpi.ir.kinds.regions import region_types
 from meshmpi.ir.program import Extents, Instruction, Program
 
 FEW_BLOCKS = 16
-"""Of a dim with no more blocks than this, all are looked at for the busiest rank."""
+"""Every block of a dimension is tried for the busiest rank if there are at most this many."""
 
 
 def local_flops(instruction: Instruction, program: Program, coordinates: Mapping[str, int] | None = None) -> int:

@@ -224,7 +224,7 @@ class Instruction:
 
     @property
     def traits(self) -> Traits:
-        """Of its kind."""
+        """The traits of its kind."""
         return self.attrs.traits
 
     def of(self, row: type[Row]) -> Row:

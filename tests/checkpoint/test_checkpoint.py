@@ -286,7 +286,7 @@ class Counted:
 
 
 ROWS = 4 * PIECE_BYTES // 512
-"""Of a tensor of four pieces."""
+"""Rows of a tensor of four pieces."""
 
 
 @pytest.mark.parametrize(

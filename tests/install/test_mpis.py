@@ -111,7 +111,7 @@ _SMALL = (
 
 
 def _losses(folder: Path) -> list[str]:
-    """Of every step, as text: bits, not tolerances."""
+    """The losses of every step, as text: bits, not tolerances."""
     lines = (folder / "metrics-rank-00000.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     return [repr(r["loss"]) for r in records if "loss" in r]

@@ -20,7 +20,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 4e-6, "bfloat16": 2e-2}
 GUARD = 512
 """Bytes behind each output that a kernel must leave alone."""
 SMALLEST_NORMAL = 2.0**-126
-"""Of float32 and bfloat16."""
+"""The smallest normal number of float32 and bfloat16."""
 
 
 @dataclass

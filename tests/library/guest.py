@@ -112,7 +112,7 @@ def arrays_only_where_they_are_whole():
 
 
 def several_meshes():
-    """Of the same ranks, in turns; each has its communicator."""
+    """Meshes of the same ranks work in turns; each has its communicator."""
     flat, square = mm.Mesh("all:4"), mm.Mesh("rows:2;cols:2")
     a, b = product(flat, "batch:all"), product(square, "io:cols;batch:rows")
     for k in range(3):

@@ -26,7 +26,7 @@ from tests.runtime.mpi_programs.collective_cases import Case, call, cases, input
 
 MESH = "rows:2;cols:2"
 EVERY, TOGETHER = 3, 20
-"""Of the table every third case is taken; ranks compare notes after twenty."""
+"""Every third case of the table is run; ranks compare results after twenty."""
 Patch = pytest.MonkeyPatch
 Table = list[tuple[Case, np.ndarray]]
 MUTATIONS: dict[str, Callable[[Patch], None]] = {}

@@ -20,7 +20,7 @@ TARGET: Arrays = {n: RNG.normal(size=Shape(s).sizes) for n, s in SHAPES.items()}
 
 
 def gradient(now: Arrays) -> Arrays:
-    """Of the loss sum((w - target)**2 + w**4 / 4)."""
+    """The gradient of the loss sum((w - target)**2 + w**4 / 4)."""
     return {n: 2 * (now[n] - TARGET[n]) + now[n] ** 3 for n in SHAPES}
 
 

@@ -21,7 +21,7 @@ from tests.pretrained.bridge import LAYOUTS, compiled, feeds_of
 from tests.pretrained.models import MODELS, made
 
 BOUND = 2e-5
-"""Of the largest logit; float32 sums in other orders."""
+"""Allowed share of the largest logit: float32 sums in other orders."""
 SHARD = 3000
 """Bytes of a shard: several for each model."""
 PAIRS = [(model, layout) for m, model in enumerate(MODELS) for n, layout in enumerate(LAYOUTS) if (m - n) % 2 == 0]

@@ -18,7 +18,7 @@ from tests.pretrained.models import BATCH, LENGTH, MODELS, SOURCE, Reference, ma
 from tests.pretrained.whole import variables_of
 
 BOUND = 2e-5
-"""Of the largest logit, and of the largest element of a gradient: float32 sums in other orders."""
+"""Allowed share of the largest logit, and of the largest element of a gradient: float32 sums in other orders."""
 LAYOUTS = {
     "replicated": ("all:1", "", ""),
     "model_parallel": ("all:2", "heads?:all;d_ff:all;vocab:all", ""),

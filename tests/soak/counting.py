@@ -30,7 +30,7 @@ WAIT_EVERY = 8 * SAVE_EVERY
 """A save in the background that is due is left out while another is being written; after so many
 steps it is waited for instead.  Thus steps run during saves, and some saves are waited for."""
 STATE = struct.Struct("<qqq")
-"""Of each rank, in a file of its own: process, saves begun, saves ended."""
+"""What each rank keeps in a file of its own: process, saves begun, saves ended."""
 
 
 def feeds(step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -121,7 +121,7 @@ def equal(found: VariableStore, expected: dict[str, np.ndarray]) -> bool:
 
 
 def fingerprint(made: VariableStore) -> str:
-    """Of all bits of all blocks."""
+    """A digest of all bits of all blocks."""
     digest = hashlib.blake2b()
     for name in made.types:
         for block in made.blocks[name].values():

@@ -259,6 +259,6 @@ def names(run: Path) -> list[str]:
 
 
 def _step(path: Path) -> int:
-    """Of a checkpoint, whole or not."""
+    """The step of a checkpoint, whole or not."""
     match = re.match(r"\.?step-(\d+)", path.name)
     return int(match[1]) if match else 0

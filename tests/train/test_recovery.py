@@ -45,7 +45,7 @@ SMALL = (
 
 
 def arguments(folder: Path, name: str, *more: str) -> list[str]:
-    """Of ``meshmpi train`` on a small model, into ``folder/name``."""
+    """Arguments of ``meshmpi train`` for a small model, into ``folder/name``."""
     (folder / "text.txt").write_text(TEXT)
     (folder / "config.toml").write_text("")
     sets = [word for s in (f"data.corpus={folder / 'text.txt'}", *SMALL) for word in ("--set", s)]
