@@ -319,16 +319,14 @@ class Executor:
         axis, n = program.types[w].shape.position(a.dim), program.mesh.count(a.axes)
         if isinstance(a, AllGather):
             sizes = block_sizes(whole_out[axis], n)
-            return self.mesh.bind(*(operands.AllGather(x, y, axis, sizes, a.axes, space) for x, y, space in arrays))
+            return self._meet(*(operands.AllGather(x, y, axis, sizes, a.axes, space) for x, y, space in arrays))
         if isinstance(a, ReduceScatter):
             sizes = block_sizes(whole_in[axis], n)
             calls = (operands.ReduceScatter(x, y, axis, sizes, a.axes, a.op, space) for x, y, space in arrays)
             return self._meet(*calls)
         rule, inputs = a.exchange(program, i), [[s.arrays[v] for v in i.inputs] for s in self.states]
         both = zip(inputs, arrays, strict=True)
-        return self.mesh.bind(
-            *(operands.Shift(xs, y, axis, rule, a.axes, a.value, space) for xs, (_, y, space) in both)
-        )
+        return self._meet(*(operands.Shift(xs, y, axis, rule, a.axes, a.value, space) for xs, (_, y, space) in both))
 
     def _bind_all_reduce(self, i: Instruction, a: AllReduce) -> Thunk:
         if a.start and self.mesh.in_background(a.axes):
@@ -337,7 +335,7 @@ class Executor:
             return self._bind_packed(i, a)
         (v, *_), (w,) = i.inputs, i.outputs
         pairs = [(s.arrays[v], s.arrays[w]) for s in self.states if s.plan.shares.get(w) != v]
-        reduce = self.mesh.bind(*(operands.AllReduce(s.arrays[w], a.axes, a.op, s.workspace) for s in self.states))
+        reduce = self._meet(*(operands.AllReduce(s.arrays[w], a.axes, a.op, s.workspace) for s in self.states))
         return run_all([*(partial(np.copyto, y, x) for x, y in pairs), reduce])
 
     def _bind_start(self, i: Instruction, a: AllReduce) -> Thunk:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+import meshmpi as mm
 from meshmpi.runtime import operands
 from meshmpi.runtime.mesh import Mesh
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
@@ -70,6 +71,40 @@ def check_races(mesh: Mesh, space: np.ndarray, rounds: int) -> None:
         assert (arrays[k] == wanted).all(), (turn, sizes[k], arrays[k], wanted)
 
 
+def check_step(mesh: Mesh, monkey: dict[str, Any]) -> None:
+    """A step with each kind of collective sends no message, and computes what the simulated mesh does."""
+    a, b, c = mm.Dimension("a", 16), mm.Dimension("b", 24), mm.Dimension("c", 8)
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", [a, b])
+        w = mm.get_variable("w", [b, c], initializer=mm.random_normal_initializer(), storage="b:;c:rows")
+        y = mm.einsum([x, w], [a, c])
+        z = mm.constrain(mm.einsum([mm.square(x), w], [a, c]), "a:rows")
+        moved = mm.constrain(z, "a:;c:rows")
+        fetches = {
+            "sum": mm.reduce_sum(y),
+            "z": z,
+            "moved": moved,
+            "whole": mm.constrain(x, "b:"),
+            "rolled": mm.shift(x, 3, "b", wrap=True),
+        }
+    fed = np.random.default_rng(0).standard_normal((16, 24)).astype(np.float32)
+    kept = dict(monkey)
+    monkey.update(dict.fromkeys(monkey, refused))
+    step = mm.compile(graph, mesh, "b:rows", fetches=fetches)
+    monkey.update(kept)
+    kinds = {i.kind for i in step.program.instructions if i.communicates}
+    assert kinds >= {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift"}, kinds
+    got = step(fed)
+    wanted = mm.compile(graph, mm.SimulatedMesh(mesh.shape), "b:rows", fetches=fetches)(fed)
+    for name in fetches:
+        x, y = (np.asarray(r[name].numpy() if name != "sum" else r[name]) for r in (got, wanted))
+        assert x.tobytes() == y.tobytes(), (name, x, y)
+
+
+def refused(*arguments: Any) -> None:
+    raise AssertionError(f"a step goes through MPI: {arguments}")
+
+
 def main() -> None:
     count, used = 0, 0
     for text in MESHES[MPI.COMM_WORLD.size]:
@@ -83,6 +118,8 @@ def main() -> None:
         if mesh.size > 1:
             check_races(mesh, space, 2000)
             used += 1
+        if mesh.size > 1 and ";" not in text:
+            check_step(mesh, mesh._collectives.BINDERS)  # pyright: ignore[reportPrivateUsage]
     if MPI.COMM_WORLD.rank == 0:
         print(f"{count} cases on {used} meshes")
 
