@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.errors import DataError
+from meshmpi.files import disk
 from meshmpi.files.private import Folder
 
 LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -181,7 +181,12 @@ def make_file(path: Path, write: Callable[[Path], None]) -> Path:
             if not path.exists():
                 if held:
                     _sweep(path)
-                _publish(path, write)
+                try:
+                    with disk.beside(path) as beside:
+                        write(beside)
+                except OSError:
+                    if not path.exists():  # else, without locks, another process was first with the same
+                        raise
     return path
 
 
@@ -196,21 +201,9 @@ def make_folder(path: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def _sweep(path: Path) -> None:
+    """Removes what killed processes have left next to a file."""
     begins = f".{path.name}."
     for entry in list(path.parent.iterdir()):
         if entry.name.startswith(begins) and "." not in entry.name[len(begins) :]:
-            shutil.rmtree(entry, ignore_errors=True)
-
-
-def _publish(path: Path, write: Callable[[Path], None]) -> None:
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as work:
-        beside = Path(work, "new")
-        write(beside)
-        try:
-            os.rename(beside, path)
-        except OSError:
-            if not path.exists():
-                raise
-            # Without locks another process was first; its result is the same.
-            if beside.is_dir():
-                shutil.rmtree(beside)
+            with contextlib.suppress(OSError):
+                disk.remove(entry)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from meshmpi.errors import CheckpointError
 
-T = TypeVar("T")
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)  # from file systems that need no fsync of folders
 
 
@@ -29,56 +29,69 @@ def errors_of(rank: int) -> Iterator[None]:
         ) from error
 
 
-def _call(path: Path, function: Callable[..., T], *arguments: Any) -> T:
+@contextlib.contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """The descriptor of an open file or folder; what was written is on disk at the end."""
     try:
-        return function(*arguments)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        file = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        try:
+            yield file
+            os.fsync(file)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error counts
+                os.close(file)
+            raise
+        os.close(file)  # a network file system may report only here that the disk is full
+    except OSError as error:  # calls that take a descriptor do not know its path
+        error.filename = error.filename or str(path)
+        raise
+
+
+def write_at(file: int, place: int, data: Any) -> int:
+    """Writes all of a buffer at a place of an open file; returns the place behind it."""
+    view = memoryview(data).cast("B")
+    while view:
+        done = os.pwrite(file, view, place)
+        view, place = view[done:], place + done
+    return place
+
+
+def write_file(path: Path, pieces: Iterable[Any], flags: int = os.O_CREAT | os.O_TRUNC) -> None:
+    """Writes a file and waits until its bytes are on disk."""
+    with opened(path, os.O_WRONLY | flags) as file:
+        place = 0
+        for piece in pieces:
+            place = write_at(file, place, piece)
 
 
 @contextlib.contextmanager
-def _open(path: Path, flags: int) -> Iterator[int]:
-    file = _call(path, os.open, path, flags | os.O_CLOEXEC, 0o666)
+def beside(path: Path) -> Iterator[Path]:
+    """A name next to ``path`` for a file or folder that takes its place when it is whole; removed after an error."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        yield file
+        yield unfinished
+        rename(unfinished, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error counts
-            os.close(file)
+        with contextlib.suppress(OSError):
+            remove(unfinished)
         raise
-    _call(path, os.close, file)  # a network file system may report only here that the disk is full
-
-
-def write_file(path: Path, pieces: Iterable[Any]) -> None:
-    """Writes a file and waits until its bytes are on disk."""
-    with _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
-        for piece in pieces:
-            view = memoryview(piece).cast("B")
-            while view:
-                view = view[_call(path, os.write, file, view) :]
-        _call(path, os.fsync, file)
 
 
 def replace_file(path: Path, pieces: Iterable[Any]) -> None:
-    """Writes a file under another name and renames it: readers find the old file or the whole new one."""
-    beside = path.with_name(f".{path.name}.partial")
-    try:
-        write_file(beside, pieces)
-        rename(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove(beside)
-        raise
+    """As `write_file`, but readers find the old file or the whole new one."""
+    with beside(path) as unfinished:
+        write_file(unfinished, pieces)
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
     """Waits until the names in a folder are on disk."""
-    with _open(folder, os.O_RDONLY | os.O_DIRECTORY) as file:
-        try:
-            _call(folder, os.fsync, file)
-        except OSError as error:
-            if error.errno not in _NO_FOLDER_SYNC:
-                raise
+    try:
+        with opened(folder, os.O_RDONLY | os.O_DIRECTORY):
+            pass
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
 
 
 def make_folder(folder: Path) -> None:
@@ -89,7 +102,7 @@ def make_folder(folder: Path) -> None:
         folder = folder.parent
     for new in reversed(missing):
         try:
-            _call(new, os.mkdir, new)
+            os.mkdir(new)
         except FileExistsError:
             if not new.is_dir():  # else another process was faster
                 raise
@@ -98,18 +111,18 @@ def make_folder(folder: Path) -> None:
 
 def rename(old: Path, new: Path) -> None:
     """Gives a file or folder another name, in one step."""
-    _call(new, os.rename, old, new)
+    os.rename(old, new)
 
 
 def remove(path: Path) -> None:
     """Removes a file, or a folder and all in it; does nothing if it does not exist."""
     try:
-        if stat.S_ISDIR(_call(path, os.lstat, path).st_mode):
-            for name in sorted(_call(path, os.listdir, path)):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            for name in sorted(os.listdir(path)):
                 remove(path / name)
-            _call(path, os.rmdir, path)
+            os.rmdir(path)
         else:
-            _call(path, os.unlink, path)
+            os.unlink(path)
     except FileNotFoundError:
         return
 
@@ -141,7 +154,7 @@ class DurableFolder:
 
     def make(self) -> None:
         """Makes the partial folder.  Its name need not be on disk: publishing changes it."""
-        _call(self.partial, os.mkdir, self.partial)
+        os.mkdir(self.partial)
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
         """Writes a file; arguments and errors as in `write_file`."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from meshmpi.files import plain
+from meshmpi.files import disk, plain
 
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 MOST_BYTES = 1 << 28
@@ -207,16 +207,10 @@ def new_file(path: Path) -> int:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """A file that takes its name, and the place of what is there, when it is whole; removed after an error."""
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(new_file(unfinished), "wb") as file:
-            yield file
-            os.fchmod(file.fileno(), mode)
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    """A file of mode ``mode`` that takes its name when it is whole; removed after an error."""
+    with disk.beside(path) as unfinished, open(new_file(unfinished), "wb") as file:
+        yield file
+        os.fchmod(file.fileno(), mode)
 
 
 def open_plain(path: str | Path, folder: int | None = None) -> int | None:

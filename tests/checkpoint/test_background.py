@@ -27,10 +27,10 @@ class Held:
     def __getattr__(self, name):
         return getattr(os, name)
 
-    def write(self, *given):
+    def pwrite(self, *given):
         self.thread = threading.current_thread()
         assert self.go.wait(30)
-        return os.write(*given)
+        return os.pwrite(*given)
 
 
 @pytest.fixture

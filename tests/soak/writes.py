@@ -26,7 +26,7 @@ from meshmpi.runtime.agreement import gathered
 from tests.soak.rows import Row
 from tests.soak.stores import Placed, equal, store, values
 
-CALLS = ("open", "write", "fsync", "close", "rename", "mkdir", "rmdir", "unlink", "lstat", "listdir")
+CALLS = ("open", "pwrite", "fsync", "close", "rename", "mkdir", "rmdir", "unlink", "lstat", "listdir")
 FAULTS = ("EIO", "ENOSPC", "EDQUOT", "short")
 PLACED = Placed("all:2", "model:all;vocab:all")
 KEPT = 2
@@ -77,9 +77,10 @@ class Failing:
             self.hit = (name, code)
             if name == "close":  # Linux closes the file, then tells
                 function(*given)
-            raise OSError(code, os.strerror(code))
-        if name == "write" and self._fault == "short" and len(given[1]) > 1:
-            return function(given[0], given[1][: len(given[1]) // 2])
+            named = isinstance(given[0], str | Path)  # of a descriptor the system does not say the path
+            raise OSError(code, os.strerror(code), *([str(given[0])] if named else []))
+        if name == "pwrite" and self._fault == "short" and len(given[1]) > 1:
+            return function(given[0], given[1][: len(given[1]) // 2], given[2])
         return function(*given)
 
 
