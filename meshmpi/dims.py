@@ -336,6 +336,10 @@ class MeshShape:
         axes = tuple(axes)
         return tuple(dict.fromkeys(self.group(r, axes) for r in range(self.size)))
 
+    def axes_between(self, host_of: Sequence[int]) -> Axes:
+        """The axes along which some neighbours are on different hosts; ``host_of`` numbers the host of each rank."""
+        return tuple(n for n in self.names if any(len({host_of[r] for r in g}) > 1 for g in self.groups((n,))))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MeshShape) and self.axes == other.axes
 

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from meshmpi.dims import MeshShape
 from meshmpi.doctor.checks import examine
 from meshmpi.doctor.facts import Facts, gather, heading, in_bare_step, take_part
 from meshmpi.doctor.findings import BROKEN, Finding, summary, verdict
+from meshmpi.errors import MeshmpiError
 from meshmpi.runtime.world import in_job
 
 HELP = "what is wrong with this machine, and the commands that fix it"
@@ -35,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="job_ranks",
         type=int,
         metavar="N",
-        help="MPI ranks of a trial job (default: 2); 0: no trial.  Under mpirun or srun: the ranks of the job",
+        help="MPI ranks of a trial job (default: as --mesh, or 2); 0: none.  Under mpirun or srun: those of the job",
+    )
+    parser.add_argument(
+        "--mesh", type=_mesh, metavar="SHAPE", help="say which axes of a mesh cross the network, as 'rows:2;cols:2'"
     )
     parser.add_argument("--mpi", metavar="KIND", help="openmpi, mpich, intel or the path of an mpirun")
     parser.add_argument(
@@ -47,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="everything, for a support ticket")
 
 
+def _mesh(text: str) -> MeshShape:
+    try:
+        return MeshShape(text)
+    except MeshmpiError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def run(options: argparse.Namespace) -> int:
     """Gathers facts, examines them and prints; returns 1 if something is broken."""
     rank = next((os.environ[v] for v in _RANK_VARIABLES if v in os.environ), "0")
@@ -54,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         if in_job():
             take_part(options.limit)
         return 0
-    facts = gather(options.job_ranks, options.mpi, options.folder, options.limit)
+    facts = gather(options.job_ranks, options.mpi, options.folder, options.limit, options.mesh)
     findings = examine(facts)
     if options.json:
         print(json.dumps(as_dict(facts, findings), indent=1))

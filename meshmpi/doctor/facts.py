@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from meshmpi.dims import MeshShape
 from meshmpi.errors import MeshmpiError
 from meshmpi.launch.launch import launch
 from meshmpi.launch.launchers import Launcher, find_launcher, launcher_at
@@ -70,6 +71,7 @@ class Facts:
     jobs: Sequence[Sequence[Mapping[str, Any]]] = ()  # the lists printed by the ranks; one list where they are one job
     job_answer: Answer | None = None  # the processes of the job; None where none was started
     inside_job: bool = False  # whether the doctor itself is a rank
+    mesh: MeshShape | None = None  # of the program that is going to run
 
     @property
     def ranks(self) -> Sequence[Mapping[str, Any]]:
@@ -88,7 +90,7 @@ def kind_of(library: str) -> str:
     return next((kind for mark, kind in marks.items() if mark in library), "")
 
 
-def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> Facts:
+def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float, mesh: MeshShape | None = None) -> Facts:
     """Asks everything."""
     here = in_job()
     # First, since the other ranks have begun theirs, see `take_part`.
@@ -105,7 +107,7 @@ def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> 
     except MeshmpiError as e:
         error = str(e)
     found = shutil.which("mpirun") or shutil.which("mpiexec")
-    wanted = ranks if ranks is not None else 2
+    wanted = ranks if ranks is not None else mesh.size if mesh is not None else 2
     possible = "error" not in library and (launcher is not None or wanted == 1)
     if not here and not in_bare_step() and wanted > 0 and possible:
         job = _started(wanted, mpi, seconds)
@@ -114,7 +116,7 @@ def gather(ranks: int | None, mpi: str | None, folder: Path, seconds: float) -> 
         wanted = sum(map(len, jobs))
     on_path = launcher_at(found) if found else None
     asked = (dict(os.environ), wanted, folder, available_cores())
-    return Facts(*asked, parts, died_in, inside, library, alone, launcher, error, on_path, jobs, job, here)
+    return Facts(*asked, parts, died_in, inside, library, alone, launcher, error, on_path, jobs, job, here, mesh)
 
 
 def take_part(seconds: float) -> Answer:
@@ -218,6 +220,8 @@ def heading(facts: Facts) -> str:
         size = job[0].get("size", "?")
         seconds = max((rank.get("init_seconds", 0.0) for rank in job), default=0.0)
         lines.append(f"job: {size} rank{'s' * (size != 1)} on {', '.join(hosts)}, MPI_Init {seconds:.2f} s")
+        if facts.mesh is not None:
+            lines.append(_mesh_line(facts.mesh, [hosts.index(rank["host"]) for rank in job]))
     blas, compiler = facts.parts.get("blas", {}), facts.parts.get("compiler", {})
     if "library" in blas:
         lines.append(
@@ -228,6 +232,16 @@ def heading(facts: Facts) -> str:
     if "command" in compiler:
         lines.append(f"C compiler: {compiler['command']}, kernels kept in {compiler['folder']}")
     return "\n".join(lines)
+
+
+def _mesh_line(mesh: MeshShape, host_of: Sequence[int]) -> str:
+    """Which axes cross the network, where the ranks of a job are on these hosts."""
+    if mesh.size != len(host_of):
+        return f"mesh {mesh}: it needs {mesh.size} ranks, this job has {len(host_of)}"
+    between = mesh.axes_between(sorted(host_of))  # as `Mesh` numbers its ranks: host by host
+    inside = [n for n, size in mesh.axes if n not in between and size > 1]
+    crossing, staying = (", ".join(axes) or "no axis" for axes in (between, inside))
+    return f"mesh {mesh}: between hosts: {crossing}; inside a host: {staying}"
 
 
 def found_by(facts: Facts) -> str:

@@ -162,7 +162,7 @@ def spans_hosts(mesh: MeshShape, axes: Axes, ranks_per_host: int) -> bool:
 
 def axes_between_hosts(mesh: MeshShape, ranks_per_host: int) -> Axes:
     """The axes of a mesh along which some neighbours are on different hosts; none if ``ranks_per_host`` is 0."""
-    return tuple(n for n in mesh.names if ranks_per_host and spans_hosts(mesh, (n,), ranks_per_host))
+    return mesh.axes_between([r // ranks_per_host for r in range(mesh.size)]) if ranks_per_host else ()
 
 
 def rounds(kind: str, n: int) -> int:

@@ -208,8 +208,7 @@ class Mesh:
     @property
     def axes_between_hosts(self) -> Axes:
         """The axes along which some neighbours are on different hosts: what they send crosses the network."""
-        groups = ((name, self.groups((name,))) for name in self.shape.names)
-        return tuple(name for name, found in groups if any(len({self.host_of[r] for r in g}) > 1 for g in found))
+        return self.shape.axes_between(self.host_of)
 
     def group(self, axes: Iterable[str]) -> tuple[int, ...]:
         """Ranks of this rank's group over ``axes``, ascending."""

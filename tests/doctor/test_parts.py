@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from meshmpi.dims import MeshShape
 from meshmpi.doctor import checks
 from meshmpi.doctor.checks import job, library, processors, storage
-from meshmpi.doctor.facts import Answer, Facts, is_network, jobs_in, kind_of, mount_of
+from meshmpi.doctor.facts import Answer, Facts, heading, is_network, jobs_in, kind_of, mount_of
 from meshmpi.doctor.findings import BROKEN, CATALOGUE, WARNING, Finding, found, summary, verdict
 from meshmpi.launch.launchers import Launcher
 from meshmpi.runtime.cores import Cores, group_memory
@@ -103,6 +104,22 @@ def test_clocks_and_cores_of_several_hosts(tmp_path: Path):
     assert names(processors.pinning(facts(tmp_path, jobs=[[a, b]]))) == []
     crowded = facts(tmp_path, jobs=[[a, {**a, "clock": 1.0}, b]])
     assert "2 ranks on a share core 0 of 8" in next(processors.pinning(crowded)).what
+
+
+@pytest.mark.parametrize(
+    ("hosts", "mesh", "line"),
+    [
+        ("aabb", "rows:2;cols:2", "between hosts: rows; inside a host: cols"),
+        ("abab", "rows:2;cols:2", "between hosts: rows; inside a host: cols"),  # a mesh goes host by host
+        ("aabc", "rows:2;cols:2", "between hosts: rows, cols; inside a host: no axis"),
+        ("aaaa", "all:4", "between hosts: no axis; inside a host: all"),
+        ("ab", "all:4", "it needs 4 ranks, this job has 2"),
+    ],
+)
+def test_axes_that_cross_the_network(hosts: str, mesh: str, line: str, tmp_path: Path):
+    told = facts(tmp_path, jobs=[[{"host": h, "size": len(hosts)} for h in hosts]], mesh=MeshShape(mesh))
+    assert f"\nmesh {MeshShape(mesh)}: {line}" in heading(told)
+    assert "mesh {" not in heading(replace(told, mesh=None))
 
 
 def test_damaged_messages_are_broken(tmp_path: Path):

@@ -14,6 +14,17 @@ from tests.soak.namespaces import Hosts, unavailable
 pytestmark = [pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "-"), pytest.mark.matrix]
 
 
+def started(where: str, dealt: str, *program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a module on the hosts ``h1:2,h2:2``."""
+    ranks = sum(int(part.partition(":")[2]) for part in where.split(","))
+    command = [sys.executable, "-m", "meshmpi.launch", "-n", str(ranks), "--hosts", where, "--threads", "1"]
+    command += ["--option=--rank-by", f"--option={dealt}", "-m", *program]
+    with Hosts(where.count(",") + 1, [folder]) as hosts:
+        environment = {**os.environ, **hosts.environment(), "TMPDIR": str(folder)}
+        environment |= {"MESHMPI_SHARED_FOLDER": str(folder), "MESHMPI_CACHE": str(folder / "cache")}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
 @pytest.mark.parametrize(
     ("where", "mesh", "between"),
     [
@@ -26,13 +37,12 @@ pytestmark = [pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "-
 def test_a_mesh_on_several_hosts(where: str, mesh: str, between: str, dealt: str, tmp_path: Path):
     """Whether the launcher fills one host after the other, or deals ranks out in turns."""
     ranks = sum(int(part.partition(":")[2]) for part in where.split(","))
-    command = [sys.executable, "-m", "meshmpi.launch", "-n", str(ranks), "--hosts", where, "--threads", "1"]
-    command += ["--option=--rank-by", f"--option={dealt}"]
-    command += ["-m", "tests.runtime.mpi_programs.hosts", mesh, between]
-    with Hosts(where.count(",") + 1, [tmp_path]) as hosts:
-        environment = {**os.environ, **hosts.environment(), "TMPDIR": str(tmp_path)}
-        environment |= {"MESHMPI_SHARED_FOLDER": str(tmp_path), "MESHMPI_CACHE": str(tmp_path / "cache")}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = started(where, dealt, "tests.runtime.mpi_programs.hosts", mesh, between, folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     turns = {"slot": "in order", "node": "in turns"}[dealt]
     assert f"{where.count(',') + 1} hosts, {ranks} ranks dealt out {turns}" in done.stdout
+
+
+def test_the_doctor_says_which_axes_cross_the_network(tmp_path: Path):
+    done = started("h1:2,h2:2", "slot", "meshmpi", "doctor", "--mesh", "rows:2;cols:2", folder=tmp_path)
+    assert "mesh {rows: 2, cols: 2}: between hosts: rows; inside a host: cols" in done.stdout, done.stdout + done.stderr
