@@ -50,7 +50,7 @@ def test_no_name_is_told_that_the_reference_has_not():
 
 def test_what_is_said_not_to_be_there_is_not():
     homes = (mm, mm.optimize, mm.schedules, mm.transformer)
-    lost = [n for row in rows("Names") if row[1] == "not there" for n in code(row[0])]
+    lost = [n for row in rows("Names") if row[1] == "none" for n in code(row[0])]
     assert len(lost) > 40
     assert [n for n in lost if any(hasattr(home, n) for home in homes)] == []
 
@@ -100,7 +100,7 @@ def test_every_method_exists():
 
 
 def test_every_difference_has_its_proof():
-    found = rows("What differs on purpose")
+    found = rows("Intended differences")
     assert len(found) >= 23
     cases = {c.name for c in CASES}
     for reference, _, proofs in found:
