@@ -15,19 +15,12 @@ from meshmpi.ir.program import Instruction, LocalType, Source
 
 
 class Shown(NamedTuple):
-    """A value of a program, or what a step left in a variable.
+    """A value of a program, or what a step left in a variable."""
 
-    Attributes:
-        name: Name of the tensor, or ``variable NAME``.
-        type: How it is split.
-        blocks: Rank -> its block.
-        made_by: The instruction that made it; None for what a step returned or left.
-    """
-
-    name: str
-    type: LocalType
-    blocks: Blocks
-    made_by: Instruction | None = None
+    name: str  # of the tensor, or ``variable NAME``
+    type: LocalType  # how it is split
+    blocks: Blocks  # rank -> its block
+    made_by: Instruction | None = None  # the instruction that made it; None for what a step returned or left
 
 
 def compared(

@@ -1,4 +1,4 @@
-"""Which operation made the first NaN or infinity of a step: the step again, one instruction a time.
+"""Which operation made the first NaN or infinity of a step: the step again, one instruction at a time.
 
 The search goes back from wrong results over wrong inputs to an instruction whose inputs are in order.  NaN and +inf are
 wrong anywhere on this way; -inf is what masks are made of, so it is only followed from an instruction that made NaN or
@@ -25,23 +25,15 @@ from meshmpi.runtime.mesh_protocol import AnyMesh
 
 
 class Found(NamedTuple):
-    """What a rank's block of a value held just after it was made; low and high are of all of it.
+    """What a rank's block of a value held just after it was made."""
 
-    Attributes:
-        low: Least value, or NaN.
-        high: Greatest value, or NaN.
-        nan, inf, minus_inf: Number of NaN, +inf and -inf.
-        elements: Number of elements of the block.
-        index: Global index of the first NaN, else of the first +inf, else of the first -inf.
-    """
-
-    low: float
-    high: float
-    nan: int = 0
+    low: float  # least value, or NaN
+    high: float  # greatest value, or NaN
+    nan: int = 0  # number of NaN; likewise the next two
     inf: int = 0
     minus_inf: int = 0
     elements: int = 0
-    index: tuple[int, ...] = ()
+    index: tuple[int, ...] = ()  # global, of the first NaN, else of the first +inf, else of the first -inf
 
     @property
     def wrong(self) -> bool:
@@ -54,25 +46,15 @@ class Found(NamedTuple):
 
 
 class Culprit(NamedTuple):
-    """The first wrong value of a step.
+    """The first wrong value of a step."""
 
-    Attributes:
-        instruction: What made it.
-        type: Its type.
-        rank: The lowest rank on which its inputs were in order and it was not.
-        found: What it held there.
-        inputs: (name, what it held there) of each float input.
-        later: Name and place of what made NaN or +inf of its -inf, or None.
-        also: How many other instructions on the way back made wrong values of right ones.
-    """
-
-    instruction: Instruction
+    instruction: Instruction  # what made it
     type: LocalType
-    rank: int
-    found: Found
-    inputs: tuple[tuple[str, Found], ...] = ()
-    later: Source | None = None
-    also: int = 0
+    rank: int  # the lowest rank on which its inputs were in order and it was not
+    found: Found  # what it held there
+    inputs: tuple[tuple[str, Found], ...] = ()  # (name, what it held there) of each float input
+    later: Source | None = None  # name and place of what made NaN or +inf of its -inf, or None
+    also: int = 0  # how many other instructions on the way back made wrong values of right ones
 
     def __str__(self) -> str:
         i, f, t = self.instruction, self.found, self.type
@@ -123,9 +105,7 @@ def first_wrong(step: Any, program: Program | None, number: int) -> Culprit | No
         The culprit, the same on every rank; None where no fetch is wrong.
     """
     old = step.executor
-    executor = old
-    if program is not None:
-        executor = Executor(program, step.mesh, step.variables, "numpy")
+    executor = old if program is None else Executor(program, step.mesh, step.variables, "numpy")
     for mine, theirs in zip(executor.states, old.states, strict=True):
         for name, block in mine.feeds.items():
             if block is not theirs.feeds[name]:
@@ -153,11 +133,9 @@ def _name(i: Instruction) -> str:
 
 def needed_bytes(program: Program) -> int:
     """Bytes that a rank allocates to run the program in addition to the compiled one."""
-    plan = plan_memory(program, dict.fromkeys(program.mesh.names, 0), instruction_workspace)
-    return plan.arena_bytes + max(
-        (instruction_workspace(i, program, dict.fromkeys(program.mesh.names, 0)) for i in program.instructions),
-        default=0,
-    )
+    origin = dict.fromkeys(program.mesh.names, 0)
+    plan = plan_memory(program, origin, instruction_workspace)
+    return plan.arena_bytes + max((instruction_workspace(i, program, origin) for i in program.instructions), default=0)
 
 
 def _everywhere(mesh: AnyMesh, mine: Mapping[int, Any]) -> dict[int, Any]:
@@ -197,12 +175,7 @@ def _look(x: np.ndarray, t: LocalType, program: Program, coordinates: Mapping[st
 
 
 class _Search:
-    """The way back from wrong fetches.
-
-    Args:
-        program: What was run.
-        found: Rank -> value -> what it held, where that was not finite.
-    """
+    """The way back from wrong fetches; ``found``: rank -> value -> what it held, where that was not finite."""
 
     def __init__(self, program: Program, found: Mapping[int, Mapping[int, Found]]):
         self.program, self.found = program, found
@@ -282,7 +255,5 @@ class _Search:
             for a in s.args
         )
         found_here = any(self.found[rank][v].minus_inf for v in i.outputs if v in self.found[rank])
-        return (i, rank) if found_here and not literal and not self._any_wrong(i, rank) else None
-
-    def _any_wrong(self, i: Instruction, rank: int) -> bool:
-        return any(self._wrong(v, rank) for v in i.outputs)
+        wrong = any(self._wrong(v, rank) for v in i.outputs)
+        return (i, rank) if found_here and not literal and not wrong else None

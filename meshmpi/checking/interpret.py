@@ -36,17 +36,11 @@ Place = Union[str, Tensor]
 
 
 class Computed(NamedTuple):
-    """A tensor at the moment it has been computed.
+    """A tensor at the moment it has been computed."""
 
-    Attributes:
-        tensor: The tensor; ``.source`` is the user's file and line.
-        value: Its whole array.
-        inputs: Those of its operation: tensor -> whole array.
-    """
-
-    tensor: Tensor
-    value: np.ndarray
-    inputs: Mapping[Tensor, np.ndarray]
+    tensor: Tensor  # the tensor; ``.source`` is the user's file and line
+    value: np.ndarray  # its whole array
+    inputs: Mapping[Tensor, np.ndarray]  # those of its operation: tensor -> whole array
 
     def __str__(self) -> str:
         t, x = self.tensor, self.value

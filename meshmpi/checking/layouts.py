@@ -22,22 +22,13 @@ take about a second."""
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layouts of a graph on one mesh shape.
-
-    Attributes:
-        mesh: The mesh shape.
-        legal: As text, the empty one first.
-        possible: How many assignments of axes to dims there are, legal or not.
-        exhausted: Whether ``legal`` has all that are legal.
-        clashes: (dim, dim, where a tensor has both, in how many dims): the pairs that no axis may
-            be given to at once, which is what makes an assignment illegal.
-    """
+    """The layouts of a graph on one mesh shape."""
 
     mesh: MeshShape
-    legal: tuple[str, ...]
-    possible: int
-    exhausted: bool
-    clashes: tuple[tuple[str, str, str], ...] = field(repr=False)
+    legal: tuple[str, ...]  # as text, the empty one first
+    possible: int  # how many assignments of axes to dims there are, legal or not
+    exhausted: bool  # whether ``legal`` has all that are legal
+    clashes: tuple[tuple[str, str, str], ...] = field(repr=False)  # (dim, dim, where a tensor has both)
 
     def __str__(self) -> str:
         known = f"{len(self.legal):,} of {self.possible:,} assignments"

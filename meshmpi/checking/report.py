@@ -10,33 +10,18 @@ from meshmpi.ir.program import Source
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a tensor in one layout is from what one rank makes of the same inputs.
+    """How far a tensor in one layout is from what one rank makes of the same inputs."""
 
-    Attributes:
-        tensor: Its name, or ``variable NAME`` for what a step leaves in a variable.
-        source: Where the user made it.
-        apart: The largest difference of an element; infinite where only one is finite.
-        bound: What rounding alone may come to, at the element whose difference exceeds its bound
-            most; see `meshmpi.checking.bounds`.
-        ratio: Difference divided by bound there; above 1 it is not rounding.
-        from_one: The largest difference from what one rank computes from the start, in which the
-            rounding of everything before is contained.
-        wrong: How many elements are beyond their bounds, counted on every rank that holds them.
-        elements: How many were compared.
-        undecided: How many have no bound, since a decision before them lies within rounding.
-        where: The element, as ``"batch=3, hidden=0"``, its rank, and both values.
-    """
-
-    tensor: str
-    source: Source
-    apart: float
-    bound: float
-    ratio: float
-    from_one: float = 0.0
-    wrong: int = 0
-    elements: int = 0
-    undecided: int = 0
-    where: str = ""
+    tensor: str  # its name, or ``variable NAME`` for what a step leaves in a variable
+    source: Source  # where the user made it
+    apart: float  # the largest difference of an element; infinite where only one is finite
+    bound: float  # what rounding alone may come to (`bounds`), at the element that exceeds it most
+    ratio: float  # difference divided by bound there; above 1 it is not rounding
+    from_one: float = 0.0  # the largest difference from what one rank computes from the start
+    wrong: int = 0  # how many elements are beyond their bounds, counted on every rank that holds them
+    elements: int = 0  # how many were compared
+    undecided: int = 0  # how many have no bound, since a decision before them lies within rounding
+    where: str = ""  # the element, as ``"batch=3, hidden=0"``, its rank, and both values
 
     @property
     def ok(self) -> bool:
@@ -51,33 +36,19 @@ class Difference:
 
 @dataclass
 class Check:
-    """One layout on one mesh.
-
-    Attributes:
-        mesh, layout: As text.
-        differences: Tensor -> its difference, in graph order; variables last.
-        first: The first tensor, in graph order, that is beyond its bound.
-        instruction: The instruction that made it, as text.
-        stage: ``"lowering"``, or the pass after which the program is wrong, or ``"running"``.
-        native: Whether it is wrong by generated kernels only, and right by NumPy's.
-        error: What was raised instead of an answer.
-        refused: Why the layout is illegal, where lowering found it so.
-        remedy: What would make it legal.
-        named: Whether the caller named the layout: an illegal one is a mistake then, and is
-            skipped where it is one of "all".
-    """
+    """One layout on one mesh."""
 
     mesh: str
     layout: str
-    differences: dict[str, Difference] = field(default_factory=dict)
-    first: Difference | None = None
-    instruction: str = ""
-    stage: str = ""
-    native: bool = False
-    error: str = ""
-    refused: str = ""
-    remedy: str = ""
-    named: bool = False
+    differences: dict[str, Difference] = field(default_factory=dict)  # by tensor, in graph order; variables last
+    first: Difference | None = None  # of the first tensor, in graph order, that is beyond its bound
+    instruction: str = ""  # what made it, as text
+    stage: str = ""  # "lowering", or the pass after which the program is wrong, or "running"
+    native: bool = False  # whether it is wrong by generated kernels only, and right by NumPy's
+    error: str = ""  # what was raised instead of an answer
+    refused: str = ""  # why the layout is illegal, where lowering found it so
+    remedy: str = ""  # what would make it legal
+    named: bool = False  # whether the caller named the layout: an illegal one is a mistake then
 
     @property
     def ok(self) -> bool:
@@ -105,19 +76,12 @@ class Check:
 
 @dataclass
 class Report:
-    """What `mm.verify` found.
+    """What `mm.verify` found."""
 
-    Attributes:
-        checks: One for each layout tried, illegal ones included.
-        precision: "float64" or "own".
-        skipped: About layouts and kernels that were not tried, as sentences.
-        native: Whether programs were run by generated kernels, too.
-    """
-
-    checks: list[Check]
-    precision: str
-    skipped: list[str] = field(default_factory=list)
-    native: bool = False
+    checks: list[Check]  # one for each layout tried, illegal ones included
+    precision: str  # "float64" or "own"
+    skipped: list[str] = field(default_factory=list)  # about layouts and kernels that were not tried, as sentences
+    native: bool = False  # whether programs were run by generated kernels, too
 
     @property
     def ok(self) -> bool:

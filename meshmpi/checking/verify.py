@@ -175,25 +175,14 @@ def _check_memory(graph: Graph, fetches: Mapping[str, Tensor], updates: Sequence
 
 
 class Seen(NamedTuple):
-    """A tensor of the graph as a layout computed it.
-
-    Attributes:
-        whole: The whole array.
-        error: Error of finishing a sum that the program leaves pending; None where none is.
-    """
+    """A tensor of the graph as a layout computed it."""
 
     whole: np.ndarray
-    error: np.ndarray | None
+    error: np.ndarray | None  # error of finishing a sum that the program leaves pending; None where none is
 
 
 class Truth:
-    """What one rank computes, from the start or from what a layout has computed.
-
-    Attributes:
-        values: Tensor -> whole array, by one rank alone.
-        after: Variable -> the tensor that it becomes.
-        start: Variable -> whole array at the start of the step.
-    """
+    """What one rank computes, from the start (``values``: tensor -> array) or from what a layout has computed."""
 
     def __init__(
         self,
@@ -213,7 +202,6 @@ class Truth:
         for step in range(warm_steps):
             news = interpret(graph, feeds, fetches, updates=updates, variables=self.start, seed=seed, step=step)
             self.start.update({u.variable.name: news[u.variable.name] for u in updates})
-        self.after = {u.variable.name: u.value for u in self.updates}
         self._wide = widened(own)
         narrow = own.types if precision == "own" else {}
         self._dtypes = {v: narrow.get(v, t).dtype for v, t in self._wide.types.items()}
@@ -240,17 +228,12 @@ class Truth:
 
 
 class _Runner:
-    """One layout on one mesh.
-
-    Attributes:
-        stages: "lowering" or a pass, and the program after it; none where the layout is illegal.
-        final: The last of them in the precision of the check; None where a pass failed.
-    """
+    """One layout on one mesh."""
 
     def __init__(self, truth: Truth, mesh: AnyMesh, layout: Layout, storage: Layout):
         self.truth, self.mesh, self.shape = truth, mesh, mesh.shape
         self.check_ = Check(str(mesh.shape), str(layout))
-        self.stages: list[tuple[str, Program]] = []
+        self.stages: list[tuple[str, Program]] = []  # "lowering" or a pass, and the program after it
         self.made: dict[int, list[Tensor]] = {}
         self._broken: tuple[str, Exception] | None = None
         self._lower(layout, storage)
@@ -280,11 +263,7 @@ class _Runner:
             self.stages.append((name, program))
 
     def check(self, native: NativeKernels | None) -> Check:
-        """As lowered, then as the passes leave it, by each kind of kernels; stops at a mistake.
-
-        Args:
-            native: The generated kernels of `final`, if they are to be run too.
-        """
+        """As lowered, then as the passes leave it, by NumPy's kernels and the ones given; stops at a mistake."""
         out = self.check_
         if not self.stages:
             return out
@@ -314,8 +293,7 @@ class _Runner:
         return widened(program) if self.truth.precision == "float64" else program
 
     def _failed(self, stage: str, e: Exception) -> Check:
-        self.check_.stage = stage
-        self.check_.error = f"{type(e).__name__}: {e}"
+        self.check_.stage, self.check_.error = stage, f"{type(e).__name__}: {e}"
         return self.check_
 
     def _agrees(self, program: Program, kernels: Kernels) -> bool:
@@ -340,9 +318,9 @@ class _Runner:
         for name, blocks in fetched.items():
             kind = program.types[program.fetches[name]]
             shown.setdefault(t.fetches[name], []).append(Shown(t.fetches[name].name, kind, blocks))
-        for name, tensor in t.after.items():
-            kind = program.variables[name].type
-            shown.setdefault(tensor, []).append(Shown(f"variable {name}", kind, left[name]))
+        for u in t.updates:
+            name = u.variable.name
+            shown.setdefault(u.value, []).append(Shown(f"variable {name}", program.variables[name].type, left[name]))
         self._judge(program, shown, seen)
         return out.first is None
 

@@ -1,11 +1,8 @@
 """The best layout for a graph, a number of ranks and a limit of memory, by predicted time.
 
-Plain data parallelism is priced first, so that there is always a layout to compare with.  Then
-candidates are priced in the order of a quick guess, by lowering the graph and predicting the time
-of the program; those whose bound is above the best time found, or whose variables alone do not fit,
-are never priced.  Around the best ones single dims are changed, and stored variables are split.
-Prices come from a function, so this module sees no graph.  Times are
-processor time: a busy machine finds what an idle one does.
+Plain data parallelism is priced first, then candidates in the order of a quick guess, but for those whose bound is
+above the best time or whose variables do not fit; then single dims of the best are changed, and variables split.
+Prices come from a function: no graph is seen here.  Times are processor time, the same on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import NamedTuple
 from meshmpi.amounts import amount
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
-from meshmpi.planner.candidates import Candidate, LowerBound, Work, candidates, data_parallel, mesh_shapes
+from meshmpi.planner.candidates import Candidate, LowerBound, Work, candidates, data_parallel, mesh_shapes, splitting
 from meshmpi.planner.machine import Machine
 
 EXHAUSTIVE = 64
@@ -79,23 +76,14 @@ class Screen(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """What a search found."""
 
-    Attributes:
-        ranking: Priced layouts that fit, fastest first.
-        rejected: Layouts that do not fit, in the order tried.
-        tried: Number of candidates priced, rejected, or passed over as slower than the best.
-        considered: Number of all candidates.
-        complete: Whether all were tried, and none that may fit was left without a full price.
-        seconds: Processor time of the search.
-    """
-
-    ranking: tuple[Priced, ...]
-    rejected: tuple[Rejected, ...]
-    tried: int
-    considered: int
-    complete: bool
-    seconds: float
+    ranking: tuple[Priced, ...]  # priced layouts that fit, fastest first
+    rejected: tuple[Rejected, ...]  # layouts that do not fit, in the order tried
+    tried: int  # number of candidates priced, rejected, or passed over as slower than the best
+    considered: int  # number of all candidates
+    complete: bool  # whether all were tried, and none that may fit was left without a full price
+    seconds: float  # processor time of the search
 
     @property
     def best(self) -> Priced | None:
@@ -133,9 +121,8 @@ def search(
     """Searches meshes, computation layouts and storage layouts.
 
     Args:
-        work: Digest of the graph.
+        work, price: Digest of the graph; lowers it in a layout and predicts, or says why that cannot be used.
         ranks, machine: Size of the job, and what it runs on.
-        price: Lowers the graph in a layout and predicts, or says why it cannot be used.
         seconds: Processor time; what is priced by then is ranked.  Listing candidates takes at most half.
         most_axes, axis_names: Maximum number of axes of the meshes that are tried, and their names.
         meshes: The only meshes to try.
@@ -197,11 +184,6 @@ def _in_full(
     return sorted(out, key=lambda p: (p[1].seconds, p[1].layout)), priced
 
 
-def _axes(mesh: MeshShape) -> list[str]:
-    """Those that split anything."""
-    return [a for a, n in mesh.axes if n > 1]
-
-
 class LayoutSearch:
     """A search under way."""
 
@@ -212,7 +194,7 @@ class LayoutSearch:
         self.deadline = self.began + seconds
         self.priced: list[tuple[Candidate, Priced]] = []
         self.rejected: list[Rejected] = []
-        self._smallest: tuple[int, Candidate] | None = None  # of those that need too much memory
+        self._smallest: tuple[float, Candidate | None] = float("inf"), None  # of those that need too much memory
         self._seen: set[tuple[str, str, str, str]] = set()
 
     @property
@@ -259,12 +241,11 @@ class LayoutSearch:
         found = self._too_large(c) or self.price(c)
         if isinstance(found, Rejected):
             self.rejected.append(found)
-            too_much = found.memory
         else:
             self.priced.append((c, found))
-            too_much = 0 if self._fits(found) else found.memory
-        if too_much and (self._smallest is None or too_much < self._smallest[0]):
-            self._smallest = (too_much, c)
+        too_much = isinstance(found, Rejected) or not self._fits(found)
+        if too_much and 0 < found.memory < self._smallest[0]:
+            self._smallest = found.memory, c
 
     def _too_large(self, c: Candidate) -> Rejected | None:
         """Why a candidate needs no price, if its variables alone do not fit."""
@@ -278,8 +259,10 @@ class LayoutSearch:
         """Changes the best layouts a dim at a time, and splits stored variables."""
         improved = True
         while improved and not self.late:
-            before = self._state
-            start = self._start()
+            before = self.best, self._smallest[0]
+            # The best so far; where nothing fits, what needs least memory.
+            fitting = [p for p in self.priced if self._fits(p[1])]
+            start = min(fitting, key=lambda p: p[1].seconds)[0] if fitting else self._smallest[1]
             if start is None:
                 return
             for c in (*self._stored(start), *self._neighbours(start)):
@@ -287,23 +270,12 @@ class LayoutSearch:
                     return
                 if c.bound < self.best:
                     self.try_one(c)
-            improved = self._state != before
-
-    @property
-    def _state(self) -> tuple[float, int]:
-        return self.best, self._smallest[0] if self._smallest else 0
-
-    def _start(self) -> Candidate | None:
-        """The best so far; where nothing fits, what needs least memory."""
-        fitting = [(c, p) for c, p in self.priced if self._fits(p)]
-        if fitting:
-            return min(fitting, key=lambda p: p[1].seconds)[0]
-        return self._smallest[1] if self._smallest else None
+            improved = before != (self.best, self._smallest[0])
 
     def _neighbours(self, c: Candidate) -> Iterator[Candidate]:
         conflicts = self.work.conflicts()
         for d in self.work.splittable():
-            for axis in ("", *_axes(c.mesh)):
+            for axis in ("", *splitting(c.mesh)):
                 layout = {e: axes for e, axes in c.layout.items() if e != d}
                 if axis:
                     if any(axis in layout.get(e, ()) and frozenset((d, e)) in conflicts for e in layout):
@@ -314,7 +286,7 @@ class LayoutSearch:
 
     def _stored(self, c: Candidate) -> Iterator[Candidate]:
         """The same with variables, or their slots, stored in parts over a free axis."""
-        for axis in _axes(c.mesh):
+        for axis in splitting(c.mesh):
             for d in self.work.splittable():
                 if not any(d in dims for dims in self.work.variables) or d in c.layout:
                     continue

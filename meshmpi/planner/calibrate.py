@@ -1,19 +1,12 @@
 """Measures what this machine can do, as a `planner.machine.Machine`.
 
-All ranks of a mesh measure at the same time, since that is how a program uses them: cores share
-memory and caches.  The kernels are those that programs run.  What ranks found differs; the slowest
-counts, as it does in a step.
-
-Where ranks outnumber the cores of their host, a short measurement has a core for itself or none at
-all, as the scheduler's time slices fall.  What ranks compute is then timed by their own processor
-time and multiplied by the ranks on a core; what they lose by taking turns is in the waits.
-
-A busy machine measures something else than itself: what differs much from one repeat to the next is
-measured again, and what disturbed all of it is said, in the output and in the description.
+All ranks of a mesh measure at the same time, with the kernels of programs, since cores share memory and caches; the
+slowest rank counts, as it does in a step.  What differs much from one repeat to the next is measured again.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -58,8 +51,6 @@ _SECONDS = 0.004  # of one measurement, at least: longer than a clock's and a ba
 _SLICE_SECONDS = 0.003  # for which Linux lets a process compute before another has its turn
 _TURNS = 10  # a measurement contains at least this many
 Say = Callable[[str], None]
-Place = tuple[str, set[int]]
-"""A host, and processors of it."""
 MOST_SPREAD, MOST_TRIES = 0.3, 4
 """Where the median of the repeats is this share above the least, they are done again: at least half
 of them were disturbed.  So often at most."""
@@ -80,15 +71,12 @@ _CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def calibrate(
-    mesh: AnyMesh, name: str = "", repeats: int = 5, quick: bool = False, say: Say = lambda line: None
-) -> Machine:
+def calibrate(mesh: AnyMesh, repeats: int = 5, quick: bool = False, say: Say = lambda line: None) -> Machine:
     """Measures this machine on all ranks of a mesh.  Collective; about half a minute.
 
     Args:
         mesh: A Mesh: each set of its axes is measured as a network.  Or a SimulatedMesh of one
             rank, which has no network.
-        name: Name of the description; default: the host's name and the mesh.
         repeats: How often each measurement is made; the median counts.
         quick: Leave out the largest sizes: takes seconds, for a rougher description.
         say: Takes lines of progress, on rank 0 only.
@@ -100,9 +88,7 @@ def calibrate(
     products = {"float32": probe.products(np.dtype(np.float32))}
     if blas.find(probe.library).bfloat16:
         products["bfloat16"] = probe.products(BFLOAT16)
-    memory = probe.memory()
-    operations = probe.operations()
-    call = probe.call()
+    memory, operations, call = probe.memory(), probe.operations(), probe.call()
     (inside, between), waits = probe.networks(), probe.waits()
     disturbed = probe.disturbed()
     if disturbed:
@@ -111,7 +97,7 @@ def calibrate(
             " be too long; calibrate again when it is quiet"
         )
     return Machine(
-        name or f"{os.uname().nodename} {mesh.shape}",
+        f"{os.uname().nodename} {mesh.shape}",
         products,
         memory,
         operations,
@@ -135,7 +121,9 @@ class _Probe:
         self.product_sizes, self.most_bytes = PRODUCT_SIZES, max(MEMORY_BYTES)
         self.work_seconds = WORK_SECONDS
         self.alone = mesh.size == 1
-        self.sharing = max(self._all(_ranks_on_a_core(self._all(_here()))))
+        # Where ranks outnumber cores, a short measurement has a core for itself or none at all, as time slices fall.
+        # Computing is then timed by processor time, times the ranks on a core; taking turns is in the waits.
+        self.sharing = max(self._all(_ranks_on_a_core(self._all((os.uname().nodename, os.sched_getaffinity(0))))))
         self.library = blas.agree(self._all(product_choice.measured(bfloat16=True)))
         self.began, self.measurements, self.unsteady = look(), 0, 0
 
@@ -208,25 +196,21 @@ class _Probe:
         a = np.ones((batch, m, k), dtype)
         b = np.ones((batch, k, n), dtype)
         y = np.zeros((batch, m, n), np.float32 if dtype == BFLOAT16 else dtype)
-        return blas.find(self.library).gemm(a, b, y) or _matmul(a, b, y)
+        return blas.find(self.library).gemm(a, b, y) or functools.partial(np.matmul, a, b, out=y)
 
     # ---- loops -------------------------------------------------------------------------------
 
     def memory(self) -> Curve:
         """Bytes per second of z = x + y by the bytes of all three."""
         self.say("memory ...")
-        points = []
-        for touched in (b for b in MEMORY_BYTES if b <= self.most_bytes):
-            n = touched // 12
-            run = _loop(n, lambda x, y: ew.add(x, y))
-            points.append((float(touched), touched / self.seconds(run)))
-        return Curve(tuple(points))
+        sizes = [b for b in MEMORY_BYTES if b <= self.most_bytes]
+        return Curve(tuple((float(b), b / self.seconds(_loop(b // 12, ew.add))) for b in sizes))
 
     def operations(self) -> dict[str, float]:
         """Seconds of each class of elementwise functions, on numbers in the cache."""
         self.say("elementwise functions ...")
         known = {}
-        copy = self.seconds(_loop(_CACHED, lambda x, y: ew.maximum(x, y)))
+        copy = self.seconds(_loop(_CACHED, ew.maximum))
         for kind, function in _CHAINS.items():
             run = _loop(_CACHED, lambda x, y, f=function: _chain(f, ew.maximum(x, y)))
             known[kind] = max(1e-13, (self.seconds(run) - copy) / (_CHAIN * _CACHED))
@@ -234,7 +218,7 @@ class _Probe:
 
     def call(self) -> float:
         """Seconds of an instruction that has next to nothing to do."""
-        return self.seconds(_loop(4, lambda x, y: ew.add(x, y)))
+        return self.seconds(_loop(4, ew.add))
 
     def memory_bytes(self) -> int:
         """Memory of this host, or what its control groups allow of it, shared by its ranks."""
@@ -321,23 +305,14 @@ def _network(measured: Rows) -> Network | None:
     return Network(latency, bandwidth, {k: [(*at, s) for at, s in sorted(v.items())] for k, v in measured.items()})
 
 
-def _here() -> Place:
-    """This host, and the processors that this rank may use."""
-    return os.uname().nodename, os.sched_getaffinity(0)
-
-
-def _ranks_on_a_core(places: Sequence[Place]) -> float:
-    """How many ranks of this host share one of its processors; at least 1."""
+def _ranks_on_a_core(places: Sequence[tuple[str, set[int]]]) -> float:
+    """How many ranks of this host share a processor, at least 1; ``places``: each rank's host and processors."""
     host = os.uname().nodename
     mine = [mask for name, mask in places if name == host]
     processors, quota = len(set().union(*mine)), cgroup_quota()
     if quota is not None:
         processors = min(processors, max(1, int(quota)))
     return max(1.0, len(mine) / processors)
-
-
-def _matmul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Callable[[], Any]:
-    return lambda: np.matmul(a, b, out=y)
 
 
 def _chain(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

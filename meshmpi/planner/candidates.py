@@ -1,8 +1,7 @@
 """Layouts worth a look: which dims may share a mesh axis, and a quick guess of each layout's time.
 
-Works on a digest of the graph (`Work`): dims of tensors, products with their counts.  The guess
-orders candidates, and its part that cannot be beaten (the arithmetic at the fastest rate) bounds
-them; what counts in the end is the predicted time of the real program.  Names and integers only.
+Works on a digest of the graph (`Work`), names and integers only.  The guess orders candidates, the arithmetic at the
+fastest rate bounds them; what counts in the end is the predicted time of the real program.
 """
 
 from __future__ import annotations
@@ -26,19 +25,12 @@ KEPT = {1: 512, 2: 40, 3: 10}
 
 
 class Sum(NamedTuple):
-    """A product, a gather or a scatter: sums over the dims that its output lacks.
+    """A product, a gather or a scatter: sums over the dims that its output lacks."""
 
-    Attributes:
-        inputs: Dims of each input.
-        output: Dims of the result.
-        flops_each: Floating-point operations at each point of all dims.
-        bytes_each: Bytes of one element of the result.
-    """
-
-    inputs: tuple[Names, ...]
-    output: Names
-    flops_each: int
-    bytes_each: int
+    inputs: tuple[Names, ...]  # dims of each input
+    output: Names  # dims of the result
+    flops_each: int  # floating-point operations at each point of all dims
+    bytes_each: int  # bytes of one element of the result
 
     @property
     def dims(self) -> Names:
@@ -55,21 +47,13 @@ class Renaming(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What a graph does, by dims.
+    """What a graph does, by dims."""
 
-    Attributes:
-        sizes: Dim -> size.
-        tensors: Dims -> bytes of one element, summed over the tensors that have these dims.
-        variables: Dims -> the same of the variables, as stored.
-        sums: With how often each occurs.
-        renamings: Likewise.
-    """
-
-    sizes: Mapping[str, int]
-    tensors: Mapping[Names, int]
-    variables: Mapping[Names, int] = field(default_factory=dict)
-    sums: Mapping[Sum, int] = field(default_factory=dict)
-    renamings: Mapping[Renaming, int] = field(default_factory=dict)
+    sizes: Mapping[str, int]  # dim -> size
+    tensors: Mapping[Names, int]  # dims -> bytes of one element, summed over the tensors that have these dims
+    variables: Mapping[Names, int] = field(default_factory=dict)  # dims -> the same of the variables, as stored
+    sums: Mapping[Sum, int] = field(default_factory=dict)  # with how often each occurs
+    renamings: Mapping[Renaming, int] = field(default_factory=dict)  # likewise
 
     def conflicts(self) -> set[frozenset[str]]:
         """Pairs of dims that some tensor has both: they cannot share an axis."""
@@ -85,21 +69,14 @@ class Work:
 
 
 class Candidate(NamedTuple):
-    """A layout to price.
-
-    Attributes:
-        mesh, layout: What it is.
-        bound: Seconds that no program of this layout can beat.
-        guess: Seconds, guessed.
-        storage, slots: Rules of stored variables that differ, and of optimizer slots that differ from theirs.
-    """
+    """A layout to price."""
 
     mesh: MeshShape
     layout: Rules
-    bound: float
-    guess: float
-    storage: Mapping[str, Names] = {}
-    slots: Mapping[str, Names] = {}
+    bound: float  # seconds that no program of this layout can beat
+    guess: float  # seconds, guessed
+    storage: Mapping[str, Names] = {}  # of stored variables that differ
+    slots: Mapping[str, Names] = {}  # of optimizer slots that differ from theirs
 
     @property
     def texts(self) -> tuple[str, str, str, str]:
@@ -113,27 +90,26 @@ def rules_text(rules: Rules) -> str:
     return ";".join(f"{d}:{'+'.join(axes)}" for d, axes in rules.items() if axes)
 
 
+def splitting(mesh: MeshShape) -> Names:
+    """The axes of a mesh that have more than one rank."""
+    return tuple(a for a, n in mesh.axes if n > 1)
+
+
 def mesh_shapes(ranks: int, most_axes: int, names: Sequence[str]) -> list[MeshShape]:
     """Meshes of this number of ranks, with one to ``most_axes`` axes of at least two ranks.
 
     Sizes ascend: a layout for the other order is one with the names of axes exchanged.
     """
-    found: list[MeshShape] = []
-    for n in range(1, most_axes + 1):
-        for sizes in _ascending(ranks, n, 2):
-            found.append(MeshShape(list(zip(names, sizes, strict=False))))
-    return found or [MeshShape([(names[0], ranks)])]
+    found = [sizes for n in range(1, most_axes + 1) for sizes in _ascending(ranks, n, 2)]
+    return [MeshShape(list(zip(names, sizes, strict=False))) for sizes in found or [(ranks,)]]
 
 
 def _ascending(n: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
-    if parts == 1:
-        if n >= least:
-            yield (n,)
-        return
-    for first in range(least, n + 1):
+    if parts == 1 and n >= least:
+        yield (n,)
+    for first in range(least, n + 1) if parts > 1 else ():
         if n % first == 0:
-            for rest in _ascending(n // first, parts - 1, first):
-                yield (first, *rest)
+            yield from ((first, *rest) for rest in _ascending(n // first, parts - 1, first))
 
 
 def independent_sets(dims: Sequence[str], conflicts: set[frozenset[str]]) -> list[Names]:
@@ -151,7 +127,7 @@ def data_parallel(work: Work, mesh: MeshShape, machine: Machine) -> Candidate:
     Where there is none that is large enough, nothing is split.
     """
     stored = {d for dims in work.variables for d in dims}
-    axes = tuple(a for a, n in mesh.axes if n > 1)
+    axes = splitting(mesh)
     free = (d for d in work.splittable() if d not in stored and work.sizes[d] >= mesh.size)
     layout = dict.fromkeys(itertools.islice(free, 1 if axes else 0), axes)
     return LowerBound(work, machine).candidate(mesh, layout)
@@ -163,8 +139,7 @@ def candidates(work: Work, mesh: MeshShape, machine: Machine) -> list[Candidate]
     Each axis splits a set of dims that no tensor has together; a dim that is chosen for several
     axes is split over all of them.
     """
-    conflicts = work.conflicts()
-    lower_bound = LowerBound(work, machine)
+    conflicts, lower_bound = work.conflicts(), LowerBound(work, machine)
     by_axis: list[list[Names]] = []
     for axis, size in mesh.axes:
         dims = [d for d in work.splittable() if work.sizes[d] >= size > 1]
@@ -203,8 +178,7 @@ class LowerBound:
     def bound(self, mesh: MeshShape, layout: Rules) -> float:
         """Seconds of the arithmetic at the fastest rate of the machine."""
         total = sum(f / self._parts(mesh, layout, s.dims) for s, f in self._flops)
-        peak = max(max(r.rates.values()) for r in self.machine.products.values())
-        return total / peak
+        return total / self.machine.peak_of(*self.machine.products)
 
     def least_bytes(self, c: Candidate) -> int:
         """Bytes that the variables of a rank take, at least: they are there between steps."""
@@ -217,9 +191,8 @@ class LowerBound:
 
     def guess(self, mesh: MeshShape, layout: Rules) -> float:
         """Seconds of products at their rates, sums sent where dims are split, tensors touched."""
-        seconds = sum(n * self._sum(mesh, layout, s) for s, n in self.work.sums.items()) + sum(
-            n * self._renaming(mesh, layout, r) for r, n in self.work.renamings.items()
-        )
+        seconds = sum(n * self._sum(mesh, layout, s) for s, n in self.work.sums.items())
+        seconds += sum(n * self._renaming(mesh, layout, r) for r, n in self.work.renamings.items())
         touched = sum(
             each * math.prod(self.work.sizes[d] for d in dims) / self._parts(mesh, layout, dims)
             for dims, each in (*self.work.tensors.items(), *self.work.variables.items())
@@ -247,17 +220,12 @@ class LowerBound:
             seconds += flops / self.machine.product_rate("float32", m, n, k)
         if axes:
             handed = s.bytes_each * self._local(mesh, layout, out)
-            seconds += self._network(mesh, axes, "all_reduce", handed)
+            seconds += self.machine.collective(mesh, axes, "all_reduce", handed)
         return seconds
 
     def _renaming(self, mesh: MeshShape, layout: Rules, r: Renaming) -> float:
-        old = {a for d in r.old for a in layout.get(d, ())}
-        new = {a for d in r.new for a in layout.get(d, ())}
-        lost = mesh.in_mesh_order([a for a in mesh.names if a in old and a not in new])
+        old, new = ({a for d in dims for a in layout.get(d, ())} for dims in (r.old, r.new))
+        lost = tuple(a for a in mesh.names if a in old and a not in new)
         if not lost:
             return 0.0
-        handed = r.bytes_each * self._local(mesh, layout, r.old)
-        return self._network(mesh, lost, "all_gather", handed)
-
-    def _network(self, mesh: MeshShape, axes: Names, kind: str, handed: int) -> float:
-        return self.machine.collective(mesh, axes, kind, handed)
+        return self.machine.collective(mesh, lost, "all_gather", r.bytes_each * self._local(mesh, layout, r.old))

@@ -1,11 +1,12 @@
 """Whether a machine was busy with other things while it was measured.
 
-By what Linux counts for the whole host: processor time of all processes, of which the ranks' own is
-taken away, and time that the hypervisor gave to other machines.  Without /proc nothing is known.
+By what Linux counts for the whole host: processor time of all processes but the ranks', and time that the hypervisor
+gave to other machines.  Without /proc nothing is known.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import time
@@ -22,54 +23,35 @@ a second that a rank had to make room on its core; share of measurements that di
 
 
 class Look(NamedTuple):
-    """Counts at one moment, in seconds.
+    """Counts at one moment, in seconds."""
 
-    Attributes:
-        host: Whose they are.
-        wall: By the clock.
-        working: Processor time of all processes of the host; None: not known.
-        stolen: Processor time that the host did not get from its hypervisor.
-        own: Processor time of this rank.
-        turns: Times that this rank had to make room for another process.
-    """
-
-    host: str
-    wall: float
-    working: float | None
-    stolen: float
-    own: float
-    turns: int
+    host: str  # whose they are
+    wall: float  # by the clock
+    working: float  # processor time of all processes of the host; NaN: not known
+    stolen: float  # processor time that the host did not get from its hypervisor
+    own: float  # processor time of this rank
+    turns: int  # times that this rank had to make room for another process
 
     def since(self, before: Look) -> Look:
         """The counts between two looks."""
-        known = self.working is not None and before.working is not None
-        working = (self.working or 0.0) - (before.working or 0.0) if known else None
-        return Look(
-            self.host,
-            self.wall - before.wall,
-            working,
-            self.stolen - before.stolen,
-            self.own - before.own,
-            self.turns - before.turns,
-        )
+        return Look(self.host, *(now - then for now, then in zip(self[1:], before[1:], strict=True)))
 
 
 def look() -> Look:
     """The counts of this moment."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     working, stolen = _of_host()
-    return Look(
-        os.uname().nodename, time.perf_counter(), working, stolen, used.ru_utime + used.ru_stime, used.ru_nivcsw
-    )
+    own = used.ru_utime + used.ru_stime
+    return Look(os.uname().nodename, time.perf_counter(), working, stolen, own, used.ru_nivcsw)
 
 
-def _of_host() -> tuple[float | None, float]:
+def _of_host() -> tuple[float, float]:
     try:
         counts = [int(x) for x in STATISTICS.read_text().split("\n", 1)[0].split()[1:]]
         tick = 1.0 / os.sysconf("SC_CLK_TCK")
         return tick * sum(counts[k] for k in _WORKING), tick * counts[_STOLEN]
     except (OSError, ValueError, IndexError):
-        return None, 0.0
+        return math.nan, 0.0
 
 
 def disturbances(ranks: Sequence[Look], unsteady: int, measurements: int, sharing: bool) -> str:
@@ -77,16 +59,15 @@ def disturbances(ranks: Sequence[Look], unsteady: int, measurements: int, sharin
 
     Args:
         ranks: For each rank, the counts while it measured.
-        unsteady: Measurements that differed from one repeat to the next until the end.
-        measurements: All of them.
+        unsteady: Number of ``measurements`` that differed from one repeat to the next until the end.
         sharing: Whether ranks share cores: then they make room for one another.
     """
     parts = []
     for host in dict.fromkeys(r.host for r in ranks):
         here = [r for r in ranks if r.host == host]
         wall = max(r.wall for r in here)
-        found = max(here, key=lambda r: r.working or 0.0)
-        if wall <= 0.0 or found.working is None:
+        found = max(here, key=lambda r: r.working)
+        if wall <= 0.0 or math.isnan(found.working):
             continue
         others = (found.working - sum(r.own for r in here)) / wall
         if others > OTHERS:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from meshmpi.amounts import amount, bytes_of
 from meshmpi.api import lowered
-from meshmpi.dims import MeshShape
+from meshmpi.dims import MeshShape, Shape
 from meshmpi.errors import MeshmpiError
 from meshmpi.graph import Graph, Operation, Tensor, Update
 from meshmpi.graph.arguments import checked
@@ -25,39 +28,32 @@ from meshmpi.runtime.compiled import predict_cost
 
 def digest(graph: Graph, fetches: Sequence[Tensor], updates: Sequence[Update]) -> Work:
     """What a step does, by dims; see `planner.candidates.Work`."""
-    sizes: dict[str, int] = {}
-    tensors: dict[Names, int] = {}
-    sums: dict[Sum, int] = {}
-    renamings: dict[Renaming, int] = {}
+    shapes, tensors, variables = list[Shape](), Counter[Names](), Counter[Names]()
+    sums, renamings = Counter[Sum](), Counter[Renaming]()
     for operation in needed_operations(graph, [*fetches, *(u.value for u in updates)]):
         for t in operation.outputs:
-            for d in t.shape:
-                sizes[d.name] = max(sizes.get(d.name, 0), d.size)
-            tensors[t.shape.names] = tensors.get(t.shape.names, 0) + ITEM_BYTES[t.dtype]
+            shapes.append(t.shape)
+            tensors[t.shape.names] += ITEM_BYTES[t.dtype]
         if (s := _sum(operation)) is not None:
-            sums[s] = sums.get(s, 0) + 1
+            sums[s] += 1
         if isinstance(operation, Reshape):
             x, y = operation.inputs[0], operation.outputs[0]
-            r = Renaming(x.shape.names, y.shape.names, ITEM_BYTES[x.dtype])
-            renamings[r] = renamings.get(r, 0) + 1
-    variables: dict[Names, int] = {}
-    for v in graph.variables.values():
-        names = v.shape.names
-        for d in v.shape:  # of variables that nothing uses, too
-            sizes[d.name] = max(sizes.get(d.name, 0), d.size)
-        variables[names] = variables.get(names, 0) + ITEM_BYTES[v.dtype]
+            renamings[Renaming(x.shape.names, y.shape.names, ITEM_BYTES[x.dtype])] += 1
+    for v in graph.variables.values():  # those that nothing uses, too
+        shapes.append(v.shape)
+        variables[v.shape.names] += ITEM_BYTES[v.dtype]
+    sizes: dict[str, int] = {}
+    for d in itertools.chain.from_iterable(shapes):
+        sizes[d.name] = max(sizes.get(d.name, 0), d.size)
     return Work(sizes, tensors, variables, sums, renamings)
 
 
 def _sum(operation: Operation) -> Sum | None:
     """The sum that an operation is, over dims that its result lacks."""
-    out = operation.outputs[0]
-    inputs = tuple(x.shape.names for x in operation.inputs)
-    if isinstance(operation, Einsum):
-        return Sum(inputs, out.shape.names, 2, ITEM_BYTES[out.dtype])
-    if isinstance(operation, (Gather, ScatterAdd)):
-        return Sum(inputs, out.shape.names, 0, ITEM_BYTES[out.dtype])
-    return None
+    if not isinstance(operation, (Einsum, Gather, ScatterAdd)):
+        return None
+    out, inputs = operation.outputs[0], tuple(x.shape.names for x in operation.inputs)
+    return Sum(inputs, out.shape.names, 2 if isinstance(operation, Einsum) else 0, ITEM_BYTES[out.dtype])
 
 
 Step = tuple[Graph, Sequence[Tensor], Sequence[Update]]
@@ -65,36 +61,27 @@ Step = tuple[Graph, Sequence[Tensor], Sequence[Update]]
 
 
 def pricing(step: Step | Callable[[str], Step], machine: Machine, memory_limit: int = 0) -> Price:
-    """The function that prices layouts of a step, as `planner.search.search` takes it.
+    """The function that prices layouts of a step, as `search` takes it.
 
     Args:
         step: The step; or a function that makes it with another storage of the optimizer's slots,
             for a search of that too.
-        machine: That runs it.
-        memory_limit: Bytes per rank; 0: none.
+        machine, memory_limit: What runs it; bytes per rank, 0: none.
     """
-    made: dict[str, Step] = {}
-
-    def step_with(slots: str) -> Step:
-        if not callable(step):
-            return step
-        if slots not in made:
-            made[slots] = step(slots)
-        return made[slots]
+    made = functools.cache(step) if callable(step) else None
 
     def price(c: Candidate) -> Priced | Rejected:
         _, layout, storage, slots = c.texts
         try:
-            graph, fetches, updates = step_with(slots)
+            graph, fetches, updates = made(slots) if made else step
             program = lowered(graph, c.mesh, layout, named_fetches(graph, fetches), updates, storage, cures=False)
             cost = predict_cost(program)
         except MeshmpiError as error:
             return Rejected(*c.texts, str(error).split("\n", 1)[0])
         memory = cost.peak_memory
         if memory_limit and memory > memory_limit:
-            return Rejected(
-                *c.texts, f"{amount(memory, 'B')} per rank, the limit is {amount(memory_limit, 'B')}", memory
-            )
+            why = f"{amount(memory, 'B')} per rank, the limit is {amount(memory_limit, 'B')}"
+            return Rejected(*c.texts, why, memory)
         return Priced(*c.texts, predict_time(program, machine).seconds, memory, cost.bytes_sent)
 
     return price

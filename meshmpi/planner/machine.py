@@ -1,8 +1,7 @@
 """What a machine can do, as numbers: products, memory, elementwise functions, networks.
 
-`meshmpi calibrate` measures such a description; for a machine that you do not have, write one by
-hand, with as few as four numbers.  Everything is per rank *while all ranks of a host work*: so
-do ranks of a program find it.  Knows no programs and no MPI; `timing.py` applies it.
+`meshmpi calibrate` measures such a description; one written by hand needs four numbers.  Everything is per rank
+*while all ranks of a host work*, as in a program.  Knows no programs and no MPI; `timing.py` applies it.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ FUNCTION_CLASSES = {
     "power": "power",
     "sin": "trigonometric",
     "cos": "trigonometric",
+    "random": "random",
     "identity": "",
 }
 """Scalar function -> class of its cost; all others are "simple", the identity costs nothing."""
@@ -56,13 +56,9 @@ FUNCTION_CLASSES = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A positive quantity by another one: straight between points where both are logarithms.
+    """A positive quantity by another one: straight between points where both are logarithms."""
 
-    Attributes:
-        points: (at, value), ``at`` ascending; beyond the ends the end values hold.
-    """
-
-    points: tuple[tuple[float, float], ...]
+    points: tuple[tuple[float, float], ...]  # (at, value), ``at`` ascending; beyond the ends the end values hold
 
     def __call__(self, at: float) -> float:
         places = [p for p, _ in self.points]
@@ -76,15 +72,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class ProductRates:
-    """FLOP per second of a matrix product [m, k] x [k, n].
+    """FLOP per second of a matrix product [m, k] x [k, n]."""
 
-    Attributes:
-        sizes: Measured sizes of m, n and k, ascending.
-        rates: (m, n, k) -> FLOP per second, for every combination of ``sizes``.  One entry of each
-            is a rate that holds for all.
-    """
-
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # measured sizes of m, n and k, ascending
+    # (m, n, k) -> FLOP per second, for every combination of ``sizes``.  One entry of each is a rate that
+    # holds for all.
     rates: Mapping[tuple[int, int, int], float]
 
     def __call__(self, m: float, n: float, k: float) -> float:
@@ -110,17 +102,12 @@ class ProductRates:
 
 @dataclass(frozen=True)
 class Network:
-    """Collectives over one set of mesh axes.
+    """Collectives over one set of mesh axes."""
 
-    Attributes:
-        latency: Seconds of one message.
-        bandwidth: Bytes per second that a rank sends while the others send too.
-        measured: Kind of collective -> (ranks, bytes handed, seconds), as calibrated.  Kinds
-            without rows follow from latency and bandwidth.
-    """
-
-    latency: float
-    bandwidth: float
+    latency: float  # seconds of one message
+    bandwidth: float  # bytes per second that a rank sends while the others send too
+    # kind of collective -> (ranks, bytes handed, seconds), as calibrated.  Kinds without rows follow from
+    # latency and bandwidth.
     measured: Mapping[str, Sequence[tuple[int, int, float]]] = field(default_factory=dict)
 
     def seconds(self, kind: str, handed: int, n: int) -> float:
@@ -173,38 +160,25 @@ def rounds(kind: str, n: int) -> int:
 
 @dataclass(frozen=True)
 class Machine:
-    """What one rank can do while all ranks work.
-
-    Attributes:
-        name: What it is called.
-        products: Data type -> rates of matrix products.
-        memory: Bytes that a loop touches -> bytes per second.
-        operations: Class of `RELATIVE_COSTS` -> seconds for one element in float32.
-        call: Seconds to start one instruction.
-        step: Seconds of a step that belong to no instruction.
-        networks: Mesh axes joined by + -> network; "" is for axes that are not named, inside a host where
-            ``ranks_per_host`` is known.
-        ranks_per_host: Consecutive ranks of a mesh that share a host; 0: not known, or it makes no difference.
-        between: Network of axes along which ranks are on different hosts, and have no network of their own.
-        memory_bytes: Memory of one rank; 0: not known.
-        origin: Where the numbers come from, for reports.
-        waits: Seconds that ranks computed since they last met in a collective -> seconds that they
-            wait for the slowest in the next one; None: all are as fast.
-        disturbed: What disturbed the measurements, for people; empty: nothing that is known.
-    """
+    """What one rank can do while all ranks work."""
 
     name: str
-    products: Mapping[str, ProductRates]
-    memory: Curve
-    operations: Mapping[str, float]
-    call: float
-    step: float
+    products: Mapping[str, ProductRates]  # data type -> rates of matrix products
+    memory: Curve  # bytes that a loop touches -> bytes per second
+    operations: Mapping[str, float]  # class of `RELATIVE_COSTS` -> seconds for one element in float32
+    call: float  # seconds to start one instruction
+    step: float  # seconds of a step that belong to no instruction
+    # mesh axes joined by + -> network; "" is for axes that are not named, inside a host where
+    # ``ranks_per_host`` is known
     networks: Mapping[str, Network]
-    memory_bytes: int = 0
-    origin: str = "stated"
+    memory_bytes: int = 0  # memory of one rank; 0: not known
+    origin: str = "stated"  # where the numbers come from, for reports
+    # seconds that ranks computed since they last met in a collective -> seconds that they wait for the
+    # slowest in the next one; None: all are as fast
     waits: Curve | None = None
-    disturbed: str = ""
-    ranks_per_host: int = 0
+    disturbed: str = ""  # what disturbed the measurements, for people; empty: nothing that is known
+    ranks_per_host: int = 0  # consecutive ranks of a mesh that share a host; 0: not known, or it makes no difference
+    # network of axes along which ranks are on different hosts, and have no network of their own
     between: Network | None = None
 
     def wait(self, computed: float) -> float:

@@ -1,8 +1,7 @@
 """Machine descriptions as TOML files, and those that come with meshmpi.
 
-A file written by hand may be short; `meshmpi calibrate` writes tables.  Units are seconds, bytes
-and FLOP, all per rank.  Every number is looked at when a file is read: predictions divide by them
-and take their logarithms.
+Units are seconds, bytes and FLOP, all per rank.  Every number is checked when a file is read: predictions divide by
+them and take their logarithms.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from meshmpi.dims import Axes, MeshShape
 from meshmpi.ir.kinds import Write
 from meshmpi.ir.program import Collective, Instruction, Program
 from meshmpi.planner.machine import Machine
-from meshmpi.planner.timing import Prediction
+from meshmpi.planner.timing import Prediction, summed
 
 
 def sent_by_line(program: Program) -> dict[tuple[str, str, str, str], tuple[int, int]]:
@@ -96,7 +96,7 @@ def network_lines(cost: Cost, mesh: MeshShape, between: Axes) -> list[str]:
     return lines
 
 
-def time_lines(prediction: Prediction, most: int = 8) -> list[str]:
+def time_lines(prediction: Prediction) -> list[str]:
     """The predicted time of a step, by what bounds it, by kind, by axes and by line."""
     whole = prediction.seconds
     if not whole:
@@ -104,13 +104,9 @@ def time_lines(prediction: Prediction, most: int = 8) -> list[str]:
     lines = [str(prediction), f"  most of the step waits for: {prediction.bound}"]
     lines += _shares("by kind", prediction.by_kind(), whole)
     lines += _shares("in collectives over", prediction.by_axes(), whole)
-    by_place: dict[str, float] = {}
-    for source, seconds in prediction.by_source().items():
-        key = re.sub(r"\d+", "#", source.name) or "(no name)"
-        by_place[key] = by_place.get(key, 0.0) + seconds
-    longest = sorted(by_place.items(), key=lambda item: -item[1])[:most]
-    lines += _shares("longest", dict(longest), whole)
-    return lines
+    by_tensor = summed((_place(t.instruction)[0], t.seconds) for t in prediction.timings)
+    longest = sorted(by_tensor.items(), key=lambda item: -item[1])[:8]
+    return [*lines, *_shares("longest", dict(longest), whole)]
 
 
 def _shares(title: str, table: Mapping[str, float], whole: float) -> list[str]:
@@ -152,15 +148,15 @@ def memory_by_kind(program: Program, plan: MemoryPlan) -> dict[str, int]:
         out[kind] += aligned_bytes(v.type, program, origin)
     out["feeds"], out["workspace"] = plan.feed_bytes, plan.workspace_bytes
     gradients = gradient_values(program)
-    for v in live_values(program, plan, peak_instruction(plan)):
+    for v in _live_values(program, plan, peak_instruction(plan)):
         kind = "gradients" if v in gradients else "activations"
         out[kind] += aligned_bytes(program.types[v], program, origin)
     out["gaps"] = plan.arena_bytes - out["gradients"] - out["activations"]
     return out
 
 
-def live_values(program: Program, plan: MemoryPlan, at: int) -> list[int]:
-    """Values that own bytes of the arena during instruction number ``at``, in order of making."""
+def _live_values(program: Program, plan: MemoryPlan, at: int) -> list[int]:
+    """Values that own bytes of the arena during an instruction, in order of making."""
     sharing, made = Sharing(program), dict[int, int]()
     ended = dict.fromkeys(program.types, len(program.instructions))
     for n, i in enumerate(program.instructions):
@@ -172,8 +168,7 @@ def live_values(program: Program, plan: MemoryPlan, at: int) -> list[int]:
 def gradient_values(program: Program) -> Mapping[int, None]:
     """Values on the way from the product that makes a gradient to the write of its variable.
 
-    With the shape of a variable only: what is made of them on the way, norms for instance, is
-    small.
+    Those with the shape of a variable only: what else is made of them, norms for instance, is small.
     """
     makers = {v: i for i in program.instructions for v in i.outputs}
     shapes = [v.type.shape.sizes for v in program.variables.values() if v.trainable]

@@ -1,25 +1,21 @@
-"""How long a step takes, predicted from its program and the description of a machine.
+"""How long a step takes, predicted from its program and the description of a machine; nothing is run.
 
-The time of an instruction is that of its bottleneck: products run at the measured rate of their
-shape, loops over memory at that of their arithmetic or of the caches that still hold their data,
-collectives as the network was measured; in these, ranks also wait for one another.  Instructions of
-a rank follow each other, reductions in the background but for what is waited for.  Sees programs
-and numbers only; nothing is run.
+An instruction takes as long as its bottleneck: arithmetic, the caches that still hold its data, or the network, in
+which ranks also wait for one another.  Instructions follow each other; reductions go on in the background.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from meshmpi.compiler.passes.memory import Sharing
 from meshmpi.graph.arguments import checked
 from meshmpi.ir.flops import busiest_rank, local_flops, program_flops
 from meshmpi.ir.kinds import Conv, Product, Tiled, Transpose, Wait, Write
 from meshmpi.ir.kinds.regions import extents_in, iteration_counts, region_types
-from meshmpi.ir.program import Alias, Collective, Instruction, LocalType, Memory, Program, Source
+from meshmpi.ir.program import Alias, Collective, Instruction, LocalType, Memory, Program
 from meshmpi.ir.scalar import ITEM_BYTES
 from meshmpi.planner.machine import Machine
 
@@ -31,72 +27,49 @@ _STRIDED = 3.0
 
 Touched = Sequence[tuple[int, int]]
 """Values that an instruction touches, and bytes of each."""
-K = TypeVar("K", bound=Hashable)
 Sizes = Mapping[str, int]
 """Dimension name -> extent of a block."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Predicted time of one instruction.
-
-    Attributes:
-        seconds: Time that this rank spends on the instruction.
-        bound: What it waits for: "compute", "memory" or "network"; "calls" where it is too short.
-    """
+    """Predicted time of one instruction."""
 
     instruction: Instruction
-    seconds: float
-    bound: str
+    seconds: float  # time that this rank spends on the instruction
+    bound: str  # what it waits for: "compute", "memory" or "network"; "calls" where it is too short
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time of one step on the rank that takes longest.
+    """Predicted time of one step on the rank that takes longest."""
 
-    Attributes:
-        machine: Name of the description used.
-        timings: One for each instruction that takes time, in order.
-        other: Seconds of the step that belong to no instruction.
-        flops: FLOP of the rank, for the share of the peak.
-        peak: FLOP per second of the machine's fastest product in the types that the program has.
-    """
-
-    machine: str
-    timings: tuple[Timing, ...]
-    other: float
-    flops: int
-    peak: float
+    machine: str  # name of the description used
+    timings: tuple[Timing, ...]  # one for each instruction that takes time, in order
+    other: float  # seconds of the step that belong to no instruction
+    flops: int  # FLOP of the rank, for the share of the peak
+    peak: float  # FLOP per second of the machine's fastest product in the types that the program has
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole step."""
         return self.other + sum(t.seconds for t in self.timings)
 
-    @property
-    def network_seconds(self) -> float:
-        """In collectives, and waiting for those in the background."""
-        return self.by_bound().get("network", 0.0)
-
     def by_bound(self) -> dict[str, float]:
         """Seconds by what bounds them."""
-        return _summed((t.bound, t.seconds) for t in self.timings)
+        return summed((t.bound, t.seconds) for t in self.timings)
 
     def by_kind(self) -> dict[str, float]:
         """Seconds by kind of instruction."""
-        return _summed((t.instruction.kind, t.seconds) for t in self.timings)
+        return summed((t.instruction.kind, t.seconds) for t in self.timings)
 
     def by_axes(self) -> dict[str, float]:
         """Seconds in collectives by mesh axes."""
-        return _summed(
+        return summed(
             ("+".join(t.instruction.attrs.axes), t.seconds)
             for t in self.timings
             if isinstance(t.instruction.attrs, Collective)
         )
-
-    def by_source(self) -> dict[Source, float]:
-        """Seconds by tensor and line of the user's code."""
-        return _summed((t.instruction.source, t.seconds) for t in self.timings)
 
     @property
     def bound(self) -> str:
@@ -110,18 +83,16 @@ class Prediction:
         return self.flops / self.seconds / self.peak if self.seconds else 0.0
 
     def __str__(self) -> str:
-        shares = ", ".join(f"{s / self.seconds:.0%} {b}" for b, s in sorted(self.by_bound().items(), key=_largest))
+        bounds = sorted(self.by_bound().items(), key=lambda item: -item[1])
+        shares = ", ".join(f"{s / self.seconds:.0%} {b}" for b, s in bounds)
         return (
             f"predicted on {self.machine}: {1e3 * self.seconds:.4g} ms a step, {shares}; {self.efficiency:.0%} of peak"
         )
 
 
-def _largest(item: tuple[str, float]) -> float:
-    return -item[1]
-
-
-def _summed(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
-    out: dict[K, float] = {}
+def summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The sum of the seconds of each key."""
+    out: dict[str, float] = {}
     for key, seconds in pairs:
         out[key] = out.get(key, 0.0) + seconds
     return out
@@ -132,10 +103,6 @@ def predict_time(program: Program, machine: Machine) -> Prediction:
     """The time of a step of ``program`` on ``machine``, on the busiest rank.
 
     That is the one at the origin, with the largest blocks, or the one with the most work.
-
-    Args:
-        program: For a mesh of any size.
-        machine: Its numbers are per rank.
 
     Raises:
         ConfigError: The machine has no network for an axis over which the program communicates.
@@ -271,13 +238,9 @@ class _Timer:
         work = i.attrs.work
         if work is None:
             return 0.0
-        each = sum(map(self._operation, work.operations))
+        each = sum(map(self.machine.operation, work.operations))
         weight = _width(types[(i.outputs or i.inputs)[0]].dtype) if work.weight is None else work.weight
         return weight * each * _count(sizes[(i.outputs if work.per == "output" else i.inputs)[0]])
-
-    def _operation(self, name: str) -> float:
-        """Seconds of one evaluation of a scalar function, or of drawing a number."""
-        return self.machine.operations[name] if name == "random" else self.machine.operation(name)
 
     def _product(self, i: Instruction, types: Mapping[int, LocalType], sizes: Mapping[int, Sizes]) -> float:
         a, b = (sizes[v] for v in i.inputs)
@@ -349,16 +312,10 @@ def _width(dtype: str) -> float:
 def reuse_distances(program: Program, sharing: Sharing, touched: Sequence[Touched]) -> list[Mapping[int, int]]:
     """Value -> bytes touched since its memory was touched before, of every instruction.
 
-    A cache serves an access if it is larger than that (Mattson et al., "Evaluation techniques for
-    storage hierarchies", 1970).  Repeated touches count each time, so distances are upper bounds.  A
-    step follows a step: a variable's first use finds what the end of the step before has left.  A new
-    value lies where others did that are no longer needed: it finds what was touched one length of the
-    memory of such values ago.
-
-    Args:
-        program: In the order of its instructions.
-        sharing: Which of its values share memory.
-        touched: For every instruction; distances count the instruction's own bytes.
+    A cache serves an access if it is larger than that (Mattson et al., "Evaluation techniques for storage hierarchies",
+    1970).  Repeated touches count each time, so distances are upper bounds; they contain the instruction's own bytes.
+    A variable's first use finds what the end of the step before has left.  A new value lies where others did that are
+    no longer needed: it finds what was touched one length of the memory of such values ago.
     """
     fresh = _most_alive(program, sharing)
     last: dict[Memory, int] = {}

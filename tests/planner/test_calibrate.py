@@ -1,5 +1,6 @@
 """Calibration: on one rank, and on two under mpirun; what it writes is a machine."""
 
+import math
 import os
 import time
 
@@ -197,7 +198,7 @@ def test_what_disturbed_is_told():
         " 30 of 100 measurements did not settle"
     )
     assert "made room" not in disturbance.disturbances([other._replace(stolen=0.0)], 0, 1, True)
-    assert disturbance.disturbances([quiet._replace(working=None, stolen=9.0)], 0, 1, False) == ""
+    assert disturbance.disturbances([quiet._replace(working=math.nan, stolen=9.0)], 0, 1, False) == ""
 
 
 def test_the_counts_of_linux(tmp_path, monkeypatch):
@@ -211,7 +212,7 @@ def test_the_counts_of_linux(tmp_path, monkeypatch):
     passed = disturbance.look().since(before)
     assert (round(passed.working, 6), round(passed.stolen, 6)) == (2.0, 1.0)
     table.write_text("other\n")
-    assert disturbance.look().since(before).working is None
+    assert math.isnan(disturbance.look().since(before).working)
 
 
 def test_a_busy_machine_is_noted_in_output_and_file(small, monkeypatch, tmp_path):

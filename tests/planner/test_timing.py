@@ -127,9 +127,9 @@ def test_tables_of_a_prediction_add_up(layout):
     graph, fetches, updates = small_lm()
     program = mm.plan(graph, "all:2", layout, fetches=fetches, updates=updates).program
     found = predict_time(program, machine(step=1e-3))
-    for table in (found.by_kind(), found.by_bound(), found.by_source()):
+    for table in (found.by_kind(), found.by_bound()):
         assert sum(table.values()) + 1e-3 == pytest.approx(found.seconds)
-    assert sum(found.by_axes().values()) <= found.network_seconds + 1e-12
+    assert sum(found.by_axes().values()) <= found.by_bound()["network"] + 1e-12
     assert 0 < found.efficiency < 1
     assert any("by kind" in line for line in time_lines(found))
 
