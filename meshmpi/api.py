@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshmpi.amounts import bytes_of
 from meshmpi.compiler.lowering import Rules, cured, lower
-from meshmpi.dims import Layout, LayoutLike, MeshShape, MeshShapeLike
+from meshmpi.dims import Axes, Layout, LayoutLike, MeshShape, MeshShapeLike
 from meshmpi.errors import ConfigError, LayoutError, MeshError, ShapeError, UnusedUpdatesWarning, suggest, warn_user
 from meshmpi.graph import MOST_NAMED, Graph, Tensor, Update
 from meshmpi.graph.arguments import checked
@@ -36,6 +36,7 @@ def lowered(
     memory_limit: int | str | None = None,
     atomic: bool = False,
     cures: bool = True,
+    shared: Axes = (),
 ) -> Program:
     """The program of a step; with ``cures``, the error about an illegal layout proposes a legal one."""
     for u in updates:
@@ -46,13 +47,13 @@ def lowered(
                 str(u.value.source),
             )
     limit = None if memory_limit is None else bytes_of(memory_limit)
-    rules, kept, proven = Layout(layout), Layout(storage), Proven()
+    rules, kept, proven = Layout(layout), None if storage is None else Layout(storage), Proven()
     try:
-        program = lower(graph, mesh, rules, fetches, updates, kept, seed, proven)
+        program = lower(graph, mesh, rules, fetches, updates, kept, seed, proven, shared)
     except LayoutError as error:
         if not cures:
             raise
-        raise cured(error, graph, mesh, Rules(rules, kept), fetches, updates) from None
+        raise cured(error, graph, mesh, Rules(rules, kept or Layout()), fetches, updates) from None
     if not optimize and limit is not None:
         raise ConfigError("a memory_limit needs passes.", "Leave optimize at True.")
     from meshmpi.compiler.passes import pipeline
@@ -95,7 +96,9 @@ def compile(
         fetches: Tensors that each call returns; with a mapping, under these names too.
         updates: Variable updates of a step, from `mm.assign` or an optimizer.  Default: none, with an
             `UnusedUpdatesWarning` if the graph has some; ``[]`` says that none are wanted.
-        storage: Storage rules for variables without their own; ``"d_model:rows"`` is ZeRO-3.
+        storage: Storage rules for variables without their own; ``"d_model:rows"`` is ZeRO-3.  Default: ranks
+            that share memory hold a variable once, each its part of the first dimension; ``"*:"`` says that each
+            holds it whole.
         optimize: False runs the program as lowered, the oracle of the passes.
         kernels: "numpy", "native" or "auto" (native where it can be had).
         seed: Seed of initial values and random numbers.
@@ -121,7 +124,8 @@ def compile(
     named, news = named_fetches(graph, fetches), updates or ()
     overlap = mesh.hosts > 1 if overlap is None else overlap
     how = (storage, seed, optimize, overlap, memory_limit, atomic)
-    return _bound(lowered(graph, mesh.shape, layout, named, news, *how), mesh, named, variables, kernels, debug, atomic)
+    program = lowered(graph, mesh.shape, layout, named, news, *how, shared=mesh.shared_axes())
+    return _bound(program, mesh, named, variables, kernels, debug, atomic)
 
 
 def _check_target(graph: Graph, mesh: AnyMesh, kernels: str, updates: Sequence[Update] | None) -> None:
@@ -207,6 +211,7 @@ def plan(
     seed: int = 0,
     overlap: bool = False,
     memory_limit: int | str | None = None,
+    shared: str | Sequence[str] = (),
 ) -> Plan:
     """Program and cost of a step on a mesh of any size, without allocating a tensor.
 
@@ -217,6 +222,7 @@ def plan(
         fetches: Default: every tensor that no operation uses; in a training step without the gradients
             that nothing uses, mostly those of placeholders.  Name them to have them.
         updates: Default: every update registered with the graph.
+        shared: Mesh axes along which ranks share a host, and hold variables once.
 
     Returns:
         A `Plan`; ``print(plan.program)``, ``plan.cost.bytes_sent``.
@@ -228,5 +234,7 @@ def plan(
 
     named, news = named_fetches(graph, fetches), graph.updates if updates is None else updates
     how = (storage, seed, optimize, overlap, memory_limit)
-    program = lowered(graph, MeshShape(mesh_shape), layout, named, news, *how)
+    mesh = MeshShape(mesh_shape)
+    axes = mesh.in_mesh_order((shared,) if isinstance(shared, str) else shared)
+    program = lowered(graph, mesh, layout, named, news, *how, shared=axes)
     return Plan(program, predict_cost(program))

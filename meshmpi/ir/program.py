@@ -305,13 +305,21 @@ class Instruction:
 class VariableType:
     """A variable of a program: how it is stored, and how its first value is made.
 
-    ``initializer`` is opaque here: an ``mm.*_initializer`` or an array of the global shape.
+    ``initializer`` is opaque here: an ``mm.*_initializer`` or an array of the global shape.  Blocks of the first
+    dimension over the axes ``joined``, the last of its split, lie in one array that their ranks share.
     """
 
     name: str
     type: LocalType
     initializer: Any
     trainable: bool = True
+    joined: Axes = ()
+
+    @property
+    def whole(self) -> LocalType:
+        """What lies in one array: the blocks of all ranks along ``joined``."""
+        first = self.type.splits[0][: len(self.type.splits[0]) - len(self.joined)] if self.joined else ()
+        return self.type.with_split(self.type.shape[0].name, first) if self.joined else self.type
 
 
 @dataclass(frozen=True)
@@ -364,7 +372,7 @@ class Program:
         number: dict[int, int] = {}
         lines = [f"program on mesh {self.mesh}, seed {self.seed}"]
         for v in self.variables.values():
-            lines.append(f"variable {v.name}: {v.type}")
+            lines.append(f"variable {v.name}: {v.type}" + (f" in one array over {'+'.join(v.joined)}" * bool(v.joined)))
         for instruction in self.instructions:
             for i in (*instruction.within(), instruction):
                 for v in i.outputs:

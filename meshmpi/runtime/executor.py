@@ -9,8 +9,9 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from meshmpi.runtime.agreement import Flag, gathered
 from meshmpi.runtime.arrays import numpy_dtype, view_of
 from meshmpi.runtime.calls import described
 from meshmpi.runtime.mesh_protocol import AnyMesh
-from meshmpi.runtime.variables import VariableStore
+from meshmpi.runtime.variables import VariableStore, within
 
 if TYPE_CHECKING:
     from meshmpi.runtime.trace import Tracer
@@ -57,10 +58,12 @@ class RankState:
         self.arena = self._allocate(plan.arena_bytes)
         self.workspace = self._allocate(self._workspace_bytes())
         self.variables = {name: store.blocks[name][rank] for name in program.variables}
+        self.wholes = {name: store.wholes[name][rank] for name, v in program.variables.items() if v.joined}
         self.feeds = {name: self._buffer(t) for name, t in program.feeds.items()}
         self.arrays: dict[int, np.ndarray] = {}
+        joining = {i.outputs[0]: i for i in program.instructions if _joins(i)}
         for v in program.types:
-            self.arrays[v] = self._array(v)
+            self.arrays[v] = self.joined(joining[v]) if v in joining and v in plan.shares else self._array(v)
 
     def _workspace_bytes(self) -> int:
         program, here = self.program, self.coordinates
@@ -84,6 +87,12 @@ class RankState:
             base = (self.variables if shared.of == "variable" else self.feeds)[shared.name]
         flat = base.view(numpy_dtype(t.dtype)).reshape(-1)
         return flat[: math.prod(sizes)].reshape(sizes)  # all, or of a slice the first
+
+    def joined(self, i: Instruction) -> np.ndarray:
+        """The result of an all_gather of joined blocks, where they lie."""
+        variable = self.program.variables[cast(Alias, self.plan.root(i.inputs[0])).name]
+        whole, t = self.wholes[variable.name], self.program.types[i.outputs[0]]
+        return within(whole, t, variable.whole, self.program.mesh, self.coordinates)
 
     @property
     def held_memory(self) -> dict[str, int]:
@@ -156,15 +165,29 @@ class Executor:
         self._running: dict[int, list] = {}
         self._digest = program.digest()[:8]
         self.progress, self._committed = "before", 0
+        turns = _Turns(program, self.plan)
         for i in program.instructions:
             meets = i.traits.meets_ranks
+            if turns.must_meet(i):
+                self._add(self._all_arrive(i), True, i)
             if atomic and not self._committed and self._writes(i):
                 self._add(self._commit(), True, None)
                 self._committed = len(self._calls)
-            for thunk in self._described(i):
-                self._add(thunk, meets, i)
+            with self._described(i):
+                for thunk in self._bind(i):
+                    self._add(thunk, meets, i)
             if self._running and not meets:
                 self._add(self._advance(), True, None)
+        if turns.read:
+            self._add(self._all_arrive(program.instructions[-1]), True, None)
+
+    def _all_arrive(self, i: Instruction) -> Thunk:
+        """Waits until the ranks that share memory have come to instruction ``i``."""
+        joined = {a for v in self.program.variables.values() for a in v.joined}
+        axes, nothing = self.mesh.shape.in_mesh_order(joined), [0] * self.mesh.shape.count(joined)
+        empty = [s.workspace[:0] for s in self.states]
+        with self._described(i):
+            return self._meet(*(operands.AllGather(x, x, 0, nothing, axes) for x in empty))
 
     def _add(self, call: Thunk, communicates: bool, i: Instruction | None) -> None:
         self._calls.append(call)
@@ -237,14 +260,10 @@ class Executor:
         self.comm_seconds += communicating
         self._done()
 
-    def _described(self, i: Instruction) -> list[Thunk]:
-        """`_bind`, with collectives that others see as this instruction of this program."""
-        if not i.communicates:
-            return self._bind(i)
+    def _described(self, i: Instruction) -> AbstractContextManager[None]:
+        """While it is open, others see collectives as this instruction of this program."""
         line = f"{i.source.file}:{i.source.line}" if i.source.file else ""
-        about = f"{self._digest}%{i.outputs[0]}"
-        with described(line, about):
-            return self._bind(i)
+        return described(line, f"{self._digest}%{(*i.outputs, *i.inputs)[0]}") if i.inputs else nullcontext()
 
     def _bind(self, i: Instruction) -> list[Thunk]:
         if i.traits.free:
@@ -312,21 +331,27 @@ class Executor:
         (v, *_), (w, *_) = i.inputs, i.outputs
         arrays = [(s.arrays[v], s.arrays[w], s.workspace) for s in self.states]
         whole_in, whole_out = self.states[0].arrays[v].shape, self.states[0].arrays[w].shape
+        # A block of a joined variable lies where its owner has it, not at one place on all ranks.
+        held = {r.name for u in i.inputs if isinstance(r := self.plan.root(u), Alias) and r.of == "variable"}
+        meet = partial(self.mesh.bind, planned=not any(program.variables[name].joined for name in held))
         if isinstance(a, AllToAll):
             exchange = a.exchange(program, i, self.states[0].coordinates)
-            return self._meet(*(operands.AllToAll(x, y, *exchange, a.axes, space) for x, y, space in arrays))
+            return meet(*(operands.AllToAll(x, y, *exchange, a.axes, space) for x, y, space in arrays))
         assert isinstance(a, (AllGather, ReduceScatter, Shift)), i.kind
         axis, n = program.types[w].shape.position(a.dim), program.mesh.count(a.axes)
+        if isinstance(a, AllGather) and a.joined:
+            copies = [partial(np.copyto, s.arrays[w], s.joined(i)) for s in self.states if w not in s.plan.shares]
+            return run_all(copies)
         if isinstance(a, AllGather):
             sizes = block_sizes(whole_out[axis], n)
-            return self._meet(*(operands.AllGather(x, y, axis, sizes, a.axes, space) for x, y, space in arrays))
+            return meet(*(operands.AllGather(x, y, axis, sizes, a.axes, space) for x, y, space in arrays))
         if isinstance(a, ReduceScatter):
             sizes = block_sizes(whole_in[axis], n)
             calls = (operands.ReduceScatter(x, y, axis, sizes, a.axes, a.op, space) for x, y, space in arrays)
-            return self._meet(*calls)
+            return meet(*calls)
         rule, inputs = a.exchange(program, i), [[s.arrays[v] for v in i.inputs] for s in self.states]
         both = zip(inputs, arrays, strict=True)
-        return self._meet(*(operands.Shift(xs, y, axis, rule, a.axes, a.value, space) for xs, (_, y, space) in both))
+        return meet(*(operands.Shift(xs, y, axis, rule, a.axes, a.value, space) for xs, (_, y, space) in both))
 
     def _bind_all_reduce(self, i: Instruction, a: AllReduce) -> Thunk:
         if a.start and self.mesh.in_background(a.axes):
@@ -372,6 +397,48 @@ class Executor:
         after = [partial(copy, y, part) for _, part, y in rows]
         reduce = self._meet(*(operands.AllReduce(message, a.axes, a.op) for message, _ in packed))
         return run_all([*before, reduce, *after])
+
+
+def _joins(i: Instruction) -> bool:
+    return isinstance(i.attrs, AllGather) and i.attrs.joined
+
+
+class _Turns:
+    """When ranks must wait, as some read an array of which others change their blocks.
+
+    Attributes:
+        read: Variables that ranks have read since they met, blocks of others among them.
+    """
+
+    def __init__(self, program: Program, plan: MemoryPlan):
+        self._program, self._plan = program, plan
+        self._joined = {name for name, v in program.variables.items() if v.joined}
+        self._changed, self.read = set(self._joined), set[str]()
+
+    def must_meet(self, i: Instruction) -> bool:
+        """Whether ranks must meet before instruction ``i``, the next one."""
+        if not self._joined:
+            return False
+        reads = {name for v in i.inputs if (name := self._variable(v, "whole"))}
+        writes = {i.attrs.variable} if isinstance(i.attrs, Write) else set[str]()
+        if not i.traits.free and not _joins(i):
+            writes |= {name for v in i.outputs if (name := self._variable(v, "block"))}
+        if _joins(i):
+            reads |= {cast(Alias, self._plan.root(i.inputs[0])).name}
+        meet = not self.read.isdisjoint(writes) or (_joins(i) and not self._changed.isdisjoint(reads))
+        if meet:
+            self._changed, self.read = set(), set()
+        self._changed |= writes & self._joined
+        self.read |= reads
+        return meet
+
+    def _variable(self, v: int, part: str) -> str:
+        """The joined variable whose block, or more than that, value ``v`` is; empty if it is none."""
+        root = self._plan.root(v)
+        if not isinstance(root, Alias) or root.of != "variable" or root.name not in self._joined:
+            return ""
+        block = self._program.types[v] == self._program.variables[root.name].type
+        return root.name if block == (part == "block") else ""
 
 
 def built_on_all(mesh: AnyMesh, programs: Sequence[Program], coordinates: Sequence[Mapping[str, int]]) -> NativeKernels:

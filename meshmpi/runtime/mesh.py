@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 
 import numpy as np
 
+from meshmpi.amounts import amount
 from meshmpi.dims import Axes, MeshShape, MeshShapeLike
 from meshmpi.errors import MeshError, ProgramError
 from meshmpi.ir.collective_bytes import REDUCED_IN
@@ -229,20 +230,43 @@ class Mesh:
             self._groups[axes] = group
         return group
 
-    def allocate(self, nbytes: int) -> np.ndarray:
+    def allocate(self, nbytes: int, owner: int | None = None) -> np.ndarray:
         """Bytes on a cache line, which the other ranks of the host can read where they can.  Collective.
 
-        Not in a job that goes on without lost ranks: only MPI tells those who wait for one that it is gone.
+        Args:
+            nbytes: How many; of each rank.
+            owner: Whose bytes to return; default: those of this rank.
+
+        Raises:
+            MeshError: Memory cannot be shared with the owner.
+        """
+        memory, problem = self._memory(), f"ranks {self.rank} and {owner} share no memory"
+        if memory is not None:
+            try:  # it fails on all ranks of the host, or on none
+                own = self.outside("allocate", functools.partial(memory.allocate, nbytes))()
+                return own if owner is None else memory.held_by(owner, own)
+            except OSError as e:
+                problem = f"ranks of a host cannot share {amount(nbytes, 'B')} of memory: {e}"
+        if owner in (None, self.rank):
+            return aligned_empty(nbytes)
+        raise MeshError(f"{problem}.", "Start with MESHMPI_SHARED=off, and each rank keeps memory of its own.")
+
+    def _memory(self) -> SharedMemory | None:
+        """What the ranks of a host share.  Collective.
+
+        Nothing in a job that goes on without lost ranks: only MPI tells those who wait for one that it is gone.
         """
         if self._shared is None and self.size > 1 and not self._watch.outlives_ranks():
             from meshmpi.runtime import shared
 
             opened = functools.partial(shared.opened, self.comm, self.host_of, 1 << len(self.shape.names))
             self._shared = self.outside("allocate", opened)() or False
-        if self._shared:
-            with contextlib.suppress(OSError):  # of all ranks of the host, or of none
-                return self.outside("allocate", functools.partial(self._shared.allocate, nbytes))()
-        return aligned_empty(nbytes)
+        return self._shared or None
+
+    def shared_axes(self) -> Axes:
+        """The axes along which ranks share memory.  Collective."""
+        between = self.axes_between_hosts
+        return tuple(a for a in self.shape.names if a not in between) if self._memory() is not None else ()
 
     def bind(self, *calls: Collective, planned: bool = False) -> Bound:
         """A collective as a function without arguments, prepared once for arrays that stay.

@@ -90,8 +90,17 @@ class AnyMesh(Ranks, Protocol):
         """Ranks of this rank's group over ``axes``, ascending."""
         ...
 
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """Bytes on a cache line for what a program keeps, where collectives reach it best.  Collective."""
+    def allocate(self, nbytes: int, owner: int | None = None) -> np.ndarray:
+        """Bytes on a cache line for what a program keeps, where collectives reach it best.  Collective.
+
+        Args:
+            nbytes: How many.
+            owner: Whose bytes: those of a rank that shares its memory with this one; default: its own.
+        """
+        ...
+
+    def shared_axes(self) -> Axes:
+        """The axes along which ranks share memory.  Collective."""
         ...
 
     def bind(self, *calls: Collective, planned: bool = False) -> Bound:

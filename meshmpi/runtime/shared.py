@@ -187,6 +187,12 @@ class SharedMemory:
         weakref.finalize(_owner(own), self._regions.pop, begin).atexit = False
         return own
 
+    def held_by(self, rank: int, x: np.ndarray) -> np.ndarray:
+        """What another rank holds at the place of bytes that this one got of `allocate`."""
+        region = self.region_of(x)
+        assert region is not None
+        return region.of(rank, x, x.shape)
+
     def region_of(self, x: np.ndarray) -> Region | None:
         """The region that an array of this rank lies in."""
         at = _address(x)

@@ -72,8 +72,9 @@ class SimulatedMesh:
     """
 
     @functools.partial(checked, name="SimulatedMesh")
-    def __init__(self, shape: MeshShapeLike):
+    def __init__(self, shape: MeshShapeLike, shared: Sequence[str] = ()):
         self.shape = MeshShape(shape)
+        self._shared_axes = checked_axes(self.shape, shared)
         self.size, self.rank = self.shape.size, 0
         self.coordinates = [self.shape.coordinates(r) for r in range(self.size)]
         self.counters: list[Counters] = [{} for _ in range(self.size)]
@@ -82,9 +83,13 @@ class SimulatedMesh:
     simulated, comm, hosts, freed, checks, axes_between_hosts = True, None, 1, False, False, ()
     """As in `Mesh`; one process cannot differ from itself, so nothing is checked."""
 
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """Bytes on a cache line."""
+    def allocate(self, nbytes: int, owner: int | None = None) -> np.ndarray:
+        """Bytes on a cache line; those of an owner are kept by who asks, as all ranks are played here."""
         return aligned_empty(nbytes)
+
+    def shared_axes(self) -> Axes:
+        """The axes given as ``shared``."""
+        return self._shared_axes
 
     def in_background(self, axes: Iterable[str]) -> bool:
         """Nothing runs in the background here."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from meshmpi.dims import MeshShape
 from meshmpi.errors import VariableError, suggest
-from meshmpi.ir.program import VariableType
+from meshmpi.ir.program import LocalType, VariableType
 from meshmpi.kernels import random_block
 from meshmpi.kernels.native.normal import fill_normal
 from meshmpi.nn.initializers import default_initializer
@@ -32,6 +33,7 @@ class VariableStore(Mapping[str, np.ndarray]):
     Attributes:
         types: Name -> type and initializer.
         blocks: Name -> rank -> its block.
+        wholes: Name -> rank -> the array that its block lies in, with those of the ranks that share it.
     """
 
     def __init__(self, mesh: AnyMesh, ranks: list[int]):
@@ -39,6 +41,7 @@ class VariableStore(Mapping[str, np.ndarray]):
         self._steps: list[weakref.ref[Any]] = []
         self.types: MutableMapping[str, VariableType] = {}
         self.blocks: MutableMapping[str, dict[int, np.ndarray]] = {}
+        self.wholes: MutableMapping[str, dict[int, np.ndarray]] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
         self._known(name)
@@ -95,7 +98,7 @@ class VariableStore(Mapping[str, np.ndarray]):
         """
         old = self.types.get(variable.name)
         if old is not None:
-            if old.type != variable.type:
+            if (old.type, old.joined) != (variable.type, variable.joined):
                 raise VariableError(
                     f"variable '{variable.name}' is kept as {old.type} by one program and as"
                     f" {variable.type} by another.",
@@ -104,12 +107,18 @@ class VariableStore(Mapping[str, np.ndarray]):
             return
         self.types[variable.name] = variable
         self.blocks[variable.name] = blocks = {}
+        self.wholes[variable.name] = wholes = {}
+        arrays: dict[int, np.ndarray] = {}  # rank that owns one -> the array
         for rank in self.ranks:
             coordinates = self.mesh.shape.coordinates(rank)
-            sizes = variable.type.local_sizes(self.mesh.shape, coordinates)
-            dtype = numpy_dtype(variable.type.dtype)
-            buffer = self.mesh.allocate(int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize)
-            blocks[rank] = view_of(buffer, 0, sizes, variable.type.dtype)
+            sizes = variable.whole.local_sizes(self.mesh.shape, coordinates)
+            owner = self.mesh.shape.group(rank, variable.joined)[0]
+            if owner not in arrays:
+                nbytes = int(np.prod(sizes, dtype=np.int64)) * numpy_dtype(variable.type.dtype).itemsize
+                buffer = self.mesh.allocate(nbytes, owner if variable.joined else None)
+                arrays[owner] = view_of(buffer, 0, sizes, variable.type.dtype)
+            wholes[rank] = arrays[owner]
+            blocks[rank] = within(arrays[owner], variable.type, variable.whole, self.mesh.shape, coordinates)
             self._fill(blocks[rank], variable, coordinates, seed, native)
 
     def _fill(self, block: np.ndarray, variable: VariableType, coordinates: dict, seed: int, native: bool) -> None:
@@ -162,6 +171,16 @@ class VariableStore(Mapping[str, np.ndarray]):
             block[...] = part
 
 
+def within(
+    whole: np.ndarray, t: LocalType, of: LocalType, mesh: MeshShape, coordinates: Mapping[str, int]
+) -> np.ndarray:
+    """The rows of ``whole``, a block of type ``of``, that a block of type ``t`` has; they differ in the first dim."""
+    if t == of:
+        return whole
+    (start, stop), (begin, _) = t.block(mesh, coordinates)[0], of.block(mesh, coordinates)[0]
+    return whole[start - begin : stop - begin]
+
+
 class OverlaidStore(VariableStore):
     """Variables of its own, and all those of another store, which are kept only there.
 
@@ -172,8 +191,9 @@ class OverlaidStore(VariableStore):
         super().__init__(below.mesh, below.ranks)
         self.types = ChainMap(self.types, below.types)
         self.blocks = ChainMap(self.blocks, below.blocks)
+        self.wholes = ChainMap(self.wholes, below.wholes)
 
     def drop(self, names: Sequence[str]) -> None:
         """Forgets variables of its own; programs that use them must be forgotten too."""
         for name in names:
-            del self.types[name], self.blocks[name]
+            del self.types[name], self.blocks[name], self.wholes[name]

@@ -7,17 +7,19 @@ soon as it is made.  The result is the oracle of all passes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from meshmpi.compiler.collecting import without_collection
 from meshmpi.compiler.lowering.placement import Placement, Splits
 from meshmpi.compiler.lowering.redistribute import moves
-from meshmpi.dims import Axes, Dimension, Layout, MeshShape, Shape
+from meshmpi.dims import FIRST, Axes, Dimension, Layout, MeshShape, Shape
 from meshmpi.errors import VariableError
 from meshmpi.graph import Graph, Tensor, Update, Variable
 from meshmpi.graph.fetches import needed_operations
 from meshmpi.ir.bands import Band
 from meshmpi.ir.halos import HaloRegion
-from meshmpi.ir.kinds import AllReduce, Contract, Map, Read, Redistribution, Reduce, Shift, Transpose, View, Write
+from meshmpi.ir import kinds as ir
+from meshmpi.ir.kinds import AllGather, AllReduce, Contract, Map, Read, Redistribution, Reduce, Transpose, View, Write
 from meshmpi.ir.kinds.shaping import AlongDim, aligned_groups, view_splits
 from meshmpi.ir.program import Instruction, Kind, LocalType, Program, Source, VariableType
 from meshmpi.ir.scalar import Expr, Step, call
@@ -34,6 +36,7 @@ def lower(
     storage: Layout | None = None,
     seed: int = 0,
     proven: Proven | None = None,
+    shared: Axes = (),
 ) -> Program:
     """The unoptimised, verified SPMD program of one step.
 
@@ -41,16 +44,19 @@ def lower(
         graph, mesh, layout: What is lowered, for which mesh, in which computation layout.
         fetches: Name -> tensor to return.
         updates: Variables to update at the end of the step.
-        storage: Storage rules for variables without rules of their own.
+        storage: Storage rules for variables without rules of their own; default: first dimensions are split over
+            ``shared``, so that a host holds a variable once.
         seed: Seed of all random numbers.
         proven: Takes the instructions that passed, for the passes.
+        shared: Mesh axes along which ranks read each other's memory.
 
     Raises:
         LayoutError: The layout is illegal for this graph and mesh.
     """
     operations = needed_operations(graph, [*fetches.values(), *(u.value for u in updates)])
-    placement = Placement(graph, mesh, layout, storage or Layout(), operations)
-    lowering = Lowering(mesh, placement)
+    once = [(FIRST, shared)] if shared else ()
+    placement = Placement(graph, mesh, layout, Layout(once) if storage is None else storage, operations)
+    lowering = Lowering(mesh, placement, shared)
     for operation in operations:
         lowering.source = operation.source
         operation.lower(lowering)
@@ -70,8 +76,8 @@ class Lowering:
     one a value has.
     """
 
-    def __init__(self, mesh: MeshShape, placement: Placement):
-        self.mesh = mesh
+    def __init__(self, mesh: MeshShape, placement: Placement, shared: Axes = ()):
+        self.mesh, self.shared = mesh, shared
         self.placement = placement
         self.types: dict[int, LocalType] = {}
         self.instructions: list[Instruction] = []
@@ -80,6 +86,7 @@ class Lowering:
         self.values: dict[Tensor, int] = {}
         self.source = Source("", "", 0)
         self._reads: dict[str, int] = {}
+        self._variable_of: dict[int, VariableType] = {}  # of values that are its block
         # A program has few distinct types: each is made once.
         self._known: dict[LocalType, LocalType] = {}
         self._finished: dict[tuple[Shape, str, Splits], LocalType] = {}
@@ -120,6 +127,8 @@ class Lowering:
         self.instructions.append(Instruction(attrs, tuple(inputs), outputs, self.source))
         if attrs.traits.given or (attrs.traits.same_memory and inputs[0] in self._stored):
             self._stored.update(outputs)
+            if inputs and inputs[0] in self._variable_of and types[0] == self.types[inputs[0]]:
+                self._variable_of[outputs[0]] = self._variable_of[inputs[0]]
         return list(outputs)
 
     def emit(self, attrs: Kind, inputs: Sequence[int], type: LocalType) -> int:
@@ -141,6 +150,10 @@ class Lowering:
         return bool(self.types[value].split(dim))
 
     def _move(self, value: int, move: Redistribution) -> int:
+        variable = self._variable_of.get(value)
+        if variable is not None and isinstance(move, AllGather) and move.dim == variable.type.shape[0].name:
+            joined = variable.joined
+            move = replace(move, joined=move.axes == joined[len(joined) - len(move.axes) :])
         return self.emit(move, [value], move.result(self.mesh, self.types[value]))
 
     # ---- values ----------------------------------------------------------------------------
@@ -193,7 +206,7 @@ class Lowering:
         Emits a neighbour exchange; see `HaloExchange` for what each rank sends.
         """
         t = self.like_input(values[0], output)
-        return self.emit(Shift(dim, t.split(dim), stride, tuple(offsets), wrap, value), values, t)
+        return self.emit(ir.Shift(dim, t.split(dim), stride, tuple(offsets), wrap, value), values, t)
 
     def halo(self, value: int, dim: str, halo: HaloRegion, wrap: bool = False) -> int:
         """``value`` with its split ``dim`` held with halos instead of blocks: a halo exchange."""
@@ -201,7 +214,7 @@ class Lowering:
         halos = list(x.halos or (None,) * len(x.shape))
         halos[x.shape.position(dim)] = halo
         t = LocalType(x.shape, x.dtype, x.splits, halos=tuple(halos))
-        return self.emit(Shift(dim, x.split(dim), 1, (0,), wrap, 0), [value], t)
+        return self.emit(ir.Shift(dim, x.split(dim), 1, (0,), wrap, 0), [value], t)
 
     def define(self, t: Tensor, value: int) -> None:
         """Makes ``value`` (finished and redistributed to its placement) the value of ``t``."""
@@ -311,14 +324,26 @@ class Lowering:
     def _declare(self, variable: Variable) -> LocalType:
         t = LocalType(variable.shape, variable.dtype, self.placement.stored(variable))
         if variable.name not in self.variables:
-            self.variables[variable.name] = VariableType(variable.name, t, variable.initializer, variable.trainable)
+            joined = self._joined(t)
+            made = VariableType(variable.name, t, variable.initializer, variable.trainable, joined)
+            self.variables[variable.name] = made
         return t
+
+    def _joined(self, t: LocalType) -> Axes:
+        """The last axes of the first dimension along which ranks share memory, so that blocks may lie in one array."""
+        first = t.splits[0] if t.shape else ()
+        for start in range(len(first)):
+            outer, inner = first[:start], first[start:]
+            if set(inner) <= set(self.shared) and ir.nests(self.mesh, t.shape[0].size, outer, inner):
+                return inner if self.mesh.count(inner) > 1 else ()
+        return ()
 
     def read(self, variable: Variable) -> int:
         """The stored value of a variable; read once."""
         t = self._declare(variable)
         if variable.name not in self._reads:
-            self._reads[variable.name] = self.emit(Read(variable.name), [], t)
+            value = self._reads[variable.name] = self.emit(Read(variable.name), [], t)
+            self._variable_of[value] = self.variables[variable.name]
         return self._reads[variable.name]
 
     def _apart(self, value: int) -> int:

@@ -6,15 +6,21 @@ from that elementwise or by a reduction follows it, as far as no mesh axis is us
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from meshmpi.dims import Axes, Layout, MeshShape, Shape
+from meshmpi.dims import FIRST, Axes, Layout, MeshShape, Shape
 from meshmpi.errors import LayoutError
 from meshmpi.graph import Graph, Operation, Tensor, Variable
 from meshmpi.graph.ops.placement import AsStored, Constrain
 from meshmpi.graph.ops.sources import ReadStored
+from meshmpi.ir.kinds import nests
+from meshmpi.ir.scalar import ITEM_BYTES
 
 Splits = tuple[Axes, ...]
+SMALLEST_BYTES = 16 * 2**10
+"""A variable of fewer bytes is not split by a rule for first dimensions.  Status: assumption; it would save less than
+the second message costs that its gradient then needs."""
 
 
 class Placement:
@@ -28,6 +34,11 @@ class Placement:
         names = graph.dim_names
         layout.check(mesh, names)
         storage.check(mesh, names)
+        if FIRST in layout:
+            raise LayoutError(
+                f"layout '{layout}' has a rule for '{FIRST}', the first dimension of each variable.",
+                f"Give it as a storage layout: storage='{FIRST}:{'+'.join(layout.axes(FIRST))}'.",
+            )
         self.mesh, self.layout, self.storage = mesh, _with_aligned_dims(layout, graph), storage
         self.splits: dict[Tensor, Splits] = {}
         self._own: dict[Tensor, dict[str, Axes]] = {}  # only of tensors that differ from the layout
@@ -43,10 +54,26 @@ class Placement:
     def stored(self, variable: Variable) -> Splits:
         """How a variable is kept between steps."""
         if variable not in self._stored:
-            splits = self._with_rules(variable.shape, self._storage_rules(variable))
+            rules = self._storage_rules(variable)
+            first, _ = rules.pop(FIRST, ((), False))
+            splits = self._along_first(variable, self._with_rules(variable.shape, rules), first)
             self._check(variable.shape, splits, str(variable.source))
             self._stored[variable] = splits
         return self._stored[variable]
+
+    def _along_first(self, variable: Variable, splits: Splits, axes: Axes) -> Splits:
+        """``splits``, with the first dimension split over those of ``axes`` that no dimension uses, where that pays."""
+        used = [a for s in splits for a in s]
+        free = tuple(a for a in axes if a not in used and self.mesh.axis_size(a) > 1)
+        if not free:
+            return splits
+        elements = math.prod(-(-d.size // self.mesh.count(s)) for d, s in zip(variable.shape, splits, strict=True))
+        if elements * ITEM_BYTES[variable.dtype] < SMALLEST_BYTES:
+            return splits
+        first = (*splits[0], *free)
+        size = variable.shape[0].size
+        fits = self.mesh.count(first) <= size and nests(self.mesh, size, splits[0], free)
+        return (first, *splits[1:]) if fits else splits
 
     def _storage_rules(self, variable: Variable) -> dict[str, tuple[Axes, bool]]:
         """Dimension -> (axes, whether the rule may be skipped), for a variable."""

@@ -94,10 +94,14 @@ class ReduceScatter(
 
 @dataclass(frozen=True)
 class AllGather(Redistribution, Collective, kind="all_gather", traits=Traits(meets_ranks=True, carries_gradient=True)):
-    """Makes ``dim`` whole over its last axes."""
+    """Makes ``dim`` whole over its last axes.
+
+    Where the blocks of a variable are ``joined`` in one array, that is the result: ranks only wait for each other.
+    """
 
     dim: str
     axes: Axes
+    joined: bool = False
 
     @staticmethod
     def sent(nbytes: int, n: int) -> int:
@@ -106,7 +110,18 @@ class AllGather(Redistribution, Collective, kind="all_gather", traits=Traits(mee
     def result(self, mesh: MeshShape, x: LocalType) -> LocalType:
         return _split_less(mesh, x, self.dim, self.axes)
 
+    def elements_handed(self, program: Program, i: Instruction, at: Mapping[str, int]) -> int:
+        return 0 if self.joined else super().elements_handed(program, i, at)
+
+    def touched(self, i: Instruction, sizes: Mapping[int, int], in_place: bool) -> dict[int, int]:
+        return {} if self.joined else super().touched(i, sizes, in_place)
+
+    def alias(self, program: Program, i: Instruction) -> int | None:
+        return i.inputs[0] if self.joined else None
+
     def workspace(self, program: Program, i: Instruction, at: Mapping[str, int]) -> int:
+        if self.joined:
+            return 0
         x, shape, axis = _operand(program, i, at, self.dim)
         whole = program.types[i.outputs[0]].local_sizes(program.mesh, at)[axis]
         return cb.all_gather_workspace_bytes(shape, x.dtype, axis, block_sizes(whole, program.mesh.count(self.axes)))

@@ -111,8 +111,9 @@ class Guard(Observer):
         s, step, mesh = self._settings, self._step, self._loop.mesh
         number = step.step_number - 1
         fetches = {"loss": self._built.loss, "finite": self._built.finite}
-        layouts = Layout(self._loop.layout), Layout(s.mesh.storage or None)
-        program = lower(self._built.graph, mesh.shape, layouts[0], fetches, [], layouts[1], s.train.seed)
+        layouts = Layout(self._loop.layout), Layout(s.mesh.storage) if s.mesh.storage else None
+        how = {"seed": s.train.seed, "shared": mesh.shared_axes()}
+        program = lower(self._built.graph, mesh.shape, layouts[0], fetches, [], layouts[1], **how)
         ranks_here = -(-mesh.shape.size // mesh.hosts)  # about; a simulated mesh has all of them here
         found, note = None, ""
         if all(gathered(mesh, needed_bytes(program) * ranks_here < free_memory())):
