@@ -16,9 +16,9 @@ from meshmpi.dims import FIRST, Axes, Dimension, Layout, MeshShape, Shape
 from meshmpi.errors import VariableError
 from meshmpi.graph import Graph, Tensor, Update, Variable
 from meshmpi.graph.fetches import needed_operations
+from meshmpi.ir import kinds as ir
 from meshmpi.ir.bands import Band
 from meshmpi.ir.halos import HaloRegion
-from meshmpi.ir import kinds as ir
 from meshmpi.ir.kinds import AllGather, AllReduce, Contract, Map, Read, Redistribution, Reduce, Transpose, View, Write
 from meshmpi.ir.kinds.shaping import AlongDim, aligned_groups, view_splits
 from meshmpi.ir.program import Instruction, Kind, LocalType, Program, Source, VariableType
