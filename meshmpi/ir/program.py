@@ -179,6 +179,8 @@ class Collective(Kind):
     """Whether it runs while the next instructions do; a `Wait` then ends it."""
     reduces: ClassVar[bool] = False
     """Whether it computes with the elements."""
+    joined: bool = False
+    """Whether what it takes lies in one array already, so that nothing is sent."""
 
     @staticmethod
     def sent(nbytes: int, n: int) -> int:
@@ -461,7 +463,7 @@ class Program:
         """Kind of collective -> mesh axes -> sum of the amounts of these collectives."""
         out: dict[str, AxesTable] = {}
         for i in self.instructions:
-            if isinstance(i.attrs, Collective):
+            if isinstance(i.attrs, Collective) and not i.attrs.joined:
                 table, key = out.setdefault(i.kind, AxesTable()), "+".join(i.attrs.axes)
                 table[key] = table.get(key, 0) + amount(i)
         return out

@@ -13,7 +13,6 @@ from meshmpi.errors import MeshError, MissingNameError, suggest
 from meshmpi.graph.arguments import checked
 from meshmpi.ir.kinds import AllGather
 from meshmpi.ir.program import LocalType
-from meshmpi.ir.scalar import ITEM_BYTES
 from meshmpi.kernels.views import numpy_dtype
 from meshmpi.runtime import operands
 from meshmpi.runtime.mesh_protocol import AnyMesh
@@ -190,6 +189,5 @@ def aligned_empty(nbytes: int, alignment: int = 64) -> np.ndarray:
 
 
 def view_of(buffer: np.ndarray, offset: int, sizes: Sequence[int], dtype: str) -> np.ndarray:
-    """A C-contiguous array of ``sizes`` at ``offset`` bytes in ``buffer``."""
-    n = int(np.prod(sizes, dtype=np.int64)) * ITEM_BYTES[dtype]
-    return buffer[offset : offset + n].view(numpy_dtype(dtype)).reshape(sizes)
+    """A C-contiguous array of ``sizes`` at ``offset`` bytes in ``buffer``, an empty one too (a slice would lose it)."""
+    return np.ndarray(sizes, numpy_dtype(dtype), buffer, offset)

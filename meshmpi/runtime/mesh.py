@@ -233,12 +233,7 @@ class Mesh:
     def allocate(self, nbytes: int, owner: int | None = None) -> np.ndarray:
         """Bytes on a cache line, which the other ranks of the host can read where they can.  Collective.
 
-        Args:
-            nbytes: How many; of each rank.
-            owner: Whose bytes to return; default: those of this rank.
-
-        Raises:
-            MeshError: Memory cannot be shared with the owner.
+        With an ``owner`` those of that rank; MeshError where this one cannot read them.
         """
         memory, problem = self._memory(), f"ranks {self.rank} and {owner} share no memory"
         if memory is not None:
@@ -251,8 +246,8 @@ class Mesh:
             return aligned_empty(nbytes)
         raise MeshError(f"{problem}.", "Start with MESHMPI_SHARED=off, and each rank keeps memory of its own.")
 
-    def _memory(self) -> SharedMemory | None:
-        """What the ranks of a host share.  Collective.
+    def _memory(self, what: str = "allocate") -> SharedMemory | None:
+        """What the ranks of a host share.  Collective; those who wait for it wait in ``what``.
 
         Nothing in a job that goes on without lost ranks: only MPI tells those who wait for one that it is gone.
         """
@@ -260,13 +255,13 @@ class Mesh:
             from meshmpi.runtime import shared
 
             opened = functools.partial(shared.opened, self.comm, self.host_of, 1 << len(self.shape.names))
-            self._shared = self.outside("allocate", opened)() or False
+            self._shared = self.outside(what, opened)() or False
         return self._shared or None
 
     def shared_axes(self) -> Axes:
         """The axes along which ranks share memory.  Collective."""
         between = self.axes_between_hosts
-        return tuple(a for a in self.shape.names if a not in between) if self._memory() is not None else ()
+        return tuple(a for a in self.shape.names if a not in between) if self._memory("compile") is not None else ()
 
     def bind(self, *calls: Collective, planned: bool = False) -> Bound:
         """A collective as a function without arguments, prepared once for arrays that stay.

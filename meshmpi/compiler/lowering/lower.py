@@ -330,9 +330,12 @@ class Lowering:
         return t
 
     def _joined(self, t: LocalType) -> Axes:
-        """The last axes of the first dimension along which ranks share memory, so that blocks may lie in one array."""
-        first = t.splits[0] if t.shape else ()
-        for start in range(len(first)):
+        """Axes over which the first dimension is split in storage only, by ranks that share memory: its last ones."""
+        base = self.placement.base(t.shape)
+        if t.splits[1:] != base[1:] or t.splits[:1] == base[:1] or t.splits[0][: len(base[0])] != base[0]:
+            return ()
+        first = t.splits[0]
+        for start in range(len(base[0]), len(first)):
             outer, inner = first[:start], first[start:]
             if set(inner) <= set(self.shared) and ir.nests(self.mesh, t.shape[0].size, outer, inner):
                 return inner if self.mesh.count(inner) > 1 else ()
