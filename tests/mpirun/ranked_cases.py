@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import meshmpi as mm
+from meshmpi.compiler.lowering import placement
 from meshmpi.errors import LayoutError
 from tests.layouts import random_layouts
 from tests.ops.build import UNEVEN, Case, build
@@ -27,6 +28,12 @@ CASES_BY_SPEED = [c if c.name in MANY_KINDS else pytest.param(c, marks=pytest.ma
 @pytest.fixture(scope="module")
 def mesh():
     return mm.Mesh(MESHES[MPI.COMM_WORLD.size])
+
+
+@pytest.fixture(autouse=True)
+def once_per_host(monkeypatch: pytest.MonkeyPatch):
+    """Small variables are held once too, as large ones are."""
+    monkeypatch.setattr(placement, "SMALLEST_BYTES", 0)
 
 
 @pytest.mark.parametrize("case", CASES_BY_SPEED, ids=lambda c: c.name)
@@ -48,7 +55,7 @@ def test_results_equal_those_of_the_simulated_mesh(mesh: mm.Mesh):
     layout = "a:rows;c:cols"
     exact = max(mesh.shape.sizes) <= 2
     real = compile_case(built, mesh, layout, True)
-    simulated = compile_case(built, mm.SimulatedMesh(mesh.shape), layout, True)
+    simulated = compile_case(built, mm.SimulatedMesh(mesh.shape, mesh.shared_axes()), layout, True)
     assert real.program.digest() == simulated.program.digest()
     feeds = {n: a for n, a in built.feeds.items() if n in real.program.feeds}
     a, b = real(feeds), simulated(feeds)

@@ -136,6 +136,14 @@ def test_collectives_in_shared_memory_equal_simulated(ranks: int):
     assert count and int(count[1]) > 300 and int(count[2]) >= 1, done.stdout
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("ranks", [4, 2, 3, 6])
+def test_variables_held_once_equal_simulated(ranks: int):
+    done = launch(ranks, ["-m", "tests.runtime.mpi_programs.check_once"], timeout_seconds=240, capture_output=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "held once"
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6])
 def test_mpi_mesh(ranks: int):
     done = launch(ranks, ["-m", "tests.runtime.mpi_programs.check_mesh"], timeout_seconds=120, capture_output=True)

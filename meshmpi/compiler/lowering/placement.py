@@ -65,7 +65,7 @@ class Placement:
         """``splits``, with the first dimension split over those of ``axes`` that no dimension uses, where that pays."""
         used = [a for s in splits for a in s]
         free = tuple(a for a in axes if a not in used and self.mesh.axis_size(a) > 1)
-        if not free:
+        if not free or not splits:
             return splits
         elements = math.prod(-(-d.size // self.mesh.count(s)) for d, s in zip(variable.shape, splits, strict=True))
         if elements * ITEM_BYTES[variable.dtype] < SMALLEST_BYTES:
