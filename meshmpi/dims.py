@@ -379,10 +379,6 @@ def _check_place(text: str, dim: str, axes: str) -> None:
 MeshShapeLike = Union[str, Mapping[str, int], Sequence[tuple[str, int]], MeshShape]
 
 
-FIRST = "*"
-"""Stands in a storage layout for the first dimension of each variable that has no rule of its own."""
-
-
 @dataclass(frozen=True)
 class Rule:
     """One rule of a layout: dimension ``dim`` is split over ``axes``, in that order."""
@@ -479,7 +475,7 @@ class Layout:
                     )
                     error.conflict = ((r.dim,), a)
                     raise error
-            if known is not None and r.dim not in (*known, FIRST) and not r.optional:
+            if known is not None and r.dim not in known and not r.optional:
                 raise LayoutError(
                     f"layout sends dimension '{r.dim}' to mesh axis '{'+'.join(r.axes)}', but no"
                     f" tensor has a dimension '{r.dim}'.",

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from meshmpi.compiler.collecting import without_collection
-from meshmpi.compiler.lowering.placement import Placement, Splits
+from meshmpi.compiler.lowering.placement import FIRST, Placement, Splits
 from meshmpi.compiler.lowering.redistribute import moves
-from meshmpi.dims import FIRST, Axes, Dimension, Layout, MeshShape, Shape
+from meshmpi.dims import Axes, Dimension, Layout, MeshShape, Shape
 from meshmpi.errors import VariableError
 from meshmpi.graph import Graph, Tensor, Update, Variable
 from meshmpi.graph.fetches import needed_operations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from meshmpi.dims import FIRST, Axes, Layout, MeshShape, Shape
+from meshmpi.dims import Axes, Layout, MeshShape, Shape
 from meshmpi.errors import LayoutError
 from meshmpi.graph import Graph, Operation, Tensor, Variable
 from meshmpi.graph.ops.placement import AsStored, Constrain
@@ -18,6 +18,8 @@ from meshmpi.ir.kinds import nests
 from meshmpi.ir.scalar import ITEM_BYTES
 
 Splits = tuple[Axes, ...]
+FIRST = "*"
+"""Stands in a storage layout for the first dimension of each variable that has no rules of its own."""
 SMALLEST_BYTES = 16 * 2**10
 """A variable of fewer bytes is not split by a rule for first dimensions.  Status: assumption; it would save less than
 the second message costs that its gradient then needs."""
@@ -33,7 +35,7 @@ class Placement:
     def __init__(self, graph: Graph, mesh: MeshShape, layout: Layout, storage: Layout, operations: Sequence[Operation]):
         names = graph.dim_names
         layout.check(mesh, names)
-        storage.check(mesh, names)
+        storage.check(mesh, [*names, FIRST])
         if FIRST in layout:
             raise LayoutError(
                 f"layout '{layout}' has a rule for '{FIRST}', the first dimension of each variable.",
