@@ -28,16 +28,14 @@ HEAD = """# Operations
 
 *Generated from the code by `python -m docs.generate_ops`; a test keeps it current.*
 
-Dimensions are matched by name, never by position. Nothing communicates but what is said here: a sum
-over a split dimension, a change of layout (rename, reshape, storage), and operations along a split
-dimension.
+Dimensions are matched by name, never by position. Only three things communicate: a sum over a split
+dimension, a change of layout (rename, reshape, storage), and an operation along a split dimension.
 
-**How to read the tables of traffic.** Each row is an expression that was lowered when this page was
-generated, once for every dimension split alone over a mesh axis of two ranks. Bold is the dimension
-that is split; behind it stand the collectives of the optimised program, with the elements that one
-rank (the busiest) hands to them. *With gradients* is what a program sends that computes the results
-and the gradients of all tensors and variables in the expression. A row with `f` holds for each of
-the functions named in it. The tensors are:
+**How to read the tables of traffic.** Each row is an expression, lowered once for every dimension, which is
+split alone over a mesh axis of two ranks. The split dimension is bold; the collectives of the optimised
+program follow, with the number of elements that the busiest rank passes to them. *With gradients* is the
+traffic of a program that computes the results and the gradients of all tensors and variables in the
+expression. A row with `f` holds for each of the functions named in it. The tensors are:
 """
 TITLES = {
     "graph.ops.sources": "Sources: feeds, variables, constants, random numbers",
@@ -49,16 +47,16 @@ TITLES = {
     "graph.ops.structure": "Shapes",
     "graph.ops.indexing": "Indexing",
     "graph.ops.placement": "Placement",
-    "graph.ops.regions": "Gradients of one's own",
+    "graph.ops.regions": "Custom gradients",
     "nn.activations": "Activations",
-    "nn.functions": "Softmax and its kin",
+    "nn.functions": "Softmax and related functions",
     "nn.ordering": "Order",
     "nn.control": "Repetition",
     "nn.layers": "Layers and embeddings",
     "nn.normalization": "Normalisation",
     "nn.convolution": "Convolution layers",
     "nn.pooling": "Pooling",
-    "nn.attention": "Attention, and masks for it",
+    "nn.attention": "Attention and masks",
     "nn.local_attention": "Local attention",
     "nn.positions": "Positions",
     "nn.experts": "Mixture of experts",

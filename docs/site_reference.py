@@ -53,9 +53,9 @@ def describe(code: str, found: Traffic) -> list[str]:
     where = f" for {inputs}" if inputs else ""
     sent = by_dims(found.forward)
     if sent == NOTHING:
-        sends = "It sends nothing, whatever is split."
+        sends = "There is no traffic, whatever is split."
     else:
-        sends = f"It hands over, by the dim that is split in two, so many elements per rank: {sent}."
+        sends = f"Elements per rank that collectives take, by the dimension that is split in two: {sent}."
     gradients = "" if found.backward is None else f" With gradients: {by_dims(found.backward)}."
     return [".. rubric:: Shapes and traffic", "", f"``{code}`` makes {made}{where}. {sends}{gradients}", ""]
 
