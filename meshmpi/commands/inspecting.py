@@ -103,7 +103,9 @@ def _verify(options: Options) -> int:
 
 def _show(options: Options) -> int:
     from meshmpi.api import plan
+    from meshmpi.dims import MeshShape
     from meshmpi.drawing.report import report_text
+    from meshmpi.planner.machine import shared_axes
     from meshmpi.planner.machines import find_machine
     from meshmpi.planner.report import time_lines
     from meshmpi.planner.timing import predict_time
@@ -115,16 +117,18 @@ def _show(options: Options) -> int:
             f"End it in {', '.join(SHOWN_AS[:-1])} or {SHOWN_AS[-1]}.",
         )
     model = find_model(options)
+    mesh = MeshShape(model.mesh)
+    machine = find_machine(options.machine, mesh)
     found = plan(
         model.graph,
-        model.mesh,
+        mesh,
         model.layout,
         fetches=model.fetches,
         updates=model.updates,
         storage=model.storage or None,
+        shared=shared_axes(mesh, machine),
     )
     memory = memory_plan(found.program)
-    machine = find_machine(options.machine, found.program.mesh)
     times = [] if machine is None else time_lines(predict_time(found.program, machine))
     if options.out is None:
         print(report_text(found.program, found.cost, memory))

@@ -152,6 +152,14 @@ def axes_between_hosts(mesh: MeshShape, ranks_per_host: int) -> Axes:
     return mesh.axes_between([r // ranks_per_host for r in range(mesh.size)]) if ranks_per_host else ()
 
 
+def shared_axes(mesh: MeshShape, machine: Machine | None) -> Axes:
+    """The axes along which ranks share the memory of a host of the machine; None: of this one."""
+    if machine is not None and not machine.ranks_per_host:
+        return ()
+    between = () if machine is None else axes_between_hosts(mesh, machine.ranks_per_host)
+    return tuple(a for a in mesh.names if a not in between)
+
+
 def rounds(kind: str, n: int) -> int:
     """Messages one after the other that a collective takes: the usual tree algorithms."""
     steps = max(1, math.ceil(math.log2(n)))

@@ -14,7 +14,7 @@ from meshmpi.ir.kinds import COLLECTIVES
 from meshmpi.planner.bounded_search import Priced, Rejected, Screen, SearchResult, search
 from meshmpi.planner.candidates import Candidate, LowerBound
 from meshmpi.planner.layout_search import Step, digest, pricing
-from meshmpi.planner.machine import Machine, axes_between_hosts
+from meshmpi.planner.machine import Machine, axes_between_hosts, shared_axes
 from meshmpi.planner.machines import find_machine
 from meshmpi.planner.report import fit_line, memory_lines, network_lines, time_lines, traffic_lines
 from meshmpi.planner.timing import predict_time
@@ -44,17 +44,18 @@ def plan_report(settings: Settings, program: bool = False, machine: str = "", ra
     config = task.transformer(settings, task.vocabulary_size(settings))
     mesh = mesh_shape(settings.mesh, ranks)
     layout, built = chosen_layout(settings.mesh, mesh), task.build(settings, config)
+    known = find_machine(machine, mesh)
     found = plan(
         built.graph,
         mesh,
         layout,
+        shared=shared_axes(mesh, known),
         fetches=built.fetches,
         updates=built.updates,
         storage=settings.mesh.storage or None,
         seed=settings.train.seed,
         memory_limit=settings.mesh.memory_limit or None,
     )
-    known = find_machine(machine, mesh)
     times = [NO_MACHINE]
     if known is not None:
         between = axes_between_hosts(found.program.mesh, known.ranks_per_host)
