@@ -6,6 +6,7 @@ rank 0 writes the manifest and renames the folder; until all ranks have learned 
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import warnings
@@ -58,12 +59,12 @@ class BackgroundSaver:
         buddies: Buddies | None = None,
         say: Callable[[str], None] = warnings.warn,
     ) -> None:
-        self._folder, self._store, self._keep = Path(folder), store, keep
-        self._buddies, self._say, self._mesh = buddies, say, store.mesh
+        self._begin = functools.partial(Save, folder, store, buddies=buddies, say=say)
+        self._store, self._keep, self._mesh = store, keep, store.mesh
         self._running, self._failed = Flag(store.mesh), Flag(store.mesh)
         self._copies: dict[tuple[int, str], np.ndarray] = {}
         self._save: Save | None = None
-        self._thread: _Work | None = None
+        self._thread: _Work  # of the save
         self._committing = False
 
     @property
@@ -88,7 +89,7 @@ class BackgroundSaver:
         """Copies all variables and begins to write them, as `save` does; the previous save must be done."""
         assert self._save is None, "wait() comes before start()"
         keep = self._keep if keep is None else keep
-        saving = Save(self._folder, self._store, step, about, keep, self._buddies, self._say, after, compared)
+        saving = self._begin(step=step, about=about, keep=keep, after=after, compared=compared)
         saving.take({rank: self._copied(rank) for rank in self._store.ranks})
         self._save, self._committing = saving, False
         self._thread = _Work(self._mesh.rank, saving.write)
@@ -105,32 +106,26 @@ class BackgroundSaver:
         return found
 
     def poll(self) -> Path | None:
-        """Looks whether the checkpoint is done; costs nothing when none is being written.
-
-        Returns:
-            Its folder, once.
-        """
+        """The folder of a checkpoint that is done, once; costs nothing when none is being written."""
         if self._save is None:
             return None
         thread, saving = self._thread, self._save
-        alive = thread is not None and thread.is_alive()
-        failed = self._failed.agree(not alive and thread is not None and thread.error is not None)
+        alive = thread.is_alive()
+        failed = self._failed.agree(not alive and thread.error is not None)
         if self._running.agree(alive) and not failed:
             return None
-        if thread is not None:
-            thread.join()  # files are not removed while a thread still writes them
+        thread.join()  # files are not removed while a thread still writes them
         try:
-            saving.check(None if thread is None else thread.error)
+            saving.check(thread.error)
         except CheckpointError:
-            self._save = self._thread = None
+            self._save = None
             raise
         if self._committing:
-            self._save = self._thread = None
+            self._save = None
             return saving.finish()
-        files = saving.all_files({} if thread is None else thread.result)
-        self._committing, self._thread = True, None
-        if self._mesh.rank == 0:
-            self._thread = _Work(0, lambda: saving.commit(files))
+        files = saving.all_files(thread.result)
+        self._committing = True
+        self._thread = _Work(self._mesh.rank, lambda: saving.commit(files) if self._mesh.rank == 0 else None)
         return None
 
     def abandon(self) -> None:
@@ -138,19 +133,14 @@ class BackgroundSaver:
 
         For survivors of a lost rank, who will make another saver.
         """
-        if self._thread is not None:
+        if self._save is not None:
             self._thread.join()
-        self._save = self._thread = None
+        self._save = None
 
     def wait(self) -> Path | None:
-        """Waits until the checkpoint is done.
-
-        Returns:
-            Its folder; None if none was being written.
-        """
+        """Waits until the checkpoint is done; returns its folder; None if none was being written."""
         found = None
         while self._save is not None:
-            if self._thread is not None:
-                self._thread.join()
+            self._thread.join()
             found = self.poll()
         return found

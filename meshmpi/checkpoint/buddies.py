@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from meshmpi.checkpoint.folder import step_name
 from meshmpi.checkpoint.manifest import Manifest
 from meshmpi.checkpoint.shard import Identity, Shard, file_name, is_whole
 from meshmpi.errors import CheckpointError
@@ -49,11 +50,10 @@ def buddy_ranks(hosts: Sequence[str]) -> list[int]:
         >>> buddy_ranks(["a", "a", "b", "b", "b"])
         [2, 3, 0, 1, 0]
     """
-    names = list(dict.fromkeys(hosts))
+    names, found = list(dict.fromkeys(hosts)), []
     ranks = {name: [r for r, h in enumerate(hosts) if h == name] for name in names}
     if len(names) == 1:
         return [(r + 1) % len(hosts) for r in range(len(hosts))]
-    found = []
     for r, host in enumerate(hosts):
         there = ranks[names[(names.index(host) + 1) % len(names)]]
         found.append(there[ranks[host].index(r) % len(there)])
@@ -119,14 +119,11 @@ class Buddies:
             self._unwritten.pop()
 
     def _path(self, checkpoint: Path, identity: Identity, file: str) -> Path:
-        assert self.folder is not None
-        name = f"step-{identity.step:08d}-{identity.checkpoint}"
-        return self._of_run(checkpoint) / name / file
+        return self._of_run(checkpoint) / f"{step_name(identity.step)}-{identity.checkpoint}" / file
 
     def _of_run(self, checkpoint: Path) -> Path:
         assert self.folder is not None
-        digest = hashlib.blake2b(_run(checkpoint).encode(), digest_size=8)
-        return self.folder / digest.hexdigest()
+        return self.folder / hashlib.blake2b(_run(checkpoint).encode(), digest_size=8).hexdigest()
 
     def drop_old(self, checkpoint: Path) -> None:
         """Forgets copies of checkpoints that are not kept; ``checkpoint`` has become whole."""
@@ -144,8 +141,7 @@ class Buddies:
         """Files of a checkpoint that are missing or damaged, and of which this rank has a copy."""
 
         def differs(file: str) -> bool:
-            found = _bytes_of(manifest.folder / file, manifest, file)
-            return found is None or not is_whole(found, manifest.files[file])
+            return not is_whole(_bytes_of(manifest.folder / file, manifest, file), manifest.files[file])
 
         return [f for f in manifest.files if self._good_copy(manifest, f) and differs(f)]
 
@@ -155,7 +151,8 @@ class Buddies:
         Returns:
             What was restored, from where, as lines; the same on all ranks.
         """
-        mine = {file: where for file in damaged if (where := self._good_copy(manifest, file))}
+        good = {file: copy for file in damaged if (copy := self._good_copy(manifest, file))}
+        mine = {file: where for file, (_, where) in good.items()}
         offers = gathered(self.mesh, mine)
         notes, error = [], None
         for file in damaged:
@@ -166,7 +163,7 @@ class Buddies:
             if giver == self.mesh.rank:
                 try:
                     with disk.errors_of(self.mesh.rank):
-                        self._put_back(manifest, file)
+                        disk.replace_file(manifest.folder / file, [good[file][0].data])
                 except CheckpointError as failure:
                     error = failure
         error = first_error(self.mesh, error)
@@ -174,27 +171,16 @@ class Buddies:
             raise error
         return notes
 
-    def _data(self, manifest: Manifest, file: str) -> np.ndarray | None:
+    def _good_copy(self, manifest: Manifest, file: str) -> tuple[np.ndarray, str] | None:
+        """This rank's verified copy of a file, and where it is."""
         if self.folder is None:
-            kept = _IN_MEMORY.get(_run(manifest.folder), [])
-            wanted = (manifest.identity, file)
-            return next((c.data for c in kept if (c.identity, c.file) == wanted), None)
-        return _bytes_of(self._path(manifest.folder, manifest.identity, file), manifest, file)
-
-    def _good_copy(self, manifest: Manifest, file: str) -> str:
-        """Where this rank has a verified copy of a file, or empty."""
-        data = self._data(manifest, file)
-        if data is None or not is_whole(data, manifest.files[file]):
-            return ""
-        if self.folder is None:
-            return f"the memory of rank {self.mesh.rank}"
-        path = self._path(manifest.folder, manifest.identity, file)
-        return f"rank {self.mesh.rank}'s copy, {path}"
-
-    def _put_back(self, manifest: Manifest, file: str) -> None:
-        data = self._data(manifest, file)
-        assert data is not None
-        disk.replace_file(manifest.folder / file, [data.data])
+            kept, wanted = _IN_MEMORY.get(_run(manifest.folder), []), (manifest.identity, file)
+            data = next((c.data for c in kept if (c.identity, c.file) == wanted), None)
+            where = f"the memory of rank {self.mesh.rank}"
+        else:
+            path = self._path(manifest.folder, manifest.identity, file)
+            data, where = _bytes_of(path, manifest, file), f"rank {self.mesh.rank}'s copy, {path}"
+        return (data, where) if data is not None and is_whole(data, manifest.files[file]) else None
 
 
 def _bytes_of(path: Path, manifest: Manifest, file: str) -> np.ndarray | None:
@@ -217,5 +203,4 @@ def messages(data: np.ndarray) -> list[np.ndarray]:
 
 
 def _joined(shard: Shard) -> np.ndarray:
-    parts = [np.frombuffer(shard.header, np.uint8), *shard.data]
-    return np.concatenate(parts)
+    return np.concatenate([np.frombuffer(shard.header, np.uint8), *shard.data])

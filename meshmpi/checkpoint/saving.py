@@ -6,6 +6,7 @@ several ranks hold is written once, by the lowest of them.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import secrets
@@ -72,26 +73,22 @@ def save(
     """
     saving = Save(folder, store, step, about, keep, buddies, say, after, compared)
     saving.take({rank: owned(store, rank) for rank in store.ranks})
-    records, error = {}, None
+    files, error = {}, None
     try:
-        records = saving.write()
+        files = saving.write()
     except CheckpointError as failure:
         error = failure
     saving.check(error)
-    files = saving.all_files(records)
+    files = saving.all_files(files)
     from_first(store.mesh, lambda: saving.commit(files))
     return saving.finish()
 
 
 @dataclass
 class Save:
-    """One checkpoint on its way to disk: `take` its blocks, `write` them, `commit`, `finish`.
+    """One checkpoint on its way to disk: `take` its blocks, `write` them, `commit`, `finish`; arguments as of `save`.
 
     ``write`` and ``commit`` do not communicate and may run in a thread; everything else is collective.
-    Arguments and errors are those of `save`.
-
-    Attributes:
-        place: The folder, which has its name only after ``commit``.
     """
 
     folder: str | os.PathLike[str]
@@ -105,8 +102,13 @@ class Save:
     compared: bool
 
     def __post_init__(self) -> None:
-        if not self.compared:
-            check_replicas(self.store)
+        differences = [] if self.compared else Replicas(self.store).differences()
+        if differences:  # only one copy is written: the difference would be lost without a trace
+            raise CheckpointError(
+                f"nothing is saved, as copies of variables differ: {differences[0]}.",
+                "Go on from the last checkpoint. If the ranks were fed different arrays,"
+                " mm.compile(..., debug=True) tells which.",
+            )
         self._mesh, self.about = self.store.mesh, dict(self.about)
         self._types = {name: v.type for name, v in self.store.types.items()}
         self._step_numbers = self.store.step_numbers  # the training goes on while the manifest waits
@@ -175,20 +177,6 @@ class Save:
         return self.place.path
 
 
-def check_replicas(store: VariableStore) -> None:
-    """Raises CheckpointError if ranks that hold the same block hold different values.  Collective.
-
-    Only one copy is written, so the difference would be lost without a trace.
-    """
-    found = Replicas(store).differences()
-    if found:
-        raise CheckpointError(
-            f"nothing is saved, as copies of variables differ: {found[0]}.",
-            "Go on from the last checkpoint. If the ranks were fed different arrays,"
-            " mm.compile(..., debug=True) tells which.",
-        )
-
-
 def owns_block(t: LocalType, coordinates: Mapping[str, int]) -> bool:
     """Whether the rank at ``coordinates`` is the lowest of those that hold the same block."""
     return all(c == 0 for axis, c in coordinates.items() if axis not in t.used_axes)
@@ -236,13 +224,6 @@ def drop_old(folder: Path, keep: int) -> None:
             gone = folder / f".{path.name.lstrip('.')}{GONE}"
             disk.rename(path, gone)  # never a half-deleted folder under a good name
             disk.remove(gone)
-        elif looks_whole(path):
-            whole += 1
-
-
-def looks_whole(path: Path) -> bool:
-    """Whether the manifest is good and all files have the lengths that were written."""
-    try:
-        return not size_problem(read_manifest(path))
-    except CheckpointError:
-        return False
+        else:
+            with contextlib.suppress(CheckpointError):
+                whole += not size_problem(read_manifest(path))

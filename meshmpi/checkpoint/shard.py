@@ -97,8 +97,10 @@ def _text(hashes: np.ndarray) -> str:
     return "".join(f"{h:016x}" for h in hashes.tolist())
 
 
-def is_whole(data: np.ndarray, record: Mapping[str, Any]) -> bool:
-    """Whether the bytes of a file, uint8[n], are all as they were written."""
+def is_whole(data: np.ndarray | None, record: Mapping[str, Any]) -> bool:
+    """Whether the bytes of a file, uint8[n], are there and all as they were written."""
+    if data is None:
+        return False
     try:
         header = _verified(data[: _header_bytes(data[:8].tobytes())].tobytes(), data.size, record)
     except HeaderError:

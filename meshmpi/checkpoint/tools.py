@@ -140,11 +140,7 @@ def _twice(splits: Sequence[tuple[str, ...]]) -> str:
 
 
 def convert(manifest: Manifest, folder: Path, mesh: MeshShape, layout: Layout, storage: Layout) -> Path:
-    """Writes a checkpoint again, split otherwise.
-
-    Returns:
-        The folder of the new checkpoint.
-    """
+    """Writes a checkpoint again, split otherwise; returns the folder of the new checkpoint."""
     names = {d for t in manifest.tensors.values() for d in t["dims"]}
     layout.check(mesh, names)
     storage.check(mesh, names)
@@ -180,11 +176,7 @@ def _shards(
 
 
 def export(manifest: Manifest, path: Path, only: Sequence[str], without: Sequence[str]) -> int:
-    """Writes whole tensors under their names into one plain safetensors file.
-
-    Returns:
-        Number of tensors.
-    """
+    """Writes whole tensors under their names into one plain safetensors file; returns how many."""
     names = [n for n in manifest.tensors if (not only or _matches(n, only)) and not _matches(n, without)]
     if not names:
         raise CheckpointError(

@@ -136,9 +136,7 @@ def in_bare_step() -> bool:
 def _started(ranks: int, mpi: str | None, seconds: float) -> Answer:
     began = time.perf_counter()
     try:
-        done = launch(
-            ranks, _PROBE, mpi=mpi, timeout_seconds=seconds, capture_output=True, environment={"PYTHONUNBUFFERED": "1"}
-        )
+        done = launch(ranks, _PROBE, mpi=mpi, timeout_seconds=seconds, capture_output=True)
     except (MeshmpiError, OSError) as e:
         return Answer((), str(e), 1, time.perf_counter() - began)
     took = time.perf_counter() - began
@@ -175,10 +173,7 @@ def _parts(answer: Answer) -> tuple[dict[str, dict[str, Any]], str]:
     """The parts that were answered, and the one that was begun but not answered."""
     parts: dict[str, dict[str, Any]] = {}
     begun = ""
-    for line in answer.lines:
-        if not line.startswith("{"):
-            continue  # a library speaks
-        said = json.loads(line)
+    for said in (json.loads(line) for line in answer.lines if line.startswith("{")):  # others are a library's
         if "begins" in said:
             begun = said["begins"]
         else:
@@ -188,14 +183,9 @@ def _parts(answer: Answer) -> tuple[dict[str, dict[str, Any]], str]:
 
 def jobs_in(answer: Answer) -> list[list[dict[str, Any]]]:
     """The lists that probes printed, wherever a launcher put them in its lines."""
-    out = []
-    decoder = json.JSONDecoder()
-    text = "\n".join(answer.lines)
-    at = text.find(MARK)
-    while at >= 0:
-        out.append(decoder.raw_decode(text, at + len(MARK))[0])
-        at = text.find(MARK, at + 1)
-    return [job for job in out if job]
+    _, *parts = "\n".join(answer.lines).split(MARK)
+    jobs = [json.JSONDecoder().raw_decode(part)[0] for part in parts]
+    return [job for job in jobs if job]
 
 
 def heading(facts: Facts) -> str:
@@ -205,10 +195,7 @@ def heading(facts: Facts) -> str:
         f"meshmpi {VERSION} in {Path(__file__).parents[1]}, Python {platform.python_version()} ({sys.executable})",
         f"host {socket.gethostname()}: {platform.platform()}",
         f"cores: {facts.cores.physical} physical, {facts.cores.logical} logical",
-        "packages: "
-        + ", ".join(
-            f"{name} {part['version']}" for name, part in facts.parts.items() if "version" in part and "file" in part
-        ),
+        "packages: " + ", ".join(f"{n} {part['version']}" for n, part in facts.parts.items() if "file" in part),
     ]
     if "library" in library:
         first = str(library["library"]).splitlines()[0].split(",")[0]
@@ -257,9 +244,7 @@ def found_by(facts: Facts) -> str:
     return "found by the system's loader"
 
 
-_NETWORK = frozenset(
-    "nfs nfs4 lustre gpfs beegfs ceph cifs smb3 afs 9p panfs fuse.sshfs fuse.glusterfs fuse.ceph".split()  # noqa: SIM905
-)
+_NETWORK = "nfs nfs4 lustre gpfs beegfs ceph cifs smb3 afs 9p panfs fuse.sshfs fuse.glusterfs fuse.ceph"
 _TABLE = Path("/proc/self/mounts")
 
 
@@ -286,4 +271,4 @@ def mount_of(folder: Path, table: str | None = None) -> Mount:
 
 def is_network(kind: str) -> bool:
     """Whether files of such a system lie on other machines."""
-    return kind in _NETWORK
+    return kind in _NETWORK.split()

@@ -1,13 +1,10 @@
-"""The command line and the environment that start ranks on this machine.
-
-It tells Open MPI, MPICH and Intel MPI apart and looks after root, containers, more ranks than cores,
-binding and threads.
-"""
+"""The command line and the environment that start ranks on this machine, by Open MPI, MPICH or Intel MPI."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,23 +33,18 @@ def launch_command(
     hosts: str = "",
     recover: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment that start a program on n ranks.
+    """The command line, and the whole environment, that start a program on n ranks.
 
     Args:
-        n: Number of ranks.
+        n, mpi: Number of ranks; as in `find_launcher`.
         argv: What follows ``python`` on a command line, or ``["--", command, ...]``.
-        mpi: As in `find_launcher`.
-        threads: Threads per rank; by default what the user's OMP_NUM_THREADS says, or else
-            the cores divided by the ranks.
+        threads: Threads per rank; default: what OMP_NUM_THREADS says, or the cores divided by the ranks.
         bind: "core", "none", or "auto": to cores where every rank gets cores of its own.
         launcher_options: Further options for mpirun, such as a hostfile.
         environment: Variables to set in addition to those of this process.
         hosts: Where to start, with ranks for each, as ``"n1:2,n2:2"``; empty: here, or where the
             batch system says.  All hosts must see the folder to run in, or that of MESHMPI_SHARED_FOLDER.
         recover: Whether the job outlives ranks that are lost, see `meshmpi.guard.recovery`.
-
-    Returns:
-        The command, and the whole environment to start it with.
 
     Raises:
         MeshError: n is below 1, no launcher is found or it cannot outlive its ranks, or this process
@@ -134,9 +126,8 @@ def _prepare(variables: dict[str, str], launcher: Launcher, n: int, crowded: boo
         return
     needed: dict[str, str] = {}
     if os.geteuid() == 0:
-        for prefix in ("OMPI", "PRTE"):
-            needed[f"{prefix}_ALLOW_RUN_AS_ROOT"] = "1"
-            needed[f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+        words = itertools.product(("OMPI", "PRTE"), ("", "_CONFIRM"))
+        needed |= {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix, end in words}
     if not one_host:
         # The launcher misses a host that has lost its power after 25 s, not after 8 minutes; ten
         # questions, as one in five packets may get lost.  Ranks' watchdogs miss it earlier.
@@ -152,8 +143,8 @@ def _prepare(variables: dict[str, str], launcher: Launcher, n: int, crowded: boo
         needed["OMPI_MCA_smsc"] = "^cma"
         needed["OMPI_MCA_btl_vader_single_copy_mechanism"] = "none"
     if free_bytes("/dev/shm") < n * _SHM_BYTES_PER_RANK:
-        needed["OMPI_MCA_btl_sm_backing_directory"] = variables.get("TMPDIR", "/tmp")
-        needed["OMPI_MCA_btl_vader_backing_directory"] = variables.get("TMPDIR", "/tmp")
+        names = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
+        needed |= dict.fromkeys(names, variables.get("TMPDIR", "/tmp"))
     for name, value in needed.items():
         variables.setdefault(name, value)
 
@@ -178,10 +169,8 @@ def _options(launcher: Launcher, bind: str, threads: int, variables: dict[str, s
 
 
 def can_read_other_processes() -> bool:
-    """Whether the kernel lets one process copy from another; older containers forbid it.
-
-    Reading from itself tells: the ban of a container is on the system call as such.
-    """
+    """Whether the kernel lets one process copy from another; older containers forbid it."""
+    # Reading from itself tells: the ban of a container is on the system call as such.
     read = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
     if read is None:
         return False
@@ -189,9 +178,8 @@ def can_read_other_processes() -> bool:
     class Piece(ctypes.Structure):
         _fields_ = (("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
 
-    source, target = ctypes.create_string_buffer(b"x"), ctypes.create_string_buffer(1)
-    there = Piece(ctypes.addressof(source), 1)
-    here = Piece(ctypes.addressof(target), 1)
+    buffers = ctypes.create_string_buffer(b"x"), ctypes.create_string_buffer(1)
+    there, here = (Piece(ctypes.addressof(b), 1) for b in buffers)
     return read(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) == 1
 
 

@@ -184,8 +184,7 @@ def _ended(
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         stop_session(process)
-        out, err = process.communicate()
-        done = subprocess.CompletedProcess(command, TIMED_OUT, out, err)
+        done = subprocess.CompletedProcess(command, TIMED_OUT, *process.communicate())
         _add(done, f"meshmpi: stopped after the time limit of {seconds:g} s\n")
         return done
     except BaseException:
@@ -206,7 +205,7 @@ class _Signals:
         self._waiting: list[int] = []
         self._interrupted = False
 
-    def forward(self, number: int, frame: object = None) -> None:
+    def forward(self, number: int, _frame: object = None) -> None:
         self._job.signalled = True
         if self._stop_by is not None and number in (signal.SIGTERM, signal.SIGINT, self._stop_by):
             if number == signal.SIGINT and self._interrupted:

@@ -25,11 +25,7 @@ _ESTABLISHED = "01"
 
 
 def unanswered(pid: int) -> tuple[str, int]:
-    """The connection of a process whose bytes were sent again most often.
-
-    Returns:
-        Address of the other end, and how often; ("", 0) where nothing is known.
-    """
+    """The other end of a process's connection whose bytes were sent again most often, and how often; else ("", 0)."""
     inodes, worst = set[str](), ("", 0)
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):

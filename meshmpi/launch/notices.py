@@ -83,9 +83,8 @@ class Notices:
         return b"" if rest == b"\0" and self._dropped else rest
 
     def _may_begin(self, piece: bytes) -> bool:
-        if not self._reported:
-            return False
-        return piece == b"\0" or any(b.startswith(piece) or piece.startswith(b) for b in _BEGINNINGS)
+        begins = piece == b"\0" or any(b.startswith(piece) or piece.startswith(b) for b in _BEGINNINGS)
+        return bool(self._reported) and begins
 
     def _rest(self, piece: bytes) -> bytes:
         self._see(self._shown + piece)
@@ -105,8 +104,9 @@ class Notices:
         self._held.append(line)
         shown = b""
         while self._held:
-            fitting = [n for n in _NOTICES if self._fits(n)]
-            ranks = [_rank_in(self._held, n) for n in fitting if len(n) == len(self._held)]
+            count, text = len(self._held), b"".join(self._held)
+            fitting = [(n, m) for n in _NOTICES if (m := re.fullmatch(b"".join(n[:count]), text))]
+            ranks = [match[1] for notice, match in fitting if len(notice) == count]
             if any(r in self._reported for r in ranks):
                 self._held, self._dropped = [], True
             elif fitting and not ranks:
@@ -114,20 +114,6 @@ class Notices:
             else:
                 shown += self._held.pop(0)
         return shown
-
-    def _fits(self, notice: Sequence[bytes]) -> bool:
-        return len(self._held) <= len(notice) and all(
-            re.fullmatch(p, line) for p, line in zip(notice, self._held, strict=False)
-        )
-
-
-def _rank_in(lines: Sequence[bytes], notice: Sequence[bytes]) -> bytes | None:
-    """The rank that a notice is about."""
-    for pattern, line in zip(notice, lines, strict=True):
-        found = re.fullmatch(pattern, line)
-        if found is not None and found.re.groups:
-            return found[1]
-    return None
 
 
 @contextlib.contextmanager
