@@ -36,7 +36,7 @@ def unfit(array: np.ndarray, dtype: str) -> str:
 
 def conversion(dtype: str) -> str:
     """The remedy for an array that is `unfit`."""
-    first = " (what has fractions or is out of range: round and clip it before)"
+    first = " (first round and clip values that have fractions or are out of range)"
     return f"Convert it with array.astype('{dtype}'){first if dtype in INTEGERS else ''}."
 
 
@@ -60,7 +60,7 @@ def first_value(name: str, shape: Shape, dtype: str, initializer: Any, source: s
     try:
         array = np.asarray(initializer)
     except ValueError as e:  # rows of different lengths
-        raise VariableError(f"{what} is no array: {e}", fitting, source) from None
+        raise VariableError(f"{what} is not an array: {e}", fitting, source) from None
     if array.shape != shape.sizes:
         raise VariableError(f"{what} has shape {array.shape}, the variable {shape}.", fitting, source)
     if why := unfit(array, dtype):

@@ -81,7 +81,7 @@ def _train(made: argparse.ArgumentParser) -> None:
     made.set_defaults(command=commands.train)
     add = made.add_argument
     add("config", type=Path)
-    text = "one setting, as train.steps=100; may be repeated"
+    text = "change one setting, such as train.steps=100; may be repeated"
     add("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
     add("--out", type=Path, help="folder of the run (default runs/<config>)")
     add("--resume", nargs="?", const=True, default=False, metavar="CHECKPOINT")

@@ -176,7 +176,7 @@ def load_newest(
             )
     raise CheckpointError(
         f"no checkpoint in {folder} is whole: {' '.join(damaged)}",
-        "Put good copies of these files in their places, or start anew in another folder.",
+        "Put good copies of these files in their places, or start again in another folder.",
     )
 
 

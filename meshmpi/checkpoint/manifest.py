@@ -301,5 +301,5 @@ def check_same_model(manifest: Manifest, store: VariableStore, extra: bool = Fal
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
         raise ForeignCheckpointError(
             f"the checkpoint {manifest.folder} belongs to another model: {'; '.join(differences[:3])}{more}.",
-            "Use the configuration that it was made with, or start anew in another folder.",
+            "Use the configuration that it was made with, or start again in another folder.",
         )

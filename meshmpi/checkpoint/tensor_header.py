@@ -100,10 +100,10 @@ def _parse(text: bytes) -> tuple[dict[str, Stored], dict[str, str]]:
     except ValueError as error:
         raise HeaderError(f"its header cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise HeaderError("its header cannot be read: it is no table of tensors")
+        raise HeaderError("its header cannot be read: it is not a table of tensors")
     metadata = content.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise HeaderError("its header cannot be read: __metadata__ is no table of texts")
+        raise HeaderError("its header cannot be read: __metadata__ is not a table of texts")
     stored = {name: _stored(name, entry) for name, entry in content.items()}
     return dict(sorted(stored.items(), key=lambda item: item[1][2:])), metadata
 

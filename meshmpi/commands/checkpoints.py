@@ -40,7 +40,7 @@ def _ls(options: Options) -> int:
                 str(len(m.files)),
                 str(m.mesh),
                 m.split() or "-",
-                problem or "all files there",
+                problem or "all files present",
             )
         )
     widths = [max(len(r[k]) for r in rows) for k in range(6)]
@@ -108,7 +108,7 @@ def _export(options: Options) -> int:
     return 0
 
 
-_ONE = "a checkpoint, or a run, whose newest one is taken"
+_ONE = "a checkpoint, or a run (its newest checkpoint is taken)"
 _ACTIONS = (
     Command(
         "ls",
@@ -120,7 +120,7 @@ _ACTIONS = (
         "verify",
         _verify,
         "read every byte; exit status 1 on damage",
-        (argument("checkpoint", Path, "a checkpoint, or a run: all its checkpoints"),),
+        (argument("checkpoint", Path, "a checkpoint, or a run (all its checkpoints)"),),
     ),
     Command(
         "diff",
@@ -135,13 +135,13 @@ _ACTIONS = (
     Command(
         "convert",
         _convert,
-        "write a checkpoint again, split over another mesh",
+        "rewrite a checkpoint, split over another mesh",
         (
             argument("source", Path, _ONE),
-            argument("folder", Path, "folder in which step-... is made"),
-            argument("--mesh", str, "axes and sizes, as rows:2;cols:2; default: one file", "all:1"),
-            argument("--layout", str, "dimensions and their axes, as d_ff:cols", ""),
-            argument("--storage", str, "storage rules, which come before those of the layout", ""),
+            argument("folder", Path, "folder for the new step-..."),
+            argument("--mesh", str, "axes and sizes, such as rows:2;cols:2; default: one file", "all:1"),
+            argument("--layout", str, "dimensions and their axes, such as d_ff:cols", ""),
+            argument("--storage", str, "storage rules, which override those of the layout", ""),
         ),
     ),
     Command(
@@ -151,8 +151,8 @@ _ACTIONS = (
         (
             argument("source", Path, _ONE),
             argument("file", Path, "the file to write"),
-            argument("--only", list, "export only names that match, as 'layer_*'", metavar="PATTERN"),
-            argument("--without", list, "leave out names that match, as '*adam*'", metavar="PATTERN"),
+            argument("--only", list, "export only names that match, such as 'layer_*'", metavar="PATTERN"),
+            argument("--without", list, "leave out names that match, such as '*adam*'", metavar="PATTERN"),
         ),
     ),
 )

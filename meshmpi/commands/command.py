@@ -55,15 +55,15 @@ def add_arguments(parser: argparse._ActionsContainer, arguments: Iterable[Argume
 
 
 SETTINGS = (
-    argument("--set", list, "change one setting, as train.steps=100", metavar="KEY=VALUE"),
-    argument("--storage", str, "storage layout of the variables: mesh.storage"),
+    argument("--set", list, "change one setting, such as train.steps=100", metavar="KEY=VALUE"),
+    argument("--storage", str, "storage layout of the variables (mesh.storage)"),
 )
 """Arguments that change settings."""
 _GIVEN = {
-    "config": (argument("config", Path, "a TOML file with settings, or: quickstart"), *SETTINGS),
+    "config": (argument("config", Path, "a TOML file with settings, or quickstart"), *SETTINGS),
     "mesh": (
-        argument("--mesh", str, "axes and sizes, as rows:2;cols:2: mesh.shape"),
-        argument("--layout", str, "dimensions and their axes, as batch:rows;heads:cols: mesh.layout"),
+        argument("--mesh", str, "axes and sizes, such as rows:2;cols:2 (mesh.shape)"),
+        argument("--layout", str, "dimensions and their axes, such as batch:rows;heads:cols (mesh.layout)"),
     ),
     "ranks": (argument("--ranks", int, "start the command on N MPI ranks", metavar="N"),),
 }

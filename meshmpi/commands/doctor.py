@@ -37,17 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="job_ranks",
         type=int,
         metavar="N",
-        help="MPI ranks of a trial job (default: as --mesh, or 2); 0: none.  Under mpirun or srun: those of the job",
+        help="MPI ranks of a test job (default: as --mesh, or 2); 0: none.  Under mpirun or srun: the ranks of the job",
     )
     parser.add_argument(
-        "--mesh", type=_mesh, metavar="SHAPE", help="say which axes of a mesh cross the network, as 'rows:2;cols:2'"
+        "--mesh",
+        type=_mesh,
+        metavar="SHAPE",
+        help="print which axes of this mesh cross the network, such as 'rows:2;cols:2'",
     )
     parser.add_argument("--mpi", metavar="KIND", help="openmpi, mpich, intel or the path of an mpirun")
     parser.add_argument(
         "--folder", type=Path, default=Path("runs"), metavar="DIR", help="folder for checkpoints (default: runs)"
     )
     parser.add_argument(
-        "--limit", type=float, default=60.0, metavar="SECONDS", help="limit of the trial job (default: 60)"
+        "--limit", type=float, default=60.0, metavar="SECONDS", help="time limit of the test job (default: 60)"
     )
     parser.add_argument("--json", action="store_true", help="everything, for a support ticket")
 

@@ -113,7 +113,7 @@ def _show(options: Options) -> int:
 
     if options.out is not None and options.out.suffix not in SHOWN_AS:
         raise ConfigError(
-            f"'{options.out}' does not say whether it is a page or a picture.",
+            f"'{options.out}' has no ending for a page or a picture.",
             f"End it in {', '.join(SHOWN_AS[:-1])} or {SHOWN_AS[-1]}.",
         )
     model = find_model(options)
@@ -162,7 +162,7 @@ COMMANDS = (
         (
             *_MODEL,
             argument(
-                "--layouts", str, "'all' legal ones (default), or those to try", ["all"], metavar="LAYOUT", nargs="+"
+                "--layouts", str, "layouts to try; default: 'all' legal ones", ["all"], metavar="LAYOUT", nargs="+"
             ),
             argument("--sample", int, "try at most N layouts", metavar="N"),
             argument("--own-types", bool, "compute in the types of the graph instead of float64"),
@@ -185,8 +185,8 @@ COMMANDS = (
             argument(
                 "--machine",
                 str,
-                "predict the time of a step too: a file that `meshmpi calibrate` wrote, or tpuv2;"
-                " default: this host's, where it was calibrated",
+                "also predict the time of a step: a file that `meshmpi calibrate` wrote, or tpuv2;"
+                " default: this host's, if it was calibrated",
                 "",
                 metavar="FILE",
             ),

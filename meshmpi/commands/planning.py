@@ -27,8 +27,8 @@ def _search(options: Options) -> int:
         raise ConfigError(f"{options.on} ranks.", "Give 1 or more.")
     if options.layout or options.storage:
         raise ConfigError(
-            "a search looks for the layout and the storage itself.",
-            "Leave --layout and --storage out; `meshmpi plan` prices a layout that you name.",
+            "a search finds the layout and the storage itself.",
+            "Leave out --layout and --storage; `meshmpi plan` prices a given layout.",
         )
     found, report = search_report(
         settings_of(options, options.config),
@@ -44,7 +44,7 @@ def _search(options: Options) -> int:
 
 def _checked(options: Options) -> MeshSettings:
     if options.layout:
-        raise ConfigError("a machine has no layout.", "Leave --layout out.")
+        raise ConfigError("calibrate does not take a layout.", "Leave --layout out.")
     if options.repeats < 1:
         raise ConfigError(f"{options.repeats} repeats.", "Give 1 or more.")
     return MeshSettings(shape=options.mesh or "")
@@ -87,13 +87,13 @@ COMMANDS = (
     Command(
         "plan",
         _plan,
-        "cost of a training step on a mesh of any size",
+        "print the cost of a training step on a mesh of any size",
         (
-            argument("--program", bool, "print the whole program as well"),
+            argument("--program", bool, "also print the whole program"),
             argument(
                 "--machine",
                 str,
-                "predict times too: a file that `meshmpi calibrate` wrote, or tpuv2; default: that of this host, where"
+                "also predict times: a file that `meshmpi calibrate` wrote, or tpuv2; default: that of this host, if"
                 " it was calibrated",
                 metavar="FILE",
             ),
@@ -103,7 +103,7 @@ COMMANDS = (
     Command(
         "search",
         _search,
-        "the fastest layout for a number of ranks, by prediction",
+        "find the layout with the shortest predicted step",
         (
             argument("on", int, "number of ranks to plan for", metavar="RANKS"),
             argument(
@@ -113,19 +113,19 @@ COMMANDS = (
                 "",
                 metavar="FILE",
             ),
-            argument("--memory-limit", str, "memory of one rank, as '8 GB'", metavar="SIZE"),
+            argument("--memory-limit", str, "memory of one rank, such as '8 GB'", metavar="SIZE"),
             argument("--seconds", float, "time limit of the search", 30.0),
-            argument("--most-axes", int, "most axes of a mesh to try", 2),
+            argument("--most-axes", int, "maximum number of mesh axes to try", 2),
         ),
         takes=("config", "mesh"),
     ),
     Command(
         "calibrate",
         _calibrate,
-        "measure this machine, for predictions of time",
+        "measure this machine for time predictions",
         (
             argument(
-                "--out", Path, "where to write the description; default: where other commands look for it", None, "FILE"
+                "--out", Path, "file for the description; default: where other commands look for it", None, "FILE"
             ),
             argument("--quick", bool, "leave out the largest sizes"),
             argument("--repeats", int, "repetitions of each measurement", 5),

@@ -61,7 +61,7 @@ def _placed(options: Options, config: TransformerConfig) -> tuple[AnyMesh, str, 
 def _tokenizer(options: Options, model: Model) -> Vocabulary | None:
     if options.token_ids:
         if options.tokenizer is not None:
-            raise ConfigError("--tokenizer and --token-ids.", "Give one of them.")
+            raise ConfigError("--tokenizer and --token-ids are both given.", "Give one of them.")
         return None
     return model.tokenizer(options.tokenizer)
 
@@ -105,9 +105,7 @@ def _predictable(lines: Sequence[Line], path: Path, model: Model) -> Sequence[Li
     """The lines, each of which has a token to be predicted."""
     for line in lines:
         if model.kind == "lm" and len(line.tokens) < 2:
-            raise DataError(
-                f"{path}:{line.number} has one token, and nothing before it to predict it from.", "Write a longer text."
-            )
+            raise DataError(f"{path}:{line.number} has one token, and no token before it.", "Write a longer text.")
         if model.kind == "encoder" and all(line.special):
             raise DataError(f"{path}:{line.number} has special tokens only.", "Write a text to be scored.")
     return lines
@@ -172,10 +170,10 @@ def _print_texts(
 
     stop = list(model.ends) if options.stop is None else options.stop
     if mesh.rank == 0 and (others := otherwise(model.generation, options)):
-        print(f"{model.path} asks for {others}: not followed, options decide", file=sys.stderr)
+        print(f"{model.path} requests {others}; this is ignored, only the options count", file=sys.stderr)
     if options.beams:
         if options.stream:
-            raise ConfigError("--stream with --beams.", "Beams are known at their end only.")
+            raise ConfigError("--stream does not work with --beams.", "The best beam is known only at the end.")
         how: dict[str, Any] = {"alpha": 0.6 if options.alpha is None else options.alpha}
         if options.alpha is None and model.manifest is None:
             given = model.generation
@@ -278,7 +276,7 @@ _LAYOUTS = (
 )
 _MODEL = argument("model", Path, "folder or file of a Hugging Face checkpoint, or folder of a run")
 _TOKENS = (
-    argument("--storage", str, "storage layout of the variables, as d_model:rows"),
+    argument("--storage", str, "storage layout of the variables, such as d_model:rows"),
     argument("--batch", int, "rows of a batch", 8),
     argument("--tokenizer", Path, "default: the one in the folder of the weights", metavar="PATH"),
     argument("--token-ids", bool, "texts are token ids, separated by spaces"),
@@ -286,33 +284,33 @@ _TOKENS = (
 )
 _SCORE = (
     _MODEL,
-    argument("file", Path, "one text a line; for an encoder-decoder: source, tab, target"),
+    argument("file", Path, "one text per line; for an encoder-decoder: source, tab, target"),
     *_TOKENS,
-    argument("--allow-unknown", bool, "replace text that the tokenizer does not know by its unknown token"),
+    argument("--allow-unknown", bool, "replace unknown text by the tokenizer's unknown token"),
 )
 _PROMPTS = (
-    argument("--prompt", str, "text to continue (or to translate)", metavar="TEXT"),
-    argument("--prompts", Path, "one text a line", metavar="FILE"),
+    argument("--prompt", str, "text to continue or translate", metavar="TEXT"),
+    argument("--prompts", Path, "one text per line", metavar="FILE"),
 )
 _GENERATE = (
     _MODEL,
     *_TOKENS,
-    argument("--tokens", int, "largest length of a continuation", 64),
+    argument("--tokens", int, "maximum length of a continuation", 64),
     argument("--temperature", float, "0 takes the most probable token", 1.0),
     argument("--top-k", int, "draw from the k most probable tokens", 0),
-    argument("--top-p", float, "draw from the most probable tokens with this sum", 1.0),
+    argument("--top-p", float, "draw from the most probable tokens with this total probability", 1.0),
     argument("--seed", int, "seed of the random numbers", 0),
     argument("--beams", int, "beam search with this number of beams", 0),
     argument(
         "--alpha",
         float,
-        "its length penalty ((5 + length) / 6)**alpha (default: 0.6 for a run; for a checkpoint transformers' search,"
-        " as its generation_config.json says)",
+        "exponent of the length penalty ((5 + length) / 6)**alpha (default: 0.6 for a run; for a checkpoint"
+        " transformers' search with its generation_config.json)",
     ),
     argument(
         "--stop",
         int,
-        "token that ends a text; may be repeated (default: all ends that the model names)",
+        "token that ends a text; may be repeated (default: all end tokens of the model)",
         metavar="ID",
         action="append",
     ),
@@ -324,13 +322,13 @@ _EXPORT = (
     argument(
         "--like",
         Path,
-        "the checkpoint that the run was initialised from: names, config and tokenizer",
+        "the checkpoint from which the run was initialised: gives names, config and tokenizer",
         metavar="MODEL",
         required=True,
     ),
     argument("--dtype", str, "float32, bfloat16, float16 or float64", "float32"),
-    argument("--max-shard", str, "split into files of at most this", metavar="SIZE"),
-    argument("--storage", str, "storage layout of the variables during the export, as d_model:rows"),
+    argument("--max-shard", str, "split into files of at most this size", metavar="SIZE"),
+    argument("--storage", str, "storage layout of the variables during the export, such as d_model:rows"),
 )
 _TAKES = ("mesh", "ranks")
 

@@ -42,14 +42,14 @@ COMMANDS = (
     Command(
         "status",
         _status,
-        "what every rank of a run does now",
+        "show what every rank of a run is doing",
         (
             argument("run", Path, "folder of a run"),
             argument("--json", bool, "print everything as JSON, for programs"),
             argument("--every", float, "repeat until interrupted", metavar="SECONDS"),
         ),
-        description="What every rank of a run does now: phase, step, collective and since when; if the run has ended,"
-        " what it did last.",
+        description="Shows what every rank of a run is doing: phase, step, collective and since when;"
+        " if the run has ended, what it did last.",
     ),
     Command(
         "compare",
@@ -59,7 +59,7 @@ COMMANDS = (
             argument("runs", Path, "folder of a run", metavar="RUN", nargs="+"),
             argument("--png", Path, "draw all loss curves into a file", metavar="FILE"),
         ),
-        description="A table of two or more runs, which may still train: the settings that differ, losses at common"
-        " steps, speed, memory and bytes.",
+        description="Prints a table of two or more runs, which may still be training: the settings that differ,"
+        " losses at common steps, speed, memory and bytes.",
     ),
 )

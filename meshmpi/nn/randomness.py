@@ -45,7 +45,7 @@ def dropout(
         raise ShapeError(f"dropout: keep_prob is {keep_prob} and rate is {rate}.", "Give exactly one of them.")
     keep = keep_prob if keep_prob is not None else 1.0 - rate  # type: ignore[operator]
     if not 0.0 < keep <= 1.0:
-        raise ShapeError(f"dropout: {keep} is no probability to keep an element.", "Give a number in (0, 1].")
+        raise ShapeError(f"dropout: {keep} is not a probability to keep an element.", "Give a number in (0, 1].")
     if not is_training or keep == 1.0:
         return x
     # float32 numbers even for bfloat16 tensors: 8 bits are too few to compare with a probability.

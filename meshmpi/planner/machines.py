@@ -46,7 +46,7 @@ def find_machine(name: str, mesh: MeshShape) -> Machine | None:
         if data is None and folder.has(_file(mesh)):
             cache.tell(
                 f"{path} is not as `meshmpi calibrate` wrote it, and is not used: calibrate again,"
-                " or name the file where a machine is asked for"
+                " or name the file in the option for the machine"
             )
     return None if data is None else parse_machine(data.decode(), str(path))
 

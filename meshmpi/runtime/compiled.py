@@ -258,7 +258,7 @@ class CompiledStep:
         try:
             array = np.asarray(value if whole else value.block)
         except ValueError as e:  # rows of different lengths
-            raise FeedError(f"feed '{name}' is no array: {e}", remedy) from None
+            raise FeedError(f"feed '{name}' is not an array: {e}", remedy) from None
         if not whole and len(states) > 1:
             raise FeedError(
                 f"feed '{name}' is one rank's block, of shape {array.shape}, but this process plays"

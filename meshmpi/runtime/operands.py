@@ -221,7 +221,7 @@ def as_method(run: Callable[..., None], collective: Callable[..., Collective]) -
 def check_op(op: str) -> None:
     """Raises ProgramError unless ``op`` is one of `OPS`."""
     if op not in OPS:
-        raise ProgramError(f"'{op}' is no reduction.", suggest(op, OPS))
+        raise ProgramError(f"'{op}' is not a reduction.", suggest(op, OPS))
 
 
 def check_array(kind: str, what: str, x: np.ndarray) -> None:

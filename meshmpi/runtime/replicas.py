@@ -75,7 +75,7 @@ class Difference(NamedTuple):
         if self.damaged:
             where = ", ".join(dict.fromkeys(self.hosts[r] for r in self.damaged))
             return f"{text}. Damaged: the copy of {_ranks(self.damaged)} (host {where})"
-        return f"{text}. Which copy is right cannot be told"
+        return f"{text}. It is not known which copy is right"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

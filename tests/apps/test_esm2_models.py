@@ -209,7 +209,7 @@ def test_models_that_are_none(tmp_path, file, capsys):
     with pytest.raises(CheckpointError, match=r"config.json cannot be read"):
         open_model(bad)
     for text, message in (
-        ("[]", "cannot be read: it is no table"),
+        ("[]", "cannot be read: it is not a table"),
         ("{}", "type None"),
         ('{"model_type": "gpt2"}', "type 'gpt2'"),
     ):

@@ -32,7 +32,7 @@ def test_commands_one_after_the_other(tmp_path, capsys, monkeypatch):
     assert translate.main(["train", str(config), *sets(tmp_path), "--out", run]) == 0
     assert "step 6/6" in capsys.readouterr().out
     assert cli.main(["sample", run]) == 1
-    assert "run of task 'translation', which continues no text" in capsys.readouterr().err
+    assert "run of task 'translation', which does not continue texts" in capsys.readouterr().err
     words = ["evaluate", run, "--sentences", "2", "--beams", "1", "--alpha", "0"]
     assert translate.main(words) == 0
     out = capsys.readouterr().out

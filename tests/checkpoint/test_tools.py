@@ -40,7 +40,7 @@ def test_ls(folder, capsys):
     status, text = call(capsys, "ls", folder)
     _, newest, oldest = text.splitlines()
     assert status == 0 and newest.startswith("step-00000020") and "step-00000010" in oldest
-    for part in ("{rows: 2, cols: 3}", "model:rows;hidden:cols", "all files there", " 6 "):
+    for part in ("{rows: 2, cols: 3}", "model:rows;hidden:cols", "all files present", " 6 "):
         assert part in newest
     assert call(capsys, "ls", folder / "checkpoints")[1] == text
     (folder / "checkpoints" / "step-00000010" / "rank-00003.safetensors").unlink()

@@ -51,7 +51,7 @@ def test_an_example_says_shapes_and_traffic():
     (text,) = [line for line in describe(code, traffic(code)) if code in line]
     assert "makes [a=8, c=16] for x [a=8, b=12], w [b=12, c=16]" in text
     assert "**b**: all_reduce 128" in text and "With gradients" in text
-    assert "nothing, whatever is split" in " ".join(describe("exp(x)", traffic("exp(x)")))
+    assert "no traffic, whatever is split" in " ".join(describe("exp(x)", traffic("exp(x)")))
 
 
 def test_a_notebook_as_a_page():

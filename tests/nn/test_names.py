@@ -184,5 +184,5 @@ def test_auto_shares_what_there_is_and_makes_the_rest():
 def test_another_shape_is_refused_though_sharing_was_asked_for():
     with mm.Graph(), mm.scope(reuse="auto"):
         mm.dense(x(), OUT, name="tower")
-        with pytest.raises(VariableError, match="is asked for as"):
+        with pytest.raises(VariableError, match="is requested as"):
             mm.dense(x(), mm.Dimension("out", 7), name="tower")

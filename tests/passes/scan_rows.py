@@ -52,11 +52,11 @@ ROWS: dict[str, tuple[Row, str]] = {
     ),
     "sums of too few blocks": (
         lambda h: _block_sum(h, t("a b/rows+cols"), t("a r=2/rows+cols")),
-        "is no sum of each block",
+        "is not a sum of each block",
     ),
     "sums of blocks that round": (
         lambda h: _block_sum(h, t("a b/cols", dtype="bfloat16"), t("a r=2/cols", dtype="bfloat16")),
-        "is no sum of each block",
+        "is not a sum of each block",
     ),
     "a cumsum that forgets the blocks before": (
         lambda h: _cumsum(h, t("a b/cols"), t("a b/cols")),

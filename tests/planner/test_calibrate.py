@@ -129,7 +129,7 @@ def test_memory_is_what_control_groups_allow(small, monkeypatch, allowed, names,
         (["--ranks", "2", "--repeats", "-1"], "ConfigError: -1 repeats. Give 1 or more."),
         (["--ranks=2", "--repeats=0"], "ConfigError: 0 repeats. Give 1 or more."),
         (["--ranks", "0"], "ConfigError: 0 ranks. Give 1 or more."),
-        (["--ranks", "2", "--layout", "batch:all"], "ConfigError: a machine has no layout."),
+        (["--ranks", "2", "--layout", "batch:all"], "ConfigError: calibrate does not take a layout."),
     ],
 )
 def test_mistakes_are_told_before_ranks_are_started(monkeypatch, capfd, arguments, said):

@@ -279,7 +279,7 @@ def test_models_that_cannot_be_used(tmp_path, capsys):
     (folder / "config.json").unlink()
     refused(capsys, "there is no config.json next to", "score", folder, file)
     (folder / "config.json").write_text("[]")
-    refused(capsys, "it is no table", "score", folder, file)
+    refused(capsys, "it is not a table", "score", folder, file)
     (folder / "config.json").write_text("{")
     refused(capsys, "config.json cannot be read", "score", folder, file)
     (folder / "config.json").write_text(json.dumps({**GPT2, "n_layer": 2}))
@@ -386,7 +386,7 @@ def test_what_cannot_be_generated(tmp_path, capsys):
     ids = written(tmp_path / "ids", "1 2 3\n")
     common = ("generate", folder, "--prompts", ids, "--token-ids")
     refused(capsys, "--tokens is 0", *common, "--tokens", 0)
-    refused(capsys, "Beams are known at their end only", *common, "--beams", 2, "--stream")
+    refused(capsys, "The best beam is known only at the end", *common, "--beams", 2, "--stream")
     refused(
         capsys,
         "ids:1 has 25 tokens, the model takes 24",

@@ -72,7 +72,9 @@ def test_a_first_value_is_refused_where_it_is_given(name):
         assert f"variable 'v' made at {__file__}:" in str(caught.value)
 
 
-@pytest.mark.parametrize(("first", "why"), [(np.ones(4, "f4"), "has shape (4,)"), ([[1.0], [1.0, 2.0]], "is no array")])
+@pytest.mark.parametrize(
+    ("first", "why"), [(np.ones(4, "f4"), "has shape (4,)"), ([[1.0], [1.0, 2.0]], "is not an array")]
+)
 def test_a_first_value_of_another_shape_is_refused_there_too(first, why):
     with mm.Graph(), pytest.raises(VariableError) as caught:
         mm.get_variable("v", SIZES, initializer=first)

@@ -238,7 +238,7 @@ def test_no_workspace_where_blocks_are_contiguous():
     ("arguments", "message"),
     [
         (("all_reduce", np.ones((2, 3)).T, "rows", "sum"), "not C-contiguous"),
-        (("all_reduce", np.ones(3), "rows", "mean"), "'mean' is no reduction"),
+        (("all_reduce", np.ones(3), "rows", "mean"), "'mean' is not a reduction"),
         (("all_reduce", [1.0], "rows", "sum"), "a list, not an array"),
         (("all_reduce", np.ones(3), ("rows", "rows"), "sum"), "'rows' twice"),
         (("all_gather", np.ones(3), np.ones(5), 0, [3, 3], "rows"), "output is float64[5]"),

@@ -111,7 +111,7 @@ if r == 0: mesh.all_reduce(np.ones(99), "rows")
 
 def test_ranks_that_make_different_meshes():
     text = run("mm.Mesh('rows:2' if r else 'cols:2')")
-    assert "MeshError: ranks make different meshes at one time: rank 0 makes {cols: 2}; rank" in text
+    assert "MeshError: ranks make different meshes at the same time: rank 0 makes {cols: 2}; rank" in text
 
 
 @pytest.mark.parametrize("chosen", [0, 1])

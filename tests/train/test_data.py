@@ -67,7 +67,7 @@ def test_the_key_of_a_file_follows_its_text(text_file):
 
 
 def test_missing_and_empty_corpora(tmp_path):
-    with pytest.raises(DataError, match=r"no named corpus is called so. Did you mean 'sotu'\?"):
+    with pytest.raises(DataError, match=r"no named corpus has this name. Did you mean 'sotu'\?"):
         open_corpus("sotuu")
     with pytest.raises(DataError, match="does not exist.*Known names: tinyshakespeare"):
         open_corpus(str(tmp_path / "nothing.txt"))

@@ -65,7 +65,7 @@ def test_a_run_goes_on_without(tmp_path, broken: list[str]):
     assert len(read_metrics(tmp_path / "run")) >= 6
     assert checkpoint.find(tmp_path / "run" / "checkpoints")
     for name in broken:
-        line = f"no {name}, the run goes on without: KeyError: 'start'"
+        line = f"no {name}, the run continues without: KeyError: 'start'"
         assert done.stdout.count(line) == 1, f"{name}:\n{done.stdout}"
     if broken == ["report"]:
         return
@@ -85,7 +85,7 @@ def test_a_failure_is_told_once_in_one_line():
     assert extras("report", fails) is extras("report", fails) is None
     assert extras("picture", lambda: 3) == 3
     assert len(tries) == 1
-    assert lines[0].startswith("no report, the run goes on without: ValueError: two lines xxx")
+    assert lines[0].startswith("no report, the run continues without: ValueError: two lines xxx")
     assert len(lines) == 1 and len(lines[0]) <= 300
     with pytest.raises(KeyboardInterrupt):
         extras("picture", lambda: (_ for _ in ()).throw(KeyboardInterrupt))

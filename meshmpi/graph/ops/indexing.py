@@ -229,7 +229,7 @@ class TopK(Operation):
         (x,) = self.inputs
         n = x.dim(self.dim, "top_k").size
         if not 1 <= self.k_dim.size <= n:
-            raise self.fail(f"{self.k_dim} of the {n} elements of '{self.dim}' are asked for.", f"Ask for 1 to {n}.")
+            raise self.fail(f"{self.k_dim} is more than the {n} elements of '{self.dim}'.", f"Give 1 to {n}.")
         shape = x.shape.without([self.dim]) + [self.k_dim]
         return [(shape, x.dtype), (shape, "int32")]
 

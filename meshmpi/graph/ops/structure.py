@@ -43,7 +43,7 @@ class Transpose(Operation):
         (x,) = self.inputs
         if sorted(x.shape) != sorted(self.new_shape):
             raise self.fail(
-                f"{self.new_shape} is no reordering of the dimensions of {x.shape}.",
+                f"{self.new_shape} is not a reordering of the dimensions of {x.shape}.",
                 f"Give the dimensions of {x.shape} in any order; mm.reshape() and mm.rename_dimension() change them.",
             )
         return [(self.new_shape, x.dtype)]

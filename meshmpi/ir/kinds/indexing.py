@@ -130,7 +130,7 @@ class BlockSum(PerInput, kind="block_sum", traits=Traits()):
     def check(self, program: Program, i: Instruction, xs: Sequence[LocalType]) -> None:
         (x,), y = xs, result_type(program, i)
         require(bool(x.split(self.dim)), "sums blocks of a whole dimension")
-        require(y == block_sums(program.mesh, x, self.dim, self.blocks) and not x.partial, "is no sum of each block")
+        require(y == block_sums(program.mesh, x, self.dim, self.blocks) and not x.partial, "is not a sum of each block")
 
 
 @dataclass(frozen=True)

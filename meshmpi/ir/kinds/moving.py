@@ -262,7 +262,7 @@ def bytes_sent(kind: str, elements: int, item_bytes: int, n: int) -> int:
     Its block for all_gather, what it sends to other ranks for shift, the whole input otherwise.
     """
     if kind not in COLLECTIVES:
-        raise ValueError(f"'{kind}' is no collective: {', '.join(COLLECTIVES)}.")
+        raise ValueError(f"'{kind}' is not a collective: {', '.join(COLLECTIVES)}.")
     return COLLECTIVES[kind].sent(elements * item_bytes, n) if n > 1 else 0
 
 

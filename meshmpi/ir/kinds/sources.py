@@ -81,7 +81,7 @@ class StepNumber(Source, kind="step", traits=Traits(repeatable=True)):
     """The number of the step, int32, without dims."""
 
     def check_result(self, program: Program, y: LocalType) -> None:
-        require(y.dtype == "int32" and not y.shape, "is no int32 without dims")
+        require(y.dtype == "int32" and not y.shape, "is not an int32 without dims")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Iota(Source, kind="iota", traits=Traits(repeatable=True)):
     dim: str
 
     def check_result(self, program: Program, y: LocalType) -> None:
-        require(y.shape.names == (self.dim,) and y.dtype == "int32", "is no int32 of its dim")
+        require(y.shape.names == (self.dim,) and y.dtype == "int32", "is not an int32 of its dim")
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ def _build(folder: Folder, key: str, source: str, command: tuple[str, ...], alon
         data = work.read(f"{key}.so")
         if data is None:
             raise CompilerError(
-                "the C compiler ended well, but there is no library.",
+                "the C compiler reported success, but there is no library.",
                 "Set MESHMPI_CC to another compiler, or use kernels='numpy'.",
             )
         folder.write(f"{key}.c", source.encode())

@@ -38,28 +38,28 @@ class _Dim:
 class TransformerConfig:
     """Sizes and options of a Transformer; the defaults are the paper's language model, at a small size."""
 
-    vocab: int = setting(0, "rows of the embedding; 0: those of the vocabulary of a run", "tokens", minimum=0)
-    length: int = setting(256, "length of the longest sequence, and of a window in training", "tokens", minimum=1)
+    vocab: int = setting(0, "rows of the embedding; 0: size of the run's vocabulary", "tokens", minimum=0)
+    length: int = setting(256, "maximum sequence length, and length of a training window", "tokens", minimum=1)
     d_model: int = setting(256, "width of the residual stream", minimum=1)
     d_ff: int = setting(1024, "width inside the feed-forward layers", minimum=1)
     heads: int = setting(4, "attention heads", minimum=1)
-    d_kv: int = setting(64, "width of keys and values of one head", minimum=1)
-    layers: int = setting(4, "layers of the decoder, and of the encoder where there is one", minimum=1)
+    d_kv: int = setting(64, "width of keys and values per head", minimum=1)
+    layers: int = setting(4, "layers of the decoder, and of the encoder if there is one", minimum=1)
     norm: Literal["rms", "layer"] = setting("rms", "norm before every sublayer and at the end")
     norm_scale: bool = setting(True, "whether norms have a scale")
     norm_bias: bool = setting(True, "whether layer norms have a bias; an RMS norm never has one")
-    norm_epsilon: float = setting(1e-6, "added to the variance")
-    activation: str = setting("relu", "between the feed-forward matrices: a name of mm.nn.ACTIVATIONS")
+    norm_epsilon: float = setting(1e-6, "number added to the variance")
+    activation: str = setting("relu", "activation in the feed-forward layers: a name of mm.nn.ACTIVATIONS")
     ff_bias: bool = setting(False, "whether feed-forward layers have biases")
     attention_bias: bool = setting(False, "whether attention projections have biases")
     tied_softmax: bool = setting(False, "whether the embedding is also the softmax matrix")
-    learned_positions: bool = setting(True, "whether every position has a learned vector")
+    learned_positions: bool = setting(True, "whether positions have learned vectors")
     attention_dropout: float = _share("share of attention weights dropped in training")
     ff_dropout: float = _share("share of hidden feed-forward activations dropped in training")
     residual_dropout: float = _share("share of the embedding and of every sublayer's output dropped in training")
     dropout_over_length: bool = setting(False, "whether one dropout mask serves all positions, as in the paper")
     initializers: Literal["paper", "gpt2"] = setting(
-        "paper", "first values; gpt2: normal 0.02, output projections divided by sqrt(2 * layers)"
+        "paper", "initial values; gpt2: normal 0.02, output projections divided by sqrt(2 * layers)"
     )
     scale_logits: OrNone[bool] = setting(
         None, "whether attention logits are divided by sqrt(d_kv); none: unless the initializers contain that factor"
@@ -67,15 +67,15 @@ class TransformerConfig:
     label_smoothing: float = _share("label smoothing in training")
     z_loss: float = setting(0.0, "factor of log(Z)**2 in the training loss")
     logit_jitter: float = setting(0.0, "in training logits are multiplied by random numbers in 1 +- this")
-    padding_id: int = setting(-1, "target that does not count in the training loss; -1: none")
+    padding_id: int = setting(-1, "target token that the training loss ignores; -1: none")
     dtype: Literal["float32", "float64"] = setting("float32", "data type of the variables and their updates")
     activation_dtype: Literal["", "float32", "float64", "bfloat16"] = setting(
-        "", "data type of the computation; empty: as dtype"
+        "", "data type of the computation; empty: dtype"
     )
     residual_constraint: str = setting(
-        "", "layout of the residual stream between sublayers, as length:cols (sequence parallelism); empty: none"
+        "", "layout of the residual stream between sublayers, such as length:cols (sequence parallelism); empty: none"
     )
-    memory_heads: int = setting(0, "heads of keys and values; 0: as heads, 1: multi-query, else grouped-query")
+    memory_heads: int = setting(0, "heads of keys and values; 0: same as heads, 1: multi-query, else grouped-query")
     rotary: bool = setting(False, "whether queries and keys of self-attention are rotated by their positions")
     relative_buckets: int = setting(
         0, "buckets of a learned bias by distance that all layers share; 0: none, T5: 32", minimum=0
@@ -84,23 +84,25 @@ class TransformerConfig:
         0, "positions that a query of the decoder sees, itself and those before it; 0: all", "tokens", minimum=0
     )
     experts: int = setting(0, "experts in place of a feed-forward layer; 0: none", minimum=0)
-    experts_every: int = setting(2, "every how many-th layer has experts, counted from 1", "layers", minimum=1)
+    experts_every: int = setting(2, "period of layers with experts, counted from 1", "layers", minimum=1)
     expert_choices: int = setting(1, "experts of a token: 1 (Switch), 2 (GShard), ...", minimum=1)
-    expert_capacity: float = setting(1.25, "room of an expert in training, in multiples of its even share of tokens")
-    expert_eval_capacity: float = setting(2.0, "room of an expert outside of training")
-    expert_group: int = setting(0, "tokens that share capacities; 0: those of one sequence", "tokens", minimum=0)
+    expert_capacity: float = setting(
+        1.25, "capacity of an expert in training, as a multiple of its even share of tokens"
+    )
+    expert_eval_capacity: float = setting(2.0, "capacity of an expert outside of training")
+    expert_group: int = setting(0, "number of tokens that share capacities; 0: one sequence", "tokens", minimum=0)
     expert_balance: float = setting(1e-2, "factor of the load-balancing loss, in training")
     expert_z_loss: float = setting(0.0, "factor of the router's z-loss, in training")
     expert_jitter: float = setting(0.0, "in training the router's input is multiplied by random numbers in 1 +- this")
     recompute: Literal["none", "layers"] = setting(
-        "none", "what the backward pass computes again: layers: the inside of each, so that memory holds one layer"
+        "none", "rematerialisation; layers: each layer is recomputed from its input, so memory holds one layer"
     )
-    encoder_layers: int = setting(0, "layers of the encoder of an encoder-decoder; 0: as layers", minimum=0)
-    norm_after: bool = setting(False, "whether norms stand after the sum of sublayer and residual stream, as in BERT")
+    encoder_layers: int = setting(0, "layers of the encoder of an encoder-decoder; 0: same as layers", minimum=0)
+    norm_after: bool = setting(False, "whether norms follow the sum of sublayer and residual stream, as in BERT")
     embedding_norm: bool = setting(False, "whether embeddings are normalised before the first layer")
-    token_types: int = setting(0, "kinds of tokens (sentence A, B), each with a learned vector; 0: none", minimum=0)
-    embedding_dropout: OrNone[float] = _share("share of embeddings dropped; none: as residual_dropout", None)
-    final_dropout: float = _share("share dropped of what the norm at the end returns")
+    token_types: int = setting(0, "number of token types (sentence A, B) with learned vectors; 0: none", minimum=0)
+    embedding_dropout: OrNone[float] = _share("share of embeddings dropped; none: same as residual_dropout", None)
+    final_dropout: float = _share("share of the final norm's output dropped in training")
     head_transform: bool = setting(
         False, "whether logits are made from norm(activation(dense(x))), as in masked language models"
     )
@@ -112,20 +114,20 @@ class TransformerConfig:
     )
     rotary_base: float = setting(10000.0, "the slowest rotation is this**(2 / d_kv - 1) radians per position")
     rotary_scaling: str = setting(
-        "", "how rotations are slowed down: linear:<factor> or llama3:<factor>,<low>,<high>,<length>; empty: not"
+        "", "scaling of the rotations: linear:<factor> or llama3:<factor>,<low>,<high>,<length>; empty: not"
     )
-    relative_distance: int = setting(128, "distance from which on all share the last relative bucket", "tokens")
+    relative_distance: int = setting(128, "distance from which all positions share the last relative bucket", "tokens")
     token_dropout: float = _share(
         "share of tokens masked in training, 0.12 in ESM2: the embedding of mask_id is zero, and the others are scaled"
         " by (1 - this) / (1 - the share that is masked in their sequence), in training or not"
     )
-    mask_id: int = setting(-1, "token that stands for a hidden token; -1: none")
-    expert_places: int = setting(0, "tokens of a group that an expert takes; 0: by expert_capacity", minimum=0)
+    mask_id: int = setting(-1, "token that replaces a masked token; -1: none")
+    expert_places: int = setting(0, "tokens per group that an expert takes; 0: from expert_capacity", minimum=0)
     experts_remainder: int = setting(
         0, "layer n, counted from 1, has experts if n leaves this on division by experts_every", minimum=0
     )
     decoder_experts_every: int = setting(0, "experts_every of an encoder-decoder's decoder; 0: the same", minimum=0)
-    experts_skip_padding: bool = setting(True, "whether padding takes no places of experts")
+    experts_skip_padding: bool = setting(True, "whether padding does not use expert capacity")
     shared_embedding: bool = setting(True, "whether source and target of an encoder-decoder have one embedding")
     attention_output_bias: OrNone[bool] = setting(
         None, "whether the output of attention has a bias; none: as attention_bias"

@@ -116,7 +116,7 @@ def _text_file(name: str, held_out_fraction: float) -> Corpus:
         near = suggest(name, NAMED) if "/" not in name else ""
         known = "" if near.startswith("Known") else f" Known names: {', '.join(NAMED)}."
         raise DataError(
-            f"corpus '{name}': the file {what}, and no named corpus is called so.",
+            f"corpus '{name}': the file {what}, and no named corpus has this name.",
             f"{near}{known} Or give the path of a text file.".strip(),
         )
     stat = path.stat()

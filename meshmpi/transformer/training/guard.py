@@ -23,7 +23,7 @@ from meshmpi.transformer.training.observer import Observer, Step, TrainingError
 
 _REMEDY = (
     "lower the learning rate, warm up longer or set optimizer.clip_norm. If it comes again at once,"
-    " go on from an older checkpoint with --resume FOLDER."
+    " continue from an older checkpoint with --resume FOLDER."
 )
 
 

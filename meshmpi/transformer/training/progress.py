@@ -46,7 +46,7 @@ class Extras:
         except Exception as error:
             self._failed[what] = None
             kind, text = type(error).__name__, " ".join(str(error).split())
-            self._say(f"no {what}, the run goes on without: {kind}: {text}"[:_LONGEST])
+            self._say(f"no {what}, the run continues without: {kind}: {text}"[:_LONGEST])
             return None
 
 

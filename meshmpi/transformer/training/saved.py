@@ -65,7 +65,7 @@ def evaluate_run(
     if task.digest != saved.manifest.about.get("data_digest"):
         raise CheckpointError(
             f"the checkpoint {saved.manifest.folder} was trained on other data than its settings"
-            " lead to now: a file has changed, or a collection was fetched anew.",
+            " lead to now: a file has changed, or a collection was fetched again.",
             "Evaluate where it was trained, or train again.",
         )
     built, storage, seed = task.build(settings, task.config), settings.mesh.storage or None, settings.train.seed

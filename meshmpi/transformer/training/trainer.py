@@ -160,7 +160,7 @@ class Trainer(Loop):
             raise CheckpointError(
                 f"the checkpoint {manifest.folder} was trained on another text or vocabulary:"
                 f" '{before}', now '{self.task.source(self.settings)}'.",
-                "Give the same data, or start anew in another folder.",
+                "Give the same data, or start again in another folder.",
             )
 
 

@@ -65,7 +65,7 @@ step(x=x, i=np.arange(8))  # here
         + """
 step(x=[[1.0, 2.0], [3.0]], i=np.arange(8))  # here
 """,
-        "FeedError: feed 'x' | no array | inhomogeneous | array of shape (8, 4)",
+        "FeedError: feed 'x' | not an array | inhomogeneous | array of shape (8, 4)",
         (("[[1.0, 2.0], [3.0]]", "np.ones((8, 4))"),),
         "8",
     ),

@@ -131,7 +131,7 @@ def check_refusals(mesh: Mesh) -> None:
     a, n = mesh.shape.names[:1], mesh.shape.sizes[0]
     x = np.ones((2, 3))
     refused(ProgramError, "not C-contiguous", lambda: mesh.all_reduce(x.T, a))
-    refused(ProgramError, "no reduction", lambda: mesh.all_reduce(x, a, "mean"))
+    refused(ProgramError, "not a reduction", lambda: mesh.all_reduce(x, a, "mean"))
     refused(MeshError, "Did you mean", lambda: mesh.all_reduce(x, (a[0][:-1],)))
     refused(ProgramError, "output is", lambda: mesh.all_gather(x, x[:1], 0, [2] * n, a))
     if n > 1:
