@@ -1,8 +1,7 @@
 """Files that are made once and then shared: by runs, by ranks and by jobs started together.
 
-All that is kept between runs lies below one folder, of which every folder is private (`private`).  Where one is not, a
-private folder among the temporary files serves, and a line says so.  Small documents carry their own hash.  Everything
-is written under another name and renamed, so that a reader sees whole files or none.
+All of it lies below one folder, of which every folder is private (`private`); where one is not, a private folder among
+the temporary files serves, and a line says so.  Small documents carry their hash.  Files appear whole or not at all.
 """
 
 from __future__ import annotations
@@ -69,20 +68,13 @@ def refusal(*parts: str, programs: bool = False) -> str:
 
 
 def cache_folder(*parts: str) -> Path:
-    """The path of `opened`, for programs that need one.
-
-    Raises:
-        DataError: No folder can be made.
-    """
+    """The path of `opened`, for programs that need one."""
     with opened(*parts) as folder:
         return folder.path
 
 
 def _usable(folder: Folder, parts: tuple[str, ...], programs: bool) -> Folder:
-    """The folder below; where programs are to be loaded, one that takes new files and runs them.
-
-    Others may be read-only: what was fetched on a login node is read on nodes without a network.
-    """
+    """The folder below; it may be read-only (fetched on a login node), unless programs are to be loaded from there."""
     for name in parts:
         with folder:
             folder = folder.child(name)
@@ -154,13 +146,9 @@ def _hash(name: str, data: bytes) -> bytes:
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[bool]:
-    """Lets one process at a time make ``path``; the others wait here.
+    """Lets one process at a time make ``path``, while others wait; says whether the lock is held.
 
-    On a file system without locks they do not wait: the work is then done several times, which is
-    slow but harmless, because results are renamed into place.
-
-    Yields:
-        Whether the lock is held.
+    Without locks they do not wait: the work is then done several times, and the results renamed into place.
     """
     with contextlib.ExitStack() as stack:
         try:

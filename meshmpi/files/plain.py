@@ -1,9 +1,7 @@
 """Files that somebody else may have made: read whole, or refused, by one rule.
 
-A file is a plain file, not a folder, named pipe, socket or device: opening one never blocks.  Its length is compared
-with what the reader takes at most before memory is asked for.  Functions raise `OSError`, whose ``strerror`` says what
-is wrong, and `ValueError` for a document that is damaged, nests too deep or has a name twice; a caller adds which file
-it wanted, why, and what to do.  Packages are imported where they are needed: `meshmpi doctor` runs without them.
+Opening one never blocks; its length is checked before memory is asked for.  `OSError` (``strerror``) and `ValueError`
+say what is wrong; callers add what to do.  Packages are imported where needed: `meshmpi doctor` runs without them.
 """
 
 from __future__ import annotations
@@ -55,8 +53,7 @@ def opened(path: str | os.PathLike[str], links: bool = True, folder: int | None 
         if error.errno == errno.ELOOP and not links:
             raise _not_plain(stat.S_IFLNK, path) from None
         raise
-    kind = stat.S_IFMT(os.fstat(fd).st_mode)
-    if kind != stat.S_IFREG:
+    if (kind := stat.S_IFMT(os.fstat(fd).st_mode)) != stat.S_IFREG:
         os.close(fd)
         raise _not_plain(kind, path)
     return fd

@@ -1,11 +1,8 @@
 """Folders and files of this user alone, so that nobody else can have put anything into them.
 
-A folder is private when this user owns it and nobody else may write to it.  It is held open by its descriptor, and
-everything in it is reached from there, so that whoever renames a folder above cannot lead a reader elsewhere.  No link
-is followed.  Functions raise `OSError` for what is not private, is a link, or finds no room.
-
-Root is a user like others.  A folder that the user's group may write to is refused even if the group has one member:
-who is in a group cannot be known.  So is one whose owner shows as another user, as on a file server that maps users.
+A folder is private when this user owns it and nobody else may write to it: no group either, whose members cannot be
+known.  It is reached by its descriptor, so that whoever renames a folder above cannot lead a reader elsewhere,
+and no link is followed.  Functions raise `OSError` for what is not private, is a link, or finds no room.
 """
 
 from __future__ import annotations
@@ -44,21 +41,13 @@ def _refuse(path: str | Path, why: str) -> NoReturn:
 
 
 class Folder:
-    """A private folder, held open.
-
-    Attributes:
-        path: As given.
-    """
+    """A private folder, held open; ``path`` is as given."""
 
     def __init__(self, path: Path, descriptor: int):
         self.path, self._fd = path, descriptor
-        try:
-            why = why_not_private(os.fstat(descriptor))
-            if why:
-                _refuse(path, why)
-        except OSError:
+        if why := why_not_private(os.fstat(descriptor)):
             self.close()
-            raise
+            _refuse(path, why)
 
     @classmethod
     def at(cls, path: Path) -> Folder:
@@ -121,11 +110,10 @@ class Folder:
 
     def has(self, name: str) -> bool:
         """Whether there is anything under a name."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.lstat(name, dir_fd=self._fd)
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def create(self, name: str) -> int:
         """A new file, open for reading and writing, of mode 0600."""
@@ -167,12 +155,7 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[bool]:
-        """Holds a lock until the context ends, or the process.
-
-        Yields:
-            Whether it is held.  On a file system without locks others do not wait: then work is
-            done several times.
-        """
+        """Holds a lock until the context ends, or the process; says whether: there are file systems without locks."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         fd = os.open(name, flags, 0o600, dir_fd=self._fd)
         try:
@@ -215,13 +198,11 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 def open_plain(path: str | Path, folder: int | None = None) -> int | None:
     """A plain file of this user alone, open for reading; None for anything else, links included."""
-    try:
+    with contextlib.suppress(OSError):
         fd = plain.opened(path, links=False, folder=folder)
-    except OSError:
-        return None
-    if not why_not_private(os.fstat(fd)):
-        return fd
-    os.close(fd)
+        if not why_not_private(os.fstat(fd)):
+            return fd
+        os.close(fd)
     return None
 
 
@@ -230,11 +211,8 @@ def read_plain(path: str | Path, most: int = MOST_BYTES, folder: int | None = No
     fd = open_plain(path, folder)
     if fd is None:
         return None
-    with open(fd, "rb") as file:
-        try:
-            return file.read(most) if os.fstat(fd).st_size <= most else None
-        except OSError:  # a damaged disk
-            return None
+    with open(fd, "rb") as file, contextlib.suppress(OSError):  # a damaged disk
+        return file.read(most) if os.fstat(fd).st_size <= most else None
 
 
 def _make(folder: Path) -> None:

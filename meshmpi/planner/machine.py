@@ -18,40 +18,21 @@ from meshmpi.dims import Axes, MeshShape
 from meshmpi.errors import ConfigError
 from meshmpi.ir.kinds import bytes_sent
 
-RELATIVE_COSTS = {
-    "simple": 1.0,
-    "divide": 4.0,
-    "exp": 8.0,
-    "log": 10.0,
-    "tanh": 12.0,
-    "erf": 12.0,
-    "power": 20.0,
-    "trigonometric": 15.0,
-    "random": 12.0,
+_CLASSES = {
+    "simple": (1.0, ()),
+    "divide": (4.0, ("divide", "floordiv", "mod", "sqrt", "rsqrt", "reciprocal")),
+    "exp": (8.0, ("exp", "sigmoid")),
+    "log": (10.0, ("log", "log1p")),
+    "tanh": (12.0, ("tanh",)),
+    "erf": (12.0, ("erf",)),
+    "power": (20.0, ("power",)),
+    "trigonometric": (15.0, ("sin", "cos")),
+    "random": (12.0, ("random",)),
 }
-"""Elementwise functions by class, as multiples of an addition, where nobody measured them.
-Status: assumption; of the order of vectorised C libraries."""
-
-FUNCTION_CLASSES = {
-    "divide": "divide",
-    "floordiv": "divide",
-    "mod": "divide",
-    "sqrt": "divide",
-    "rsqrt": "divide",
-    "reciprocal": "divide",
-    "exp": "exp",
-    "sigmoid": "exp",
-    "log": "log",
-    "log1p": "log",
-    "tanh": "tanh",
-    "erf": "erf",
-    "power": "power",
-    "sin": "trigonometric",
-    "cos": "trigonometric",
-    "random": "random",
-    "identity": "",
-}
-"""Scalar function -> class of its cost; all others are "simple", the identity costs nothing."""
+"""Class of elementwise functions -> their cost as a multiple of an addition, where nobody measured it, and which they
+are; all others are "simple".  Status of the costs: assumption; of the order of vectorised C libraries."""
+RELATIVE_COSTS = {kind: cost for kind, (cost, _) in _CLASSES.items()}
+FUNCTION_CLASSES = {name: kind for kind, (_, names) in _CLASSES.items() for name in names}
 
 
 @dataclass(frozen=True)
@@ -246,8 +227,7 @@ class Machine:
 
     def operation(self, function: str) -> float:
         """Seconds of a scalar function on one float32 element."""
-        kind = FUNCTION_CLASSES.get(function, "simple")
-        return self.operations[kind] if kind else 0.0
+        return 0.0 if function == "identity" else self.operations[FUNCTION_CLASSES.get(function, "simple")]
 
     @property
     def peak(self) -> float:

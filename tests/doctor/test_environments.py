@@ -16,23 +16,7 @@ from meshmpi.doctor.findings import found
 from meshmpi.launch.launch import launch
 from tests.doctor.environments import BROKEN, ROOT, Broken
 
-_OF_JOBS = (
-    "OMPI_",
-    "PMI",
-    "PRTE_",
-    "SLURM_",
-    "I_MPI",
-    "PBS_",
-    "LSB_",
-    "OMP_",
-    "OPENBLAS_",
-    "MKL_",
-    "MPI4PY_",
-    "MESHMPI_",
-    "CC",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-)
+_OF_JOBS = "OMPI_ PMI PRTE_ SLURM_ I_MPI PBS_ LSB_ OMP_ OPENBLAS_ MKL_ MPI4PY_ MESHMPI_ CC TMPDIR LD_LIBRARY_PATH"
 _DOCTOR = [sys.executable, "-m", "meshmpi", "doctor", "--json"]
 _SECONDS = 120
 
@@ -44,7 +28,7 @@ def _can_mount() -> bool:
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     """Without settings of this machine or an outer job; root is allowed, the cache is new."""
-    kept = {n: v for n, v in os.environ.items() if not n.startswith(_OF_JOBS)}
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(tuple(_OF_JOBS.split()))}
     folder.mkdir(exist_ok=True)
     return {
         **kept,
@@ -56,18 +40,15 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     }
 
 
-def diagnosed(command: list[str], env: dict[str, str], cwd: Path) -> tuple[dict, int]:
-    done = subprocess.run(
-        command,
-        env=env,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+def ran(command: list[str], env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    options = {"capture_output": True, "text": True, "timeout": _SECONDS, "stdin": subprocess.DEVNULL}
+    done = subprocess.run(command, env=env, cwd=cwd, check=False, **options)
     assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def diagnosed(command: list[str], env: dict[str, str], cwd: Path) -> tuple[dict, int]:
+    done = ran(command, env, cwd)
     return json.loads(done.stdout), done.returncode
 
 
@@ -104,12 +85,9 @@ def test_broken(row: Broken, tmp_path: Path, healthy):
         pytest.skip("needs root, to mount a file system")
     shutil.copytree(healthy[2], tmp_path / "cache")  # what was measured and compiled here once
     row.before(tmp_path)
-    known = {"{tmp}": str(tmp_path), "{root}": str(ROOT)}
 
     def filled(text: str) -> str:
-        for name, value in known.items():
-            text = text.replace(name, value)
-        return text
+        return text.replace("{tmp}", str(tmp_path)).replace("{root}", str(ROOT))
 
     env = environment(tmp_path, **{n: filled(v) for n, v in row.environment.items()})
     report, status = diagnosed(_command(row, tmp_path), env, tmp_path)
@@ -142,15 +120,8 @@ def test_an_empty_environment(tmp_path: Path, healthy):
 
 
 def test_under_mpirun_rank_0_speaks_for_all(tmp_path: Path):
-    env = environment(tmp_path)
-    done = launch(
-        2,
-        ["-m", "meshmpi", "doctor", "--json"],
-        timeout_seconds=_SECONDS,
-        capture_output=True,
-        environment=env,
-        cwd=tmp_path,
-    )
+    options = {"timeout_seconds": _SECONDS, "capture_output": True, "cwd": tmp_path}
+    done = launch(2, _DOCTOR[1:], environment=environment(tmp_path), **options)
     report = json.loads(done.stdout)  # one object: one rank printed
     assert done.returncode == 0, report["findings"]
     assert sorted(rank["rank"] for rank in report["ranks"]) == [0, 1]
@@ -158,26 +129,9 @@ def test_under_mpirun_rank_0_speaks_for_all(tmp_path: Path):
 
 
 def test_the_text_has_everything(tmp_path: Path):
-    env = environment(tmp_path, CC="false")
-    done = subprocess.run(
-        [*_DOCTOR[:-1], "--ranks", "0"],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
-    for text in (
-        "Python ",
-        "cores: ",
-        "numpy ",
-        "MPI library: ",
-        "MPI launcher: ",
-        "matrix products: ",
-        "WARNING compiler-broken",
-        "    unset CC",
-    ):
+    done = ran([*_DOCTOR[:-1], "--ranks", "0"], environment(tmp_path, CC="false"), tmp_path)
+    of_heading = ("Python ", "cores: ", "numpy ", "MPI library: ", "MPI launcher: ", "matrix products: ")
+    for text in (*of_heading, "WARNING compiler-broken", "    unset CC"):
         assert text in done.stdout, done.stdout
     assert done.returncode == 0 and done.stdout.rstrip().endswith("warning.")
     assert not list((tmp_path / "cache").rglob("*doctor*"))

@@ -1,6 +1,23 @@
-"""A tiny language model and its training step, for tests of plans."""
+"""A tiny language model with its training step, and a simple machine, for tests of plans."""
+
+from typing import Any
 
 import meshmpi as mm
+from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from
+
+
+def machine(**changes: Any) -> Machine:
+    """One that computes and remembers at the same speed whatever it does."""
+    values: dict[str, Any] = {
+        "name": "simple",
+        "products": {"float32": ProductRates.constant(1e9)},
+        "memory": Curve(((1.0, 1e9),)),
+        "operations": operations_from(1e-9),
+        "call": 0.0,
+        "step": 0.0,
+        "networks": {"": Network(1e-6, 1e9)},
+    }
+    return Machine(**values | changes)
 
 
 def small_lm(layers=2, vocab=24, microbatches=1, **options):

@@ -9,8 +9,9 @@ from meshmpi.amounts import bytes_of
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
 from meshmpi.ir.kinds import COLLECTIVES, bytes_sent
-from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from, rounds
+from meshmpi.planner.machine import Curve, Network, ProductRates, rounds
 from meshmpi.planner.machine_file import BUILT_IN, load_machine, machine_text, parse_machine
+from tests.planner.build import machine
 
 MESH = MeshShape("a:4;rows:2;cols:2")
 SHORT = """
@@ -64,22 +65,12 @@ def test_a_measured_network_gives_back_what_was_measured():
 
 
 def test_the_network_of_several_axes_is_its_own_or_the_slowest():
-    def machine(**networks):
-        return Machine(
-            "m",
-            {"float32": ProductRates.constant(1e9)},
-            Curve(((1.0, 1e9),)),
-            operations_from(1e-9),
-            0.0,
-            0.0,
-            networks,
-        )
-
     fast, slow, both = Network(1e-6, 1e10), Network(1e-6, 1e9), Network(1e-6, 5e8)
-    assert machine(rows=fast, cols=slow).network(MESH, ("rows", "cols")) is slow
-    assert machine(rows=fast, cols=slow, **{"rows+cols": both}).network(MESH, ("rows", "cols")) is both
+    networks = {"rows": fast, "cols": slow}
+    assert machine(networks=networks).network(MESH, ("rows", "cols")) is slow
+    assert machine(networks={**networks, "rows+cols": both}).network(MESH, ("rows", "cols")) is both
     with pytest.raises(ConfigError, match="no network for mesh axis 'rows'"):
-        machine(cols=slow).network(MESH, ("rows",))
+        machine(networks={"cols": slow}).network(MESH, ("rows",))
 
 
 LEVELS = (
@@ -137,20 +128,6 @@ def test_a_file_is_read_back(name):
         assert again.network(MESH, ("a",)).seconds("all_reduce", size, 8) == pytest.approx(
             machine.network(MESH, ("a",)).seconds("all_reduce", size, 8), rel=1e-3
         )
-
-
-BROKEN = {
-    "no section": (SHORT.replace("[memory]\nbandwidth = 1e10\n", ""), r"no \[memory"),
-    "unknown key": (SHORT.replace("latency", "latenzy"), "Did you mean 'latency'"),
-    "no number": (SHORT.replace("1e11", '"fast"'), "positive number"),
-    "negative": (SHORT.replace("bandwidth = 1e10", "bandwidth = -1"), "positive number"),
-    "no float32": (SHORT.replace("float32", "float64"), "no float32"),
-    "holes": (SHORT.replace("1e11", "[[8, 8, 8, 1e9], [16, 8, 8, 1e9]]"), "no rate of m, n, k"),
-    "no row": (SHORT.replace("1e11", "[[8, 8, 1e9]]"), "is not a row"),
-    "no toml": ("[products", "not valid TOML"),
-    "an integer that Python refuses": (f"memory_bytes = {'9' * 5000}", "not valid TOML"),
-    "arrays in arrays": (f"name = {'[' * 100_000}", "not valid TOML"),
-}
 
 
 MISTAKES = [
@@ -341,18 +318,8 @@ def test_nothing_may_take_no_time_where_that_has_a_meaning():
 
 @pytest.mark.parametrize("name", ['a "quoted" name', "a\\b", "two\nlines", "\t\x00\x7f\x85", "Kühlschrank 🧊"])
 def test_awkward_names_are_read_back(name):
-    networks = {name: Network(1e-6, 1e9)}
-    machine = Machine(
-        name,
-        {"float32": ProductRates.constant(1e9)},
-        Curve(((1.0, 1e9),)),
-        operations_from(1e-9),
-        0.0,
-        0.0,
-        networks,
-        origin=f"{name}!",
-    )
-    again = parse_machine(machine_text(machine), "again")
+    awkward = machine(name=name, origin=f"{name}!", networks={name: Network(1e-6, 1e9)})
+    again = parse_machine(machine_text(awkward), "again")
     assert (again.name, again.origin, list(again.networks)) == (name, f"{name}!", [name])
 
 
@@ -361,24 +328,26 @@ def test_rows_are_written_in_order_once_and_apart():
     rows = [(2048, 8192, 1e-5), (2048, 8192, 2e-5), (2, 64, 1e-6)]
     waits = Curve(((1.00001e-4, 1e-6), (1.00002e-4, 2e-6)))
     products = ProductRates((1, 2), {(m, n, k): 1e9 for m in (2, 1) for n in (1, 2) for k in (1, 2)})
-    machine = Machine(
-        "m",
-        {"float32": products},
-        Curve(((1.0, 1e9),)),
-        operations_from(1e-9),
-        0.0,
-        0.0,
-        {"": Network(1e-6, 1e9, {"shift": rows})},
-        waits=waits,
-    )
-    again = parse_machine(machine_text(machine), "again")
+    networks = {"": Network(1e-6, 1e9, {"shift": rows})}
+    measured = machine(products={"float32": products}, networks=networks, waits=waits)
+    again = parse_machine(machine_text(measured), "again")
     assert again.networks[""].measured["shift"] == [rows[2], rows[0]]
-    assert again.waits == waits and again.products == machine.products
+    assert again.waits == waits and again.products == measured.products
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_file_says_what_is_wrong(case):
-    text, message = BROKEN[case]
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SHORT.replace("[memory]\nbandwidth = 1e10\n", ""), r"no \[memory"),
+        (SHORT.replace("latency", "latenzy"), "Did you mean 'latency'"),
+        (SHORT.replace("float32", "float64"), "no float32"),
+        ("[products", "not valid TOML"),
+        (f"memory_bytes = {'9' * 5000}", "not valid TOML"),  # an integer that Python refuses
+        (f"name = {'[' * 100_000}", "not valid TOML"),
+    ],
+    ids=["no section", "unknown key", "no float32", "no toml", "digits", "arrays in arrays"],
+)
+def test_a_broken_file_says_what_is_wrong(text, message):
     with pytest.raises(ConfigError, match=message):
         parse_machine(text, "file.toml")
 

@@ -11,22 +11,15 @@ from meshmpi.planner import bounded_search
 from meshmpi.planner.bounded_search import Priced, Rejected, Screen, search
 from meshmpi.planner.candidates import Candidate, LowerBound, candidates, independent_sets, mesh_shapes
 from meshmpi.planner.layout_search import digest, pricing, search_layouts
-from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, operations_from
+from meshmpi.planner.machine import Curve, Network, ProductRates, operations_from
+from tests.planner import build
 from tests.planner.build import small_lm
 
 
 def machine(bandwidth=1e9, latency=1e-6, memory_bytes=0):
-    network = Network(latency, bandwidth)
-    return Machine(
-        "simple",
-        {"float32": ProductRates.constant(1e10)},
-        Curve(((1.0, 1e10),)),
-        operations_from(1e-10),
-        1e-7,
-        0.0,
-        {"": network},
-        memory_bytes,
-    )
+    changes = {"products": {"float32": ProductRates.constant(1e10)}, "memory": Curve(((1.0, 1e10),)), "call": 1e-7}
+    changes |= {"operations": operations_from(1e-10), "networks": {"": Network(latency, bandwidth)}}
+    return build.machine(memory_bytes=memory_bytes, **changes)
 
 
 def two_layers(batch, io, hidden):

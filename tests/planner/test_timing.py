@@ -8,7 +8,7 @@ import meshmpi as mm
 from meshmpi.compiler.cost import Cost
 from meshmpi.errors import LayoutError
 from meshmpi.ir.program import AxesTable
-from meshmpi.planner.machine import Curve, Machine, Network, ProductRates, axes_between_hosts, operations_from
+from meshmpi.planner.machine import Curve, Network, ProductRates, axes_between_hosts, operations_from
 from meshmpi.planner.report import (
     KINDS,
     gradient_values,
@@ -25,23 +25,16 @@ from tests.layouts import legal_layouts
 from tests.ops.build import EVEN, Case, build
 from tests.ops.cases import CASES
 from tests.ops.run import fetched
+from tests.planner.build import machine as simple_machine
 from tests.planner.build import small_lm
 
 GEMM, BANDWIDTH, SIMPLE, CALL = 1e9, 1e8, 1e-9, 1e-7
 
 
 def machine(**changes):
-    network = Network(1e-5, 1e6)
-    values = {
-        "name": "simple",
-        "products": {"float32": ProductRates.constant(GEMM)},
-        "memory": Curve(((1.0, BANDWIDTH),)),
-        "operations": operations_from(SIMPLE),
-        "call": CALL,
-        "step": 0.0,
-        "networks": {"": network},
-    }
-    return Machine(**{**values, **changes})
+    values = {"products": {"float32": ProductRates.constant(GEMM)}, "memory": Curve(((1.0, BANDWIDTH),)), "call": CALL}
+    values |= {"operations": operations_from(SIMPLE), "networks": {"": Network(1e-5, 1e6)}}
+    return simple_machine(**values | changes)
 
 
 def planned(build, mesh="", layout=""):
