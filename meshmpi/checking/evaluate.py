@@ -13,7 +13,7 @@ import numpy as np
 from meshmpi.ir.kinds import Shift
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.kernels import Runtime, bind, numpy_dtype, workspace_bytes
-from meshmpi.runtime.arrays import aligned_empty
+from meshmpi.kernels.views import aligned_empty
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
 
 

@@ -33,11 +33,13 @@ class Runtime:
         step: Changes from step to step; kernels read it when they are called.
         blas: Name of the library of matrix products, the same on all ranks; empty for the first there is.
         native: The generated kernels, from which a tiled region takes those of its body; or None.
+        threads: How many threads share a tiled region.
     """
 
     step: int = 0
     blas: str = ""
     native: Any = None
+    threads: int = 1
 
 
 class Operand(NamedTuple):

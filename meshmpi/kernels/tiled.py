@@ -7,6 +7,7 @@ band nobody needs the pairs outside it, so an operand of a product may be set to
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,14 +18,17 @@ from meshmpi.dims import Ranges
 from meshmpi.ir.kinds import Contract, Random, Tiled, regions
 from meshmpi.ir.kinds.regions import sizes_key
 from meshmpi.ir.program import Instruction
+from meshmpi.kernels import threads
 from meshmpi.kernels.bands import fill_outside, guarded, masked_operand, without_band
 from meshmpi.kernels.binding import Arrays, Call, Operand, Plan, Runtime, Scratch
 from meshmpi.kernels.contraction import plan_contract
 from meshmpi.kernels.fused import scratch_slots
 from meshmpi.kernels.native import Site, scratch_bytes
 from meshmpi.kernels.steps import Bound, adding, copying, run_all, zeroing
-from meshmpi.kernels.views import contiguous
+from meshmpi.kernels.views import aligned_empty, contiguous
 
+SHARED_POINTS = 1 << 18
+"""Threads share a region that has at least this many points.  Status: assumption; waking one takes some 50 us."""
 ByValue = Mapping[int, np.ndarray]
 
 
@@ -40,14 +44,51 @@ def plan_tiled(call: Call, plan_of: Callable[[Call], Plan]) -> Plan:
 
     def bind(inputs: Arrays, outputs: Arrays, workspace: np.ndarray, runtime: Runtime) -> Bound:
         arrays = {x.value: a for x, a in zip((*call.inputs, *call.outputs), (*inputs, *outputs), strict=True)}
-        bound: list[Bound] = []
-        begun = _Begun(call, own)
-        for ranges in regions.iterations(*place):
-            bound += _Binder(blocks[sizes_key(ranges)], arrays, ranges, workspace, runtime, begun).steps()
-        # Where the rank holds nothing of a dim of the region, sums over it are 0.
-        return run_all(bound or [zeroing(y) for y in outputs])
 
-    return Plan(bind, max((b.workspace_bytes for b in sized), default=0))
+        def one_after_the_other(iterations: Sequence[Ranges], space: np.ndarray) -> Bound:
+            begun, bound = _Begun(call, own), list[Bound]()
+            for ranges in iterations:
+                bound += _Binder(blocks[sizes_key(ranges)], arrays, ranges, space, runtime, begun).steps()
+            return run_all(bound)
+
+        apart = _independent(_Begun(call, own), blocks, list(regions.iterations(*place)))
+        if not apart:  # the rank holds nothing of a dim of the region: sums over it are 0
+            return run_all([zeroing(y) for y in outputs])
+        weights = [float(sum(_points(r) for r in some)) for some in apart]
+        count = runtime.threads if sum(weights) >= SHARED_POINTS else 1
+        parts = [list(itertools.chain(*apart[cut])) for cut in threads.shares(weights, count)]
+        spaces = [workspace, *(aligned_empty(workspace_bytes) for _ in parts[1:])]
+        return threads.together([one_after_the_other(some, space) for some, space in zip(parts, spaces, strict=True)])
+
+    workspace_bytes = max((b.workspace_bytes for b in sized), default=0)
+    return Plan(bind, workspace_bytes)
+
+
+def _points(ranges: Ranges) -> int:
+    return math.prod(stop - start for start, stop in ranges.values())
+
+
+def _independent(
+    begun: _Begun, blocks: Mapping[tuple[int, ...], _Block], iterations: Sequence[Ranges]
+) -> list[list[Ranges]]:
+    """The blocks of a region in lists of which no two add to the same sum, each in the order of blocks."""
+    lists: list[list[Ranges]] = []
+    list_of: dict[tuple, int] = {}  # part of a sum -> the list that adds to it
+    for ranges in iterations:
+        block = blocks[sizes_key(ranges)]
+        keys = [begun.key(v, block.types[v].shape.names, ranges) for v in block.summed]
+        known = sorted({list_of[k] for k in keys if k in list_of})
+        if not known:
+            known = [len(lists)]
+            lists.append([])
+        first, *more = known
+        for other in more:  # they meet here
+            lists[first] += lists[other]
+            lists[other] = []
+            list_of.update((k, first) for k, n in list_of.items() if n == other)
+        lists[first].append(ranges)
+        list_of.update(dict.fromkeys(keys, first))
+    return [some for some in lists if some]
 
 
 class _Begun:
@@ -60,11 +101,15 @@ class _Begun:
 
     def first(self, v: int, names: Sequence[str], ranges: Ranges) -> bool:
         """Whether nothing has been added to this part of v yet; says so once."""
-        key = (v, *(ranges[n] for n in names if n != self.columns))
+        key = self.key(v, names, ranges)
         if key in self.seen:
             return False
         self.seen.add(key)
         return True
+
+    def key(self, v: int, names: Sequence[str], ranges: Ranges) -> tuple:
+        """Which part of v a block adds to."""
+        return (v, *(ranges[n] for n in names if n != self.columns))
 
     def whole(self, names: Sequence[str], ranges: Ranges) -> dict[str, tuple[int, int]]:
         """The ranges with all columns, those that the block leaves out too."""

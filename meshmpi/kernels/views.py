@@ -61,3 +61,10 @@ def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tu
             for new, old in zip(new_strides, strides, strict=True):
                 new.append(old[i])
     return tuple(new_sizes), [tuple(s) for s in new_strides]
+
+
+def aligned_empty(nbytes: int, alignment: int = 64) -> np.ndarray:
+    """Uninitialised bytes that start on a cache line."""
+    raw = np.empty(nbytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + nbytes]

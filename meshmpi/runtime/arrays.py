@@ -181,13 +181,6 @@ def _assemble(shape: MeshShape, t: LocalType, blocks: dict[int, np.ndarray]) -> 
     return out
 
 
-def aligned_empty(nbytes: int, alignment: int = 64) -> np.ndarray:
-    """Uninitialised bytes that start on a cache line."""
-    raw = np.empty(nbytes + alignment, np.uint8)
-    start = -raw.ctypes.data % alignment
-    return raw[start : start + nbytes]
-
-
 def view_of(buffer: np.ndarray, offset: int, sizes: Sequence[int], dtype: str) -> np.ndarray:
     """A C-contiguous array of ``sizes`` at ``offset`` bytes in ``buffer``, an empty one too (a slice would lose it)."""
     return np.ndarray(sizes, numpy_dtype(dtype), buffer, offset)

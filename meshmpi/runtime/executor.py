@@ -21,7 +21,7 @@ from meshmpi.errors import ConfigError
 from meshmpi.ir.kinds import AllGather, AllReduce, AllToAll, ReduceScatter, Shift, Tiled, Wait, Write
 from meshmpi.ir.kinds.regions import region_types
 from meshmpi.ir.program import Alias, Instruction, LocalType, Program
-from meshmpi.kernels import Runtime, bind, blas, product_choice, workspace_bytes
+from meshmpi.kernels import Runtime, bind, blas, product_choice, threads, workspace_bytes
 from meshmpi.kernels.native import CompilerError, NativeKernels
 from meshmpi.kernels.steps import run_all
 from meshmpi.runtime import operands
@@ -149,7 +149,7 @@ class Executor:
     ):
         self.program, self.mesh = program, mesh
         self.simulated = len(store.ranks) == mesh.shape.size and mesh.simulated
-        self.runtime = Runtime(blas=self._agreed_blas())
+        self.runtime = Runtime(blas=self._agreed_blas(), threads=threads.available())
         # The rank at the origin holds the largest block of every value, so its plan fits all ranks.
         origin = dict.fromkeys(program.mesh.names, 0)
         self.plan = plan_memory(program, origin, instruction_workspace)

@@ -18,9 +18,9 @@ from meshmpi.dims import Axes, MeshShape, MeshShapeLike
 from meshmpi.errors import MeshError, ProgramError
 from meshmpi.ir.collective_bytes import REDUCED_IN
 from meshmpi.ir.kinds import bytes_sent, wire_bytes
+from meshmpi.kernels.views import aligned_empty
 from meshmpi.runtime import hooks
 from meshmpi.runtime.agreement import gathered
-from meshmpi.runtime.arrays import aligned_empty
 from meshmpi.runtime.calls import Call, CallKind, Channel, Tally, counted, description, kind_of
 from meshmpi.runtime.operands import (
     AllGather,

@@ -17,7 +17,7 @@ from meshmpi.errors import MeshError
 from meshmpi.graph.arguments import checked
 from meshmpi.ir.halos import pieces_to
 from meshmpi.ir.kinds import bytes_sent, wire_bytes
-from meshmpi.runtime.arrays import aligned_empty
+from meshmpi.kernels.views import aligned_empty
 from meshmpi.runtime.mesh import Counters
 from meshmpi.runtime.operands import (
     AllGather,

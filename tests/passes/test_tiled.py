@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 import meshmpi as mm
 from meshmpi.compiler.passes import tiled_regions
@@ -19,7 +20,8 @@ from meshmpi.errors import LayoutError, ProgramError
 from meshmpi.ir.kinds.regions import TileDim, iterations
 from meshmpi.ir.program import Instruction, Program
 from meshmpi.ir.verify import verify
-from meshmpi.kernels import numpy_dtype
+from meshmpi.kernels import numpy_dtype, threads
+from meshmpi.kernels import tiled as region_kernels
 from meshmpi.kernels.native import available
 from meshmpi.launch.launch import launch
 from meshmpi.runtime.compiled import predict_cost
@@ -277,6 +279,27 @@ def test_generated_kernels_in_tiled_regions(name: str):
         p = mm.plan(graph, mesh, layout, fetches=fetches, optimize=False, seed=1).program
         want = run(p, fetches, feeds)
         compare(run(with_tiling(p), fetches, feeds, "native"), want, 1e-9, f"{name} {layout}")
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", MODELS)
+def test_threads_share_a_region_and_change_no_bit(name: str, monkeypatch):
+    """Blocks that add to one sum stay on one thread, in their order."""
+    monkeypatch.setattr(region_kernels, "SHARED_POINTS", 0)
+    shared: list[int] = []
+    together = threads.together
+    monkeypatch.setattr(threads, "together", lambda parts: (shared.append(len(parts)), together(parts))[1])
+    graph, fetches, feeds = built(name)
+    p = with_tiling(mm.plan(graph, "rows:1", fetches=fetches, optimize=False, seed=1).program)
+    with threadpool_limits(1):
+        for kernels in ("numpy", "native") if available() else ("numpy",):
+            found = {}
+            for count in (1, 2, 5):
+                monkeypatch.setattr(threads, "available", lambda count=count: count)
+                found[count] = run(p, fetches, feeds, kernels)
+            for count in (2, 5):
+                assert all(np.array_equal(found[1][n], found[count][n]) for n in found[1]), (name, kernels, count)
+    assert max(shared) > 1, "no region was shared"
 
 
 @pytest.mark.parametrize("name", MODELS)
