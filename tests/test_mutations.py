@@ -20,7 +20,7 @@ def test_the_fast_part_passes_without_a_mutation():
     run_fast_part()
 
 
-@pytest.mark.quick(30)
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mutation_is_caught(name: str):
     found = caught(MUTATIONS[name])

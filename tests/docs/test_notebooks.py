@@ -10,6 +10,7 @@ from docs import notebook_runner
 from docs.notebook_runner import as_text, notebooks, read, run, run_cell, source
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
 def test_cells_show_what_is_kept(path: Path):
     kept, now = read(path), run(path)

@@ -141,6 +141,7 @@ LAYOUTS = ["", "rows:x", "cols:y;rows:x", "cols:x+y", "mid:y;cols:x"]
 STORAGES = [None, "cols?:y", "rows?:x+y", "cols?:x;rows?:y", "mid?:x"]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_layout_and_storage(name):
     """On x:2, y:3: 4 rows and 6 columns are uneven over x+y, 2 of mid over y leave a rank empty."""

@@ -139,7 +139,7 @@ def train(config, layout):
     return [step(tokens=TOKENS, targets=TARGETS)[loss] for _ in range(3)]
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_layouts(name):
     config = SMALL.with_options(**OPTIONS[name], ff_dropout=0.1, residual_dropout=0.1)
@@ -149,6 +149,7 @@ def test_layouts(name):
         np.testing.assert_allclose(train(config, layout), wanted, rtol=1e-10, err_msg=layout)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["switch", "top_2", "grouped_query", "relative", "local"])
 def test_bfloat16(name):
     """Near the losses of float32: routers, softmax, norms and losses are computed in float32."""

@@ -111,6 +111,7 @@ def work(layer: Callable[[mm.Tensor], mm.Tensor], layers: int) -> tuple[int, dic
     return size, stages
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("layer", [products, normalised, attention], ids=lambda f: f.__name__)
 def test_work_and_memory_grow_with_the_number_of_instructions(layer: Callable[[mm.Tensor], mm.Tensor]):
     work(layer, 2)  # what is remembered for good is made before

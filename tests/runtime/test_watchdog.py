@@ -13,6 +13,7 @@ from meshmpi.launch.launch import TIMED_OUT, launch
 from tests.soak import faults
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("fault", faults.FAULTS)
 def test_a_fault_ends_the_job(fault: str):
     done = faults.trial(fault, 2, 1)

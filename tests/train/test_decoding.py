@@ -287,6 +287,7 @@ def test_a_search_ends_as_soon_as_nothing_can_change():
 # -- real ranks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_texts_of_real_ranks_are_those_of_one(ranks: int, tmp_path: Path):
     program = ["-m", "tests.runtime.mpi_programs.decode", str(tmp_path)]

@@ -284,6 +284,7 @@ def on_ranks(tmp_path, ranks, fault, rank, *overrides):
 HEADS = ["mesh.layout=heads:all;d_ff:all;vocab:all", "mesh.shape=all:2"]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("ranks", "fault", "rank", "overrides", "parts"),
     [

@@ -134,6 +134,7 @@ def test_elements_behind_the_first_chunk_are_found():
     assert found.index == (3, CHUNK_WORDS * 2 - 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_real_ranks_stay_equal_in_every_layout_and_every_flip_is_found(ranks):
     done = launch(ranks, ["-m", "tests.runtime.mpi_programs.replicas"], timeout_seconds=120, capture_output=True)
