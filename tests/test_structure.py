@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "checking": _RUN,
     "drawing": [*_RUN, "planner"],
     "checkpoint": _RUN,
-    "doctor": ["errors", "version", "dims", "files", "kernels", "runtime", "guard", "launch"],
+    "doctor": ["errors", "amounts", "version", "dims", "files", "kernels", "runtime", "guard", "launch"],
     # product: Transformers
     "transformer": [*_RUN, "guard", "launch", "planner", "checking", "checkpoint"],
 }

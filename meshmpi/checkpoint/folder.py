@@ -32,12 +32,9 @@ def step_name(step: int) -> str:
 
 
 def durable_folder(folder: Path, identity: Identity) -> disk.DurableFolder:
-    """The folder of a checkpoint.
-
-    Every save has a partial folder of its own, so that a lost rank or thread that still writes for
-    a save that was given up cannot write into another one.
-    """
+    """The folder of a checkpoint."""
     name = step_name(identity.step)
+    # Of this save alone: a lost rank or thread that still writes for one that was given up cannot write into it.
     partial = f".{name}-{identity.checkpoint}{PARTIAL}"
     return disk.DurableFolder(folder / name, folder / partial, folder / f".{name}{REPLACED}")
 
@@ -111,17 +108,12 @@ def clean(folder: Path) -> list[str]:
             lines.append(set_aside(folder, turn))
         else:
             _revoke(folder, turn)
-    for path in sorted(folder.iterdir()):
-        if not path.name.startswith(".step-"):
-            continue
-        if path.name.endswith(REPLACED):
-            name = folder / path.name[1 : -len(REPLACED)]
-            if not name.exists():
-                disk.rename(path, name)  # the one that should replace it was never renamed
-                disk.sync_folder(folder)
-            else:
-                disk.remove(path)
-        elif path.name.endswith((PARTIAL, GONE)):
+    for path in sorted(folder.glob(".step-*")):
+        name = folder / path.name[1 : -len(REPLACED)]
+        if path.name.endswith(REPLACED) and not name.exists():
+            disk.rename(path, name)  # the one that should replace it was never renamed
+            disk.sync_folder(folder)
+        elif path.name.endswith((REPLACED, PARTIAL, GONE)):
             disk.remove(path)
     return [line for line in lines if line]
 

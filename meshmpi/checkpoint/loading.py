@@ -124,10 +124,7 @@ def _staged(
 
 
 def fits_twice(store: VariableStore) -> bool:
-    """Whether a second copy of this process's blocks fits into memory in addition to the first.
-
-    As many processes as there are cores are taken to do the same on this host.
-    """
+    """Whether second copies of the blocks fit into memory, if as many processes as there are cores do the same here."""
     needed = sum(x.nbytes for blocks in store.blocks.values() for x in blocks.values())
     free = free_memory()
     processes = 1 if store.mesh.comm is None else min(store.mesh.size, os.cpu_count() or 1)
@@ -181,10 +178,7 @@ def load_newest(
 
 
 def _arrays(manifest: Manifest, store: VariableStore) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For every part that this process needs its place in the store, and what was read and verified.
-
-    One file is open at a time.
-    """
+    """For every part that this process needs its place in the store, and what was read and verified, file by file."""
     shape = store.mesh.shape
     by_file: dict[str, list[tuple[str, int, Piece]]] = {}
     for name, variable in store.types.items():

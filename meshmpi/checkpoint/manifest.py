@@ -111,9 +111,9 @@ def check_plain(about: Mapping[str, Any]) -> None:
 def _not_plain(value: Any, where: str) -> str:
     """The first part of a value that JSON does not have, or empty."""
     if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str | int | float | None):
-                return f"{where} has the key {key!r}, a {type(key).__name__}"
+        wrong = [k for k in value if not isinstance(k, str | int | float | None)]
+        if wrong:
+            return f"{where} has the key {wrong[0]!r}, a {type(wrong[0]).__name__}"
         inner = [(v, f"{where}[{k!r}]") for k, v in value.items()]
     elif isinstance(value, list | tuple):
         inner = [(v, f"{where}[{k}]") for k, v in enumerate(value)]
@@ -137,12 +137,7 @@ def manifest_text(
 ) -> str:
     """The text of a manifest; its first line vouches for the second."""
     tensors = {
-        name: {
-            "dims": list(t.shape.names),
-            "shape": list(t.shape.sizes),
-            "dtype": t.dtype,
-            "split": [list(axes) for axes in t.splits],
-        }
+        name: {"dims": t.shape.names, "shape": t.shape.sizes, "dtype": t.dtype, "split": t.splits}
         for name, t in types.items()
     }
     text = json.dumps(
@@ -151,8 +146,8 @@ def manifest_text(
             "checkpoint": identity.checkpoint,
             "step": identity.step,
             "time": time,
-            "mesh": [[a, mesh.axis_size(a)] for a in mesh.names],
-            "step_numbers": list(step_numbers),
+            "mesh": mesh.axes,
+            "step_numbers": step_numbers,
             "about": dict(about),
             "tensors": tensors,
             "files": dict(files),
@@ -209,11 +204,7 @@ _TABLES = ("about", "tensors", "files")
 
 
 def _check(content: Any) -> None:
-    """ValueError unless a manifest is made as `manifest_text` makes it.
-
-    What it says is then as small as its files are: nobody counts up ranks or asks for memory for
-    tensors that no file holds.
-    """
+    """ValueError unless made as by `manifest_text`: nobody asks for memory for tensors that no file holds."""
     try:
         step, number, time = content["step"], content["checkpoint"], content["time"]
         axes = [(a, n) for a, n in content["mesh"]]

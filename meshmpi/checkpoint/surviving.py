@@ -52,11 +52,7 @@ def _axes(t: LocalType, mesh: MeshShape) -> Axes:
 
 
 def newest(held: Sequence[Sequence[Holding]]) -> Source | None:
-    """The newest step of which the survivors together hold every block of every variable.
-
-    Returns:
-        None where a block of each step is lost.
-    """
+    """The newest step of which the survivors together hold every block of every variable; None if there is none."""
     everything = [(holding, rank) for rank, part in enumerate(held) for holding in part]
     choices = {(h.attempt, h.step + ready) for h, _ in everything for ready in range(h.ready + 1)}
     for attempt, step in sorted(choices, reverse=True):
@@ -67,13 +63,9 @@ def newest(held: Sequence[Sequence[Holding]]) -> Source | None:
         ]
         mesh, splits = here[0][0].mesh, here[0][0].splits
         holders = {h.rank: rank for h, rank in here}
-        if all(_covered(mesh, axes, holders) for axes in splits):
+        if all(len({_block(mesh, axes, rank) for rank in holders}) == mesh.count(axes) for axes in splits):
             return Source(attempt, mesh, step, holders)
     return None
-
-
-def _covered(mesh: MeshShape, axes: Axes, ranks: Mapping[int, int]) -> bool:
-    return len({_block(mesh, axes, rank) for rank in ranks}) == mesh.count(axes)
 
 
 def _block(mesh: MeshShape, axes: Axes, rank: int) -> tuple[int, ...]:

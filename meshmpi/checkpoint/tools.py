@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +21,12 @@ from meshmpi.checkpoint.pieces import Ranges
 from meshmpi.checkpoint.saving import owns_block
 from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, Shard, make_shard
 from meshmpi.checkpoint.tensor_header import make_header
+from meshmpi.compiler.lowering.placement import Placement
 from meshmpi.dims import Layout, MeshShape
-from meshmpi.errors import CheckpointError, LayoutError
+from meshmpi.errors import CheckpointError
 from meshmpi.files import disk
+from meshmpi.graph import Graph
+from meshmpi.graph.ops.sources import get_variable
 from meshmpi.ir.program import LocalType
 from meshmpi.runtime.arrays import numpy_dtype
 
@@ -116,35 +120,14 @@ def differences(a: Manifest, b: Manifest) -> Iterator[Difference]:
 # ---- write -----------------------------------------------------------------------------------
 
 
-def placed(t: LocalType, mesh: MeshShape, layout: Layout, storage: Layout) -> LocalType:
-    """A tensor split as the layouts say: by dims, storage rules before those of the layout."""
-    splits = [layout.axes(d.name) for d in t.shape]
-    for rule in storage:
-        k = t.shape.find(rule.dim)
-        if k < 0:
-            continue
-        trial = [*splits[:k], rule.axes, *splits[k + 1 :]]
-        if not (rule.optional and _twice(trial)):
-            splits = trial
-    if axis := _twice(splits):
-        raise LayoutError(
-            f"tensor {t.shape} would be split twice over mesh axis '{axis}' (size {mesh.axis_size(axis)}).",
-            "Send one of its dimensions to another axis or to none.",
-        )
-    return LocalType(t.shape, t.dtype, tuple(splits))
-
-
-def _twice(splits: Sequence[tuple[str, ...]]) -> str:
-    axes = [a for s in splits for a in s]
-    return next((a for a in axes if axes.count(a) > 1), "")
-
-
 def convert(manifest: Manifest, folder: Path, mesh: MeshShape, layout: Layout, storage: Layout) -> Path:
     """Writes a checkpoint again, split otherwise; returns the folder of the new checkpoint."""
-    names = {d for t in manifest.tensors.values() for d in t["dims"]}
-    layout.check(mesh, names)
-    storage.check(mesh, names)
-    types = {n: placed(manifest.type(n), mesh, layout, storage) for n in manifest.tensors}
+    old = {n: manifest.type(n) for n in manifest.tensors}
+    with Graph() as graph:
+        for name, t in old.items():
+            get_variable(name, t.shape, t.dtype, trainable=False)
+    placement = Placement(graph, mesh, layout, storage, [])
+    types = {n: replace(t, splits=placement.stored(graph.variables[n])) for n, t in old.items()}
     identity = Identity(secrets.token_hex(8), manifest.step)
     place = durable_folder(folder, identity)
     if place.path.exists():

@@ -264,34 +264,38 @@ def machine_text(machine: Machine) -> str:
         *([f"disturbed = {_quoted(machine.disturbed)}"] if machine.disturbed else []),
         f"memory_bytes = {machine.memory_bytes}",
         *([f"ranks_per_host = {machine.ranks_per_host}"] if machine.ranks_per_host else []),
-        "",
-        "[products]",
-        "# rows of m, n, k, FLOP per second",
     ]
+    products = list[str]()
     for dtype, rates in machine.products.items():
         if len(rates.rates) == 1:
-            lines.append(f"{dtype} = {next(iter(rates.rates.values())):.4g}")
+            products.append(f"{dtype} = {next(iter(rates.rates.values())):.4g}")
         else:
-            lines += _table(dtype, [[*size, rate] for size, rate in sorted(rates.rates.items())])
-    lines += ["", "[memory]", "# rows of bytes touched, bytes per second"]
-    lines += _table("table", machine.memory.points)
-    lines += ["", "[operations]", "# seconds for one float32 element"]
-    lines += [f"{name} = {seconds:.4g}" for name, seconds in machine.operations.items()]
-    lines += ["", "[calls]", "# seconds"]
-    lines += [f"instruction = {machine.call:.4g}", f"step = {machine.step:.4g}"]
+            products += _table(dtype, [[*size, rate] for size, rate in sorted(rates.rates.items())])
+    calls = {"instruction": machine.call, "step": machine.step}
+    sections = {
+        "products": ["# rows of m, n, k, FLOP per second", *products],
+        "memory": ["# rows of bytes touched, bytes per second", *_table("table", machine.memory.points)],
+        "operations": ["# seconds for one float32 element", *_numbers(machine.operations)],
+        "calls": ["# seconds", *_numbers(calls)],
+    }
     if machine.waits is not None:
-        lines += ["", "[waits]", "# rows of seconds computed since the last collective, waited"]
-        lines += _table("table", machine.waits.points)
+        waits = "# rows of seconds computed since the last collective, waited"
+        sections["waits"] = [waits, *_table("table", machine.waits.points)]
     networks = {f"network.{_quoted(axes)}" if axes else "network": n for axes, n in machine.networks.items()}
     for section, network in (networks | ({"between": machine.between} if machine.between else {})).items():
-        lines += ["", f"[{section}]"]
-        lines += [f"latency = {network.latency:.4g}", f"bandwidth = {network.bandwidth:.4g}"]
+        sections[section] = _numbers({"latency": network.latency, "bandwidth": network.bandwidth})
         for kind, rows in network.measured.items():
             # short messages are rounded up to the ranks: of large meshes several are the same
             once = {row[:2]: row for row in reversed(rows)}
             table = _table(kind, [once[key] for key in sorted(once)])
-            lines += ["# rows of ranks, bytes handed, seconds", *table]
+            sections[section] += ["# rows of ranks, bytes handed, seconds", *table]
+    for section, body in sections.items():
+        lines += ["", f"[{section}]", *body]
     return "\n".join(lines) + "\n"
+
+
+def _numbers(values: Mapping[str, float]) -> list[str]:
+    return [f"{name} = {value:.4g}" for name, value in values.items()]
 
 
 def _quoted(text: str) -> str:

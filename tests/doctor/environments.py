@@ -264,7 +264,7 @@ BROKEN = [
         shell=_mounted("size=64m"),
     ),
     broken(
-        "shared-memory | shared-memory-small | 1 MB | --shm-size",
+        "shared-memory | shared-memory-small | 1.05 MB | --shm-size",
         options="--ranks 2",
         shell=_mounted("size=1m", "/dev/shm"),
     ),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from meshmpi.amounts import amount
 from meshmpi.doctor.facts import Facts, mount_of
 from meshmpi.doctor.findings import Finding, found
 from meshmpi.launch.command import free_bytes
@@ -36,14 +37,14 @@ def checkpoints(facts: Facts, slow: float = SLOW_BYTES_PER_SECOND) -> Iterator[F
     try:
         speed = written_per_second(folder, min(_TRIED_BYTES, max(free // 2, 4096)))
     except OSError as error:
-        what = f"a file cannot be written to {folder}: {error.strerror}; {_text(free)} are free at {mount.at}."
+        what = f"a file cannot be written to {folder}: {error.strerror}; {amount(free, 'B')} are free at {mount.at}."
         name = "checkpoints-full/nothing" if free < 1 << 20 else "checkpoints-not-writable"
         yield found(name, what, look=f"df -h {folder}\n", folder=folder)
         return
     if free < LEAST_CHECKPOINT_BYTES:
-        yield found("checkpoints-full", f"{_text(free)} are free in {folder} ({mount.at}).", folder=folder)
+        yield found("checkpoints-full", f"{amount(free, 'B')} are free in {folder} ({mount.at}).", folder=folder)
     if speed < slow:
-        yield found("checkpoints-slow", f"{folder} ({mount.kind} at {mount.at}) took {_text(speed)} per second.")
+        yield found("checkpoints-slow", f"{folder} ({mount.kind} at {mount.at}) took {amount(speed, 'B')} per second.")
     if mount.kind in ("tmpfs", "ramfs"):
         yield found("checkpoints-in-memory", f"{folder} is on {mount.kind}, that is in memory.")
 
@@ -67,7 +68,7 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
     if not os.path.isdir("/dev/shm"):
         yield found("shared-memory-missing", "there is no /dev/shm.")
     elif free < ranks * SHARED_BYTES_PER_RANK:
-        yield found("shared-memory-small", f"/dev/shm has {_text(free)} left, for {ranks} ranks.")
+        yield found("shared-memory-small", f"/dev/shm has {amount(free, 'B')} left, for {ranks} ranks.")
 
 
 def temporary(facts: Facts) -> Iterator[Finding]:
@@ -79,7 +80,7 @@ def temporary(facts: Facts) -> Iterator[Finding]:
     elif not os.access(folder, os.W_OK):
         problem = "is not writable"
     elif free < LEAST_TEMPORARY_BYTES:
-        problem = f"has {_text(free)} left"
+        problem = f"has {amount(free, 'B')} left"
     if problem:
         yield found("temporary-folder", f"the folder of temporary files, {folder}, {problem}.")
 
@@ -95,15 +96,9 @@ def memory(facts: Facts) -> Iterator[Finding]:
     """Limits of memory by the shell and by control groups."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        yield found("address-space-limited", f"a process may use {_text(limit)} of addresses (ulimit -v).")
+        yield found("address-space-limited", f"a process may use {amount(limit, 'B')} of addresses (ulimit -v).")
     group, ranks = group_memory(), max(facts.wanted, 1)
     if group is not None and group < ranks * LEAST_MEMORY_BYTES:
-        yield found("memory-limited", f"this container or job may use {_text(group)} of memory, for {ranks} ranks.")
-
-
-def _text(count: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
+        yield found(
+            "memory-limited", f"this container or job may use {amount(group, 'B')} of memory, for {ranks} ranks."
+        )
