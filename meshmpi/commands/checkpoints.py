@@ -6,43 +6,29 @@ import math
 import time
 from pathlib import Path
 
-from meshmpi.checkpoint import Manifest
+from meshmpi.checkpoint import Manifest, read_manifest, tools
+from meshmpi.checkpoint.manifest import size_problem
 from meshmpi.commands.command import Command, Options, argument, group
+from meshmpi.dims import Layout, MeshShape
 from meshmpi.errors import CheckpointError
 
 
 def _newest(path: Path) -> Manifest:
-    from meshmpi.checkpoint.manifest import read_manifest
-    from meshmpi.checkpoint.tools import checkpoints_of
-
-    return read_manifest(checkpoints_of(path)[0])
+    return read_manifest(tools.checkpoints_of(path)[0])
 
 
 def _ls(options: Options) -> int:
-    from meshmpi.checkpoint.manifest import read_manifest, size_problem
-    from meshmpi.checkpoint.tools import checkpoints_of
-
     status, rows = 0, [("checkpoint", "written", "MB", "files", "mesh", "split", "state")]
-    for path in checkpoints_of(options.run):
+    for path in tools.checkpoints_of(options.run):
         try:
             m = read_manifest(path)
+            problem = size_problem(m)
+            written, size = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(m.time)), f"{m.data_bytes / 1e6:.3g}"
+            known = (written, size, str(len(m.files)), str(m.mesh), m.split() or "-")
         except CheckpointError as error:
-            rows.append((path.name, "", "", "", "", "", error.problem))
-            status = 1
-            continue
-        problem = size_problem(m)
+            problem, known = error.problem, ("",) * 5
         status = 1 if problem else status
-        rows.append(
-            (
-                path.name,
-                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(m.time)),
-                f"{m.data_bytes / 1e6:.3g}",
-                str(len(m.files)),
-                str(m.mesh),
-                m.split() or "-",
-                problem or "all files present",
-            )
-        )
+        rows.append((path.name, *known, problem or "all files present"))
     widths = [max(len(r[k]) for r in rows) for k in range(6)]
     for r in rows:
         print("  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[6]]))
@@ -50,20 +36,15 @@ def _ls(options: Options) -> int:
 
 
 def _verify(options: Options) -> int:
-    from meshmpi.checkpoint.manifest import read_manifest
-    from meshmpi.checkpoint.tools import checkpoints_of, problems
-
     damaged = 0
-    for path in checkpoints_of(options.checkpoint):
+    for path in tools.checkpoints_of(options.checkpoint):
         began = time.perf_counter()
         try:
             manifest = read_manifest(path)
-            found = list(problems(manifest))
+            found = list(tools.problems(manifest))
         except CheckpointError as error:
-            damaged += 1
-            print(f"{path}: DAMAGED\n  {error.problem}")
-            continue
-        if found:
+            manifest, found = None, [error.problem]
+        if found or manifest is None:
             damaged += 1
             print("\n  ".join([f"{path}: DAMAGED", *found]))
             continue
@@ -73,10 +54,8 @@ def _verify(options: Options) -> int:
 
 
 def _diff(options: Options) -> int:
-    from meshmpi.checkpoint.tools import differences
-
     a, b = _newest(options.a), _newest(options.b)
-    found = list(differences(a, b))
+    found = list(tools.differences(a, b))
     both = a.tensors.keys() & b.tensors.keys()
     same = len(both) - sum(d.name in both for d in found)
     print(f"{a.folder} (step {a.step}) and {b.folder} (step {b.step}): {same} tensors bit-equal")
@@ -91,69 +70,46 @@ def _diff(options: Options) -> int:
 
 
 def _convert(options: Options) -> int:
-    from meshmpi.checkpoint.tools import convert
-    from meshmpi.dims import Layout, MeshShape
-
     manifest, mesh = _newest(options.source), MeshShape(options.mesh)
-    path = convert(manifest, options.folder, mesh, Layout(options.layout), Layout(options.storage))
+    path = tools.convert(manifest, options.folder, mesh, Layout(options.layout), Layout(options.storage))
     print(f"wrote {path}: {len(manifest.tensors)} tensors for mesh {mesh}")
     return 0
 
 
 def _export(options: Options) -> int:
-    from meshmpi.checkpoint.tools import export
-
-    count = export(_newest(options.source), options.file, options.only, options.without)
+    count = tools.export(_newest(options.source), options.file, options.only, options.without)
     print(f"wrote {options.file}: {count} tensors")
     return 0
 
 
 _ONE = "a checkpoint, or a run (its newest checkpoint is taken)"
+_SOURCE = argument("source", Path, _ONE)
+_LS = (argument("run", Path, "folder of a run, or of checkpoints"),)
+_VERIFY = (argument("checkpoint", Path, "a checkpoint, or a run (all its checkpoints)"),)
+_DIFF = (
+    argument("a", Path, _ONE),
+    argument("b", Path, _ONE),
+    argument("--rows", int, "rows of the table, largest difference first", 20),
+)
+_CONVERT = (
+    _SOURCE,
+    argument("folder", Path, "folder for the new step-..."),
+    argument("--mesh", str, "axes and sizes, such as rows:2;cols:2; default: one file", "all:1"),
+    argument("--layout", str, "dimensions and their axes, such as d_ff:cols", ""),
+    argument("--storage", str, "storage rules, which override those of the layout", ""),
+)
+_EXPORT = (
+    _SOURCE,
+    argument("file", Path, "the file to write"),
+    argument("--only", list, "export only names that match, such as 'layer_*'", metavar="PATTERN"),
+    argument("--without", list, "leave out names that match, such as '*adam*'", metavar="PATTERN"),
+)
+_EXPORTS = "write whole tensors into one safetensors file; for Hugging Face names see meshmpi export"
 _ACTIONS = (
-    Command(
-        "ls",
-        _ls,
-        "list the checkpoints of a run, and whether all files are there",
-        (argument("run", Path, "folder of a run, or of checkpoints"),),
-    ),
-    Command(
-        "verify",
-        _verify,
-        "read every byte; exit status 1 on damage",
-        (argument("checkpoint", Path, "a checkpoint, or a run (all its checkpoints)"),),
-    ),
-    Command(
-        "diff",
-        _diff,
-        "compare two checkpoints, tensor by tensor; status 1 if they differ",
-        (
-            argument("a", Path, _ONE),
-            argument("b", Path, _ONE),
-            argument("--rows", int, "rows of the table, largest difference first", 20),
-        ),
-    ),
-    Command(
-        "convert",
-        _convert,
-        "rewrite a checkpoint, split over another mesh",
-        (
-            argument("source", Path, _ONE),
-            argument("folder", Path, "folder for the new step-..."),
-            argument("--mesh", str, "axes and sizes, such as rows:2;cols:2; default: one file", "all:1"),
-            argument("--layout", str, "dimensions and their axes, such as d_ff:cols", ""),
-            argument("--storage", str, "storage rules, which override those of the layout", ""),
-        ),
-    ),
-    Command(
-        "export",
-        _export,
-        "write whole tensors into one safetensors file; for Hugging Face names see meshmpi export",
-        (
-            argument("source", Path, _ONE),
-            argument("file", Path, "the file to write"),
-            argument("--only", list, "export only names that match, such as 'layer_*'", metavar="PATTERN"),
-            argument("--without", list, "leave out names that match, such as '*adam*'", metavar="PATTERN"),
-        ),
-    ),
+    Command("ls", _ls, "list the checkpoints of a run, and whether all files are there", _LS),
+    Command("verify", _verify, "read every byte; exit status 1 on damage", _VERIFY),
+    Command("diff", _diff, "compare two checkpoints, tensor by tensor; status 1 if they differ", _DIFF),
+    Command("convert", _convert, "rewrite a checkpoint, split over another mesh", _CONVERT),
+    Command("export", _export, _EXPORTS, _EXPORT),
 )
 COMMANDS = (group("checkpoint", "list, verify, compare, re-split and export checkpoints", _ACTIONS),)

@@ -28,15 +28,11 @@ class Argument(NamedTuple):
 def argument(
     name: str, type: type, help: str, default: object = None, metavar: str | None = None, **more: object
 ) -> Argument:
-    """A row of a table of arguments.
+    """A row of a table of arguments; ``more`` are further ones of `ArgumentParser.add_argument`.
 
     Args:
         name: "--name" for an option; a bare name for what must be given.
         type: Its type; bool: an option without a value; list: a text that may be given several times.
-        help: What it does.
-        default: Its value when it is not given.
-        metavar: What the help calls its value.
-        more: Further arguments of `ArgumentParser.add_argument`.
     """
     how: dict[str, object] = {"help": help, **more}
     if type is bool:
@@ -59,6 +55,20 @@ SETTINGS = (
     argument("--storage", str, "storage layout of the variables (mesh.storage)"),
 )
 """Arguments that change settings."""
+DRAWING = (
+    argument("--top-k", int, "draw from the k most probable tokens", 0),
+    argument("--top-p", float, "draw from the most probable tokens with this total probability", 1.0),
+    argument("--beams", int, "beam search with this number of beams", 0),
+)
+"""Arguments of how the next token is chosen."""
+MACHINE = argument(
+    "--machine",
+    str,
+    "machine to predict times for: a file that `meshmpi calibrate` wrote, or tpuv2; default: this host, if it"
+    " was calibrated",
+    "",
+    "FILE",
+)
 _GIVEN = {
     "config": (argument("config", Path, "a TOML file with settings, or quickstart"), *SETTINGS),
     "mesh": (
@@ -70,27 +80,24 @@ _GIVEN = {
 """Arguments that several commands take, by the name that `Command.takes` uses."""
 
 
+def _on_ranks(options: Options, given: Sequence[str]) -> int:
+    return on_ranks(options.ranks, given, options.module)
+
+
 @dataclass(frozen=True)
 class Command:
-    """A command.
-
-    Attributes:
-        start: Does it with ``--ranks`` and returns the exit status.  It is given the arguments of the process too;
-            ``options.module`` has the command, see `on_ranks`.
-        finish: Adds to the parser what rows cannot say.
-    """
+    """A command."""
 
     name: str  # what users type
     run: Callable[[Options], int]  # does it and returns the exit status
     help: str  # one line about it
     arguments: Sequence[Argument] = ()
     takes: Sequence[str] = ()  # which shared arguments it takes: "config", "mesh", "ranks"
-    start: Callable[[Options, Sequence[str]], int] = lambda options, given: on_ranks(
-        options.ranks, given, options.module
-    )
+    start: Callable[[Options, Sequence[str]], int] = _on_ranks  # does it with --ranks; takes the process's arguments
     one_of: Sequence[Argument] = ()  # further arguments, of which exactly one must be given
     description: str = ""  # begins the help of the command; default: the line about it
-    finish: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    epilog: str = ""  # ends the help
+    finish: Callable[[argparse.ArgumentParser], object] = lambda parser: None  # adds what rows cannot say
 
     def add_to(self, commands: Subparsers) -> None:
         """Adds the command to the subparsers of the command line."""
@@ -100,7 +107,7 @@ class Command:
             help=self.help,
             description=self.description or f"{self.help[0].upper()}{self.help[1:]}.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            epilog=f"settings:\n\n{describe(Settings, width)}" if "config" in self.takes else None,
+            epilog=f"settings:\n\n{describe(Settings, width)}" if "config" in self.takes else self.epilog,
         )
         made.set_defaults(command=self, ranks=None)
         for name in self.takes:

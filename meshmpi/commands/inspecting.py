@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshmpi.commands.command import SETTINGS, Command, Options, argument, settings_of
+from meshmpi.commands.command import MACHINE, SETTINGS, Command, Options, argument, settings_of
 from meshmpi.errors import ConfigError
 from meshmpi.graph import Graph, Tensor, Update
 
@@ -36,22 +36,19 @@ class Model(NamedTuple):
 def find_model(options: Options) -> Model:
     """The graph that the arguments name; ConfigError where they name none."""
     text = options.model
-    if not text.endswith(".toml") and ":" in text:
-        return _from_function(text, options)
-    return _from_settings(text, options)
+    of_function = not text.endswith(".toml") and ":" in text
+    return _from_function(text, options) if of_function else _from_settings(text, options)
 
 
 def _from_settings(text: str, options: Options) -> Model:
-    from meshmpi.transformer.tasks.registry import task_class
+    from meshmpi.transformer.tasks.registry import chosen
 
     settings = settings_of(options, text)
-    task = task_class(settings.task)
-    built = task.build(settings, task.transformer(settings, task.vocabulary_size(settings)))
-    mesh = settings.mesh.shape or DEFAULT_MESH
+    task, config = chosen(settings)
+    built, mesh = task.build(settings, config), settings.mesh
     fetches = {"loss": built.loss, "learning_rate": built.learning_rate}
-    return Model(
-        Path(text).stem, built.graph, fetches, built.updates, mesh, settings.mesh.layout, settings.mesh.storage
-    )
+    shape = mesh.shape or DEFAULT_MESH
+    return Model(Path(text).stem, built.graph, fetches, built.updates, shape, mesh.layout, mesh.storage)
 
 
 def _from_function(text: str, options: Options) -> Model:
@@ -154,43 +151,18 @@ def _write(out: Path, found: Plan, memory: MemoryPlan, model: Model, times: Sequ
 
 
 _MODEL = (argument("model", str, "a TOML file with settings, or module:function that builds a graph"), *SETTINGS)
+_LAYOUTS = "layouts to try; default: 'all' legal ones"
+_VERIFY = (
+    *_MODEL,
+    argument("--layouts", str, _LAYOUTS, ["all"], "LAYOUT", nargs="+"),
+    argument("--sample", int, "try at most N layouts", metavar="N"),
+    argument("--own-types", bool, "compute in the types of the graph instead of float64"),
+    argument("--rows", int, "rows of the table of differences", 12),
+)
+_OUT = "write an .html page, or its pictures as .svg or .png; default: print text"
+_SHOW = (*_MODEL, argument("--out", Path, _OUT, metavar="FILE"), MACHINE)
+_TAKES = ("mesh", "ranks")
 COMMANDS = (
-    Command(
-        "verify",
-        _verify,
-        "compare every tensor in many layouts with one rank",
-        (
-            *_MODEL,
-            argument(
-                "--layouts", str, "layouts to try; default: 'all' legal ones", ["all"], metavar="LAYOUT", nargs="+"
-            ),
-            argument("--sample", int, "try at most N layouts", metavar="N"),
-            argument("--own-types", bool, "compute in the types of the graph instead of float64"),
-            argument("--rows", int, "rows of the table of differences", 12),
-        ),
-        takes=("mesh", "ranks"),
-    ),
-    Command(
-        "show",
-        _show,
-        "draw a layout: a page, or text",
-        (
-            *_MODEL,
-            argument(
-                "--out",
-                Path,
-                "write an .html page, or its pictures as .svg or .png; default: print text",
-                metavar="FILE",
-            ),
-            argument(
-                "--machine",
-                str,
-                "also predict the time of a step: a file that `meshmpi calibrate` wrote, or tpuv2;"
-                " default: this host's, if it was calibrated",
-                "",
-                metavar="FILE",
-            ),
-        ),
-        takes=("mesh", "ranks"),
-    ),
+    Command("verify", _verify, "compare every tensor in many layouts with one rank", _VERIFY, _TAKES),
+    Command("show", _show, "draw a layout: a page, or text", _SHOW, _TAKES),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshmpi.commands.command import Command, Options, argument, settings_of
+from meshmpi.commands.command import MACHINE, Command, Options, argument, settings_of
 from meshmpi.commands.starting import on_ranks
 from meshmpi.errors import ConfigError
 from meshmpi.runtime.mesh import size_error
@@ -16,7 +16,7 @@ from meshmpi.transformer.training.setup import make_mesh, mesh_shape
 def _plan(options: Options) -> int:
     from meshmpi.transformer.training.report import plan_report
 
-    print(plan_report(settings_of(options, options.config), options.program, options.machine or ""))
+    print(plan_report(settings_of(options, options.config), options.program, options.machine))
     return 0
 
 
@@ -30,14 +30,8 @@ def _search(options: Options) -> int:
             "a search finds the layout and the storage itself.",
             "Leave out --layout and --storage; `meshmpi plan` prices a given layout.",
         )
-    found, report = search_report(
-        settings_of(options, options.config),
-        options.on,
-        options.machine,
-        options.memory_limit,
-        options.seconds,
-        options.most_axes,
-    )
+    settings, o = settings_of(options, options.config), options
+    found, report = search_report(settings, o.on, o.machine, o.memory_limit, o.seconds, o.most_axes)
     print(report)
     return 0 if found.best else 1
 
@@ -83,54 +77,24 @@ def _calibrate(options: Options) -> int:
     return 0
 
 
+_SEARCH = (
+    argument("on", int, "number of ranks to plan for", metavar="RANKS"),
+    MACHINE,
+    argument("--memory-limit", str, "memory of one rank, such as '8 GB'", metavar="SIZE"),
+    argument("--seconds", float, "time limit of the search", 30.0),
+    argument("--most-axes", int, "maximum number of mesh axes to try", 2),
+)
+_WHERE = "file for the description; default: where other commands look for it"
+_CALIBRATE = (
+    argument("--out", Path, _WHERE, None, "FILE"),
+    argument("--quick", bool, "leave out the largest sizes"),
+    argument("--repeats", int, "repetitions of each measurement", 5),
+)
+_PLAN = (argument("--program", bool, "also print the whole program"), MACHINE)
+_ON_RANKS = ("mesh", "ranks")
+_MEASURES = "measure this machine for time predictions"
 COMMANDS = (
-    Command(
-        "plan",
-        _plan,
-        "print the cost of a training step on a mesh of any size",
-        (
-            argument("--program", bool, "also print the whole program"),
-            argument(
-                "--machine",
-                str,
-                "also predict times: a file that `meshmpi calibrate` wrote, or tpuv2; default: that of this host, if"
-                " it was calibrated",
-                metavar="FILE",
-            ),
-        ),
-        takes=("config", "mesh"),
-    ),
-    Command(
-        "search",
-        _search,
-        "find the layout with the shortest predicted step",
-        (
-            argument("on", int, "number of ranks to plan for", metavar="RANKS"),
-            argument(
-                "--machine",
-                str,
-                "a file that `meshmpi calibrate` wrote, or tpuv2; default: this host's",
-                "",
-                metavar="FILE",
-            ),
-            argument("--memory-limit", str, "memory of one rank, such as '8 GB'", metavar="SIZE"),
-            argument("--seconds", float, "time limit of the search", 30.0),
-            argument("--most-axes", int, "maximum number of mesh axes to try", 2),
-        ),
-        takes=("config", "mesh"),
-    ),
-    Command(
-        "calibrate",
-        _calibrate,
-        "measure this machine for time predictions",
-        (
-            argument(
-                "--out", Path, "file for the description; default: where other commands look for it", None, "FILE"
-            ),
-            argument("--quick", bool, "leave out the largest sizes"),
-            argument("--repeats", int, "repetitions of each measurement", 5),
-        ),
-        takes=("mesh", "ranks"),
-        start=_start_calibrate,
-    ),
+    Command("plan", _plan, "print the cost of a training step on a mesh of any size", _PLAN, ("config", "mesh")),
+    Command("search", _search, "find the layout with the shortest predicted step", _SEARCH, ("config", "mesh")),
+    Command("calibrate", _calibrate, _MEASURES, _CALIBRATE, _ON_RANKS, _start_calibrate),
 )

@@ -5,14 +5,13 @@ Turns arguments into calls of `meshmpi.transformer.pretrained` and prints what c
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshmpi.commands.command import Command, Options, argument, say
+from meshmpi.commands.command import DRAWING, Command, Options, argument, say
 from meshmpi.errors import ConfigError, DataError
 from meshmpi.runtime.mesh_protocol import AnyMesh
 
@@ -292,61 +291,35 @@ _PROMPTS = (
     argument("--prompt", str, "text to continue or translate", metavar="TEXT"),
     argument("--prompts", Path, "one text per line", metavar="FILE"),
 )
+_ALPHA = (
+    "exponent of the length penalty ((5 + length) / 6)**alpha (default: 0.6 for a run; for a checkpoint"
+    " transformers' search with its generation_config.json)"
+)
+_STOP = "token that ends a text; may be repeated (default: all end tokens of the model)"
 _GENERATE = (
     _MODEL,
     *_TOKENS,
     argument("--tokens", int, "maximum length of a continuation", 64),
     argument("--temperature", float, "0 takes the most probable token", 1.0),
-    argument("--top-k", int, "draw from the k most probable tokens", 0),
-    argument("--top-p", float, "draw from the most probable tokens with this total probability", 1.0),
+    *DRAWING,
     argument("--seed", int, "seed of the random numbers", 0),
-    argument("--beams", int, "beam search with this number of beams", 0),
-    argument(
-        "--alpha",
-        float,
-        "exponent of the length penalty ((5 + length) / 6)**alpha (default: 0.6 for a run; for a checkpoint"
-        " transformers' search with its generation_config.json)",
-    ),
-    argument(
-        "--stop",
-        int,
-        "token that ends a text; may be repeated (default: all end tokens of the model)",
-        metavar="ID",
-        action="append",
-    ),
+    argument("--alpha", float, _ALPHA),
+    argument("--stop", int, _STOP, metavar="ID", action="append"),
     argument("--stream", bool, "print while it is generated"),
 )
+_LIKE = "the checkpoint from which the run was initialised: gives names, config and tokenizer"
 _EXPORT = (
     argument("run", Path, "folder of a run, or one of its checkpoints"),
     argument("out", Path, "folder to make"),
-    argument(
-        "--like",
-        Path,
-        "the checkpoint from which the run was initialised: gives names, config and tokenizer",
-        metavar="MODEL",
-        required=True,
-    ),
+    argument("--like", Path, _LIKE, metavar="MODEL", required=True),
     argument("--dtype", str, "float32, bfloat16, float16 or float64", "float32"),
     argument("--max-shard", str, "split into files of at most this size", metavar="SIZE"),
     argument("--storage", str, "storage layout of the variables during the export, such as d_model:rows"),
 )
 _TAKES = ("mesh", "ranks")
-
-
-def _explain_layouts(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _LAYOUTS
-
-
+_LIKELIHOOD = "log-likelihood of each line of a file"
 COMMANDS = (
-    Command("score", _score, "log-likelihood of each line of a file", _SCORE, _TAKES, finish=_explain_layouts),
-    Command(
-        "generate",
-        _generate,
-        "continue texts with a model",
-        _GENERATE,
-        _TAKES,
-        one_of=_PROMPTS,
-        finish=_explain_layouts,
-    ),
+    Command("score", _score, _LIKELIHOOD, _SCORE, _TAKES, epilog=_LAYOUTS),
+    Command("generate", _generate, "continue texts with a model", _GENERATE, _TAKES, one_of=_PROMPTS, epilog=_LAYOUTS),
     Command("export", _export, "write a run's model as a Hugging Face checkpoint", _EXPORT, _TAKES),
 )

@@ -38,28 +38,24 @@ def _compare(options: Options) -> int:
     return 0
 
 
+_STATUS = (
+    argument("run", Path, "folder of a run"),
+    argument("--json", bool, "print everything as JSON, for programs"),
+    argument("--every", float, "repeat until interrupted", metavar="SECONDS"),
+)
+_COMPARE = (
+    argument("runs", Path, "folder of a run", metavar="RUN", nargs="+"),
+    argument("--png", Path, "draw all loss curves into a file", metavar="FILE"),
+)
+_STATES = (
+    "Shows what every rank of a run is doing: phase, step, collective and since when; if the run has ended, what it did"
+    " last."
+)
+_TABLE = (
+    "Prints a table of two or more runs, which may still be training: the settings that differ, losses at common"
+    " steps, speed, memory and bytes."
+)
 COMMANDS = (
-    Command(
-        "status",
-        _status,
-        "show what every rank of a run is doing",
-        (
-            argument("run", Path, "folder of a run"),
-            argument("--json", bool, "print everything as JSON, for programs"),
-            argument("--every", float, "repeat until interrupted", metavar="SECONDS"),
-        ),
-        description="Shows what every rank of a run is doing: phase, step, collective and since when;"
-        " if the run has ended, what it did last.",
-    ),
-    Command(
-        "compare",
-        _compare,
-        "compare settings, losses, speed and memory of runs",
-        (
-            argument("runs", Path, "folder of a run", metavar="RUN", nargs="+"),
-            argument("--png", Path, "draw all loss curves into a file", metavar="FILE"),
-        ),
-        description="Prints a table of two or more runs, which may still be training: the settings that differ,"
-        " losses at common steps, speed, memory and bytes.",
-    ),
+    Command("status", _status, "show what every rank of a run is doing", _STATUS, description=_STATES),
+    Command("compare", _compare, "compare settings, losses, speed and memory of runs", _COMPARE, description=_TABLE),
 )

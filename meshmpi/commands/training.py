@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshmpi.commands.command import Command, Options, argument, say, settings_of
+from meshmpi.commands.command import DRAWING, Command, Options, argument, say, settings_of
 from meshmpi.commands.starting import on_ranks
 from meshmpi.errors import ConfigError
 from meshmpi.runtime.mesh import size_error
@@ -40,12 +40,12 @@ def _start(options: Options, given: Sequence[str]) -> int:
     hosts = parse_hosts(options.hosts, options.ranks) if options.hosts else []
     if options.dry_run:  # a plan needs no ranks
         return _train(options)
-    if not options.restarts and not recover:
-        return on_ranks(options.ranks, given, options.module, hosts=options.hosts, run=run, listens=True)
 
     def start(ranks: int, more: Sequence[str], hosts: str) -> int:
         return on_ranks(ranks, [*given, *more], options.module, hosts=hosts, recover=recover, run=run, listens=True)
 
+    if not options.restarts and not recover:
+        return start(options.ranks, (), options.hosts)
     return Supervisor(settings, run, options.ranks, hosts, options.resume, start).run(options.restarts)
 
 
@@ -101,41 +101,21 @@ def _sample(options: Options) -> int:
     return 0
 
 
+_RESUME = "continue from the run's newest checkpoint, or from this one"
+_INIT_FROM = (
+    "start from a trained model, a Hugging Face checkpoint or a run; its sizes and tokenizer replace those of"
+    " the settings"
+)
+_TRACE = "record 5 steps, or this number, for Perfetto (trace.steps)"
+_RESTARTS = "with --ranks: start the job again, up to K times, when a rank or host is lost"
 _TRAIN = (
     argument("--out", Path, "folder of the run; default: runs/<config>", metavar="DIR"),
     argument("--recover", bool, "continue on a smaller mesh when ranks are lost (mesh.recover)"),
-    argument(
-        "--restarts",
-        int,
-        "with --ranks: start the job again, up to K times, when a rank or host is lost",
-        0,
-        metavar="K",
-    ),
-    argument("--hosts", str, "with --ranks: hosts and their ranks, such as n1:2,n2:2", "", metavar="LIST"),
-    argument(
-        "--resume",
-        str,
-        "continue from the run's newest checkpoint, or from this one",
-        False,
-        metavar="CHECKPOINT",
-        nargs="?",
-        const=True,
-    ),
-    argument(
-        "--trace",
-        int,
-        "record 5 steps, or this number, for Perfetto (trace.steps)",
-        metavar="STEPS",
-        nargs="?",
-        const=5,
-    ),
-    argument(
-        "--init-from",
-        Path,
-        "start from a trained model, a Hugging Face checkpoint or a run; its sizes and tokenizer replace those of"
-        " the settings",
-        metavar="MODEL",
-    ),
+    argument("--restarts", int, _RESTARTS, 0, "K"),
+    argument("--hosts", str, "with --ranks: hosts and their ranks, such as n1:2,n2:2", "", "LIST"),
+    argument("--resume", str, _RESUME, False, "CHECKPOINT", nargs="?", const=True),
+    argument("--trace", int, _TRACE, None, "STEPS", nargs="?", const=5),
+    argument("--init-from", Path, _INIT_FROM, None, "MODEL"),
     argument("--progress", bool, "draw a progress line even if stderr is not a terminal (train.progress)"),
     argument("--dry-run", bool, "print the plan: cost, memory, times; train nothing"),
 )
@@ -145,11 +125,9 @@ _SAMPLE = (
     argument("--tokens", int, "length of the continuation"),
     argument("--temperature", float, "0 takes the most probable token"),
     argument("--seed", int, "seed of the random numbers"),
-    argument("--top-k", int, "draw from the k most probable tokens", 0),
-    argument("--top-p", float, "draw from the most probable tokens with this total probability", 1.0),
+    *DRAWING,
     argument("--stop", list, "stop before this text", metavar="TEXT"),
     argument("--stream", bool, "print the text as it is drawn"),
-    argument("--beams", int, "beam search with this number of beams", 0),
     argument("--alpha", float, "exponent of the length penalty of beam search; 0: none", 0.6),
 )
 COMMANDS = (

@@ -153,7 +153,7 @@ def _metrics(folder: Path) -> Good:
 
 def _facts(folder: Path) -> Good:
     (folder / "settings.json").write_text('{"train": {"steps": 20, "seed": 3}}\n')
-    compare.write_facts(folder, {"ranks": 2, "layout": "batch:rows"})
+    metrics.write_document(folder / compare.FACTS, {"ranks": 2, "layout": "batch:rows"})
 
     def look() -> str:
         with contextlib.suppress(DataError):

@@ -18,7 +18,7 @@ BROKEN = {
     "loss curve": "progress.plot_losses",
     "TensorBoard": "progress.EventWriter",
     "trace": "measured.write_trace",
-    "facts for `meshmpi compare`": "measured.write_facts",
+    "facts for `meshmpi compare`": "measured.write_document",
     "share of the peak": "measured.Measured._fastest",
     "report": "measured.Report",
     "network figures": "measured.network_bytes_sent",

@@ -259,7 +259,7 @@ def test_a_replica_that_differs_stops_and_majority_repairs(tmp_path):
     made, _ = trainer(tmp_path, "all:3", spoils)
     with pytest.raises(TrainingError, match="after step 4 .*Damaged: the copy of rank 1"):
         made.run()
-    assert made.checkpoint.name == "step-00000002"
+    assert made.at.checkpoint.name == "step-00000002"
     made, lines = trainer(tmp_path, "all:3", spoils, "guard.replicas=repair")
     assert made.run().step == 6
     assert sum("were repaired" in line for line in lines) == 1

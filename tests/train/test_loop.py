@@ -208,7 +208,7 @@ def test_one_that_is_kept_alone_goes_when_the_next_is_proven(tmp_path, monkeypat
     found, step = [], Trainer.one_step
 
     def looking(trainer):
-        found.append([p.name[-1] for p in checkpoint.find(trainer.checkpoints)])
+        found.append([p.name[-1] for p in checkpoint.find(trainer.folder / "checkpoints")])
         return step(trainer)
 
     monkeypatch.setattr(Trainer, "one_step", looking)

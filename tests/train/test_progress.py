@@ -157,7 +157,7 @@ def test_progress_can_be_asked_for_and_refused(tmp_path):
 
 def progress_lines(tmp_path, fastest, **reports):
     lines = []
-    settings = load(Settings, None, ["train.steps=10", "train.log_every=1"])
+    settings = load(Settings, None, ["train.steps=10", "train.log_every=1", "train.plot=false"])
     live = LiveLine("off", lines.append)
     mesh = mm.SimulatedMesh("a:1")
     progress = Progress(settings, tmp_path, mesh, live, 64.0, Extras(print), fastest)

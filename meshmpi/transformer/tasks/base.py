@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Protocol
 
 import numpy as np
 
+from meshmpi.api import compile as compile_step
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.models import TransformerConfig, parameter_count
 from meshmpi.transformer.text.base import Vocabulary
-from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut, Sample
+from meshmpi.transformer.training.evaluation import Evaluation, Evaluator, Held, HeldOut, Sample
 from meshmpi.transformer.training.model import TrainingGraph
 from meshmpi.transformer.training.settings import Settings, transformer_config
 
@@ -102,6 +104,22 @@ class Task(ABC):
     @abstractmethod
     def evaluation(self, held_out: HeldOut, total: float, seconds: float) -> Evaluation:
         """What a sum of held-out losses, in nats, means."""
+
+    def evaluator(self, built: TrainingGraph, layout: str, variables: VariableStore | None = None) -> Evaluator:
+        """Computes held-out losses by a program of its own, which shares ``variables``.  Collective."""
+        s = self.settings
+        step = compile_step(
+            built.graph,
+            self.mesh,
+            layout,
+            fetches=[built.held_out_loss],
+            updates=[],
+            variables=variables,
+            storage=s.mesh.storage or None,
+            seed=s.train.seed,
+        )
+        data = partial(self.held_out, built.evaluation_batch)
+        return Evaluator(step, built.held_out_feeds, data, self.evaluation, self.between)
 
     def sample(self, variables: VariableStore, layout: str) -> Sample:
         """The sample of the trained model.  Collective."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import cast
 
-import numpy as np
-
 from meshmpi.graph import Tensor
 from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits
@@ -18,14 +16,13 @@ from meshmpi.transformer.tasks.base import Batches, Sample, Task
 from meshmpi.transformer.text.base import bits_per_byte
 from meshmpi.transformer.text.vocabulary import learnt_size
 from meshmpi.transformer.training.data import TokenStream
-from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut, HeldOutText
+from meshmpi.transformer.training.evaluation import Evaluation, HeldOut, HeldOutText
 from meshmpi.transformer.training.model import TrainingGraph, assemble, outputs_with_experts, weighted_sum, window_feeds
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import available_data, prepare_data
 
 _FEEDS = {"tokens": "int32", "targets": "int32"}
 _HELD_OUT_FEEDS = {"held_out_tokens": "int32", "held_out_targets": "int32", "held_out_weights": "float32"}
-"""Weights are 1 where a target counts, else 0."""
 
 
 class LanguageModelTask(Task):
@@ -68,13 +65,13 @@ class LanguageModelTask(Task):
 
     def batches(self) -> Batches:
         train = self.settings.train
-        return _Windows(TokenStream(self.data.train, train.batch, self.config.length, train.seed))
+        return TokenStream(self.data.train, train.batch, self.config.length, train.seed)
 
     def held_out(self, batch: int, limit: int) -> HeldOut:
-        return _HeldOut(HeldOutText(self.data.held_out, batch, self.config.length, limit))
+        return HeldOutText(self.data.held_out, batch, self.config.length, limit)
 
     def evaluation(self, held_out: HeldOut, total: float, seconds: float) -> Evaluation:
-        text = cast(_HeldOut, held_out).text
+        text = cast(HeldOutText, held_out)
         mean = total / text.predicted
         bits = bits_per_byte(mean, text.predicted, text.text_bytes(self.vocabulary))
         share = text.predicted / (len(self.data.held_out) - 1)
@@ -97,25 +94,6 @@ class LanguageModelTask(Task):
         )
         text = sampler.text(s.prompt, s.tokens)
         return Sample(text, heading=f"a continuation of {s.prompt!r}")
-
-
-class _Windows:
-    def __init__(self, stream: TokenStream) -> None:
-        self._stream = stream
-
-    def feeds(self, step: int, held: Held) -> dict[str, np.ndarray]:
-        rows, columns = held["tokens"] or (None, None)
-        tokens, targets = self._stream.block(step, rows, columns)
-        return {"tokens": tokens, "targets": targets}
-
-
-class _HeldOut:
-    def __init__(self, text: HeldOutText) -> None:
-        self.text, self.batches = text, text.batches
-
-    def feeds(self, index: int, held: Held) -> dict[str, np.ndarray]:
-        rows, columns = held["held_out_tokens"] or (None, None)
-        return dict(zip(_HELD_OUT_FEEDS, self.text.block(index, rows, columns), strict=True))
 
 
 def _outputs(config: TransformerConfig, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -26,6 +26,12 @@ def task_class(name: str) -> type[Task]:
     return getattr(import_module(module), attribute)
 
 
+def chosen(settings: Settings) -> tuple[type[Task], TransformerConfig]:
+    """The task and the Transformer that settings describe; may read data to know the size of the vocabulary."""
+    task = task_class(settings.task)
+    return task, task.transformer(settings, task.vocabulary_size(settings))
+
+
 def build_training_graph(settings: Settings, config: TransformerConfig) -> TrainingGraph:
     """The graph of the training step and of the held-out loss, by the task of the settings."""
     return task_class(settings.task).build(settings, config)

@@ -16,7 +16,6 @@ from meshmpi.graph.ops.reductions import reduce_mean
 from meshmpi.graph.ops.sources import placeholder
 from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits
-from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.models import PackedPairs, TransformerConfig, encoder_decoder, encoder_decoder_parameter_count
 from meshmpi.transformer.models.transformers import SOURCE_LENGTH
@@ -27,6 +26,7 @@ from meshmpi.transformer.text.vocabulary import learnt_size
 from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut
 from meshmpi.transformer.training.model import TrainingGraph, assemble, outputs_with_experts, weighted_sum
 from meshmpi.transformer.training.settings import Settings, transformer_config
+from meshmpi.transformer.training.setup import check_equal
 from meshmpi.transformer.translation.data import prepare
 from meshmpi.transformer.translation.packing import PackedRows, RowStream, TokenPairs, pack, permutation
 from meshmpi.transformer.translation.translator import Translator, bleu
@@ -82,13 +82,7 @@ class TranslationTask(Task):
     def prepare(self, say: Callable[[str], None]) -> None:
         self._say = say
         self.data = prepare(self.settings)
-        digests = gathered(self.mesh, self.data.digest)
-        if len(dict.fromkeys(digests)) > 1:
-            other = next(r for r, d in enumerate(digests) if d != digests[0])
-            raise DataError(
-                f"rank 0 and rank {other} read different pairs.",
-                "Give every node the same files, or empty the cache of the node that differs.",
-            )
+        check_equal(self.mesh, self.data.digest, "pairs")
         self.vocabulary, self.digest = self.data.vocabulary, self.data.digest
         order = permutation(len(self.data.train), self.settings.train.seed, -1)
         self._train = self._packed(self.data.train, order, "training")

@@ -5,7 +5,6 @@ Reads what a run writes as it goes, so runs that still train or were stopped can
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -26,22 +25,13 @@ _COMMON_STEPS = 5
 _NONE = "-"
 
 
-def write_facts(folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
-    """Writes `Run.facts` by a rename."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f".{FACTS}.new"
-    beside.write_text(f"{json.dumps(dict(facts), indent=2)}\n", encoding="utf-8")
-    os.replace(beside, folder / FACTS)
-
-
 @dataclass(frozen=True)
 class Run:
     """What the folder of a run holds."""
 
     name: str  # the shortest end of its path that differs from the others
     settings: Mapping[str, Any]  # by "section.key"
-    facts: Mapping[str, Any]  # what `write_facts` wrote; empty for runs without it
+    facts: Mapping[str, Any]  # what is in `FACTS`; empty for runs without it
     records: Sequence[Mapping[str, Any]]  # metrics of rank 0
 
     @property
@@ -66,11 +56,13 @@ class Run:
         total = sum(seconds for _, seconds in found)
         return sum(comm for comm, _ in found) / total if total else math.nan
 
-    def fact(self, key: str, form: Callable[[Any], str] | None = None) -> str:
-        value = self.facts.get(key)
-        if value is None:
-            return _NONE
-        return form(value) if form else f"{value:,}" if isinstance(value, int) else str(value) or _NONE
+    @property
+    def tokens_per_second(self) -> float:
+        return self.number("tokens_per_step") / self.step_seconds
+
+    def number(self, key: str) -> float:
+        """A fact; NaN where it is not known."""
+        return float(self.facts.get(key, math.nan))
 
 
 def read_run(folder: str | os.PathLike[str], name: str = "") -> Run:
@@ -126,19 +118,16 @@ def comparison(runs: Sequence[Run]) -> str:
         ("held-out loss, nats per token", _at_common_steps(runs, "held_out_loss")),
         ("speed and cost", _costs(runs)),
     ]
-    rows = [("", [r.name for r in runs]), *(row for _, rows in parts for row in rows)]
-    first = max(len(label) for label, _ in rows) + 2
-    widths = [max(len(values[k]) for _, values in rows) for k in range(len(runs))]
-
-    def line(label: str, values: Sequence[str]) -> str:
-        cells = (v.rjust(w) for v, w in zip(values, widths, strict=True))
-        return f"{label:{first}}{'  '.join(cells)}".rstrip()
-
-    lines = [line(*rows[0])]
+    rows: list[Row] = [("", [r.name for r in runs])]
     for title, table in parts:
         if table:
-            lines += ["", title, *(line(f"  {label}", values) for label, values in table)]
-    return "\n".join(lines)
+            rows += [("", []), (title, []), *((f"  {label}", values) for label, values in table)]
+    first = max(len(label) for label, values in rows if values)
+    widths = [max(len(values[k]) for _, values in rows if values) for k in range(len(runs))]
+    return "\n".join(
+        f"{label:{first}}{'  '.join(v.rjust(w) for v, w in zip(values, widths, strict=False))}".rstrip()
+        for label, values in rows
+    )
 
 
 def _settings(runs: Sequence[Run]) -> list[Row]:
@@ -154,7 +143,8 @@ def _shown(value: Any) -> str:
 
 def _facts(runs: Sequence[Run]) -> list[Row]:
     rows = [("steps done", [f"{r.steps} of {r.settings.get('train.steps', '?')}" for r in runs])]
-    rows += [(key, [r.fact(key) for r in runs]) for key in ("parameters", "mesh", "layout")]
+    rows += [("parameters", [_number(r.number("parameters"), ",.0f") for r in runs])]
+    rows += [(key, [r.facts.get(key) or _NONE for r in runs]) for key in ("mesh", "layout")]
     skipped = [sum(1 for r in run.records if r.get("skipped")) for run in runs]
     return rows + ([("steps skipped", [str(n) for n in skipped])] if any(skipped) else [])
 
@@ -173,24 +163,19 @@ def _at_common_steps(runs: Sequence[Run], key: str) -> list[Row]:
 
 
 def _costs(runs: Sequence[Run]) -> list[Row]:
-    def speed(run: Run) -> str:
-        tokens, seconds = run.facts.get("tokens_per_step"), run.step_seconds
-        return _NONE if tokens is None or math.isnan(seconds) else f"{tokens / seconds:,.0f}"
-
-    def number(x: float, form: str) -> str:
-        return _NONE if math.isnan(x) else format(x, form)
-
-    def megabytes(n: float) -> str:
-        return f"{n / 1e6:,.4g}"
-
-    return [
-        ("tokens/s (median step)", [speed(r) for r in runs]),
-        ("ms per step (median)", [number(1e3 * r.step_seconds, ".4g") for r in runs]),
-        ("communicating (rank 0)", [number(r.communicating, ".0%") for r in runs]),
-        ("MB of memory per rank", [r.fact("memory_bytes", megabytes) for r in runs]),
-        ("MB sent per rank and step", [r.fact("bytes_sent", megabytes) for r in runs]),
-        ("GFLOP per rank and step", [r.fact("flops", lambda n: f"{n / 1e9:,.4g}") for r in runs]),
+    table: list[tuple[str, str, Callable[[Run], float]]] = [
+        ("tokens/s (median step)", ",.0f", lambda r: r.tokens_per_second),
+        ("ms per step (median)", ".4g", lambda r: 1e3 * r.step_seconds),
+        ("communicating (rank 0)", ".0%", lambda r: r.communicating),
+        ("MB of memory per rank", ",.4g", lambda r: r.number("memory_bytes") / 1e6),
+        ("MB sent per rank and step", ",.4g", lambda r: r.number("bytes_sent") / 1e6),
+        ("GFLOP per rank and step", ",.4g", lambda r: r.number("flops") / 1e9),
     ]
+    return [(label, [_number(value(r), form) for r in runs]) for label, form, value in table]
+
+
+def _number(x: float, form: str) -> str:
+    return _NONE if math.isnan(x) else format(x, form)
 
 
 def plot_comparison(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:

@@ -31,8 +31,7 @@ def load(settings_class: type[T], path: str | Path | None = None, overrides: Ite
     Args:
         settings_class: A settings class, possibly with sections.
         path: A TOML file; None for defaults only.
-        overrides: Items such as ``train.steps=100``; the value is written as in TOML, where a
-            string may go without quotes.
+        overrides: Items such as ``train.steps=100``; a string may go without TOML's quotes.
 
     Raises:
         ConfigError: The file is missing or is not TOML; a key does not exist; a value has the

@@ -1,8 +1,7 @@
-"""Texts to train on, by name or by path, each divided into a training and a held-out part.
+"""Texts to train on, by name or by path: files in which a held-out part follows the training part.
 
-A corpus is one file in which the held-out text follows the training text.  A named corpus is read
-from the cache and compared with its checksum; this package downloads none.  A program that can fetch
-one adds itself to `FETCHERS`, as `apps.transformer.corpora` does.
+A named corpus is read from the cache and compared with its checksum; this package downloads none.  A program that can
+fetch one adds itself to `FETCHERS`, as `apps.transformer.corpora` does.
 """
 
 from __future__ import annotations
@@ -23,21 +22,13 @@ _PIECE_BYTES = 16 << 20  # what is read and encoded at a time; assumption: small
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text file of which the first bytes are for training and the rest is held out.
+    """A text file of which the first bytes are for training and the rest is held out."""
 
-    Attributes:
-        name: The name or path that was asked for.
-        path: The text, UTF-8 unless it is only read as bytes.
-        train_bytes: Length of the training part, in bytes.
-        total_bytes: Length of the file, in bytes.
-        key: Changes whenever the text does.
-    """
-
-    name: str
-    path: Path
+    name: str  # the name or path that was asked for
+    path: Path  # UTF-8 unless it is only read as bytes
     train_bytes: int
     total_bytes: int
-    key: str
+    key: str  # changes whenever the text does
 
     def train_pieces(self, piece_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
         """The training text in pieces that end with a line, or at least with a character."""
@@ -180,12 +171,7 @@ FETCHERS: dict[str, Callable[[], Any]] = {"tinyshakespeare": _tinyshakespeare}
 
 
 def fetched(name: str, otherwise: str) -> Any:
-    """What the fetcher of a corpus or collection returns.
-
-    Args:
-        name: Name of the corpus or collection.
-        otherwise: What else to do, for the message: "give the path of a text file".
-    """
+    """What the fetcher of a corpus or collection returns; ``otherwise`` is what else to do, for the message."""
     if name not in FETCHERS:
         raise DataError(
             f"'{name}' is not in the cache, and this program does not fetch it.",

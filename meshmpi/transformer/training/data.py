@@ -1,7 +1,6 @@
 """Token files and the batches cut from them; a rank reads only the block that it holds.
 
-Which tokens a batch holds depends on (seed, step, row) alone: to resume, the step number is
-enough, and every layout sees the same data.
+Which tokens a batch holds depends on (seed, step, row) alone, so every layout sees the same data.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from meshmpi.transformer.text.vocabulary import (
     vocabulary_key,
 )
 from meshmpi.transformer.training.corpora import Corpus, open_corpus
+from meshmpi.transformer.training.evaluation import Held
 from meshmpi.transformer.training.sealed import CheckedArray, Sealed, seal
 
 _FORMAT = "2"  # part of every name in the cache: raise it when the files change
@@ -37,18 +37,12 @@ Tokens = npt.NDArray[Any] | CheckedArray
 
 @dataclass(frozen=True)
 class Dataset:
-    """A corpus in tokens, mapped from files.
-
-    Attributes:
-        vocabulary: What the tokens mean.
-        train, held_out: Tokens of the two parts, read from files and checked as they are touched.
-        digest: Checksum of all tokens and the vocabulary: equal digests, equal training data.
-    """
+    """A corpus in tokens, mapped from files that are checked as they are touched."""
 
     vocabulary: Vocabulary
     train: CheckedArray
     held_out: CheckedArray
-    digest: str
+    digest: str  # of all tokens and the vocabulary: equal digests, equal training data
 
 
 def prepare(
@@ -56,12 +50,8 @@ def prepare(
 ) -> Dataset:
     """Builds the vocabulary of a corpus and writes its tokens, unless that has been done.
 
-    All ranks may call this at once: one on each file system does the work, the others wait for it.
-
-    Args:
-        corpus: A name or a path, as in `corpora.open_corpus`.
-        vocabulary: A name, as in `vocabulary.build_vocabulary`.
-        held_out_fraction: The part at the end that is held out.
+    All ranks may call this at once: one on each file system does the work, the others wait for it.  The arguments are
+    those of `corpora.open_corpus` and `vocabulary.build_vocabulary`.
 
     Raises:
         DataError: The corpus or the vocabulary is not available.
@@ -111,13 +101,7 @@ def load_dataset(folder: Path) -> Dataset:
 
 
 class TokenStream:
-    """Training batches: windows at random places of a text, by (seed, step, row).
-
-    Args:
-        tokens: The text, such as `Dataset.train`.
-        batch: Windows per batch, of all ranks together.
-        length: Tokens per window.
-        seed: Any integer.
+    """Training batches: ``batch`` windows of ``length`` tokens at random places of a text, by (seed, step, row).
 
     Raises:
         DataError: A window and its targets are longer than the text.
@@ -133,16 +117,12 @@ class TokenStream:
             )
         self.tokens, self.batch, self.length, self.seed = tokens, batch, length, seed
 
+    def feeds(self, step: int, held: Held) -> dict[str, Block]:
+        """The feeds "tokens" and "targets" of a step, as far as this rank holds them."""
+        return dict(zip(("tokens", "targets"), self.block(step, *held["tokens"] or ()), strict=True))
+
     def block(self, step: int, rows: Range | None = None, columns: Range | None = None) -> tuple[Block, Block]:
-        """The part of a batch that one rank holds; no other tokens are read.
-
-        Args:
-            step: Number of the step, from 0.
-            rows, columns: First and one after the last; None for all.
-
-        Returns:
-            Tokens and targets, both int32 [rows, columns]; targets are one token further.
-        """
+        """Tokens and targets (one further), int32 [rows, columns], of the batch of a step; it reads no others."""
         offsets = self.offsets(step, *_within("rows", rows, self.batch))
         start, stop = _within("columns", columns, self.length)
         both = np.empty((len(offsets), stop - start + 1), np.int32)

@@ -1,7 +1,6 @@
 """The held-out loss, exactly: every token is predicted once, whatever the batch size.
 
-The last window of a text may be shorter and the last batch smaller than the others; unused places have
-weight 0.
+The last window of a text may be shorter and the last batch smaller: unused places have weight 0.
 """
 
 from __future__ import annotations
@@ -26,48 +25,31 @@ Held = Mapping[str, "tuple[Range, ...] | None"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A held-out loss.
+    """A held-out loss."""
 
-    Attributes:
-        loss: Mean, nats per token.
-        bits_per_byte: The same per byte of the text that the tokens stand for; None without a text.
-        tokens: Tokens predicted.
-        share: Their share of the held-out text.
-        seconds: Time taken.
-        measures: Other numbers by name, such as ``perplexity``.
-    """
-
-    loss: float
-    bits_per_byte: float | None
-    tokens: int
-    share: float
-    seconds: float
-    measures: Mapping[str, float] = field(default_factory=dict)
+    loss: float  # mean, nats per token
+    bits_per_byte: float | None  # the same per byte of the text that the tokens stand for; None without a text
+    tokens: int  # predicted
+    share: float  # of the held-out text
+    seconds: float  # time taken
+    measures: Mapping[str, float] = field(default_factory=dict)  # others by name, such as ``perplexity``
 
     def __str__(self) -> str:
         numbers = [f"{self.loss:.4f} nats/token"]
         if self.bits_per_byte is not None:
             numbers.append(f"{self.bits_per_byte:.4f} bits/byte")
         numbers += [f"{name} {value:.4f}" for name, value in self.measures.items()]
-        return (
-            f"{', '.join(numbers)} ({self.tokens:,} tokens, {self.share:.0%} of the held-out text,"
-            f" {self.seconds:.1f} s)"
-        )
+        data = f"{self.tokens:,} tokens, {self.share:.0%} of the held-out text"
+        return f"{', '.join(numbers)} ({data}, {self.seconds:.1f} s)"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a trained model shows of itself at the end of a run.
+    """What a trained model shows of itself at the end of a run."""
 
-    Attributes:
-        text: For people; may be empty.
-        measures: Numbers by name, such as ``bleu``; written to the metrics.
-        heading: Printed above the text.
-    """
-
-    text: str = ""
-    measures: Mapping[str, float] = field(default_factory=dict)
-    heading: str = ""
+    text: str = ""  # for people
+    measures: Mapping[str, float] = field(default_factory=dict)  # by name, such as ``bleu``: for the metrics
+    heading: str = ""  # printed above the text
 
 
 class HeldOut(Protocol):
@@ -81,12 +63,9 @@ class HeldOut(Protocol):
 
 
 class HeldOutText:
-    """Windows of ``length`` that follow each other without gap or overlap, in batches.
+    """Windows of ``length`` tokens that follow each other without gap or overlap, in batches.
 
     Args:
-        tokens: The held-out tokens.
-        batch: Windows evaluated together.
-        length: Tokens per window.
         windows: Maximum number of windows, from the start; 0: all.
 
     Attributes:
@@ -105,14 +84,15 @@ class HeldOutText:
         self.batches = -(-used // batch)
         self.predicted = min(used * length, len(tokens) - 1)
 
+    def feeds(self, index: int, held: Held) -> dict[str, np.ndarray]:
+        """The feeds of batch ``index``; weights are 1 where a target counts, else 0."""
+        names = ("held_out_tokens", "held_out_targets", "held_out_weights")
+        return dict(zip(names, self.block(index, *held[names[0]] or ()), strict=True))
+
     def block(
         self, index: int, rows: Range | None = None, columns: Range | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The part of batch ``index`` that one rank holds; no other tokens are read.
-
-        Returns:
-            Tokens and targets, int32, and weights, float32; all [rows, columns].
-        """
+        """Tokens, targets and weights [rows, columns] of batch ``index`` that one rank holds; it reads no others."""
         (r0, r1), (c0, c1) = rows or (0, self.batch), columns or (0, self.length)
         tokens = np.zeros((r1 - r0, c1 - c0), np.int32)
         targets, weights = np.zeros_like(tokens), np.zeros(tokens.shape, np.float32)
@@ -147,13 +127,12 @@ class BlockFeeder:
 
 
 class Evaluator:
-    """Computes held-out losses with one compiled step.
+    """Computes held-out losses with one compiled step, see `tasks.base.Task.evaluator`.
 
     Args:
-        step: Fetches the sum of losses, see `model.TrainingGraph.held_out_loss`.
-        names: The placeholders of an evaluation.
+        step: Fetches the sum of losses; takes the placeholders ``names``.
         held_out: Maximum number of rows -> the data.
-        meaning: (Data, sum of losses, seconds) -> what these say, as `Task.evaluation`.
+        meaning: (Data, sum of losses, seconds) -> what these say.
         between: Called before each batch; an exception of it ends the evaluation.
     """
 
@@ -163,9 +142,9 @@ class Evaluator:
         names: Sequence[str],
         held_out: Callable[[int], HeldOut],
         meaning: Callable[[HeldOut, float, float], Evaluation],
-        between: Callable[[], None] = lambda: None,
+        between: Callable[[], None],
     ) -> None:
-        self._step, self._held_out, self._meaning = step, held_out, meaning
+        self._step, self.variables, self._held_out, self._meaning = step, step.variables, held_out, meaning
         self._feeder, self._between = BlockFeeder(step, names), between
 
     def evaluate(self, rows: int = 0) -> Evaluation:

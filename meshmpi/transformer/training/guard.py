@@ -1,8 +1,7 @@
 """The guard against numbers that are not finite and against replicas that differ.
 
-The training step itself leaves all variables as they were when loss or gradients are not finite
-(`Optimizer.apply_gradients` with ``watch``).  The guard decides what follows, alike on every rank;
-`meshmpi.checking.diagnose` finds where the first wrong number arose.
+The step itself leaves all variables as they were when loss or gradients are not finite (`Optimizer.apply_gradients`
+with ``watch``).  The guard decides what follows; `meshmpi.checking.diagnose` finds where the first wrong number arose.
 """
 
 from __future__ import annotations
@@ -28,17 +27,13 @@ _REMEDY = (
 
 
 class Guard(Observer):
-    """Judges the numbers of each step and sets ``loop.healthy``.
-
-    Attributes:
-        skipped: Steps skipped so far; ``in_a_row`` of them since the last finite step.
-    """
+    """Judges the numbers of each step and sets ``loop.healthy``."""
 
     def __init__(self, loop: Loop, built: TrainingGraph) -> None:
         self._loop, self._step, self._built = loop, loop.step, built
         self._settings, self._say = loop.settings, loop.say
         self._any_wrong = Flag(loop.mesh)
-        self.skipped, self.in_a_row = 0, 0
+        self.skipped, self.in_a_row = 0, 0  # steps so far, and since the last finite one
 
     def on_step(self, step: Step) -> None:
         """Judges the step.  Raises TrainingError where the run must stop."""

@@ -1,9 +1,7 @@
-"""Lets one job at a time write the folder of a run.
+"""Lets one job at a time write the folder of a run, by a file in it that names the holder.
 
-A file in the folder names the holder: job, host, process.  It is made by O_EXCL and taken over by a
-rename, which works on file systems of several hosts (no flock).  Its holder touches it regularly; a
-lock that is no longer touched, or whose process or Slurm job has ended, may be taken over.  Times are
-those of the file system, so the clocks of hosts need not agree.
+The file is made by O_EXCL and taken over by a rename, which works on file systems of several hosts (no flock).  A lock
+that is no longer touched, by the file system's clock, or whose process or Slurm job has ended, may be taken over.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.errors import ConfigError
+from meshmpi.files import disk
 from meshmpi.runtime import processes
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.mesh_protocol import AnyMesh
@@ -72,7 +71,7 @@ class RunLock:
         """Whether the file could be made; if not, its holder has released it or was removed just now."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+            disk.write_file(self.path, [json.dumps(self._me).encode()], os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         except FileNotFoundError:  # another job has just removed the empty folder
             return False
         except FileExistsError:
@@ -85,10 +84,6 @@ class RunLock:
                 ) from None
             self._remove(holder)
             return False
-        with os.fdopen(file, "wb") as written:
-            written.write(json.dumps(self._me).encode())
-            written.flush()
-            os.fsync(file)
         return True
 
     def _remove(self, holder: dict[str, Any]) -> None:
@@ -204,13 +199,7 @@ def told(holder: dict[str, Any]) -> str:
 
 
 def why_held(holder: dict[str, Any], me: dict[str, Any], seconds: float) -> str:
-    """Why a lock that was touched ``seconds`` ago is not stale, or empty.
-
-    Args:
-        holder: Content of the lock; empty where it cannot be read.
-        me: The job that wants it.
-        seconds: Since it was touched.
-    """
+    """Why ``me`` may not take a lock that was touched ``seconds`` ago (``holder`` is empty if unreadable), or empty."""
     same = ("job", "slurm", "slurm_restart")
     if holder.get("job") and all(holder.get(k) == me[k] for k in same):
         return ""  # ranks of one job take turns, as after a loss

@@ -1,7 +1,6 @@
-"""The training loop: runs a compiled step, evaluates and saves when due, and tells observers.
+"""The training loop: runs a compiled step, evaluates and saves when due, and calls observers, alike on every rank.
 
-Every rank runs the same loop on its own block of each batch.  The loop knows no model and no task; a
-subclass gives batches, evaluations and what a checkpoint says of them (`trainer.Trainer`).
+It knows no model and no task; a subclass gives batches, evaluations and what a checkpoint says of them.
 """
 
 from __future__ import annotations
@@ -29,45 +28,27 @@ from meshmpi.transformer.training.stopping import Stopping
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended.
+    """How a training ended."""
 
-    Attributes:
-        step: Steps done, including those before it was resumed.
-        loss: Loss of the last step, nats per token; None without a step.
-        evaluation: The last one.
-        checkpoint: The last one written.
-        sample: What the model wrote at the end, or empty.
-        stopped_by: What ended it early, such as "SIGTERM on rank 1" or a time limit, or empty.
-        measures: Numbers of the sample, such as ``bleu``.
-    """
-
-    step: int
-    loss: float | None
-    evaluation: Evaluation | None
-    checkpoint: Path | None
-    sample: str
-    stopped_by: str
-    measures: Mapping[str, float] = field(default_factory=dict)
+    step: int = 0  # steps done, including those before it was resumed
+    loss: float | None = None  # of the last step, nats per token
+    evaluation: Evaluation | None = None  # the last one
+    checkpoint: Path | None = None  # the last one written
+    sample: str = ""  # what the model wrote at the end
+    stopped_by: str = ""  # what ended it early, such as "SIGTERM on rank 1" or a time limit
+    measures: Mapping[str, float] = field(default_factory=dict)  # of the sample, such as ``bleu``
 
 
 @dataclass
 class Position:
-    """How far a training is, in plain values.
+    """How far a training is, in plain values."""
 
-    Attributes:
-        done: Training steps done.
-        step_numbers: `VariableStore.step_numbers`.
-        saved_at, evaluated_at: Steps after which it was last saved and evaluated; -1: never.
-        last: Numbers of the last step by name.
-        checkpoint: The last one written.
-    """
-
-    done: int = 0
-    step_numbers: list[int] = field(default_factory=list)
-    saved_at: int = -1
+    done: int = 0  # training steps
+    step_numbers: list[int] = field(default_factory=list)  # `VariableStore.step_numbers`
+    saved_at: int = -1  # the step after which it was last saved; -1: never
     evaluated_at: int = -1
-    last: dict[str, float] = field(default_factory=dict)
-    checkpoint: Path | None = None
+    last: dict[str, float] = field(default_factory=dict)  # numbers of the last step by name
+    checkpoint: Path | None = None  # the last one written
 
 
 class Loop:
@@ -75,16 +56,14 @@ class Loop:
 
     Args:
         settings: Settings of the run; ``train``, ``evaluate`` and ``checkpoint`` are used.
-        step: The compiled training step.
+        step: The compiled training step, in the computation layout ``layout``.
         fetches: Tensors of a step by name; "loss" and "learning_rate" are among them.
-        layout: The computation layout of the step.
         folder: Folder of the run.
         say: Takes lines of progress, on rank 0 only.
         stop: Decides when the run must stop.
 
     Attributes:
         observers: They are called in this order.
-        step: The compiled training step.
         at: How far the training is.
         whole: Whether the variables are those of step ``done``, and no longer the initial values.
         healthy: Whether the last step was finite; None before the first.
@@ -104,10 +83,10 @@ class Loop:
         self.mesh, self.stop, self.observers = step.mesh, stop, list[Observer]([stop])
         self.at, self.whole = Position(), False
         self.healthy: bool | None = None
-        self._fetches: Mapping[str, Tensor] = fetches
+        self._fetches = fetches
         self._loss: float | None = None
         self._evaluation: Evaluation | None = None
-        self._saves = Saves(settings.checkpoint, self.checkpoints, step.variables, say)
+        self._saves = Saves(settings.checkpoint, folder / "checkpoints", step.variables, say)
 
     # ---- what a subclass gives -----------------------------------------------------------
 
@@ -141,16 +120,6 @@ class Loop:
         """Training steps done."""
         return self.at.done
 
-    @property
-    def checkpoint(self) -> Path | None:
-        """The last checkpoint written."""
-        return self.at.checkpoint
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.folder / "checkpoints"
-
     def resume(self, source: str | os.PathLike[str] | None = None) -> None:
         """Goes on from a checkpoint, or from the newest complete one of this run; collective.
 
@@ -166,13 +135,17 @@ class Loop:
         self.at.done, self.at.checkpoint = manifest.step, manifest.folder
         self.at.saved_at = manifest.step if source is None else -1
         self.at.evaluated_at = about.get("evaluated_at", manifest.step)
-        now = {"mesh": dict(self.mesh.shape.axes), "layout": self.layout, "program": self.step.program.digest()}
-        before = {"mesh": about["mesh"], "layout": about["layout"], "program": about["program_digest"]}
-        differs = [what for what in now if before[what] != now[what]]
+        differs = [what for what, now in self._program().items() if about[what] != now]
         if differs:
-            self.say(f"note: another {differs[0]} than before: losses agree but for rounding")
+            what = differs[0].removesuffix("_digest")
+            self.say(f"note: another {what} than before: losses agree but for rounding")
         self.whole = True
         self.say(f"resumed from {manifest.folder}, step {manifest.step}")
+
+    def _program(self) -> dict[str, Any]:
+        """What must be as before for losses of the same bits."""
+        digest = self.step.program.digest()
+        return {"mesh": dict(self.mesh.shape.axes), "layout": self.layout, "program_digest": digest}
 
     def position(self) -> Position:
         """How far this training is, for `go_on`."""
@@ -193,11 +166,9 @@ class Loop:
         about = {
             "step_number": self.step.step_number,
             "evaluated_at": self.at.evaluated_at,
-            "program_digest": self.step.program.digest(),
             "settings": asdict(self.settings),
-            "mesh": dict(self.mesh.shape.axes),
-            "layout": self.layout,
             "seed": self.settings.train.seed,
+            **self._program(),
             **self.about(),
         }
         self._saved(self._saves.wait())

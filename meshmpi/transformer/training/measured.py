@@ -20,40 +20,29 @@ from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.cores import network_bytes_sent, peak_resident_bytes
 from meshmpi.runtime.mesh import Mesh
 from meshmpi.runtime.trace import Trace, Tracer, describe_trace, write_trace
-from meshmpi.transformer.training.compare import WARMING, write_facts
+from meshmpi.transformer.training.compare import FACTS, WARMING
+from meshmpi.transformer.training.metrics import write_document
 from meshmpi.transformer.training.observer import Observer, Step
 from meshmpi.transformer.training.progress import Extras
 from meshmpi.transformer.training.settings import Settings
 
 
 class Report(NamedTuple):
-    """What one rank reports of its steps.
-
-    Attributes:
-        host: Its name.
-        seconds: Time of a step, measured.
-        sent: Bytes in one step, accounted.
-        held: Bytes of variables, feeds, arena and workspace, accounted.
-        resident: Bytes of memory at the process's peak, measured.
-        network: Bytes that the host sends in a step, measured; None: not known.
-    """
+    """What one rank reports of its steps."""
 
     host: str
-    seconds: float
-    sent: int
-    held: int
-    resident: int
-    network: int | None
+    seconds: float  # of a step, measured
+    sent: int  # bytes in one step, accounted
+    held: int  # bytes of variables, feeds, arena and workspace, accounted
+    resident: int  # bytes of memory at the process's peak, measured
+    network: int | None  # bytes that the host sends in a step, measured, if known
 
 
 class Measured(Observer):
     """Measures the steps of a run, records a trace, and reports; rank 0 alone prints and writes.
 
     Args:
-        step: The compiled training step.
         settings: Settings of the run; ``trace`` and ``mesh.machine`` are used.
-        folder: Folder of the run.
-        say, extras: Take lines on rank 0, and run what may fail.
         facts: Written for `meshmpi compare` together with mesh and predicted costs.
     """
 
@@ -68,10 +57,9 @@ class Measured(Observer):
     ) -> None:
         self._step, self._settings, self._folder, self._say = step, settings, folder, say
         self._extras, self._facts = extras, facts
-        if settings.mesh.machine:  # what a user names must be there
-            self._machine = find_machine(settings.mesh.machine, step.mesh.shape)
-        else:
-            self._machine = extras("description", lambda: find_machine("", step.mesh.shape))
+        named = settings.mesh.machine  # what a user names must be there
+        find = functools.partial(find_machine, named, step.mesh.shape)
+        self._machine = find() if named else extras("description", find)
         self._simulated = step.mesh.simulated
         if settings.trace.steps and self._simulated:
             raise ConfigError("a simulated mesh has no time of its own to trace.", "Set trace.steps to 0.")
@@ -83,10 +71,7 @@ class Measured(Observer):
 
     @property
     def fastest(self) -> float | None:
-        """Seconds of a step if a rank did nothing but this machine's fastest matrix products.
-
-        None where the machine was not measured.
-        """
+        """Seconds of a step if a rank did only this machine's fastest products; None where it was not measured."""
         return self._extras("share of the peak", self._fastest)
 
     def _fastest(self) -> float | None:
@@ -123,7 +108,7 @@ class Measured(Observer):
             **self._facts,
         }
         if mesh.rank == 0:
-            self._extras("facts for `meshmpi compare`", lambda: write_facts(self._folder, known))
+            self._extras("facts for `meshmpi compare`", lambda: write_document(self._folder / FACTS, known))
 
     def before_step(self, number: int) -> None:
         """Collective where a trace begins."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshmpi.errors import ConfigError, DataError
+from meshmpi.files import disk
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,11 +38,9 @@ def metrics_path(folder: str | os.PathLike[str], rank: int = 0) -> Path:
 
 
 class MetricsWriter:
-    """Appends records to the metrics file of a rank.
+    """Appends records to the metrics file of a rank, in a folder that is made when missing.
 
     Args:
-        folder: Folder of the run, made when missing.
-        rank: This rank.
         resume_step: Records of this step and later are dropped first, because a resumed run writes
             them again; None keeps all.
         flush_seconds: How old a record may get before it is written to the file; 0: it is there
@@ -89,11 +88,14 @@ class MetricsWriter:
         self.close()
 
 
-def drop_from(path: Path, step: int, say: Callable[[str], None] = print) -> None:
-    """Removes the records of this step and later from a metrics file, which need not exist.
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes what people and `meshmpi compare` read of a run, as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.replace_file(path, [f"{json.dumps(document, indent=2)}\n".encode()])
 
-    What cannot be read is moved to another file; ``say`` takes a line about it.
-    """
+
+def drop_from(path: Path, step: int, say: Callable[[str], None] = print) -> None:
+    """Removes the records of this step and later from a file, if it exists, and moves what cannot be read elsewhere."""
     if not os.path.lexists(path):
         return
     try:
@@ -108,9 +110,7 @@ def drop_from(path: Path, step: int, say: Callable[[str], None] = print) -> None
         place.write_bytes(b"".join(line for _, line in damaged))
         lines = f"{len(damaged)} line{'s' if len(damaged) > 1 else ''}"
         say(f"note: {path}: {lines} from line {damaged[0][0]} on cannot be read: kept in {place}")
-    beside = path.with_suffix(".new")
-    beside.write_text("".join(_line(r) for r in kept if r.get("step", -1) < step), encoding="utf-8")
-    os.replace(beside, path)
+    disk.replace_file(path, [_line(r).encode() for r in kept if r.get("step", -1) < step])
 
 
 def drop_ranks(folder: str | os.PathLike[str], ranks: int, step: int, say: Callable[[str], None] = print) -> None:
@@ -153,14 +153,9 @@ def _plain(value: Any) -> Any:
 
 
 def read_metrics(path: str | os.PathLike[str], rank: int = 0) -> list[dict[str, Any]]:
-    """Reads the records of a run.
+    """The records of a metrics file, or of a rank of the run in a folder, in order.
 
-    Args:
-        path: A metrics file, or the folder of a run.
-        rank: Whose file to take from a folder.
-
-    Returns:
-        The records in order.  A last line cut short by a killed job is left out.
+    A last line cut short by a killed job is left out.
 
     Raises:
         DataError: The file is missing, or a line other than the last is damaged.
@@ -251,8 +246,6 @@ def plot_losses(
 
     Args:
         records: With ``step`` and ``loss`` (training) or ``held_out_loss``, in nats per token.
-        path: The file to write.
-        title: Stands above the curves.
         baselines: Label -> loss in nats per token, each drawn as a horizontal line.
 
     Raises:
@@ -299,9 +292,8 @@ def save_figure(figure: Figure, axes: Axes, path: str | os.PathLike[str], title:
     axes.grid(alpha=0.3)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.new")
-    figure.savefig(beside, format="png", dpi=120)
-    os.replace(beside, path)
+    with disk.beside(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)
     return path
 
 

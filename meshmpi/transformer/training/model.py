@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.graph import Graph, Tensor, Update
@@ -24,31 +25,22 @@ class TrainingGraph:
     """Tensors of one graph.
 
     Attributes:
-        graph: The graph.
-        config: The Transformer.
-        loss: Mean training loss, nats per token; takes ``feeds``.
-        learning_rate: That of the next update.
-        updates: Updates of one training step.
-        held_out_loss: *Sum* of losses, nats; takes ``held_out_feeds``.
-        evaluation_batch: Windows evaluated together.
-        reports: Other numbers of a training step by name: ``expert_balance`` (1 when experts are
-            evenly used) and ``expert_dropped`` (share of tokens without a place), means over
-            layers.
-        feeds, held_out_feeds: Names of the placeholders of a training step and of an evaluation.
+        reports: Other numbers of a training step by name: ``expert_balance`` (1 when experts are evenly used) and
+            ``expert_dropped`` (share of tokens without a place), means over layers.
         finite: Whether loss and gradients are finite, so that the updates take effect; None where
             ``guard.non_finite`` is off.
     """
 
     graph: Graph
     config: TransformerConfig
-    loss: Tensor
-    learning_rate: Tensor
-    updates: list[Update]
-    held_out_loss: Tensor
-    evaluation_batch: int
+    loss: Tensor  # mean training loss, nats per token; takes ``feeds``
+    learning_rate: Tensor  # that of the next update
+    updates: list[Update]  # of one training step
+    held_out_loss: Tensor  # *sum* of losses, nats; takes ``held_out_feeds``
+    evaluation_batch: int  # windows evaluated together
     reports: Mapping[str, Tensor] = field(default_factory=dict)
-    feeds: tuple[str, ...] = ()
-    held_out_feeds: tuple[str, ...] = ()
+    feeds: tuple[str, ...] = ()  # names of the placeholders of a training step
+    held_out_feeds: tuple[str, ...] = ()  # and of an evaluation
     finite: Tensor | None = None
 
     @property
@@ -92,19 +84,9 @@ def assemble(
         with graph.scope(reuse=True):
             held_out = held_out_loss(evaluated)
         rate = identity(rates[0])  # one more node, so that a fetched rate has its own name
-    loss = found.pop("loss")
+    loss, names = found.pop("loss"), (tuple(fed), tuple(evaluated))
     return TrainingGraph(
-        graph,
-        config,
-        loss,
-        rate,
-        updates,
-        held_out,
-        evaluation_batch,
-        found,
-        tuple(fed),
-        tuple(evaluated),
-        optimizer.finite,
+        graph, config, loss, rate, updates, held_out, evaluation_batch, found, *names, optimizer.finite
     )
 
 
@@ -132,33 +114,23 @@ def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
 
 
 def build_optimizer(settings: OptimizerSettings, storage: str, rates: list[Tensor]) -> optimize.Optimizer:
-    """The optimizer that the settings describe.
-
-    Args:
-        settings: Name and numbers.
-        storage: Layout rules of the slots, or empty.
-        rates: The tensor of the learning rate is appended when the optimizer is used.
-    """
+    """The optimizer that the settings describe; its use appends the tensor of the learning rate to ``rates``."""
     schedule = schedules.parse_schedule(settings.learning_rate)
 
     def recorded(step: Tensor) -> Tensor:
         rates.append(schedule(step))
         return rates[-1]
 
-    s, kept, clip = settings, storage or None, settings.clip_norm
+    s, adam = settings, (settings.beta1, settings.beta2, settings.epsilon)
+    shared: dict[str, Any] = {"clip_norm": s.clip_norm, "storage": storage or None}
     if s.name == "sgd":
-        return optimize.SGD(recorded, clip_norm=clip)
+        return optimize.SGD(recorded, clip_norm=s.clip_norm)
     if s.name == "momentum":
-        return optimize.Momentum(recorded, s.beta1, clip_norm=clip, storage=kept)
+        return optimize.Momentum(recorded, s.beta1, **shared)
     if s.name == "adafactor":
-        return optimize.Adafactor(
-            recorded,
-            decay_exponent=s.decay_exponent,
-            clip_norm=clip,
-            multiply_by_parameter_scale=s.relative_step,
-            storage=kept,
-        )
+        shared |= {"decay_exponent": s.decay_exponent, "multiply_by_parameter_scale": s.relative_step}
+        return optimize.Adafactor(recorded, **shared)
     if s.name == "adam":
-        return optimize.Adam(recorded, s.beta1, s.beta2, s.epsilon, clip_norm=clip, storage=kept)
+        return optimize.Adam(recorded, *adam, **shared)
     decaying = optimize.LAMB if s.name == "lamb" else optimize.AdamW
-    return decaying(recorded, s.beta1, s.beta2, s.epsilon, s.weight_decay, clip_norm=clip, storage=kept)
+    return decaying(recorded, *adam, s.weight_decay, **shared)

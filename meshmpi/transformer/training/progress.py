@@ -112,12 +112,8 @@ class Progress(Observer):
     """Prints and records what a run does.
 
     Args:
-        settings, folder, mesh: Those of the run.
-        live: Prints the lines, and draws the moving one.
         tokens: Tokens that one step learns from.
-        extras: Runs what may fail: the files of TensorBoard.
-        fastest: Seconds of one step if this machine did nothing but its fastest matrix products;
-            None: not known.
+        fastest: Seconds of one step if this machine did nothing but its fastest matrix products, if known.
     """
 
     def __init__(
@@ -205,34 +201,25 @@ class Progress(Observer):
             self._record(**measures)
 
     def on_end(self, stopped_by: str) -> None:
+        """Closes the files, and draws loss.png unless the run was stopped."""
+        self.on_failure(None)
+        if self._first and self._settings.train.plot and not stopped_by:
+            self._extras("loss curve", self._draw)
+
+    def on_failure(self, error: BaseException | None) -> None:
         self._live.clear()
         if self._writer is not None:
             self._writer.close()
         if self._events is not None:
             self._extras("TensorBoard", self._events.close)
 
-    def on_failure(self, error: BaseException) -> None:
-        self.on_end("")
+    def _draw(self) -> None:
+        s, path = self._settings, self._folder / "loss.png"
+        plot_losses(read_metrics(self._folder), path, title=s.title, baselines=s.baselines)
+        self._live.say(f"drew {path}")
 
 
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-class LossCurve(Observer):
-    """Draws loss.png at the end of a run that was not stopped, on rank 0."""
-
-    def __init__(self, settings: Settings, folder: Path, rank: int, say: Callable[[str], None], extras: Extras) -> None:
-        self._settings, self._folder, self._say, self._extras = settings, folder, say, extras
-        self._draws = rank == 0 and settings.train.plot
-
-    def on_end(self, stopped_by: str) -> None:
-        if self._draws and not stopped_by:
-            self._extras("loss curve", self._draw)
-
-    def _draw(self) -> None:
-        s, path = self._settings, self._folder / "loss.png"
-        plot_losses(read_metrics(self._folder), path, title=s.title, baselines=s.baselines)
-        self._say(f"drew {path}")

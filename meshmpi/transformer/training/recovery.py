@@ -31,10 +31,10 @@ from meshmpi.transformer.training.observer import Interrupted
 from meshmpi.transformer.training.settings import MeshSettings, Settings
 from meshmpi.transformer.training.setup import chosen_layout, mesh_shape
 from meshmpi.transformer.training.signals import StopSignals
-from meshmpi.transformer.training.trainer import Initialize, Trainer, ready, run_trainer
+from meshmpi.transformer.training.trainer import Initialize, Resume, Trainer, run_trainer
 
-BATCH = "batch"
-Resume = bool | str | os.PathLike[str]
+Begin = Callable[[Mesh, Resume | Initialize], Trainer]
+"""Makes a trainer on a mesh that goes on from there."""
 
 
 class Checkpoints:
@@ -59,22 +59,15 @@ def _made_at(path: Path) -> tuple[int, int]:
 
 
 def next_mesh(settings: MeshSettings, wanted: MeshShape, ranks: int) -> MeshShape:
-    """The mesh for this number of ranks in place of ``wanted``, see `smaller_mesh`."""
-    split = Layout(chosen_layout(settings, wanted)).axes(BATCH)
+    """The mesh for ``ranks`` in place of ``wanted``, see `smaller_mesh`."""
+    split = Layout(chosen_layout(settings, wanted)).axes("batch")
     return smaller_mesh(wanted, ranks, tuple(a for a in wanted.names if a not in split))
 
 
 def train_on_survivors(
-    settings: Settings,
-    folder: str | os.PathLike[str],
-    resume: Resume,
-    say: Callable[[str], None],
-    make: Callable[[Mesh], Trainer],
-    initialize: Initialize | None,
+    settings: Settings, folder: str | os.PathLike[str], resume: Resume, say: Callable[[str], None], begin: Begin
 ) -> Result:
-    """Trains on all ranks of this job, without those that are lost on the way.  Collective.
-
-    The arguments are those of `run.train`; ``make`` makes the trainer on a mesh.
+    """Trains on all ranks of this job, without those that are lost on the way; arguments as `run.train`.  Collective.
 
     Raises:
         ConfigError: This MPI job would not outlive a rank.
@@ -82,7 +75,7 @@ def train_on_survivors(
     with StopSignals():
         survivors = Survivors()
         wanted = mesh_shape(settings.mesh, survivors.size)
-        run = _Run(settings, Path(folder), resume, say, make, initialize, survivors)
+        run = _Run(settings, Path(folder), resume, say, begin, survivors)
         while True:
             shape = next_mesh(settings.mesh, wanted, survivors.size)
             result = run.attempt(wanted if run.first else shape)
@@ -92,7 +85,7 @@ def train_on_survivors(
             bits = survivors.agree(bits)
             if bits & FINISHED:
                 # A rank to spare has no result of its own.
-                return result or Result(0, None, None, None, "", "" if bits & TO_THE_END else "another rank")
+                return result or Result(stopped_by="" if bits & TO_THE_END else "another rank")
             run.lost += survivors.shrink()
 
 
@@ -138,12 +131,11 @@ class _Run:
         folder: Path,
         resume: Resume,
         say: Callable[[str], None],
-        make: Callable[[Mesh], Trainer],
-        initialize: Initialize | None,
+        begin: Begin,
         survivors: Survivors,
     ) -> None:
         self._settings, self._folder, self._resume, self._say = settings, folder, resume, say
-        self._make, self._initialize, self._survivors = make, initialize, survivors
+        self._begin, self._survivors = begin, survivors
         self._made = Checkpoints(folder / "checkpoints")
         self._attempts = 0
         self._held: list[_Held] = []
@@ -194,10 +186,7 @@ class _Run:
         self.lost = []
 
     def _put_back(self, shape: MeshShape) -> None:
-        """Restores files lost with a rank from the copies that ranks to spare keep.  Collective.
-
-        The ranks of the next mesh do the same among themselves when they load.
-        """
+        """Restores lost files from copies of ranks to spare, as the ranks of the next mesh do when they load."""
         where, survivors = self._settings.checkpoint.partner, self._survivors
         if self._source is not None or not where or survivors.size == shape.size:
             return
@@ -219,7 +208,7 @@ class _Run:
         if self._source is not None:
             resume = self._take_over
         try:
-            trainer = ready(self._make(mesh), resume, self._initialize)
+            trainer = self._begin(mesh, resume)
         except Interrupted:
             if self._source is not None:
                 self._take_over(None, stops=True)
@@ -248,11 +237,8 @@ class _Run:
         self._held = [held for held in self._held if held.trainer is not None]
 
     def _checkpoint(self) -> Resume:
-        """Where to go on otherwise: the newest checkpoint that this run made, or the beginning.
-
-        Older ones in the folder may be later steps of another training.
-        """
-        made = self._made.newest()
+        """Where to go on otherwise: the newest checkpoint that this run made, or the beginning."""
+        made = self._made.newest()  # older ones in the folder may be later steps of another training
         if made is None:
             return self._resume
         return True if isinstance(self._resume, bool) else made

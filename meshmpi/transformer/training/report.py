@@ -20,7 +20,7 @@ from meshmpi.planner.report import fit_line, memory_lines, network_lines, time_l
 from meshmpi.planner.timing import predict_time
 from meshmpi.runtime.compiled import memory_plan
 from meshmpi.transformer.models import TransformerConfig
-from meshmpi.transformer.tasks.registry import task_class
+from meshmpi.transformer.tasks.registry import build_training_graph, chosen
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import chosen_layout, mesh_shape
 
@@ -35,13 +35,11 @@ def plan_report(settings: Settings, program: bool = False, machine: str = "", ra
     Args:
         settings: Settings of the run.
         program: Whether to include the text of the program.
-        machine: Name or file of a machine, to predict times; empty: this host, if it was measured for
-            that mesh.
+        machine: Name or file of a machine, to predict times; empty: this host, if it was measured for that mesh.
         ranks: Ranks of the job, where the settings give no mesh.
     """
     began = time.perf_counter()
-    task = task_class(settings.task)
-    config = task.transformer(settings, task.vocabulary_size(settings))
+    task, config = chosen(settings)
     mesh = mesh_shape(settings.mesh, ranks)
     layout, built = chosen_layout(settings.mesh, mesh), task.build(settings, config)
     known = find_machine(machine, mesh)
@@ -104,8 +102,7 @@ def search_report(
         ConfigError: No machine is given, and this host was not measured; the mesh has another
             number of ranks; no time, or no axis.
     """
-    task = task_class(settings.task)
-    config = task.transformer(settings, task.vocabulary_size(settings))
+    _, config = chosen(settings)
     shapes = _only_mesh(settings, ranks)
     known = find_machine(machine, shapes[0] if shapes else mesh_shape(settings.mesh, ranks))
     if known is None:
@@ -139,7 +136,7 @@ def _screen(settings: Settings, config: TransformerConfig, machine: Machine, lim
 
     def step(slots: str) -> Step:
         mesh = dataclasses.replace(settings.mesh, optimizer_storage=slots)
-        built = task_class(settings.task).build(dataclasses.replace(settings, mesh=mesh), config)
+        built = build_training_graph(dataclasses.replace(settings, mesh=mesh), config)
         return built.graph, built.fetches, built.updates
 
     return Screen(digest(*step("")), pricing(step, machine, limit))

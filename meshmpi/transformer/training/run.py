@@ -13,7 +13,7 @@ from meshmpi.transformer.training.recovery import train_on_survivors
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import make_mesh
 from meshmpi.transformer.training.signals import StopSignals
-from meshmpi.transformer.training.trainer import Initialize, Trainer, ready, run_trainer
+from meshmpi.transformer.training.trainer import Initialize, Resume, Trainer, ready, run_trainer
 
 
 def train(
@@ -21,7 +21,7 @@ def train(
     folder: str | os.PathLike[str],
     *,
     mesh: AnyMesh | None = None,
-    resume: bool | str | os.PathLike[str] = False,
+    resume: Resume = False,
     say: Callable[[str], None] = print,
     task: type[Task] | None = None,
     initialize: Initialize | None = None,
@@ -41,11 +41,11 @@ def train(
         observers: Called at every step, evaluation, save and failure, on all ranks; see `Observer`.
     """
 
-    def make(on: AnyMesh) -> Trainer:
-        return Trainer(settings, on, folder, say, task, observers)
+    def begin(on: AnyMesh, source: Resume | Initialize) -> Trainer:
+        return ready(Trainer(settings, on, folder, say, task, observers), source, initialize)
 
     if settings.mesh.recover and mesh is None:
-        return train_on_survivors(settings, folder, resume, say, make, initialize)
+        return train_on_survivors(settings, folder, resume, say, begin)
     with StopSignals():
         on = make_mesh(settings.mesh) if mesh is None else mesh
-        return run_trainer(on, folder, say, lambda: ready(make(on), resume, initialize))
+        return run_trainer(on, folder, say, lambda: begin(on, resume))

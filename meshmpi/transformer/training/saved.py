@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshmpi import checkpoint
-from meshmpi.api import compile as compile_step
 from meshmpi.checkpoint.tools import checkpoints_of
 from meshmpi.errors import CheckpointError
 from meshmpi.runtime.mesh_protocol import AnyMesh
@@ -17,7 +16,7 @@ from meshmpi.transformer.tasks.registry import task_class
 from meshmpi.transformer.text.base import Vocabulary
 from meshmpi.transformer.text.vocabulary import restore_vocabulary
 from meshmpi.transformer.training.config import from_dict
-from meshmpi.transformer.training.evaluation import Evaluation, Evaluator, Sample
+from meshmpi.transformer.training.evaluation import Evaluation, Sample
 from meshmpi.transformer.training.settings import Settings
 
 
@@ -51,12 +50,7 @@ def evaluate_run(
 ) -> tuple[Evaluation, Sample]:
     """The held-out loss of a trained model, and the sample that its task shows.  Collective.
 
-    Args:
-        saved: The run.
-        settings: Its settings, some perhaps changed (as the number of sentences for BLEU).
-        mesh: A Mesh, or a SimulatedMesh; it need not be that of the training.
-        layout: Computation layout.
-        say: Takes lines of progress.
+    Settings may have changed (as the number of sentences for BLEU), and so may mesh and layout.
 
     Raises:
         CheckpointError: The data are not those of the training, or the checkpoint is damaged.
@@ -68,11 +62,6 @@ def evaluate_run(
             " lead to now: a file has changed, or a collection was fetched again.",
             "Evaluate where it was trained, or train again.",
         )
-    built, storage, seed = task.build(settings, task.config), settings.mesh.storage or None, settings.train.seed
-    fetches = [built.held_out_loss]
-    step = compile_step(built.graph, mesh, layout, fetches=fetches, updates=[], storage=storage, seed=seed)
-    checkpoint.load(saved.manifest, step.variables, extra=True)
-    evaluator = Evaluator(
-        step, built.held_out_feeds, lambda rows: task.held_out(built.evaluation_batch, rows), task.evaluation
-    )
-    return evaluator.evaluate(settings.evaluate.final_windows), task.sample(step.variables, layout)
+    evaluator = task.evaluator(task.build(settings, task.config), layout)
+    checkpoint.load(saved.manifest, evaluator.variables, extra=True)
+    return evaluator.evaluate(settings.evaluate.final_windows), task.sample(evaluator.variables, layout)

@@ -40,16 +40,14 @@ class Saves:
         self._unproven = False
 
     def save(self, step: int, about: Mapping[str, Any], background: bool, finite: bool = True) -> Path | None:
-        """Writes a checkpoint; the one before must be complete, and replicas must be equal.
+        """Writes a checkpoint after ``step`` steps; the one before must be complete, and replicas must be equal.
 
         The new checkpoint may be poisoned; only a finite step from it proves that it is not.  So the last
-        proven one is kept as well until `proven`.
+        proven one is kept as well until `proven`, and none is dropped unless the last step was ``finite``.
 
         Args:
-            step: Training steps done.
             about: Plain values for the manifest.
             background: Whether to return, without a folder, when variables are copied; needs the setting.
-            finite: Whether the last step was; if not, or if there was none, no checkpoint is dropped.
         """
         self._began = time.perf_counter()
         keep = max(self._keep, 2) if self._keep and finite else 0

@@ -75,9 +75,6 @@ class CheckedArray:
     """Numbers of one file, as an array of one dimension; indexing checks the pieces that it touches.
 
     Args:
-        place: Where the file is.
-        name: Name of the file.
-        data: Its bytes.
         expected: The hashes of its pieces, 16 hexadecimal digits each.
         dtype: Type of the numbers; their size divides that of a piece.
     """

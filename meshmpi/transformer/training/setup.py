@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,15 +17,13 @@ from meshmpi.runtime.world import world_size
 from meshmpi.transformer.training.corpora import NAMED
 from meshmpi.transformer.training.data import Dataset, prepare
 from meshmpi.transformer.training.lock import renamed
+from meshmpi.transformer.training.metrics import write_document
 from meshmpi.transformer.training.settings import DataSettings, MeshSettings, Settings
-
-DEFAULT_AXIS = "all"
-"""Name of the axis of the mesh that is used when none is given."""
 
 
 def mesh_shape(settings: MeshSettings, ranks: int) -> MeshShape:
     """The mesh asked for; by default all ranks on one axis."""
-    return MeshShape(settings.shape or f"{DEFAULT_AXIS}:{ranks}")
+    return MeshShape(settings.shape or f"all:{ranks}")
 
 
 def chosen_layout(settings: MeshSettings, mesh: MeshShape) -> str:
@@ -49,14 +46,18 @@ def prepare_data(settings: DataSettings, mesh: AnyMesh, say: Callable[[str], Non
     if note:
         say(note)
     dataset = _prepare(settings, corpus)
-    digests = gathered(mesh, dataset.digest)
-    other = next((r for r, d in enumerate(digests) if d != digests[0]), 0)
-    if other:
-        raise DataError(
-            f"rank 0 and rank {other} read different texts for corpus '{corpus}'.",
-            "Give every node the same file, or empty the cache of the node that differs.",
-        )
+    check_equal(mesh, dataset.digest, f"texts for corpus '{corpus}'")
     return dataset
+
+
+def check_equal(mesh: AnyMesh, digest: str, what: str) -> None:
+    """Raises DataError where ranks have read different data.  Collective."""
+    digests = gathered(mesh, digest)
+    if other := next((r for r, d in enumerate(digests) if d != digests[0]), 0):
+        raise DataError(
+            f"rank 0 and rank {other} read different {what}.",
+            "Give every node the same files, or empty the cache of the node that differs.",
+        )
 
 
 def available_data(settings: DataSettings) -> tuple[Dataset, str, str]:
@@ -79,11 +80,7 @@ def _prepare(settings: DataSettings, corpus: str) -> Dataset:
 
 
 def set_aside(folder: str | os.PathLike[str]) -> Path | None:
-    """Renames the folder of an earlier run, so that a new one does not mix with it.
-
-    Returns:
-        Its new name, or None where there was no earlier run.
-    """
+    """Renames the folder of an earlier run, so that a new one does not mix with it; its new name, or None."""
     folder = Path(folder)
     if not checkpoint.find(folder / "checkpoints") and not list(folder.glob("metrics-*.jsonl")):
         return None
@@ -97,6 +94,4 @@ def set_aside(folder: str | os.PathLike[str]) -> Path | None:
 
 def write_settings(settings: Settings, folder: str | os.PathLike[str]) -> None:
     """Writes all settings of a run into ``settings.json`` of its folder, for people to read."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    text = json.dumps(asdict(settings), indent=2)
-    Path(folder, "settings.json").write_text(f"{text}\n", encoding="utf-8")
+    write_document(Path(folder, "settings.json"), asdict(settings))

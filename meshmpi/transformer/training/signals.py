@@ -1,8 +1,8 @@
 """Signals that ask a run to stop: noted when they arrive, acted on where the run can be left.
 
-Batch systems send SIGTERM before they kill, and SIGUSR1 when asked to warn earlier; Ctrl-C is SIGINT.
-Further SIGTERM and SIGUSR1 change nothing (Slurm sends them twice); a second SIGINT ends at once.
-A launching process forwards all of them as SIGUSR1, and writes the name of the original into a file.
+Batch systems send SIGTERM before they kill, and SIGUSR1 when asked to warn earlier.  Repeated ones change nothing
+(Slurm sends them twice), but a second SIGINT ends at once.  A launching process forwards all of them as SIGUSR1, and
+writes the name of the original into a file.
 """
 
 from __future__ import annotations
@@ -61,14 +61,10 @@ def _origin(name: str) -> str:
 
 
 class StopSignals:
-    """While it is open, the signals are noted; afterwards they act as before.  May be nested.
-
-    Attributes:
-        name: Name of the first signal that arrived, such as "SIGTERM"; empty before.
-    """
+    """While it is open, the signals are noted; afterwards they act as before.  May be nested."""
 
     def __init__(self) -> None:
-        self.name = ""
+        self.name = ""  # of the first signal that arrived, such as "SIGTERM"
         self._interrupted = False
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -125,12 +121,9 @@ def blocked_prefix() -> list[str]:
 
     Empty where ``env`` cannot block signals; GNU's can from 8.31 on.
     """
-    names = ",".join(s.name.removeprefix("SIG") for s in STOP_SIGNALS)
-    prefix = ["env", f"--block-signal={names}"]
-    if not sys.platform.startswith("linux"):
-        return []
     import subprocess
 
+    prefix = ["env", f"--block-signal={','.join(s.name.removeprefix('SIG') for s in STOP_SIGNALS)}"]
     try:
         done = subprocess.run([*prefix, "true"], capture_output=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -163,8 +156,7 @@ def _watch(reading: int) -> None:
 def handing_on(run: Path | None) -> Iterator[dict[str, str]]:
     """While it is open, this process waits for a job and tells it which signal came; ranks use `described`.
 
-    Args:
-        run: Folder of the run; all hosts find the file next to it.  None: only this host does.
+    All hosts find the file next to the folder of the run; without one only this host does.
 
     Yields:
         Variables for the environment of the ranks.

@@ -1,11 +1,11 @@
-"""When a run must stop: at a signal to any rank, or before its time is over.
+"""When a run must stop: at a signal to any rank, or before its time, by its setting or its Slurm job, is over.
 
-The time limit is the run's own setting or that of its Slurm job; a run stops while there is time for
-one more step and for saving.  All ranks decide alike, at places that all of them reach.
+There is then time for one more step and for saving.  All ranks decide alike, at places that all of them reach.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -35,7 +35,7 @@ class TimeLimit:
     """The end of the time that a run has.
 
     Args:
-        seconds: From now; None: no limit.
+        seconds: From now; infinity: no limit.
         name: What sets it, for the message.
         save: Seconds that the first save may take, before one was measured.
 
@@ -44,8 +44,8 @@ class TimeLimit:
             requeued for ever.
     """
 
-    def __init__(self, seconds: float | None = None, name: str = "", save: float = 0.0) -> None:
-        self._end = None if seconds is None else time.monotonic() + seconds
+    def __init__(self, seconds: float = math.inf, name: str = "no time limit", save: float = 0.0) -> None:
+        self._end = time.monotonic() + seconds
         self._name, self._save, self._step, self._measured = name, save, 0.0, False
         self.counts = False
 
@@ -62,14 +62,13 @@ class TimeLimit:
 
     def reached(self) -> str:
         """Why the run must stop now, or empty."""
-        if self._end is None or not self.counts:
-            return ""
         left = self._end - time.monotonic()
-        return f"{self._name}, which leaves {max(0.0, left):.0f} s" if left <= self.margin else ""
+        must = self.counts and left <= self.margin
+        return f"{self._name}, which leaves {max(0.0, left):.0f} s" if must else ""
 
     def __str__(self) -> str:
-        if self._end is None:
-            return "no time limit"
+        if self._end == math.inf:
+            return self._name
         minutes, seconds = divmod(round(max(0.0, self._end - time.monotonic())), 60)
         left = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
         return f"{self._name} leaves {left}; the run stops {self.margin:.0f} s or more before"
@@ -82,16 +81,13 @@ def find_limit(setting: str, save_bytes: float = 0.0) -> TimeLimit:
         setting: As `seconds_of`, counted from the start of the process; empty: none.
         save_bytes: Size of a checkpoint of this process.
     """
-    found = []
+    found = [(math.inf, "no time limit")]
     if setting:
         found.append((seconds_of(setting) - process_age(), f"train.time_limit of {setting}"))
     left = slurm_seconds_left()
     if left is not None:
         found.append((left, f"the time limit of Slurm job {os.environ['SLURM_JOB_ID']}"))
-    if not found:
-        return TimeLimit()
-    seconds, name = min(found)
-    return TimeLimit(seconds, name, save_bytes / SAVE_BYTES_PER_SECOND)
+    return TimeLimit(*min(found), save_bytes / SAVE_BYTES_PER_SECOND)
 
 
 def seconds_of(text: str) -> float:
@@ -109,15 +105,11 @@ def seconds_of(text: str) -> float:
 
 
 def slurm_seconds_left() -> float | None:
-    """Seconds until the time limit of the Slurm job of this process; None: no job, or no limit.
-
-    ``squeue`` is asked first, since a limit may have been changed after the start; if it does not
-    answer, the variable of the job is used.
-    """
+    """Seconds until the time limit of the Slurm job of this process; None: no job, or no limit."""
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
         return None
-    asked = squeue("-h", "-j", job, "-o", "%L")
+    asked = squeue("-h", "-j", job, "-o", "%L")  # first: a limit may have been changed after the start
     answer = "" if asked is None else asked.stdout.strip()
     if re.fullmatch(r"[\d:-]*\d", answer):
         return slurm_duration(answer)
@@ -182,9 +174,9 @@ class Stopping(Observer):
 
 def _reason(reasons: Sequence[str]) -> str:
     """The reason of the launching process, or of the first rank that has one."""
-    launching = next((reason for reason in reasons if reason.endswith(signals.AT_LAUNCH)), "")
-    if launching:
-        return launching
+    for reason in reasons:
+        if reason.endswith(signals.AT_LAUNCH):
+            return reason
     rank = next(r for r, reason in enumerate(reasons) if reason)
     by_signal = len(reasons) > 1 and reasons[rank].startswith("SIG")
     return reasons[rank] + (f" on rank {rank}" if by_signal else "")

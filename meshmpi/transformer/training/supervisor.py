@@ -55,7 +55,7 @@ def parse_hosts(text: str, ranks: int) -> list[Host]:
 
 
 def joined(hosts: Sequence[Host]) -> str:
-    """The reverse of `parse_hosts`."""
+    """The text that `parse_hosts` reads."""
     return ",".join(f"{h.name}:{h.ranks}" for h in hosts)
 
 
@@ -67,12 +67,9 @@ class Supervisor:
     """Runs a training until it ends by itself.
 
     Args:
-        settings, folder: Those of the run.
-        ranks: Ranks of the first start.
-        hosts: Hosts to start on; empty: this one, or those of the batch system.
+        hosts: Hosts of the first start; empty: this one, or those of the batch system.
         resume: Value of --resume in the first start.
         start: Runs the job once.
-        say: Takes lines.
     """
 
     def __init__(
@@ -100,26 +97,24 @@ class Supervisor:
                 return status
             made, newest = newest, self._made.newest()
             fruitless = fruitless + 1 if newest == made else 0
-            what, why = f"the job died (exit status {status})", ""
+            what = f"the job died (exit status {status})"
             if fruitless >= MOST_FRUITLESS:
-                why = f", {fruitless} times without a new checkpoint"
+                what += f", {fruitless} times without a new checkpoint"
             elif not left:
-                why = f"; no restart is left (--restarts {restarts})"
+                what += f"; no restart is left (--restarts {restarts})"
             elif (lost := self._drop_lost_hosts()) and not self._hosts:
-                why = "; no host answers"
+                what += "; no host answers"
             else:
                 more = self._arguments(newest)
                 self._report_restart(what, lost, newest, left - 1)
-            if why:
-                self._say(f"{what}{why}: given up")
-                return status or 1
-        raise AssertionError("the loop returns")
+                continue
+            break
+        self._say(f"{what}: given up")
+        return status or 1
 
     def _drop_lost_hosts(self) -> list[Host]:
-        if not self._hosts:
-            return []
-        with ThreadPoolExecutor(len(self._hosts)) as pool:
-            answers = list(pool.map(lambda h: answering(h.name), self._hosts))
+        with ThreadPoolExecutor(max(1, len(self._hosts))) as pool:
+            answers = pool.map(answering, [h.name for h in self._hosts])
         lost = [h for h, answers_ in zip(self._hosts, answers, strict=True) if not answers_]
         self._hosts = [h for h in self._hosts if h not in lost]
         ranks = sum(h.ranks for h in self._hosts)

@@ -19,7 +19,7 @@ from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.transformer.tasks.base import Task
 from meshmpi.transformer.tasks.registry import task_class
-from meshmpi.transformer.training.evaluation import BlockFeeder, Evaluation, Evaluator, Sample
+from meshmpi.transformer.training.evaluation import BlockFeeder, Evaluation, Sample
 from meshmpi.transformer.training.guard import Guard
 from meshmpi.transformer.training.lock import held
 from meshmpi.transformer.training.loop import Loop, Result
@@ -27,7 +27,7 @@ from meshmpi.transformer.training.measured import Measured
 from meshmpi.transformer.training.metrics import check_tensorboard
 from meshmpi.transformer.training.model import TrainingGraph
 from meshmpi.transformer.training.observer import Interrupted, Observer
-from meshmpi.transformer.training.progress import Extras, LiveLine, LossCurve, Progress
+from meshmpi.transformer.training.progress import Extras, LiveLine, Progress
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import chosen_layout, set_aside, write_settings
 from meshmpi.transformer.training.stopping import Stopping, find_limit
@@ -37,16 +37,7 @@ OVERLAP = {"auto": None, "on": True, "off": False}
 
 
 class Trainer(Loop):
-    """A training run of a Transformer.
-
-    Args:
-        settings: Settings of the run.
-        mesh: A Mesh, or a SimulatedMesh.
-        folder: Folder of the run: checkpoints, metrics and the loss curve.
-        say: Takes lines of progress, on rank 0 only.
-        task: What the model learns; default: the setting ``task``.
-        observers: Further observers of the run.
-    """
+    """A training run of a Transformer; the arguments are those of `run.train`."""
 
     def __init__(
         self,
@@ -69,7 +60,7 @@ class Trainer(Loop):
         if settings.train.tensorboard:
             check_tensorboard()
         phase("compile")
-        built, step = self._compiled(settings, mesh, layout, stop)
+        built, step = self._compiled(settings, mesh, layout)
         fetches = {"loss": built.loss, "learning_rate": built.learning_rate, **built.reports}
         super().__init__(settings, step, fetches, layout, folder, say, stop)
         tokens, parameters = self.task.tokens_per_step, self.task.parameter_count(self.task.config)
@@ -81,7 +72,6 @@ class Trainer(Loop):
             measured,
             *observers,
             self._guard,
-            LossCurve(settings, folder, mesh.rank, say, extras),
         ]
         self._report_start(parameters, time.perf_counter() - began)
         measured.introduce()
@@ -89,11 +79,10 @@ class Trainer(Loop):
         stop.limit = from_first(mesh, lambda: find_limit(settings.train.time_limit, variable_bytes))
         stop.check()
 
-    def _compiled(self, s: Settings, mesh: AnyMesh, layout: str, stop: Stopping) -> tuple[TrainingGraph, CompiledStep]:
+    def _compiled(self, s: Settings, mesh: AnyMesh, layout: str) -> tuple[TrainingGraph, CompiledStep]:
         """The graph and the training step; the evaluation shares the variables of the step."""
         task = self.task
         built = task.build(s, task.config)
-        storage, seed = s.mesh.storage or None, s.train.seed
         step = compile_step(
             built.graph,
             mesh,
@@ -103,27 +92,11 @@ class Trainer(Loop):
             overlap=OVERLAP[s.mesh.overlap],
             memory_limit=s.mesh.memory_limit or None,
             atomic=s.mesh.recover,
-            storage=storage,
-            seed=seed,
-        )
-        evaluation = compile_step(
-            built.graph,
-            mesh,
-            layout,
-            fetches=[built.held_out_loss],
-            updates=[],
-            variables=step.variables,
-            storage=storage,
-            seed=seed,
+            storage=s.mesh.storage or None,
+            seed=s.train.seed,
         )
         self._batches, self._feeder = task.batches(), BlockFeeder(step, built.feeds)
-        self._evaluator = Evaluator(
-            evaluation,
-            built.held_out_feeds,
-            lambda rows: task.held_out(built.evaluation_batch, rows),
-            task.evaluation,
-            stop.check,
-        )
+        self._evaluator = task.evaluator(built, layout, step.variables)
         return built, step
 
     def _report_start(self, parameters: int, seconds: float) -> None:
@@ -166,20 +139,14 @@ class Trainer(Loop):
 
 Initialize = Callable[[Trainer], None]
 """Gives a new trainer other initial values, or those to go on from."""
+Resume = bool | str | os.PathLike[str]
+"""Whether to go on from the newest checkpoint, or the one to go on from."""
 
 
-def ready(
-    trainer: Trainer, resume: bool | str | os.PathLike[str] | Initialize, initialize: Initialize | None
-) -> Trainer:
-    """Prepares variables and folder of a trainer for its first step.  Collective.
-
-    Args:
-        trainer: A new one.
-        resume: As `run.train`; or a function that gives the trainer its variables.
-        initialize: As `run.train`.
-    """
+def ready(trainer: Trainer, resume: Resume | Initialize, initialize: Initialize | None) -> Trainer:
+    """Prepares variables and folder of a new trainer for its first step, as `run.train`.  Collective."""
     folder, mesh = trainer.folder, trainer.mesh
-    if callable(resume):
+    if callable(resume):  # it gives the trainer its variables
         resume(trainer)
     elif resume is False:
         old = from_first(mesh, lambda: set_aside(folder))
@@ -198,16 +165,12 @@ def ready(
 def run_trainer(
     mesh: AnyMesh, folder: str | os.PathLike[str], say: Callable[[str], None], make: Callable[[], Trainer]
 ) -> Result:
-    """Makes a trainer and runs it; it may be asked to stop at any time.  Collective.
-
-    Raises:
-        ConfigError: Another job writes the folder of the run.
-    """
+    """Makes a trainer and runs it; ConfigError where another job writes the folder of the run.  Collective."""
     with held(mesh, folder):
         try:
             trainer = make()
         except Interrupted as stop:
             if mesh.rank == 0:
                 say(f"stopped by {stop.reason} before the first step: there is nothing to save")
-            return Result(0, None, None, None, "", stop.reason)
+            return Result(stopped_by=stop.reason)
         return trainer.run()
