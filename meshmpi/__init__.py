@@ -1,7 +1,7 @@
 """meshmpi: named-tensor SPMD programs on MPI.  ``import meshmpi as mm``.
 
-Importing it changes nothing of the interpreter: no hook, no signal, no variable.  It neither imports
-mpi4py nor initialises MPI; a Mesh does.
+The import does not change the interpreter (no hooks, signals or variables). It neither imports mpi4py nor initialises
+MPI; making a Mesh does.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Sizes as text, and texts as sizes."""
+"""Converts sizes to text and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compile() and plan(): from a graph to something that runs, or to what it would cost."""
+"""compile() and plan(): from a graph to a step that runs, or to its cost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The command line.  A user's mistake ends in one message and exit status 1.
 
-Finds the command and runs it, on ranks that it starts if ``--ranks`` is given; the commands are in `meshmpi.commands`.
+Finds the command and runs it, on ranks that it starts if ``--ranks`` is given; the commands are in
+`meshmpi.commands`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every error meshmpi raises on purpose, and the one template their messages follow.
+"""All deliberate errors of meshmpi, and the template of their messages.
 
-A message says what is wrong, with names and numbers, then what would make it right; a last line says which tensor,
-made where, or which of the user's lines made the call.  Tracebacks are cut to the frames of the user's code.
+A message says what is wrong, with names and numbers, then the remedy; the last line says which tensor, made where, or
+which of the user's lines made the call. Tracebacks are cut to the frames of the user's code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which values a data type can keep: the one rule for first values, feeds and what is loaded."""
+"""Which values a data type can hold: one rule for initial values, feeds and loaded values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Is a layout right?  Reference mode, error bounds, and the comparison of layouts with one rank.
+"""Checks layouts: reference mode, error bounds, and the comparison of layouts with one rank.
 
-Runs programs; knows nothing of training, files or the command line.
+Runs programs; does not depend on training, files or the command line.
 """
 
 from meshmpi.checking.interpret import Computed, interpret

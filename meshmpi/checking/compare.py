@@ -1,4 +1,4 @@
-"""A tensor in a layout against what it must be: block by block, element by element."""
+"""Compares a tensor in a layout with its expected value, block by block and element by element."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which operation made the first NaN or infinity of a step: the step again, one instruction at a time.
+"""Finds the operation that made the first NaN or infinity of a step, by repeating the step instruction by instruction.
 
-The search goes back from wrong results over wrong inputs to an instruction whose inputs are in order.  NaN and +inf are
-wrong anywhere on this way; -inf is what masks are made of, so it is only followed from an instruction that made NaN or
-+inf of it.  A NaN that nobody uses, as `mm.where` leaves it out, is not on the way.
+The search goes back from wrong results over wrong inputs to an instruction with correct inputs. NaN and +inf count as
+wrong. -inf is followed only if an instruction made NaN or +inf from it, because masks consist of -inf. A NaN that
+nobody uses, such as the unused branch of `mm.where`, is not followed.
 """
 
 from __future__ import annotations

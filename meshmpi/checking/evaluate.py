@@ -1,6 +1,6 @@
-"""One instruction on whole arrays, by the NumPy kernels: they are what instructions mean.
+"""Computes one instruction on whole arrays with the NumPy kernels, which define every instruction.
 
-A mesh of one rank holds every value whole, so that arrays here are those of the graph's tensors.
+A mesh of one rank holds every value whole, so the arrays are the graph's tensors.
 """
 
 from __future__ import annotations

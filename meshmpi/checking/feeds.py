@@ -1,4 +1,4 @@
-"""Feeds for a graph whose user gave none: random, and legal as indices."""
+"""Makes feeds for a graph if the user gave none: random values, legal as indices."""
 
 from __future__ import annotations
 

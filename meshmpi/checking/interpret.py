@@ -1,8 +1,7 @@
-"""Reference mode: a graph computed op by op in one process, with places to look in.
+"""Reference mode: computes a graph op by op in one process, with prints and breakpoints.
 
-The program is the one that lowering makes for one rank in no layout, without any pass: an
-instruction or two for each operation, run by the NumPy kernels.  There is no second interpreter
-whose meaning could differ.
+The program is lowered for one rank without any pass: one or two instructions per operation, run by the NumPy kernels.
+There is no second interpreter whose meaning could differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every layout that a graph has on a mesh: which are legal, and why the others are not.
+"""Enumerates the layouts of a graph on a mesh: which are legal, and why the others are not.
 
 Names and integers only.
 """

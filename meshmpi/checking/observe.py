@@ -1,4 +1,4 @@
-"""A program run with eyes: after each instruction, the values it made, finished, on every rank."""
+"""Runs a program and shows an observer the values of each instruction, completed, on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checking layouts found: differences against bounds, the first operation that is wrong."""
+"""Results of checking layouts: differences against bounds, and the first wrong operation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""verify(): every layout computes what one rank does, or which operation does not.
+"""verify(): checks that every layout computes what one rank does, or names the operation that does not.
 
-A layout is run as lowered and as the passes leave it, by NumPy's kernels and by generated ones.  One rank computes
-every operation again from what the layout made of its inputs (`interpret`), with an error bound beside every value
-(`bounds`).  Every rank's block is compared with that, so replicas that differ are found as well.
+A layout runs as lowered and after the passes, with NumPy's kernels and with generated ones. One rank recomputes every
+operation from the inputs that the layout produced (`interpret`), with an error bound for every value (`bounds`).
+Every rank's block is compared with the result, so replicas that differ are found as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints: every rank writes what it holds; any mesh, layout or storage reads it back."""
+"""Checkpoints: every rank writes the blocks that it holds; any mesh, layout or storage layout can read them."""
 
 from meshmpi.checkpoint.background import BackgroundSaver
 from meshmpi.checkpoint.buddies import Buddies

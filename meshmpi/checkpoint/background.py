@@ -1,7 +1,7 @@
-"""Saving while the next steps run: blocks are copied, and a thread of each rank writes the copies.
+"""Background saves: a step copies its blocks, and a thread of each rank writes the copies.
 
-No thread calls MPI.  At the end of each step the ranks ask each other whether all files are on disk.  Then a thread of
-rank 0 writes the manifest and renames the folder; until all ranks have learned of it the checkpoint does not exist.
+The threads do not call MPI. At the end of each step the ranks agree on whether all files are on disk. Then a thread
+of rank 0 writes the manifest and renames the folder; the checkpoint exists once all ranks know of it.
 """
 
 from __future__ import annotations

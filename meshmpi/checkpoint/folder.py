@@ -1,7 +1,8 @@
-"""Which checkpoints in a folder count, and what killed jobs have left among them.
+"""Finds the valid checkpoints in a folder, and what killed jobs left behind.
 
-They are ordered by step.  When a run goes back, later ones must stop counting in the moment in which the next one gets
-its name: an empty file, written in advance, says which; after the rename they are moved into a folder of their own.
+Checkpoints are ordered by step. When a run goes back, later checkpoints must become invalid at the moment in which
+the next one is renamed: an empty file, written in advance, lists them; after the rename they are moved into a
+separate folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Loading: any mesh, layout and storage reads what any other wrote, each rank its own part.
+"""Loads a checkpoint of any mesh, layout and storage into any other; each rank reads its own part.
 
-Everything is read into memory of its own and verified; only when all ranks have all of it is it copied into variables.
-Where memory is short it is read twice instead.
+Everything is read into separate memory and verified; variables are overwritten only when all ranks have all of their
+data. If memory is short, the data are read twice instead.
 """
 
 from __future__ import annotations

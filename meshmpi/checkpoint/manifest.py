@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself.
+"""The manifest of a checkpoint.
 
-The manifest names every file with the hash of its header, which has the hashes of all blocks.  It says how tensors are
-split, so that its length grows with tensors and files, not with blocks.
+It lists every file with the hash of its header, which has the hashes of all blocks. It says how tensors are split, so
+its size grows with the number of tensors and files, not of blocks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which stored blocks make up a part of a tensor, and where each piece lies on both sides.
+"""Computes which stored blocks make up a part of a tensor, and the position of each piece on both sides.
 
-Loading, converting and handing over to another mesh ask this; files and ranks are not known here.
+Used for loading, converting and moving to another mesh; independent of files and ranks.
 """
 
 from __future__ import annotations

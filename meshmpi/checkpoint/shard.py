@@ -1,7 +1,7 @@
-"""The file that one rank writes: safetensors, whose header names the checkpoint and all hashes.
+"""The file that one rank writes: safetensors with the checkpoint's identity and all hashes in the header.
 
-A whole file of another checkpoint, step or rank is found out: its header says where it belongs, and the manifest has
-the hash of the header.  Source of the format: https://github.com/huggingface/safetensors.
+The header says where the file belongs, and the manifest has the header's hash; so a file of another checkpoint, step
+or rank is detected. Source of the format: https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations

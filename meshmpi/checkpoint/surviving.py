@@ -1,5 +1,6 @@
-"""Variables still in the memory of ranks when others are lost: are they all there, and how do they get to
-the ranks of another mesh?  Ranks are numbers of a communicator that is handed in.
+"""Moves variables from the memory of surviving ranks to the ranks of another mesh, if no block was lost.
+
+Ranks are numbers of a given communicator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Checkpoints outside of training: verify, compare, convert to another layout, export.
+"""Verifies, compares, converts and exports checkpoints outside of training.
 
-Works in one process without MPI, one tensor in memory at a time.
+Works in one process without MPI, with one tensor in memory at a time.
 """
 
 from __future__ import annotations

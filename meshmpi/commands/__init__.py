@@ -1,1 +1,1 @@
-"""Commands of the command line: a family a file, each with its `command.Command` objects in ``COMMANDS``."""
+"""Commands of the command line: one file per family, each with its `command.Command` objects in ``COMMANDS``."""

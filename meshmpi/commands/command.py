@@ -1,4 +1,4 @@
-"""A command of the command line, its arguments as rows, and those that several commands share."""
+"""The class of commands, their arguments as table rows, and the arguments that several commands share."""
 
 from __future__ import annotations
 

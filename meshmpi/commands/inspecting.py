@@ -1,4 +1,4 @@
-"""`meshmpi verify` and `meshmpi show`: is a layout right, and what does it look like."""
+"""`meshmpi verify` and `meshmpi show`: check a layout, and draw it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`meshmpi plan`, `search` and `calibrate`: what a step costs, its fastest layout, and what the machine can do."""
+"""`meshmpi plan`, `search` and `calibrate`: the cost of a step, its fastest layout, the speed of the machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`meshmpi score`, `generate` and `export`: what a trained model is used for.
+"""`meshmpi score`, `generate` and `export`: use a trained model.
 
-Turns arguments into calls of `meshmpi.transformer.pretrained` and prints what comes back.
+Turns arguments into calls of `meshmpi.transformer.pretrained` and prints the results.
 """
 
 from __future__ import annotations

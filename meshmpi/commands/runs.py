@@ -1,4 +1,4 @@
-"""`meshmpi status` and `compare`: what runs do, and a table of several."""
+"""`meshmpi status` and `compare`: the state of a run, and a table of several runs."""
 
 from __future__ import annotations
 

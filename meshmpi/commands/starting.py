@@ -1,4 +1,4 @@
-"""Starting a command again on several ranks, and ending it on all of them."""
+"""Restarts a command on several ranks, and ends it on all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`meshmpi train` and `sample`: a run, and what its model writes."""
+"""`meshmpi train` and `sample`: train a model, and generate text with it."""
 
 from __future__ import annotations
 

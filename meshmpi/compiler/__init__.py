@@ -1,1 +1,1 @@
-"""Graph, layout and mesh shape to a program; programs to better programs."""
+"""Lowers graph, layout and mesh shape to a program, and optimises programs."""

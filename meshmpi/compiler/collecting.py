@@ -1,4 +1,4 @@
-"""Compiling without garbage collection: it makes many small objects that live long, and hardly a cycle of them."""
+"""Disables garbage collection while compiling, which makes many small long-lived objects and hardly any cycles."""
 
 from __future__ import annotations
 

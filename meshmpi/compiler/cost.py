@@ -1,7 +1,7 @@
-"""Cost of a program for its busiest rank, or for any: FLOP, bytes sent, memory.
+"""Cost of a program for its busiest rank or for any rank: FLOP, bytes sent, memory.
 
-Every number is a property of instructions and types; the executors account for the same formulas on
-real arrays, so predicted and accounted figures agree exactly.  Measured they are not.
+Every number follows from instructions and types. The executors account for the same formulas on real arrays, so
+predicted and accounted figures agree exactly. They are not measurements.
 """
 
 from __future__ import annotations

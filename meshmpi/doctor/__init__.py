@@ -1,5 +1,5 @@
-"""What is wrong with this machine, for programs of meshmpi: `meshmpi doctor`.
+"""`meshmpi doctor`: what is wrong with this machine for programs of meshmpi.
 
-`facts` are gathered first, in processes of their own and under time limits, since whatever is asked may be broken;
-`checks` turn facts into findings.  Nothing here imports NumPy, mpi4py or another package in the reporting process.
+First `facts` are gathered in separate processes with time limits, because any part may be broken; then `checks` turn
+facts into findings. The reporting process imports neither NumPy nor mpi4py nor other packages.
 """

@@ -1,4 +1,4 @@
-"""Pictures that matplotlib paints when they are written or shown; as text they need nothing."""
+"""Pictures: matplotlib paints them when they are written or shown; as text they need nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A program as a column of boxes, with collectives coloured by the mesh axes they run over.
+"""Draws a program as a column of boxes, with collectives coloured by their mesh axes.
 
-A box is an instruction, or consecutive instructions of one scope; so it depends only on boxes before it.
-A collective is written out with kind, axes and bytes, so that no reader needs the colours.
+A box is an instruction, or consecutive instructions of one scope, so it depends only on boxes before it. A collective
+is written with kind, axes and bytes, so that no reader needs the colours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One HTML page about a program: what it costs, who holds what, what is sent where, its text.
+"""One HTML page about a program: its cost, which rank holds what, its traffic, its text.
 
-The page needs no other file: it can be sent by mail and opened on a machine without network.
+The page is one file without external resources.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a process reads and writes: private folders, the cache, files of others."""
+"""Files that a process reads and writes: private folders, the cache, untrusted files."""

@@ -1,7 +1,8 @@
-"""Files that are made once and then shared: by runs, by ranks and by jobs started together.
+"""Files that are made once and shared by runs, by ranks and by jobs started together.
 
-All of it lies below one folder, of which every folder is private (`private`); where one is not, a private folder among
-the temporary files serves, and a line says so.  Small documents carry their hash.  Files appear whole or not at all.
+Everything kept between runs lies below one folder, and all folders in it are private (`private`). If one is not, a
+private temporary folder is used, and a line says so. Small documents carry their own hash. Every file is written
+under another name and renamed, so that readers see complete files or none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files and folders that are on disk when the call returns, and appear whole or not at all; errors carry the path."""
+"""Files and folders that are durable when the call returns, and complete or absent; errors carry the path."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Files that somebody else may have made: read whole, or refused, by one rule.
+"""Reads files that somebody else may have made; one rule decides whether a file is accepted.
 
-Opening one never blocks; its length is checked before memory is asked for.  `OSError` (``strerror``) and `ValueError`
-say what is wrong; callers add what to do.  Packages are imported where needed: `meshmpi doctor` runs without them.
+A file must be a plain file, not a folder, named pipe, socket or device, so opening it never blocks. Its length is
+compared with the reader's limit before memory is allocated. Functions raise `OSError`, whose ``strerror`` says what
+is wrong, and `ValueError` for a document that is damaged, nested too deeply or has a duplicate name; the caller adds
+the file, the reason and the remedy. Packages are imported where they are needed: `meshmpi doctor` runs without them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Folders and files of this user alone, so that nobody else can have put anything into them.
+"""Folders and files of this user alone, into which nobody else can have put anything.
 
-A folder is private when this user owns it and nobody else may write to it: no group either, whose members cannot be
-known.  It is reached by its descriptor, so that whoever renames a folder above cannot lead a reader elsewhere,
-and no link is followed.  Functions raise `OSError` for what is not private, is a link, or finds no room.
+A folder is private if this user owns it and nobody else may write to it. It is held open by its descriptor, and
+everything in it is opened relative to that, so renaming a folder above cannot redirect a reader. Links are not
+followed. Functions raise `OSError` for what is not private, is a link, or does not fit.
+Root is treated like other users. A folder that the user's group may write to is refused even if the group has one
+member, because group membership cannot be known. A folder whose owner shows as another user, as on file servers that
+map users, is refused too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reverse-mode differentiation, graph to graph.
 
-Runs before any layout is known: a program of collectives does not exist yet, so that none needs a gradient.
+Runs before layouts are known: the graph has no collectives, so none needs a gradient.
 """
 
 from __future__ import annotations

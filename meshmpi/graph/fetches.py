@@ -1,4 +1,4 @@
-"""What a step computes: the tensors that are asked for, and the operations that they need."""
+"""Finds the operations that a step needs for its fetches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scopes: the prefix of names, and whether a variable whose name is taken is shared.
+"""Scopes: name prefixes, and whether a variable with an existing name is shared.
 
 Names only: no graph, no tensors.
 """

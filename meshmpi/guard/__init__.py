@@ -1,1 +1,1 @@
-"""What watches a job: flight recorder, watchdog, deadlocks, recovery."""
+"""The guard of a job: flight recorder, watchdog, deadlock detection, recovery."""

@@ -1,7 +1,7 @@
-"""An error on one rank ends the job on all, with one traceback and no hang: an uncaught exception calls MPI_Abort.
+"""Ends the job on all ranks when one has an error: one traceback, no hang; an uncaught exception calls MPI_Abort.
 
-It changes `sys.excepthook` and `threading.excepthook` and adds an atexit function, once a mesh of several ranks is made
-or meshmpi runs the program (`begin`); the hooks are given back when the last mesh is freed (docs/hangs.md).
+Changes `sys.excepthook` and `threading.excepthook` and adds an atexit function once a mesh of several ranks is made
+or meshmpi runs the program (`begin`). The hooks are restored when the last mesh is freed (docs/hangs.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether ranks wait for each other and none of them can go on, from what was seen of each.
+"""Decides from the recorded state of all ranks whether they wait for each other and none can continue.
 
-A rank that computes, reads a file or is stopped by a debugger is slow, not stuck.  A job is stuck when ranks wait for
-calls that nobody can make any more.  Pure reasoning over `rings.Seen`: no files, no MPI, no clock.
+A rank that computes, reads a file or is stopped by a debugger is slow, not stuck. A job is stuck if ranks wait for
+calls that no rank can make any more. Pure reasoning over `rings.Seen`: no files, no MPI, no clock.
 """
 
 from __future__ import annotations

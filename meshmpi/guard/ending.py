@@ -1,6 +1,6 @@
-"""How a rank reports an error and ends the job on all ranks: one report, then MPI_Abort, and no hang.
+"""Reports an error of a rank once and ends the job on all ranks by MPI_Abort, without a hang.
 
-mpi4py is used only when it is initialised, never imported first.
+Uses mpi4py only if it is already initialised, and never imports it first.
 """
 
 from __future__ import annotations

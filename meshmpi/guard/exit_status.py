@@ -1,7 +1,7 @@
-"""The status with which this rank is about to end, where whoever runs the program knows it (`launch.start`, `cli`).
+"""The exit status of this rank, if meshmpi runs the program (`launch.start`, `cli`).
 
-Python does not tell it to hooks or atexit functions.  Under plain ``mpirun python script.py`` the status of a
-``sys.exit`` is not known, and the rank counts as one that has left in order.
+Python does not pass the status to hooks or atexit functions. Under plain ``mpirun python script.py`` the status of a
+``sys.exit`` is unknown, and the rank counts as one that left in order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The flight recorder: the last collectives and the phase of this rank, in a file mapped into memory.
+"""The flight recorder: the last collectives and the phase of this rank, in a memory-mapped file.
 
-A record is a few integers; what they mean is appended to a text file next to it, once per kind of call.  Both lie in a
-private folder in /dev/shm and go with the rank; the user's next job removes what a killed process left.
+A record is a few integers; their meaning is appended to a text file next to it, once per kind of call. Both files lie
+in a private folder in /dev/shm and are removed with the rank; the user's next job removes those of killed processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How hosts tell each other what their ranks do, without MPI: the lowest rank of each has a connection to the first.
+"""Exchanges the state of ranks between hosts without MPI: the lowest rank of each host connects to the first host.
 
-Both ends prove that they know a secret of the job before anything is parsed.  A stopped process closes nothing, one
-that dies closes its end at once, and a lost host or link closes it after `SILENT_SECONDS`.  Every answer is asked for.
+Both ends prove that they know a secret of the job before anything is parsed. A stopped process keeps its connection;
+the end of a process closes it at once, and a lost host or link closes it after `SILENT_SECONDS`. Every answer is
+requested.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A rank ends when the process that started it (mpirun, its daemon on another host, Slurm's) is gone.
+"""Ends a rank when the process that started it (mpirun, its daemon on another host, Slurm's) is gone.
 
-A killed launcher cannot end its ranks, which would go on, or wait for each other, for ever.  A thread waits for it
-without using a core.  It cannot run while MPI_Init holds the interpreter; Open MPI ends such a rank by itself.
+A killed launcher cannot end its ranks, which would otherwise run or wait for ever. A blocked thread waits for its
+end. The thread cannot run while MPI_Init holds the interpreter; Open MPI ends such a rank itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One TCP connection between two hosts of a job: JSON documents, one on each line, of bounded length.
+"""A TCP connection between two hosts of a job: JSON documents, one per line, of bounded length.
 
-Knows nothing of what the documents say, nor of who may send them (`host_link`).
+Does not know the content of the documents or who may send them (`host_link`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Ranks come together for a new mesh, and see who does not come.
+"""Detects ranks that do not join a new mesh, before a watchdog knows all ranks.
 
-Before the first mesh no watchdog knows all ranks.  So ranks that make a mesh ask for each other again and again, and a
-rank that leaves the program without one tells those that wait (`leave`).  They also see whether they want one mesh.
+Ranks that make a mesh poll each other, and a rank that leaves the program without a mesh answers those that wait
+(`leave`). They also check that all want the same mesh.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The guard's answer to `meshmpi.runtime.hooks`, and its debug mode.
+"""Implements `meshmpi.runtime.hooks` for the guard, and debug mode.
 
-In debug mode ranks compare what they are about to do before every collective, and raise the same error where they
-differ.  Ranks in different communicators cannot compare; the watchdog finds that.
+In debug mode ranks compare their calls before every collective, and raise the same error if they differ. Ranks in
+different communicators cannot compare; the watchdog detects that.
 """
 
 from __future__ import annotations

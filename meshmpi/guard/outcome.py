@@ -1,6 +1,6 @@
-"""How each rank of a job has ended, as told by itself in a file: mpirun may end with 0 when it has lost a host.
+"""The exit status of each rank, written by the rank into a file, because mpirun may return 0 after losing a host.
 
-``python -m meshmpi.guard.outcome FOLDER RANKS STATUS``, for scripts, ends with the status of the job.
+``python -m meshmpi.guard.outcome FOLDER RANKS STATUS``, for scripts, exits with the status of the job.
 """
 
 from __future__ import annotations

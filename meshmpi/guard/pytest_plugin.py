@@ -1,7 +1,7 @@
-"""A plugin of pytest that shows errors of meshmpi without the frames inside the library.
+"""A pytest plugin that hides frames of meshmpi in its errors.
 
-Name it in a ``conftest.py``: ``pytest_plugins = ["meshmpi.guard.pytest_plugin"]``; or give
-``-p meshmpi.guard.pytest_plugin`` to pytest.
+Name it in a ``conftest.py``: ``pytest_plugins = ["meshmpi.guard.pytest_plugin"]``; or give ``-p
+meshmpi.guard.pytest_plugin`` to pytest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Going on without ranks that were lost, by MPI's user-level failure mitigation (ULFM; Open MPI 5 ``--with-ft ulfm``).
+"""Continues without lost ranks, by MPI's user-level failure mitigation (ULFM; Open MPI 5 ``--with-ft ulfm``).
 
-When a process dies, calls that need it return an error.  Whoever gets it revokes all communicators, so that no rank
-waits for one that has turned back; then the survivors agree and shrink.
+When a process dies, calls that need it return an error. A rank that gets this error revokes all communicators, so
+that no rank waits for one that has turned back; then the survivors agree and shrink.
 """
 
 from __future__ import annotations

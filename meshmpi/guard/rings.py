@@ -1,6 +1,6 @@
-"""Reads what other ranks write of themselves (`flight`), while they run or after their death.
+"""Reads the records of other ranks (`flight`), while they run or after their death.
 
-A file may change while it is read: a record caught in the middle is left out, and who draws conclusions looks twice.
+A file may change while it is read: incomplete records are left out, and conclusions need two readings.
 """
 
 from __future__ import annotations

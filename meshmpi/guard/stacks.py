@@ -1,6 +1,6 @@
-"""Stacks of all threads of this process in a file, and those of many ranks as one text.
+"""Writes the stacks of all threads of this process to a file, and merges those of many ranks into one text.
 
-Knows no MPI.
+Independent of MPI.
 """
 
 from __future__ import annotations

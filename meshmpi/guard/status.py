@@ -1,7 +1,7 @@
-"""What every rank of a run does, in files of the run's folder, and as a table.
+"""The current state of every rank of a run, in files of the run's folder, and as a table.
 
-Each rank keeps ``RUN/status/rank-00000.json`` up to date to some seconds; on its own host its ring (`flight`) tells
-the present moment.  After the end the files say how it ended.
+Each rank updates ``RUN/status/rank-00000.json`` every few seconds; on its own host its ring (`flight`) has the
+present state. After the end the files say how the rank ended.
 """
 
 from __future__ import annotations

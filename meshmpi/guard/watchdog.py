@@ -1,7 +1,7 @@
-"""A thread of every rank that ends the job when ranks wait for each other and none can go on.
+"""A thread of every rank that ends the job when ranks wait for each other and none can continue.
 
-Once a second the lowest rank of each host looks at what the ranks there record (`rings`) and other hosts tell
-(`host_link`); `deadlock` draws the conclusion.  Threads never call MPI, except to abort.
+Once a second the lowest rank of each host reads the records of its ranks (`rings`) and of other hosts (`host_link`),
+and `deadlock` decides. Threads never call MPI, except to abort.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which pairs of two indices take part in a product or sum: a band of their distances.
+"""Bands: which pairs of two indices take part in a product or sum, by their distance.
 
-Pairs outside a band are not part of a sum *by definition*, whatever their values, so that blocks of
-such pairs may be skipped by comparing ranges of indices.  Names and integers only.
+Pairs outside a band are not part of a sum *by definition*, whatever their values, so blocks of such pairs may be
+skipped by comparing index ranges. Names and integers only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a collective costs: the bytes a rank sends, and the scratch memory a rank needs for it.
+"""Bytes that a rank sends in a collective, and the scratch memory that it needs.
 
-The runtime counts and allocates by these functions, so predicted and accounted bytes agree exactly.
-What an MPI library really sends is measured by nobody here.  Knows no arrays, no MPI, no programs.
+The runtime counts and allocates by these functions, so predicted and accounted bytes agree exactly. The actual
+traffic of an MPI library is not measured. No arrays, no MPI, no programs.
 """
 
 from __future__ import annotations

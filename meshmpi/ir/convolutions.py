@@ -1,6 +1,6 @@
-"""The dims of a convolution: which indices of three dims meet.
+"""Dimension numbers of a convolution: which indices of three dimensions meet.
 
-Integers and names only.  Ranges are (start, stop) of global indices, so that blocks and halos are treated alike.
+Integers and names only. Ranges are (start, stop) of global indices, so that blocks and halos are treated alike.
 """
 
 from __future__ import annotations

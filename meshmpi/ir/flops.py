@@ -1,4 +1,4 @@
-"""Floating-point operations of programs, by the formulas of the rows of `kinds`: kernels and cost count the same."""
+"""Floating-point operations of programs by the formulas in `kinds`, for kernels and cost alike."""
 
 from __future__ import annotations
 

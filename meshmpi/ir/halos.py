@@ -1,6 +1,6 @@
-"""Which elements of a split dimension another rank needs: halos, and who sends what.
+"""Halos: which elements of a split dimension another rank needs, and which rank sends them.
 
-Integers only.  A block is a range of indices; blocks of one dimension are numbered as `dims.block_range` cuts them.
+Integers only. A block is a range of indices; blocks of a dimension are numbered as in `dims.block_range`.
 """
 
 from __future__ import annotations

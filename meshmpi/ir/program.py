@@ -1,7 +1,7 @@
 """The SPMD intermediate representation: one flat list of instructions, the same on every rank.
 
-Local instructions mean what they say *on the block a rank holds*; dimensions are matched by name.  The set of kinds
-is closed, its table `meshmpi.ir.kinds`.  This module knows no kind by name, no arrays, no kernels, no MPI and no rank.
+Local instructions act on the block that a rank holds; dimensions are matched by name. The set of kinds is closed; its
+table is `meshmpi.ir.kinds`. This module does not know any kind by name, nor arrays, kernels, MPI or ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every rank knows of a value: its global shape, its blocks, what is still pending.
+"""The type of a value, the same on every rank: its global shape, its blocks, pending sums.
 
 Names and integers only: no arrays, no instructions, no rank.
 """

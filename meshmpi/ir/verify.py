@@ -1,4 +1,4 @@
-"""verify(): every rule of the instruction set, checked on a whole program."""
+"""verify(): checks every rule of the instruction set on a whole program."""
 
 from __future__ import annotations
 

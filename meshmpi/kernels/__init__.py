@@ -1,4 +1,4 @@
-"""Local compute on shards.  Knows program, dims and scalar; no graph, no MPI."""
+"""Local compute on blocks.  Depends on program, dims and scalar; no graph, no MPI."""
 
 from meshmpi.kernels.binding import Runtime
 from meshmpi.kernels.numpy_kernels import bind, workspace_bytes

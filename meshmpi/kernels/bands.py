@@ -1,7 +1,7 @@
-"""Sums and products over a band: pairs of indices outside it take no part, whatever they hold.
+"""Sums and products over a band: pairs of indices outside it do not contribute, whatever their values.
 
-A matrix product takes part of an operand for 0 where its pairs are outside.  0 * NaN and 0 * inf are not 0, so
-where the other operand is not finite (looked up in every step) the sum is formed row by row over the pairs.
+A matrix product sets an operand to 0 outside the band. 0 * NaN and 0 * inf are not 0, so if the other operand is not
+finite (checked in every step) the sum is formed row by row over the pairs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The arguments of a kernel: the blocks of its operands, a workspace, the running step.
+"""The arguments of a kernel: the blocks of its operands, a workspace, the current step.
 
-A kernel is planned from types alone, so that the memory it needs is known before any array exists,
-and then bound once to arrays at fixed addresses.  No MPI, no graph, no meaning of instructions.
+A kernel is planned from types alone, so its memory is known before any array exists, and then bound once to arrays at
+fixed addresses. No MPI, no graph, no meaning of instructions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""fused on NumPy: its instructions one after the other, inner values in the workspace."""
+"""fused on NumPy: runs its instructions one after another, with intermediate values in the workspace."""
 
 from __future__ import annotations
 

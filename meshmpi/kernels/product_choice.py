@@ -1,8 +1,8 @@
-"""Which library multiplies matrices of a type: the one that is fastest here, as measured.
+"""Chooses the library that multiplies matrices of a type fastest on this machine, by measurement.
 
-Neither the processor's maker nor its flags say it, so all take turns on a few small products.  The
-figures are kept in the cache, so that the ranks of a host, and its next jobs, find the same; what a
-program's ranks use follows from the figures of all (`blas.agree`).  No MPI.
+Neither the processor's vendor nor its flags determine it, so all libraries multiply a few small matrices. The figures
+are cached for the ranks of the host and for later jobs; the ranks of a program decide by the figures of all
+(`blas.agree`). No MPI.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What bound kernels are made of: functions without arguments, one after the other."""
+"""Bound kernels: lists of functions without arguments that run one after another."""
 
 from __future__ import annotations
 

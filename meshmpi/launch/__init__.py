@@ -1,1 +1,1 @@
-"""Starting ranks, and what becomes of them."""
+"""Starts ranks and follows them to their end."""

@@ -1,4 +1,4 @@
-"""The command line and the environment that start ranks on this machine, by Open MPI, MPICH or Intel MPI."""
+"""Command line and environment that start ranks on this machine with Open MPI, MPICH or Intel MPI."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Starts a program on several ranks, with the settings that this machine needs (``python -m meshmpi.launch -n 4 ...``).
+"""Starts a program on several ranks with the settings for this machine (``python -m meshmpi.launch -n 4 ...``).
 
-It hands signals on and keeps a time limit that leaves no process behind.  The process that launches is not part of the
-MPI job and does not import mpi4py.
+It forwards signals and enforces a time limit without leaving processes behind. The launching process is not part of
+the MPI job and does not import mpi4py.
 """
 
 from __future__ import annotations

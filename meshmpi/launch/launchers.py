@@ -1,4 +1,4 @@
-"""Which mpirun starts the ranks: the one that belongs to this Python, or else the first on PATH."""
+"""Finds the mpirun that starts the ranks: the one that belongs to this Python, or else the first on PATH."""
 
 from __future__ import annotations
 

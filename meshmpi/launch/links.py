@@ -1,7 +1,7 @@
-"""Whether a launcher still gets answers from the hosts it has started ranks on.
+"""Detects whether the launcher still gets answers from the hosts of its ranks.
 
-Open MPI's mpirun, told to end a job, waits a quarter of an hour for a host that has lost its power.  The kernel knows
-earlier: /proc counts how often it has sent the same bytes again.
+When Open MPI's mpirun must end a job, it waits a quarter of an hour for a host without power. The kernel knows
+earlier: /proc counts how often it has retransmitted the same bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Runs a program as a rank of a job, as ``__main__``, and tells whoever started it how it ends (`outcome`).
+"""Runs a program as a rank of a job, as ``__main__``, and reports its exit status (`outcome`).
 
-The launcher puts this file, by its path, before the user's words: ``script.py ...``, ``-m module`` or ``-c text``; so a
-program needs no meshmpi that Python can find.
+The launcher puts the path of this file before the user's words: ``script.py ...``, ``-m module`` or ``-c text``; so
+meshmpi need not be importable by the program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Layers, losses, attention, Transformer models, optimizers, schedules: composed from primitives.
+"""Layers, losses, attention, Transformer models, optimizers, schedules: compositions of primitives.
 
-Sees graph, ops and autodiff only: no layout, no lowering, no arrays, no MPI.
+Depends on graph, ops and autodiff only: no layout, no lowering, no arrays, no MPI.
 """
 
 from types import ModuleType as _ModuleType

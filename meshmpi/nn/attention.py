@@ -1,7 +1,7 @@
-"""Attention over named dimensions, and masks of who may attend to whom.
+"""Attention over named dimensions, and attention masks.
 
-Query and memory positions are different dims ("length", "memory_length"), so a layout may split
-either; renaming one into the other is where a split length is gathered.
+Query and memory positions are different dimensions ("length", "memory_length"), so a layout may split either; a split
+length is gathered where one is renamed to the other.
 """
 
 from __future__ import annotations

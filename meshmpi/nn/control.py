@@ -1,6 +1,6 @@
-"""Loops over a graph function, and elementwise functions of one's own.
+"""Loops over a graph function, and user-defined elementwise functions.
 
-A program has no branches: loops are unrolled, and one with a computed end is masked.
+Programs have no branches: loops are unrolled, and a loop with a computed end is masked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which token comes next: one that is drawn, or the best of several beams.
+"""Selects the next token: by sampling, or by beam search.
 
-A draw takes one uniform number per row, given from outside: the token is where the running sum of
-probabilities passes it.  So the draw depends on this number and the logits alone, and a split
-vocabulary is never gathered: its blocks exchange their sums.
+A draw takes one uniform number per row as input: the token is where the cumulative probability passes it. The draw
+therefore depends only on this number and the logits, and a split vocabulary is never gathered: its blocks exchange
+their sums.
 """
 
 from __future__ import annotations

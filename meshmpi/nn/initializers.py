@@ -1,7 +1,7 @@
-"""Initializers: how the first value of a variable is drawn, as data.
+"""Initializers: the distribution of a variable's initial values, as data.
 
-An initializer resolves to a `Distribution` once the shape is known; the executor draws each block
-from it by global index.  Nothing here draws a number, and no array is known here.
+An initializer resolves to a `Distribution` once the shape is known; the executor draws each block from it by global
+index. Nothing here draws numbers or knows arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Layers with variables: dense, products of them (gated units), feed-forward, embeddings.
+"""Layers with variables: dense, gated units, feed-forward, embeddings.
 
-A layer's variables get the prefix of its ``name`` and of the scopes around it.  The same layer is
-data-parallel, model-parallel or both: no layout is known here.
+A layer's variables get the prefix of its ``name`` and of the enclosing scopes. The same layer can be data-parallel,
+model-parallel or both: it does not know the layout.
 """
 
 from __future__ import annotations

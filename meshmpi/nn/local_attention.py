@@ -1,9 +1,9 @@
-"""Attention to a neighbourhood, along one or two dims: blocks of positions and halos around them.
+"""Local attention along one or two dimensions: blocks of positions with halos.
 
-A dim of positions becomes a dim of blocks, which keeps its name and so its layout, and a dim of
-positions in a block.  A block sees itself and a halo of positions of the neighbouring blocks: where
-blocks are split, neighbouring ranks exchange halos by `mm.shift` and send nothing else.  Distances
-between positions say what a query may see, whatever the blocks are.
+A dimension of positions becomes a dimension of blocks, which keeps its name and so its layout, and a dimension of
+positions in a block. A block attends to itself and to a halo of positions of the neighbouring blocks. If blocks are
+split, neighbouring ranks exchange halos by `mm.shift` and nothing else. The distance between positions decides what a
+query attends to, independent of the blocks.
 """
 
 from __future__ import annotations

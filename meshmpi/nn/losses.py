@@ -1,4 +1,4 @@
-"""Losses.  Cross entropy never gathers its logits: a vocabulary that is split stays split."""
+"""Losses.  Cross entropy never gathers its logits: a split vocabulary stays split."""
 
 from __future__ import annotations
 

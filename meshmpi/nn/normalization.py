@@ -1,4 +1,4 @@
-"""Norms: over a dim (layer, RMS and their variants), over a batch, and a learned scale alone."""
+"""Norms over a dimension (layer, RMS and variants) or over a batch, and learned scales."""
 
 from __future__ import annotations
 

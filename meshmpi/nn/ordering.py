@@ -1,6 +1,6 @@
-"""Sorting, ranking, first elements, shifts by a tensor: which element is where along a dim.
+"""Sorting, ranking, first elements, shifts by a tensor.
 
-Composed from primitives; each function says what it sends where its dim is split.
+Composed from primitives; each function documents its traffic if its dimension is split.
 """
 
 from __future__ import annotations

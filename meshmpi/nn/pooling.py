@@ -1,7 +1,7 @@
-"""Pooling: the largest or mean element of each position of a window that slides.
+"""Pooling: the maximum or mean over a sliding window.
 
-Windows may overlap, leave gaps and reach over the border; any dim may be split by the layout.
-Pooling over a whole dim is `mm.reduce_max` or `mm.reduce_mean`.
+Windows may overlap, leave gaps and extend over the border; any dimension may be split. To pool over a whole dimension
+use `mm.reduce_max` or `mm.reduce_mean`.
 """
 
 from __future__ import annotations

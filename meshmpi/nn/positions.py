@@ -1,6 +1,6 @@
-"""The position of a token as input of a model: sinusoids, rotations, biases by distance.
+"""Positions of tokens as model input: sinusoids, rotary embeddings, relative biases.
 
-All are computed from global indices, so a split length changes nothing.
+All are computed from global indices, so a split length makes no difference.
 """
 
 from __future__ import annotations

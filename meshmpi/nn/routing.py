@@ -1,7 +1,7 @@
-"""Which token goes to which expert: gates, capacities, losses that keep experts evenly used.
+"""Routing of tokens to experts: gates, capacities, load-balancing losses.
 
-A routing is data: for each place of each expert the number of the token that sits there.
-`meshmpi.nn.experts` moves tokens by it.
+A routing is data: for each place of each expert the number of its token. `meshmpi.nn.experts` moves tokens
+accordingly.
 """
 
 from __future__ import annotations

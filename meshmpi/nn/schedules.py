@@ -1,7 +1,7 @@
 """Learning-rate schedules: functions of the number of updates done so far.
 
-A schedule takes an int32 tensor without dims and returns a float32 tensor without dims.  It is part
-of the graph, so a resumed run goes on where it stopped.  No optimizer is known here.
+A schedule maps an int32 scalar tensor to a float32 scalar tensor. It is part of the graph, so a resumed run continues
+where it stopped. No optimizer is known here.
 """
 
 from __future__ import annotations

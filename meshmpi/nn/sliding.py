@@ -1,6 +1,6 @@
-"""How dims slide in convolution and pooling layers: sizes, strides, padding.
+"""Sizes, strides and padding of sliding dimensions in convolution and pooling layers.
 
-Names and integers of dims only; the layers make tensors of it.
+Names and integers of dimensions only; the layers make tensors from them.
 """
 
 from __future__ import annotations

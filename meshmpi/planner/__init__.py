@@ -1,1 +1,1 @@
-"""What a program costs before it runs.  Sees programs only."""
+"""The cost of a program before it runs.  Depends on programs only."""

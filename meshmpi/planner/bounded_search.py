@@ -1,8 +1,9 @@
-"""The best layout for a graph, a number of ranks and a limit of memory, by predicted time.
+"""Searches the best layout for a graph, a number of ranks and a memory limit, by predicted time.
 
-Plain data parallelism is priced first, then candidates in the order of a quick guess, but for those whose bound is
-above the best time or whose variables do not fit; then single dims of the best are changed, and variables split.
-Prices come from a function: no graph is seen here.  Times are processor time, the same on a busy machine.
+Plain data parallelism is priced first, then candidates in the order of a quick estimate, except those whose lower
+bound exceeds the best time or whose variables do not fit. Then single dimensions of the best layout are changed, and
+variables split. A given function returns prices: no graph is known here. Times are processor time, which a busy
+machine does not change.
 """
 
 from __future__ import annotations

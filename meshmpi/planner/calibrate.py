@@ -1,7 +1,7 @@
-"""Measures what this machine can do, as a `planner.machine.Machine`.
+"""Measures the speed of this machine, as a `planner.machine.Machine`.
 
-All ranks of a mesh measure at the same time, with the kernels of programs, since cores share memory and caches; the
-slowest rank counts, as it does in a step.  What differs much from one repeat to the next is measured again.
+All ranks of a mesh measure at the same time, with the kernels of programs, because cores share memory and caches. The
+slowest rank counts, as in a step. Measurements that differ much between repeats are repeated.
 """
 
 from __future__ import annotations

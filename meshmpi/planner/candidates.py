@@ -1,7 +1,7 @@
-"""Layouts worth a look: which dims may share a mesh axis, and a quick guess of each layout's time.
+"""Candidate layouts: which dimensions may share a mesh axis, and a quick estimate of each layout's time.
 
-Works on a digest of the graph (`Work`), names and integers only.  The guess orders candidates, the arithmetic at the
-fastest rate bounds them; what counts in the end is the predicted time of the real program.
+Works on a digest of the graph (`Work`): names and integers only. The estimate orders candidates, the arithmetic at
+the highest rate bounds them; the predicted time of the real program decides.
 """
 
 from __future__ import annotations

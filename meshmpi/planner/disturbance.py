@@ -1,7 +1,7 @@
-"""Whether a machine was busy with other things while it was measured.
+"""Detects whether a machine was busy with other things while it was measured.
 
-By what Linux counts for the whole host: processor time of all processes but the ranks', and time that the hypervisor
-gave to other machines.  Without /proc nothing is known.
+Uses Linux's counters for the whole host: processor time of all other processes, and time that the hypervisor gave to
+other machines. Without /proc nothing is known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`search_layouts()`: the digest of a graph that a search needs, and the price of a layout."""
+"""`search_layouts()`: the digest of a graph for the search, and the price of a layout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a machine can do, as numbers: products, memory, elementwise functions, networks.
+"""The speed of a machine in numbers: products, memory, elementwise functions, networks.
 
-`meshmpi calibrate` measures such a description; one written by hand needs four numbers.  Everything is per rank
-*while all ranks of a host work*, as in a program.  Knows no programs and no MPI; `timing.py` applies it.
+`meshmpi calibrate` measures such a description; one written by hand needs four numbers. Everything is per rank *while
+all ranks of a host work*, as in a program. Independent of programs and MPI; `timing.py` uses it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Machine descriptions as TOML files, and those that come with meshmpi.
+"""Machine descriptions as TOML files, and the built-in ones.
 
-Units are seconds, bytes and FLOP, all per rank.  Every number is checked when a file is read: predictions divide by
-them and take their logarithms.
+Units are seconds, bytes and FLOP, all per rank. Every number is checked when a file is read, because predictions
+divide by them and take their logarithms.
 """
 
 from __future__ import annotations

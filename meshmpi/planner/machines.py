@@ -1,6 +1,6 @@
-"""Where descriptions of this host lie, and which one a mesh takes.
+"""Finds the stored machine descriptions of this host, and the one for a given mesh.
 
-A description is of a mesh: cores share memory, so what a rank can do depends on how many there are.
+A description belongs to a mesh: cores share memory, so the speed of a rank depends on the number of ranks.
 """
 
 from __future__ import annotations

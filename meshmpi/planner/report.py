@@ -1,6 +1,6 @@
-"""A plan in words: what a rank computes, sends and holds, where in the user's code, how long.
+"""A plan as text: what a rank computes, sends and holds, where in the user's code, and how long it takes.
 
-Text only, of programs, costs and predictions; nothing is measured here.
+Text only, from programs, costs and predictions; nothing is measured here.
 """
 
 from __future__ import annotations

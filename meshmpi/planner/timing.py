@@ -1,7 +1,7 @@
-"""How long a step takes, predicted from its program and the description of a machine; nothing is run.
+"""Predicts the time of a step from its program and the description of a machine, without running it.
 
-An instruction takes as long as its bottleneck: arithmetic, the caches that still hold its data, or the network, in
-which ranks also wait for one another.  Instructions follow each other; reductions go on in the background.
+An instruction takes as long as its bottleneck: arithmetic, the cache level that still holds its data, or the network,
+where ranks also wait for one another. Instructions run one after another; reductions may run in the background.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other outside of programs: results, errors, one flag a step."""
+"""Exchanges results, errors and one flag per step between the ranks of a run, outside of programs."""
 
 from __future__ import annotations
 

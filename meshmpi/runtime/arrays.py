@@ -1,4 +1,4 @@
-"""Arrays in and out of a step: blocks given by one rank, results split over the mesh."""
+"""Array inputs and results of a step: blocks given by one rank, results split over the mesh."""
 
 from __future__ import annotations
 

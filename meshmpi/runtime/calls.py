@@ -1,6 +1,6 @@
-"""What a collective call is: its description, its tally, and the line of the user's code it belongs to.
+"""A collective call: its description, its counters, and the line of the user's code that made it.
 
-Knows no MPI, no mesh and nobody who records calls.
+No MPI and no mesh; does not know who records calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A compiled step: feeds in, fetches out, variables in between."""
+"""A compiled step: takes feeds, returns fetches, keeps variables."""
 
 from __future__ import annotations
 

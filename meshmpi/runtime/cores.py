@@ -1,6 +1,6 @@
-"""How many cores and how much memory this process may use, and what it has used.
+"""How many cores and how much memory this process may use, and how much it has used.
 
-Affinity masks, hardware threads and the quotas of containers lower the number that `os.cpu_count` gives.
+Affinity masks, hardware threads and container quotas lower the number that `os.cpu_count` gives.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs a program: one arena per rank, every instruction bound once, then a list of calls.
 
-Under MPI this process plays one rank, on a simulated mesh it plays all of them, instruction by instruction.
+Under MPI this process runs one rank; on a simulated mesh it runs all of them, instruction by instruction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where others attach themselves to the runtime: a `Watch` is asked when meshes and collectives are made.
+"""Hooks of the runtime: a `Watch` is called when meshes and collectives are made.
 
-Recording, finding deadlocks, ending a job together and going on without lost ranks is the work of a `Watch`.  The
-front of the package names one (`on_first_mesh`).  A collective asks it once, when it is bound.
+A `Watch` records calls, detects deadlocks, ends a job on all ranks and continues without lost ranks. The front of the
+package installs one (`on_first_mesh`). A collective calls it once, when it is bound.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a `Mesh` and a `SimulatedMesh` have in common: all that steps, checkpoints and loops may use.
+"""The common interface of `Mesh` and `SimulatedMesh`: all that steps, checkpoints and loops may use.
 
-Code that must tell them apart asks `AnyMesh.simulated`; only `agreement` and what sends its own messages use ``comm``.
+Code that must tell them apart uses `AnyMesh.simulated`; only `agreement` and code with its own messages uses
+``comm``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""mpi4py's MPI, for the services that call it: only this room imports mpi4py itself.
+"""mpi4py's MPI, for services that call it: only this room imports mpi4py itself.
 
 Importing this module initialises MPI, unless `mpi4py.rc` says otherwise.
 """

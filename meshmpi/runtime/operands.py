@@ -1,4 +1,4 @@
-"""What a rank hands to a collective, checked once; `AnyMesh.bind` prepares it on a real and on a simulated mesh."""
+"""Operands of collectives, checked once; `AnyMesh.bind` prepares them on a real and on a simulated mesh."""
 
 from __future__ import annotations
 

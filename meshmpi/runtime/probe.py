@@ -1,7 +1,7 @@
-"""``python -m meshmpi.runtime.probe [--alone]``: what each rank of a job says about itself, for the doctor.
+"""``python -m meshmpi.runtime.probe [--alone]``: reports facts about each rank of a job, for the doctor.
 
-Rank 0 prints one line that begins with `MARK`, a list of one object per rank; ranks that do not form a job are each
-rank 0 of 1 and print a line each.  ``--alone`` loads MPI without initialising it.
+Rank 0 prints one line that begins with `MARK`, a list of one object per rank. Ranks that do not form a job are each
+rank 0 of 1 and print a line each. ``--alone`` loads MPI without initialising it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Processes: whether one runs, and the end of a started job with all its processes.
+"""Processes: whether one is running, and how to end a job with all its processes.
 
-Reads /proc, so it is for Linux.  Knows nothing of MPI; runs as a program without meshmpi on its path.
+Reads /proc, so it works on Linux only. Independent of MPI; also runs as a program without meshmpi on its path.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Compares, to the last bit, variables and feeds that several ranks hold.
+"""Compares, bit by bit, variables and feeds that several ranks hold.
 
-Ranks that hold the same block compare digests: 16 bytes a variable travel.  Where they differ the elements are looked
-up, and the rank that most others contradict is named.  Two copies have no majority: then the one is suspected that
-holds a number far from all others of the block, as a flipped exponent makes it, or else both are named.
+Ranks that hold the same block compare digests, 16 bytes per variable. If they differ, the differing elements are
+found, and the rank that disagrees with the majority is named. Two copies have no majority: then the copy with a
+number far from all others of the block is suspected, as a flipped exponent causes it; otherwise both are named.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Memory that the ranks of one host map, and collectives on it: a rank reads what the others hold where it lies.
+"""Shared memory between the ranks of a host, and collectives that read the other ranks' data in place.
 
-A region has one part for each rank of the host, all of the same size, each in memory without a name that its rank
-made: nothing is left of it when the rank is killed.  All ranks run the same program by the same plan, so a value lies
-at the same offset in the part of each.  `shared.c` has the collectives; they combine blocks in the order of ranks.
-Where memory cannot be mapped, or there is no C compiler, collectives go through MPI.
+A region has one part per rank of the host, all of the same size, each in unnamed memory that its rank made: nothing
+remains when the rank is killed. All ranks run the same program with the same plan, so a value has the same offset in
+every part. `shared.c` has the collectives; they combine blocks in rank order. If memory cannot be mapped, or there is
+no C compiler, collectives use MPI.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When each instruction of some steps began and ended, on every rank, by one clock; files and tables of it.
+"""Records when each instruction of some steps began and ended, on every rank, on one clock; files and tables of it.
 
-A tracer replaces the executor's loop while it records: one look at the clock per instruction.  The clocks of ranks
-are compared before and after by messages there and back; their differences are removed.
+A tracer replaces the executor's loop while it records, and reads the clock once per instruction. The clocks of ranks
+are compared before and after by round trips; their differences are removed.
 """
 
 from __future__ import annotations

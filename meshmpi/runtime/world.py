@@ -1,6 +1,6 @@
-"""How many ranks this process was started with, without initialising MPI where there is no job.
+"""The number of ranks with which this process was started, without initialising MPI if there is no job.
 
-Knows no mesh, no program.
+Independent of meshes and programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Proposes a legal layout instead of an illegal one; each proposal is first tried on the graph at hand."""
+"""Proposes a legal layout in place of an illegal one; each proposal is first tried on the graph."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""graph + layout + mesh shape -> Program, the same on every rank; knows no arrays, no MPI and no rank.
+"""graph + layout + mesh shape -> Program, the same on every rank; no arrays, no MPI, no rank.
 
-Simple on purpose: every sum is finished where it arises, every value is taken to its placement as
-soon as it is made.  The result is the oracle of all passes.
+Deliberately simple: every sum is completed where it arises, and every value is moved to its placement as soon as it
+exists. The result is the oracle of all passes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where each tensor of a graph lives: computation layout, storage layouts, constraints.  Names and integers only.
+"""How each tensor is split: computation layout, storage layouts, constraints.  Names and integers only.
 
-A tensor is split as the computation layout says, a constrained or stored one as its own rules say; what is computed
-from that elementwise or by a reduction follows it, as far as no mesh axis is used twice.
+The computation layout splits a tensor; constrained and stored tensors have their own rules. Results of elementwise
+operations and reductions follow them, unless a mesh axis would be used twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From any split of a value to any other: a short sequence of redistributing instructions.
+"""Converts a value from any split to any other by a short sequence of instructions.
 
-Order, as in the paper's section 6.1: what costs nothing and shrinks first (take_shard), then moves
-(all_to_all), then what grows (all_gather).
+The order is that of the paper's section 6.1: first what shrinks at no cost (take_shard), then moves (all_to_all),
+then what grows (all_gather).
 """
 
 from __future__ import annotations

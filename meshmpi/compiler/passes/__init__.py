@@ -1,1 +1,1 @@
-"""Program -> Program, one transformation a file; the unoptimised program is their oracle."""
+"""Program -> Program, one transformation per file; the unoptimised program is their oracle."""

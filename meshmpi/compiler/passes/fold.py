@@ -1,4 +1,4 @@
-"""Constants and copies: numbers known while compiling move into expressions, copies vanish."""
+"""Constant folding and copy propagation: numbers known at compile time move into expressions, copies vanish."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Fusion: chains of maps become one map, and what works on the same rows one fused kernel, a nest of two loops.
+"""Fusion: chains of maps become one map; instructions on the same rows become one fused kernel, a nest of two loops.
 
-Such are maps over all points or rows, uniform random numbers (dropout), reductions along each row (softmax) and sums
-over the rows (gradients of biases).  Intermediate values stay in registers or cache; what others need is stored.
+These are maps over all points or rows, uniform random numbers (dropout), reductions along each row (softmax) and sums
+over the rows (gradients of biases). Intermediate values stay in registers or cache; only values that others need are
+stored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Where every value lives: one arena per rank, known before the first step.
+"""The memory plan: one arena per rank, with a fixed offset for every value.
 
-A value gets bytes of the arena from the instruction that makes it to the last that uses it.  Views,
-updates in place and the stored blocks of variables share memory with another value.  Types and
-integers only; the executors take the plan as it is.
+A value occupies bytes of the arena from the instruction that makes it to its last use. Views, updates in place and
+the stored blocks of variables share memory with another value. The plan uses types and integers only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When reductions travel: many small ones together, large ones while other instructions compute."""
+"""Schedules reductions: packs many small ones into one message, overlaps large ones with computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step does when it is asked for: `atomic` changes of variables, and checked indices in debug mode."""
+"""Optional modes of a step: `atomic` updates of variables, and checked indices in debug mode."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where a pending sum is finished: the placement that moves the fewest bytes.
+"""Chooses where a pending sum is completed: the placement that moves the fewest bytes.
 
-A sum may stay pending through everything linear, and finishing a value costs its bytes, so the cheapest values to
-finish are a minimum cut.  Source: max-flow/min-cut (Ford and Fulkerson 1956); the formulation is ours.
+A sum may stay pending through every linear operation, and completing a value costs its bytes, so the cheapest set of
+values to complete is a minimum cut. Source: max-flow/min-cut (Ford and Fulkerson 1956); the formulation is ours.
 """
 
 from __future__ import annotations

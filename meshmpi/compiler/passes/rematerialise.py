@@ -1,7 +1,7 @@
-"""Values that are computed again where they are used later, instead of waiting in memory.
+"""Rematerialisation: recomputes values at a later use instead of keeping them in memory.
 
-`rematerialise` repeats what moves fewer bytes and takes no more memory; `fit_memory` pays operations for memory until a
-program fits a limit.  No collective runs twice, and random numbers come out the same.
+`rematerialise` repeats what moves fewer bytes and takes no more memory; `fit_memory` trades operations for memory
+until a program fits a limit. Collectives are never repeated, and random numbers are the same.
 """
 
 from __future__ import annotations

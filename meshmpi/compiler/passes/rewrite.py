@@ -1,4 +1,4 @@
-"""What every pass needs: who uses a value, and replacing values."""
+"""Helpers of all passes: users of a value, and replacing values."""
 
 from __future__ import annotations
 

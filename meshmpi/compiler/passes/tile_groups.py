@@ -1,7 +1,7 @@
-"""What becomes tiled regions: values that are rematerialised in each, and groups of the instructions that use them.
+"""Selects the rematerialised values and the groups of instructions for tiled regions.
 
-A *rematerialised* value, never stored, has the dims of a contract that is cheap and larger than both its operands, or
-is a map of such; every region that uses one computes it from stored values.
+A *rematerialised* value is never stored: it is the result of a cheap contract that is larger than both operands, or a
+map of such values; every region that uses one computes it from stored values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Large values between matrix products, as the scores of an attention, live a tile at a time and are never stored.
+"""Tiled regions: large values between matrix products, such as attention scores, exist one tile at a time.
 
-Each group of `tile_groups` becomes a `tiled` region, which computes such values itself, the backward pass again.  Any
-chain of contracts, maps and reductions will do, in any layout; a group ends where a sum over mesh axes is needed.
+Each group of `tile_groups` becomes a `tiled` region, which recomputes such values in the backward pass. Any chain of
+contracts, maps and reductions can be tiled, in any layout; a group ends where a sum over mesh axes is needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From facts to findings, a subject a file; a check is a function of the facts."""
+"""From facts to findings, one file per subject; a check is a function of the facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether processes that are started together become one job, and the job works."""
+"""Checks that processes started together form one job, and that the job works."""
 
 from __future__ import annotations
 

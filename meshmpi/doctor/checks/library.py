@@ -1,4 +1,4 @@
-"""The MPI library, mpi4py and mpirun: there, and of one kind."""
+"""Checks that the MPI library, mpi4py and mpirun exist and are of one kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an annotation to the rule of an argument: kinds, and lists, dicts and choices of them."""
+"""Turns an annotation into the rule of an argument: kinds, and lists, dicts and choices of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`checked`: a function whose arguments are read by their annotations before it runs."""
+"""`checked`: converts and checks the arguments of a function by their annotations before it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of arguments: what each takes, how it converts it, what it advises in place of the rest."""
+"""Kinds of arguments: what each accepts, how it converts it, and what its error advises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The closed set of primitives, one family a file; see `meshmpi.graph.Operation`."""
+"""The closed set of primitives, one family per file; see `meshmpi.graph.Operation`."""
 
 from meshmpi.graph.arguments import check_all as _check_all
 from meshmpi.graph.ops import operators as _operators

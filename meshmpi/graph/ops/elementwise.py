@@ -1,6 +1,6 @@
-"""Elementwise operations: one primitive, and a row for each function: meaning, data types, derivative.
+"""Elementwise operations: one primitive, and one table row per function: meaning, data types, derivative.
 
-The expression of a function is its row in `meshmpi.ir.scalar`.  A Python number takes the data type of the tensors.
+The expression of a function is its row in `meshmpi.ir.scalar`. A Python number takes the data type of the tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations that change no value: where a tensor is kept, and what gradients pass."""
+"""Operations that do not change values: placement of a tensor, and control of gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions along dimensions: index ranges, and the bands of index pairs that masks are made of."""
+"""Index ranges along dimensions, and the bands of index pairs that define masks."""
 
 from __future__ import annotations
 

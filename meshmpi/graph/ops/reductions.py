@@ -1,4 +1,4 @@
-"""Reductions over named dimensions and what is made of them; running sums along one."""
+"""Reductions over named dimensions and compositions of them; running sums along a dimension."""
 
 from __future__ import annotations
 

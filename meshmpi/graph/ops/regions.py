@@ -1,6 +1,6 @@
-"""Parts of a graph that a function made: found, checked, and made once more on other inputs.
+"""Parts of a graph that a function made: finds, checks and rebuilds them on other inputs.
 
-Graph only: no layout, no gradient rule of any operation.
+Graph only: no layout, and no gradient rule of any operation.
 """
 
 from __future__ import annotations

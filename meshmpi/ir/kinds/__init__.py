@@ -1,7 +1,7 @@
-"""The table of instruction kinds: one class each, with everything that is known of it.
+"""The table of instruction kinds: one class each, with everything that is known about it.
 
-A row is documented at its class, see also `program.Kind`.  A new kind is a row here, its meaning in
-NumPy (`kernels.numpy_kernels`), C if it is to have any, and a case in the tests.
+Each class documents its kind, see also `program.Kind`. A new kind needs a row here, NumPy code
+(`kernels.numpy_kernels`), C if any, and a case in the tests.
 """
 
 from meshmpi.ir.kinds.computing import Contract, Conv, Map, Product, Reduce, linear_in

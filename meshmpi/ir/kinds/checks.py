@@ -1,4 +1,4 @@
-"""Checks that several type rules make."""
+"""Checks shared by several type rules."""
 
 from __future__ import annotations
 

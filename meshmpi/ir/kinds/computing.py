@@ -1,4 +1,4 @@
-"""Rows of arithmetic: maps, reductions, products and convolutions."""
+"""Arithmetic kinds: maps, reductions, products and convolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of lookups, rankings and running sums."""
+"""Kinds for lookups, rankings and running sums."""
 
 from __future__ import annotations
 

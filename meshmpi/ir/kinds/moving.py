@@ -1,4 +1,4 @@
-"""Rows of what redistributes: collectives, local slices, and the end of a collective."""
+"""Kinds for redistribution: collectives, local slices, and the end of a collective."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rows of what has a body: fused kernels and tiled regions; and the tiles that a region runs over.
+"""Kinds with a body: fused kernels and tiled regions; and the tiles of a region.
 
-Kernels, FLOP and memory all read the ranges of the tiles here.  Integers only: no arrays, no rank of a running job.
+Kernels, FLOP and memory all read the tile ranges from here. Integers only: no arrays, no rank.
 """
 
 from __future__ import annotations

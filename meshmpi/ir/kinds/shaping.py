@@ -1,4 +1,4 @@
-"""Rows of what reorders, renames, cuts and joins dims."""
+"""Kinds that reorder, rename, split and join dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of what enters and leaves a program: feeds, variables, the step's number, indices, random numbers."""
+"""Inputs and outputs of a program: feeds, variables, the step number, indices, random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the C function of a loop nest keeps values: rows of a buffer, the workspace, or a result's own memory."""
+"""Where the C function of a loop nest keeps values: rows of a buffer, the workspace, or the result's own memory."""
 
 from __future__ import annotations
 

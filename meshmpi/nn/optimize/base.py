@@ -1,8 +1,8 @@
-"""What all optimizers share: steps, learning rates, clipping, slots and where updates are computed.
+"""Common parts of all optimizers: steps, learning rates, clipping, slots and where updates are computed.
 
-An update is computed on the blocks that are *stored*: gradients go to the storage layout of the
-slots (`mm.as_stored`), so that with ZeRO-style storage they are reduce-scattered and each rank
-updates only what it keeps.  Layouts and collectives themselves are not known here.
+An update is computed on the *stored* blocks: gradients are converted to the storage layout of the slots
+(`mm.as_stored`), so with ZeRO-style storage they are reduce-scattered and each rank updates only what it keeps.
+Layouts and collectives are not known here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A training step in several parts, one after the other: less memory, the same gradients.
+"""Computes a training step in several parts, one after another: less memory, the same gradients.
 
-The parts are rows 0, k, 2k, ..., rows 1, k + 1, ... of the batch: each rank cuts its own block of a
-split batch, and nothing travels.  The sum of the parts' gradients stays pending, so that each
-gradient is reduced once, as that of one big batch is.  Knows no layout and no optimizer.
+The parts are rows 0, k, 2k, ..., rows 1, k + 1, ... of the batch: each rank divides its own block of a split batch,
+without communication. The sum of the parts' gradients stays pending, so each gradient is reduced once, as for one
+large batch. No layout or optimizer is known here.
 """
 
 from __future__ import annotations

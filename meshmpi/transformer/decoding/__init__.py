@@ -1,1 +1,1 @@
-"""Making text: sampling and beam search."""
+"""Text generation: sampling and beam search."""

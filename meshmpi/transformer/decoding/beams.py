@@ -1,4 +1,4 @@
-"""Which continuations a beam search keeps, one row at a time; every rank computes this from the same numbers."""
+"""Selects the continuations that beam search keeps, row by row; every rank computes this from the same numbers."""
 
 from __future__ import annotations
 

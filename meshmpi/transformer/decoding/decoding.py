@@ -1,7 +1,7 @@
-"""Texts from a trained Transformer: one token at a time, with the keys and values of the past kept.
+"""Generates texts with a trained Transformer, token by token, with a key-value cache.
 
-What is drawn depends only on the seed, the number of the prompt and the place of the token, so every
-layout draws the same text unless rounding decides a near tie.
+A draw depends only on the seed, the number of the prompt and the position of the token, so every layout draws the
+same text unless rounding decides a near tie.
 """
 
 from __future__ import annotations

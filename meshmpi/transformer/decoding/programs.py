@@ -1,7 +1,7 @@
-"""The programs of a `Generator`: made when first needed, all on the same parameters and caches.
+"""The programs of a `Generator`: compiled at first use, all on the same parameters and caches.
 
-Programs have no branches, so there is one for each number of tokens given at a time and each number
-of positions looked at, both from a short list.
+Programs have no branches, so there is one for each chunk length and each number of positions to look back, both from
+a short list.
 """
 
 from __future__ import annotations

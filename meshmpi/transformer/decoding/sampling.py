@@ -1,4 +1,4 @@
-"""Continuations of a text as text: a `Generator` with a vocabulary."""
+"""Continues a text, given and returned as text: a `Generator` with a vocabulary."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Caches of keys and values: variables that decoders keep between calls.
+"""Key-value caches: variables that decoders keep between calls.
 
-A cache is [memory_length, batch, heads, d_kv], or with beams [memory_length, batch, beam, heads,
-d_kv]: its first positions are one piece of memory.
+A cache is [memory_length, batch, heads, d_kv], or with beams [memory_length, batch, beam, heads, d_kv]: its first
+positions are contiguous in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a Transformer is made of: sizes, options, dims and initializers.  Builds no graph."""
+"""The configuration of a Transformer: sizes, options, dimensions and initializers.  Builds no graph."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Decoders that take a few tokens at a time and keep the keys and values of earlier ones.
+"""Decoders that take a few tokens at a time and cache the keys and values of earlier ones.
 
-Caches are variables [memory_length, batch, heads, d_kv] (with beams [.., batch, beam, ..]): new rows are put in place,
-and as the first positions of a cache are one piece of memory, a program that looks at these only costs no more.  Each
-row of the batch stands at its own position.  Projections, norms and layers are those of `lm` and `encoder_decoder`.
+Caches are variables [memory_length, batch, heads, d_kv] (with beams [.., batch, beam, ..]). New rows are written in
+place; the first positions of a cache are contiguous, so the cost of a program depends only on the positions that it
+looks at. Each row of the batch has its own position. Projections, norms and layers are those of `lm` and
+`encoder_decoder`.
 """
 
 from __future__ import annotations

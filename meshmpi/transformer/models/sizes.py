@@ -1,4 +1,4 @@
-"""Numbers of parameters, by formula, and the models of the paper's Tables 2 and 3."""
+"""Formulas for the number of parameters, and the models of the paper's Tables 2 and 3."""
 
 from __future__ import annotations
 

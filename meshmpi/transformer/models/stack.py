@@ -1,4 +1,4 @@
-"""What all Transformers share: embeddings, sublayers, layers, logits, loss.  All options come from the config."""
+"""Common parts of all Transformers: embeddings, sublayers, layers, logits, loss.  The config has all options."""
 
 from __future__ import annotations
 

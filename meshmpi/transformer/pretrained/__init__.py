@@ -1,4 +1,4 @@
-"""Pretrained models: checkpoints of Hugging Face, read and written split over a mesh."""
+"""Pretrained models: Hugging Face checkpoints, read and written split over a mesh."""
 
 from meshmpi.transformer.pretrained.architectures import ARCHITECTURES, Architecture, architecture
 from meshmpi.transformer.pretrained.files import Checkpoint

@@ -1,4 +1,4 @@
-"""Training that begins with a trained model: its settings, its vocabulary, its first values."""
+"""Fine-tuning: settings, vocabulary and initial values from a trained model."""
 
 from __future__ import annotations
 

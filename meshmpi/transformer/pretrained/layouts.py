@@ -1,4 +1,4 @@
-"""Layouts in which each weight of a Transformer is held once over the whole mesh; any other works too."""
+"""Layouts that hold each weight of a Transformer once on the whole mesh; any other layout works too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files with one text a line, as token ids; errors name the line that cannot be used."""
+"""Files with one text per line, as token ids; errors name the line."""
 
 from __future__ import annotations
 

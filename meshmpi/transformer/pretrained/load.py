@@ -1,4 +1,4 @@
-"""Filling variables from a checkpoint: every rank reads the bytes of its own blocks."""
+"""Loads variables from a checkpoint: every rank reads the bytes of its own blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model on disk, whatever made it: a Hugging Face checkpoint, or a run of the trainer."""
+"""Opens a model on disk: a Hugging Face checkpoint, or a run of the trainer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Writing variables as a checkpoint that `transformers` reads: every rank writes its own blocks.
+"""Writes variables as a checkpoint for `transformers`: every rank writes its own blocks.
 
-Files are made with their headers at their full size; then each rank writes the pieces that it owns where they belong.
+Files are made at full size with their headers; then each rank writes its pieces at their offsets.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a training run learns, one task a file: `base` says what a task is, `registry` names them."""
+"""What a training run learns, one task per file: `base` defines a task, `registry` names them."""

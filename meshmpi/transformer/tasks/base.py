@@ -1,7 +1,7 @@
-"""What the training loop needs to know of a task.
+"""The interface between the training loop and a task.
 
-A task is used in two ways.  Without data (class methods): the graph of a step, for a plan.  With
-data (an instance): batches, held-out data, a closing sample.
+A task is used in two ways: without data (class methods) for the graph of a step in a plan; with data (an instance)
+for batches, held-out data and a closing sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The task ``translation``: sentences of one language into another, by an encoder-decoder."""
+"""The task ``translation``: translates sentences with an encoder-decoder."""
 
 from __future__ import annotations
 

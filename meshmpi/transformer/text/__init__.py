@@ -1,1 +1,1 @@
-"""Text to numbers and back: one Protocol (`base`), one file for each family of vocabularies, one table of kinds."""
+"""Converts text to numbers and back: one Protocol (`base`), one file per family of vocabularies, one table of kinds."""

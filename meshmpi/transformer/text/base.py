@@ -1,4 +1,4 @@
-"""What every vocabulary offers, whether it was made here or came with a checkpoint."""
+"""The interface of every vocabulary, whether it was made here or came with a checkpoint."""
 
 from __future__ import annotations
 

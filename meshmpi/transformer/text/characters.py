@@ -1,4 +1,4 @@
-"""Vocabularies whose tokens are bytes, characters or letters; those of sequences that end."""
+"""Vocabularies of bytes, characters or letters, and vocabularies with an end token."""
 
 from __future__ import annotations
 

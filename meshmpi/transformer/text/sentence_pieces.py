@@ -1,4 +1,4 @@
-"""SentencePiece: byte-pair encodings learnt from a corpus, and the models that come with checkpoints."""
+"""SentencePiece: byte-pair encodings learned from a corpus, and models that come with checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """Training: data, configuration, checkpoints, metrics, the loop and decoding.
 
-Of all rooms this one comes last: nothing else may import it.
+This is the last room: no other room may import it.
 """

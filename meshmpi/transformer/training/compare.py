@@ -1,6 +1,6 @@
 """Compares two or more runs: settings that differ, and results.
 
-Reads what a run writes as it goes, so runs that still train or were stopped can be compared too.
+Reads the files of running and stopped runs alike.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Texts to train on, by name or by path: files in which a held-out part follows the training part.
+"""Corpora by name or path, each divided into a training and a held-out part.
 
-A named corpus is read from the cache and compared with its checksum; this package downloads none.  A program that can
-fetch one adds itself to `FETCHERS`, as `apps.transformer.corpora` does.
+A corpus is one file in which the held-out text follows the training text. A named corpus is read from the cache and
+compared with its checksum; this package does not download any. A program that can fetch corpora adds itself to
+`FETCHERS`, as `apps.transformer.corpora` does.
 """
 
 from __future__ import annotations

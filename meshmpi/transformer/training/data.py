@@ -1,6 +1,6 @@
-"""Token files and the batches cut from them; a rank reads only the block that it holds.
+"""Token files and the batches from them; a rank reads only the block that it holds.
 
-Which tokens a batch holds depends on (seed, step, row) alone, so every layout sees the same data.
+A batch depends only on (seed, step, row): the step number is enough to resume, and every layout sees the same data.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The held-out loss, exactly: every token is predicted once, whatever the batch size.
+"""The exact held-out loss: every token is predicted once, whatever the batch size.
 
-The last window of a text may be shorter and the last batch smaller: unused places have weight 0.
+The last window of a text may be shorter and the last batch smaller than the others; unused places have weight 0.
 """
 
 from __future__ import annotations

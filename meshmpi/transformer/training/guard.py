@@ -1,7 +1,8 @@
-"""The guard against numbers that are not finite and against replicas that differ.
+"""Guards against numbers that are not finite and against replicas that differ.
 
-The step itself leaves all variables as they were when loss or gradients are not finite (`Optimizer.apply_gradients`
-with ``watch``).  The guard decides what follows; `meshmpi.checking.diagnose` finds where the first wrong number arose.
+The training step itself leaves all variables unchanged if loss or gradients are not finite
+(`Optimizer.apply_gradients` with ``watch``). The guard decides what follows, identically on every rank;
+`meshmpi.checking.diagnose` finds where the first wrong number arose.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a run took beside what was predicted: time, bytes sent, memory; and its trace.
+"""Compares the time, bytes sent and memory of a run with the prediction; records its trace.
 
-*Measured* is what a clock, the operating system or the network says.  *Accounted* is what the
-runtime counts, by the same formulas as the plan.
+*Measured* values come from a clock, the operating system or the network. *Accounted* values are counted by the
+runtime with the formulas of the plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a training run records: one JSON line a record, one file a rank, event files, loss curves."""
+"""Records of a training run: one JSON line per record, one file per rank, event files, loss curves."""
 
 from __future__ import annotations
 

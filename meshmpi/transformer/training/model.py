@@ -1,6 +1,6 @@
 """The graph of a training run: training step and held-out loss share their variables.
 
-Contains what the graphs of all tasks have in common; each task gives its parts (`meshmpi.transformer.tasks`).
+Contains the common part of all tasks' graphs; each task adds its parts (`meshmpi.transformer.tasks`).
 """
 
 from __future__ import annotations

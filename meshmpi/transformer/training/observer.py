@@ -1,4 +1,4 @@
-"""The interface of those that watch a run, and the two exceptions that end a run early."""
+"""The interface of observers of a run, and the two exceptions that end a run early."""
 
 from __future__ import annotations
 

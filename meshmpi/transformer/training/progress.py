@@ -1,6 +1,6 @@
-"""Lines of progress, the moving line of a terminal, and the metrics of every rank.
+"""Progress lines, the progress line of a terminal, and the metrics of every rank.
 
-Every rank writes its own times; rank 0 alone prints, and records what all ranks know.
+Every rank writes its own times; only rank 0 prints, and records what all ranks know.
 """
 
 from __future__ import annotations

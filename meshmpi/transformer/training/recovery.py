@@ -1,11 +1,9 @@
-"""Training that goes on when ranks are lost: on fewer ranks, with a smaller mesh, from the last step.
+"""Continues a training when ranks are lost: on fewer ranks, with a smaller mesh, from the last step.
 
-If the survivors hold all variables of one step, they go on from it; else from the newest checkpoint.
-A step changes its variables only after all ranks have come through its collectives (``atomic``), so
-either no survivor holds those of the next step, or each can end it alone.
-
-How survivors find each other is known to `meshmpi.guard.recovery`, what they hold to
-`meshmpi.checkpoint.surviving`.
+If the survivors hold all variables of one step, they continue from it; otherwise from the newest checkpoint. A step
+changes its variables only after all ranks have passed its collectives (``atomic``), so either no survivor has those
+of the next step, or each can finish it alone. `meshmpi.guard.recovery` finds the survivors,
+`meshmpi.checkpoint.surviving` the blocks that they hold.
 """
 
 from __future__ import annotations

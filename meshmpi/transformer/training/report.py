@@ -1,4 +1,4 @@
-"""What the command line prints without training: the cost of a step, the fastest layouts."""
+"""Prints the cost of a step and the fastest layouts, without training."""
 
 from __future__ import annotations
 

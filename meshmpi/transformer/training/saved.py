@@ -1,4 +1,4 @@
-"""A run that was trained, opened again: its settings, its vocabulary, its model on any mesh."""
+"""Opens a finished or stopped run: its settings, its vocabulary, its model on any mesh."""
 
 from __future__ import annotations
 

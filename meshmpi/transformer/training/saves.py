@@ -1,4 +1,4 @@
-"""How a run saves and loads: at once or in the background, with or without copies at buddy ranks.
+"""Saves and loads a run: directly or in the background, with or without buddy ranks.
 
 The loop decides what is saved and when.
 """

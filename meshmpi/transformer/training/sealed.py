@@ -1,7 +1,7 @@
-"""Folders of the cache whose files carry a hash of every MiB, checked as the files are read.
+"""Cache folders whose files carry a hash of every MiB, checked as the files are read.
 
-Training data are made once and read by many jobs, perhaps for months; a flipped bit would silently
-change what is learnt.  A piece is checked when a process first touches it.
+Training data are made once and read by many jobs, perhaps for months; a flipped bit would silently change the
+training. A piece is checked when a process first reads it.
 """
 
 from __future__ import annotations

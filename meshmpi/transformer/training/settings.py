@@ -1,7 +1,7 @@
-"""All settings of a training run, with meaning, unit and default of each.
+"""All settings of a training run, each with meaning, unit and default.
 
-Describes only: no files are read (`meshmpi.transformer.training.config` does), no graph is built
-(`meshmpi.transformer.training.model` does), and no MPI is known.
+Describes only: `meshmpi.transformer.training.config` reads files, `meshmpi.transformer.training.model` builds the
+graph. Independent of MPI.
 """
 
 from __future__ import annotations

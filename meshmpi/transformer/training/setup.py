@@ -1,4 +1,4 @@
-"""Preparing a run: its mesh, layout, data and folder."""
+"""Prepares a run: its mesh, layout, data and folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Signals that ask a run to stop: noted when they arrive, acted on where the run can be left.
+"""Signals that ask a run to stop: recorded when they arrive, handled where the run can be left.
 
-Batch systems send SIGTERM before they kill, and SIGUSR1 when asked to warn earlier.  Repeated ones change nothing
-(Slurm sends them twice), but a second SIGINT ends at once.  A launching process forwards all of them as SIGUSR1, and
-writes the name of the original into a file.
+Batch systems send SIGTERM before they kill, and SIGUSR1 as an early warning; Ctrl-C is SIGINT. Further SIGTERM and
+SIGUSR1 change nothing (Slurm sends them twice); a second SIGINT ends the run at once. A launching process forwards
+all of them as SIGUSR1, and writes the name of the original signal to a file.
 """
 
 from __future__ import annotations

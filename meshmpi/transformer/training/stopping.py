@@ -1,6 +1,7 @@
-"""When a run must stop: at a signal to any rank, or before its time, by its setting or its Slurm job, is over.
+"""Decides when a run must stop: after a signal to any rank, or before its time is over.
 
-There is then time for one more step and for saving.  All ranks decide alike, at places that all of them reach.
+The time limit is the run's own setting or that of its Slurm job; a run stops while there is time for one more step
+and a save. All ranks decide identically, at points that all of them reach.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Starts a training again when its job has died: by a lost rank, a lost host, a crash.
+"""Restarts a training whose job has died from a lost rank, a lost host or a crash.
 
-Runs in the launching process, outside of the MPI job, and so works with every MPI.  A job that ends by
-itself, well or by an error of the user, is not started again.
+Runs in the launching process, outside of the MPI job, and so works with every MPI. A job that ends by itself,
+successfully or by an error of the user, is not restarted.
 """
 
 from __future__ import annotations

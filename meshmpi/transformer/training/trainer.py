@@ -1,4 +1,4 @@
-"""The training of a Transformer: its task, its compiled steps and its observers, put into a `Loop`."""
+"""Training of a Transformer: connects its task, compiled steps and observers to a `Loop`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepares translation data once: reads, cleans and divides pairs, and writes their tokens to files."""
+"""Prepares translation data once: reads, cleans and splits pairs, and writes their tokens to files."""
 
 from __future__ import annotations
 

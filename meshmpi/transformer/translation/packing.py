@@ -1,7 +1,7 @@
-"""Packs several pairs into one row, so that few positions are padding, and makes the arrays of these rows.
+"""Packs several pairs into one row, to reduce padding, and makes the arrays of these rows.
 
-A row has room for ``source_length`` tokens of sources and ``length`` of targets.  The rows are made
-once, by a seed; a rank reads the rows that it holds.
+A row has room for ``source_length`` tokens of sources and ``length`` of targets. The rows are made once, determined
+by a seed; a rank reads the rows that it holds.
 """
 
 from __future__ import annotations

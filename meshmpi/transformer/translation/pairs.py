@@ -1,4 +1,4 @@
-"""Pairs of sentences: read from files of the user, cleaned, and divided without leakage."""
+"""Sentence pairs: reads the user's files, cleans them, and splits them without leakage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translations of sentences by beam search with a trained encoder-decoder, and their BLEU."""
+"""Translates sentences by beam search with a trained encoder-decoder, and computes BLEU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the config.json of a checkpoint means: ``architecture(config)``.
+"""Interprets the config.json of a checkpoint: ``architecture(config)``.
 
 Pure Python and NumPy: no files, no MPI, no layout.
 """

@@ -1,4 +1,4 @@
-"""What the options of a config.json are in a `TransformerConfig`, one function for each architecture."""
+"""Translates the options of a config.json to a `TransformerConfig`, one function per architecture."""
 
 from __future__ import annotations
 

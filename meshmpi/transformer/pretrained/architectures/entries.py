@@ -1,4 +1,4 @@
-"""Where the numbers of a variable stand in a checkpoint, as data, so that each block can be read alone."""
+"""The position of a variable's numbers in a checkpoint, as data, so that each block can be read alone."""
 
 from __future__ import annotations
 

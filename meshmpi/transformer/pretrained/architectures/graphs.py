@@ -1,4 +1,4 @@
-"""The graph of any architecture's logits, so that scoring needs no code for each."""
+"""Builds the logits of any architecture, so that scoring needs no code for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a config.json so that no option of it is silently ignored."""
+"""Reads a config.json such that no option is silently ignored."""
 
 from __future__ import annotations
 

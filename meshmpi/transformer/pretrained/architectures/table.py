@@ -1,4 +1,4 @@
-"""The architectures, one row for each ``model_type`` of a config.json."""
+"""The architectures, one row per ``model_type`` of a config.json."""
 
 from __future__ import annotations
 
