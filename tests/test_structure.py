@@ -17,25 +17,26 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "meshmpi"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-_GRAPH = ["errors", "amounts", "dims", "ir", "values", "graph"]
+_GRAPH = ["errors", "hashes", "amounts", "dims", "ir", "values", "graph"]
 _RUN = ["version", *_GRAPH, "files", "compiler", "kernels", "nn", "runtime", "api"]
 MAY_IMPORT = {
     # core: what is computed, and how
     "errors": [],
     "version": [],
     "amounts": ["errors"],
+    "hashes": [],
     "dims": ["errors"],
-    "files": ["errors"],
-    "ir": ["errors", "dims"],
+    "files": ["errors", "hashes"],
+    "ir": ["errors", "hashes", "dims"],
     "values": ["errors", "dims", "ir"],
     "graph": ["errors", "dims", "ir", "values"],
     "compiler": _GRAPH,
-    "kernels": ["errors", "dims", "ir", "files"],
+    "kernels": ["errors", "hashes", "dims", "ir", "files"],
     "nn": _GRAPH,
     "runtime": [*_GRAPH, "files", "compiler", "kernels", "nn"],
     "api": [*_GRAPH, "compiler", "runtime"],
     # services: what one wants of a program besides running it
-    "guard": ["errors", "dims", "files", "runtime"],
+    "guard": ["errors", "hashes", "dims", "files", "runtime"],
     "launch": ["errors", "files", "runtime", "guard"],
     "planner": _RUN,
     "checking": _RUN,

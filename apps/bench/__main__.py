@@ -120,7 +120,7 @@ def about(bench: Bench) -> dict[str, str]:
     library = product_choice.chosen()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
-        "processor": f"{_processor()}, {os.cpu_count()} cores, load before this line {os.getloadavg()[0]:.1f}",
+        "processor": f"{processor_name()}, {os.cpu_count()} cores, load before this line {os.getloadavg()[0]:.1f}",
         "Python": f"{platform.python_version()} on {platform.platform()}",
         "matrix products": f"{library.name} {library.version}",
         "effort": str(bench.effort._asdict()),
@@ -128,7 +128,8 @@ def about(bench: Bench) -> dict[str, str]:
     }
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """As Linux calls it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

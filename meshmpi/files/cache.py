@@ -8,11 +8,9 @@ under another name and renamed, so that readers see complete files or none.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 from meshmpi.errors import DataError
 from meshmpi.files import disk
 from meshmpi.files.private import Folder
+from meshmpi.hashes import sha256
 
 LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 """Which rank of its host a process is, by Open MPI, Hydra (MPICH, Intel MPI) and Slurm."""
@@ -88,6 +87,8 @@ def _usable(folder: Folder, parts: tuple[str, ...], programs: bool) -> Folder:
 
 def _temporary() -> Folder:
     """The user's folder among the temporary files: the one with the plain name if it is private."""
+    import tempfile  # late, as it is seldom needed
+
     place = Path(tempfile.gettempdir())
     name = f"meshmpi-{os.geteuid()}"
     earlier = [place / name, *sorted(place.glob(f"{name}-cache-*"))]
@@ -142,7 +143,7 @@ def read_sealed(folder: Folder, name: str) -> bytes | None:
 
 
 def _hash(name: str, data: bytes) -> bytes:
-    return hashlib.sha256(name.encode() + b"\0" + data).hexdigest().encode()
+    return sha256(name.encode() + b"\0" + data).hexdigest().encode()
 
 
 @contextlib.contextmanager

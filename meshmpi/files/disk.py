@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -67,7 +66,7 @@ def write_file(path: Path, pieces: Iterable[Any], flags: int = os.O_CREAT | os.O
 @contextlib.contextmanager
 def beside(path: Path) -> Iterator[Path]:
     """A name next to ``path`` for a file or folder that takes its place when it is whole; removed after an error."""
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    unfinished = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         yield unfinished
         rename(unfinished, path)

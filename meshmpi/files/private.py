@@ -14,8 +14,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +68,7 @@ class Folder:
             _refuse(place, f"it belongs to user {status.st_uid}")
         if status.st_mode & WRITABLE_BY_OTHERS and not sticky:
             _refuse(place, "others may rename what is in it")
-        path = place / f"{prefix}{secrets.token_hex(8)}"
+        path = place / f"{prefix}{os.urandom(8).hex()}"
         os.mkdir(path, 0o700)
         return cls(path, _opened(path, None))
 
@@ -88,7 +86,7 @@ class Folder:
     @contextlib.contextmanager
     def temporary(self, prefix: str) -> Iterator[Folder]:
         """A folder in this one that goes with the context."""
-        with self.child(f"{prefix}{secrets.token_hex(8)}") as made:
+        with self.child(f"{prefix}{os.urandom(8).hex()}") as made:
             try:
                 yield made
             finally:
@@ -128,7 +126,7 @@ class Folder:
 
     def write(self, name: str, data: bytes) -> None:
         """Puts a whole file under a name at once, in place of what is there."""
-        beside = f".{name}.{secrets.token_hex(8)}"
+        beside = f".{name}.{os.urandom(8).hex()}"
         try:
             with open(self.create(beside), "wb") as file:
                 file.write(data)
@@ -154,6 +152,8 @@ class Folder:
         except FileNotFoundError:
             return
         except (IsADirectoryError, PermissionError):  # EPERM: what POSIX has for a folder
+            import shutil  # late, as folders are seldom
+
             shutil.rmtree(f"{self.reached()}/{name}", ignore_errors=True)
 
     @contextlib.contextmanager

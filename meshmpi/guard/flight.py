@@ -11,11 +11,9 @@ import ctypes
 import mmap
 import os
 import re
-import shutil
 import stat
 import struct
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -88,7 +86,7 @@ class Ring:
                     self._map = mmap.mmap(file.fileno(), nbytes)
                 self._table = folder.create(self.path.with_suffix(".txt").name)
             except OSError:
-                shutil.rmtree(folder.path, ignore_errors=True)
+                _remove(folder.path)
                 raise
         self._words = memoryview(self._map).cast("q")
         self._floats = memoryview(self._map).cast("d")
@@ -230,7 +228,7 @@ def sweep(place: Path) -> None:
     """Removes the folders in a place whose processes were killed, this user's only."""
     for folder in _folders_in(place):
         if _is_over(folder):
-            shutil.rmtree(folder, ignore_errors=True)  # another rank may be at it
+            _remove(folder)  # another rank may be at it
 
 
 def neighbours(ring: Ring) -> list[Path]:
@@ -276,20 +274,32 @@ def _is_over(folder: Path) -> bool:
     return all(map(processes.is_over, known)) and all(map(_is_over, _folders_in(folder)))
 
 
-def places() -> list[Path]:
+def places() -> Iterator[Path]:
     """Where folders may be made, best first."""
-    roots = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    found = [r for r in roots if r.is_dir() and os.access(r, os.W_OK)]
-    named = os.environ.get(FOLDER_VARIABLE)
-    if not named:
-        return found
-    place = Path(named)
-    if not place.is_dir():
-        if _NAME.fullmatch(place.name):
-            return found  # the launcher's, which is on another host
-        with contextlib.suppress(OSError):  # told when the ring cannot be made there
-            Folder.at(place).close()
-    return [place, *found]
+    if named := os.environ.get(FOLDER_VARIABLE):
+        place = Path(named)
+        if not place.is_dir() and not _NAME.fullmatch(place.name):  # else the launcher's, which is on another host
+            with contextlib.suppress(OSError):  # told when the ring cannot be made there
+                Folder.at(place).close()
+            yield place
+        elif place.is_dir():
+            yield place
+    if _takes_files(Path("/dev/shm")):
+        yield Path("/dev/shm")
+    import tempfile  # late, as it is seldom needed
+
+    if _takes_files(Path(tempfile.gettempdir())):
+        yield Path(tempfile.gettempdir())
+
+
+def _takes_files(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK)
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # late, as it is seldom needed
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def ring() -> Ring | None:
@@ -317,7 +327,7 @@ def folder_of_job(variables: dict[str, str]) -> Iterator[None]:
                 folder = stack.enter_context(Folder.new(place, _beginning()))
             except OSError:
                 continue
-            stack.callback(shutil.rmtree, folder.path, ignore_errors=True)
+            stack.callback(_remove, folder.path)
             variables[FOLDER_VARIABLE] = str(folder.path)
             break
         yield

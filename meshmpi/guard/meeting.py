@@ -6,7 +6,6 @@ Ranks that make a mesh poll each other, and a rank that leaves the program witho
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from meshmpi.errors import HangError, MeshError
 from meshmpi.guard import deadlock, ending, flight, watchdog
 from meshmpi.guard.rings import Reader
+from meshmpi.hashes import blake2b
 from meshmpi.runtime import processes
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _leaving: list[Any] = []
 def wait_for_all(comm: MPI.Intracomm, shape: str, members: Sequence[int], line: str, ring: flight.Ring | None) -> None:
     """Returns when all ranks are here; ends the job when one has left instead."""
     global _met_all
-    digest = int.from_bytes(hashlib.blake2b(shape.encode(), digest_size=7).digest(), "little")
+    digest = int.from_bytes(blake2b(shape.encode(), digest_size=7).digest(), "little")
     request, told = _tell(comm, HERE, digest)
     began, nap, quiet = time.monotonic(), 1e-4, watchdog.current() is not None
     while not request.Test():  # type: ignore[attr-defined]

@@ -6,7 +6,6 @@ different communicators cannot compare; the watchdog detects that.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from meshmpi.errors import ConfigError, ProgramError, suggest
 from meshmpi.guard import abort, flight, meeting, recovery, watchdog
 from meshmpi.guard.deadlock import CALL_THE_SAME, grouped, named
+from meshmpi.hashes import blake2b
 from meshmpi.runtime.calls import Call, CallKind, Tally, counted
 from meshmpi.runtime.hooks import Met, Watch
 
@@ -96,7 +96,7 @@ class MeshWatch(Watch):
             return made, *watchdog.join(made)
 
         # All meshes of the same ranks have one channel, as the communicator may be the user's.
-        name = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()
+        name = blake2b(repr(members).encode(), digest_size=8).hexdigest()
         return self.recorded(f"mesh/{name}", members, Call(CallKind("mm.Mesh"), 0, line), run, Tally())()
 
     def recorded(

@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import os
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshmpi.errors import ConfigError, MeshError
 from meshmpi.files import plain
 from meshmpi.files.private import replacing
 from meshmpi.guard.deadlock import named
 from meshmpi.guard.exit_status import LOST
+from meshmpi.hashes import sha256
 from meshmpi.runtime import processes
 from meshmpi.runtime.world import rank_by_environment
+
+if TYPE_CHECKING:
+    import subprocess
 
 OUTCOME_VARIABLE = "MESHMPI_OUTCOME"
 """Names the folder; ranks take it out of their environment, for jobs that they start themselves."""
@@ -105,7 +105,7 @@ def _write(text: str) -> None:
 
 def _content(path: Path, text: str) -> bytes:
     """What a rank writes: with a hash, since one flipped bit turns a failure, 1, into 0."""
-    seal = hashlib.sha256(f"{path.parent.name}/{path.name} {text}".encode()).hexdigest()[:16]
+    seal = sha256(f"{path.parent.name}/{path.name} {text}".encode()).hexdigest()[:16]
     return f"{text} # {seal}\n".encode()
 
 
@@ -115,6 +115,9 @@ def _content(path: Path, text: str) -> bytes:
 @contextlib.contextmanager
 def place(several_hosts: bool, beside: Path | None = None) -> Iterator[Path]:
     """An empty folder for one start of a job, which goes afterwards."""
+    import shutil  # late: a rank does without these
+    import tempfile
+
     shared = os.environ.get(SHARED_VARIABLE, "")
     roots = [Path(shared)] if shared else [beside] if beside else [Path.cwd(), Path.home()]
     for root in roots if several_hosts else [Path(tempfile.gettempdir())]:

@@ -16,10 +16,11 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 from meshmpi.dims import Axes, MeshShape
+from meshmpi.hashes import sha256
 from meshmpi.ir.bands import Band
 from meshmpi.ir.collective_bytes import reduced_bytes
 from meshmpi.ir.scalar import ITEM_BYTES
-from meshmpi.ir.types import NOWHERE, LocalType, Source
+from meshmpi.ir.types import NOWHERE, ByFields, LocalType, Source
 
 Extents = Mapping[str, int]
 """Dimension name -> number of elements of the block."""
@@ -80,7 +81,7 @@ Memory = int | Alias
 """Whose memory a value uses: that of another value, or an `Alias`."""
 
 
-class Kind:
+class Kind(ByFields):
     """One row of the table of kinds: the attributes of an instruction, and all that is known of it.
 
     A row is a frozen dataclass ``class Slice(Kind, kind="slice", traits=Traits(...))``; its fields
@@ -405,9 +406,7 @@ class Program:
 
     def digest(self) -> str:
         """SHA-256 of the text (without source lines): equal on two ranks iff they run the same."""
-        import hashlib  # late: it loads a library of ciphers, which `import meshmpi` can do without
-
-        return hashlib.sha256(self.text().encode()).hexdigest()
+        return sha256(self.text().encode()).hexdigest()
 
     @functools.cached_property
     def forms(self) -> list[tuple[Instruction, int]]:

@@ -19,6 +19,22 @@ from meshmpi.ir.scalar import ITEM_BYTES
 REDUCTIONS = ("sum", "max", "min", "prod")
 
 
+class ByFields:
+    """Comparison and text of frozen dataclasses with ``eq=False, repr=False``, of the same class, by all fields.
+
+    `dataclass` compiles such methods for each class, in every rank's start: 0.3 ms.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
 class Source(NamedTuple):
     """Where a tensor was made: its name and the user's file and line."""
 

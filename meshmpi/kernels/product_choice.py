@@ -8,7 +8,6 @@ are cached for the ranks of the host and for later jobs; the ranks of a program 
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import time
 from collections.abc import Collection, Mapping
@@ -18,6 +17,7 @@ import numpy as np
 from meshmpi.dims import MeshShape, Shape
 from meshmpi.errors import DataError
 from meshmpi.files import cache
+from meshmpi.hashes import sha256
 from meshmpi.ir.kinds import Contract
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels import blas, numpy_kernels
@@ -81,7 +81,7 @@ def _figures(versions: tuple[tuple[str, str, int], ...], bfloat16: bool) -> Mapp
     about = [processor(), np.__version__, repr((PRODUCTS, versions)), *wanted]  # all that the figures depend on
     if any(kind.endswith(SUFFIX) for kind in wanted):
         about.append(SOURCE.read_text())
-    name = f"products-{hashlib.sha256('|'.join(about).encode()).hexdigest()[:24]}.json"
+    name = f"products-{sha256('|'.join(about).encode()).hexdigest()[:24]}.json"
     try:
         with cache.opened("products") as folder:
             found = _known(cache.recall(folder, name), wanted)

@@ -9,7 +9,6 @@ sine of operations that IEEE 754 rounds alike on every machine; a library's loga
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from meshmpi.errors import ProgramError
+from meshmpi.hashes import blake2b
 from meshmpi.ir.kinds import Random
 from meshmpi.kernels.binding import Arrays, Call, Plan, Runtime, Scratch
 from meshmpi.kernels.expressions import Space, cut
@@ -57,7 +57,7 @@ def stream_key(seed: int, key: str, step: int) -> int:
     As the paper asks, each half consists of eight different hexadecimal digits other than 0, and
     the last digit is odd.
     """
-    digest = hashlib.blake2b(f"{seed}|{step}|{key}".encode()).digest()
+    digest = blake2b(f"{seed}|{step}|{key}".encode()).digest()
     value = 0
     for half in range(2):
         digits = list(range(1, 16))

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import subprocess
 
 MARK = r"\d+-\d+-[0-9a-f]{8}-\d+"
 """Pattern of what `mark` returns."""
@@ -205,6 +207,8 @@ def guarded(mark: str) -> Iterator[None]:
     A process of its own sees to it: it reads a pipe that only this process can write to.  ``mark`` is
     an unguessable ``NAME=value``, so that nobody else has it.
     """
+    import subprocess  # late: launchers only come here
+
     with subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, mark],
         stdin=subprocess.PIPE,

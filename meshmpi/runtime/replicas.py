@@ -8,7 +8,6 @@ number far from all others of the block is suspected, as a flipped exponent caus
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshmpi.dims import Axes
+from meshmpi.hashes import blake2b
 from meshmpi.ir.program import LocalType
 from meshmpi.runtime.agreement import gathered
 from meshmpi.runtime.variables import VariableStore
@@ -46,7 +46,7 @@ def digest(block: np.ndarray) -> int:
     sums = chunk_sums(block)
     if sums.size == 1:
         return int(sums[0])
-    return int.from_bytes(hashlib.blake2b(sums.tobytes(), digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(sums.tobytes(), digest_size=8).digest(), "little")
 
 
 class Difference(NamedTuple):

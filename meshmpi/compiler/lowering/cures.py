@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -108,6 +107,8 @@ def _changed(error: LayoutError, mesh: MeshShape, rules: Rules) -> Iterator[Rule
         return
     dims, axis = error.conflict
     others = [a for a in mesh.names if a != axis]
+    import difflib  # late, for errors only
+
     near = difflib.get_close_matches(axis, others, n=max(len(others), 1), cutoff=0.0)
     for instead in (*near, None):
         for dim in reversed(dims):

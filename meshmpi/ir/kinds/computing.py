@@ -15,7 +15,7 @@ from meshmpi.ir.scalar import SCALAR_FUNCTIONS, Expr
 from meshmpi.ir.types import REDUCTIONS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Map(
     Kind,
     kind="map",
@@ -75,7 +75,7 @@ class PerInput(Kind):
         return Work(("simple",), "input")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Reduce(
     PerInput,
     kind="reduce",
@@ -121,7 +121,7 @@ class Product(Kind):
         check_pending(program.mesh, y, [*pending, *gone], "sum")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Contract(
     Product, kind="contract", traits=Traits(repeatable=True, tileable=True, hides_network=True, product=True)
 ):
@@ -153,7 +153,7 @@ class Contract(
         return 2 * math.prod({**ins[0], **ins[1]}.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Conv(
     Product,
     kind="conv",

@@ -15,7 +15,7 @@ RANKING = 30
 """Operations of the simplest sort that ranking one element costs.  Status: assumption."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Lookup(Kind):
     """Kinds whose second input is an index along ``dim``, and which are linear in the first alone.
 
@@ -31,7 +31,7 @@ class Lookup(Kind):
         return list(marks) == [True, False]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Gather(Lookup, kind="gather", traits=Traits(repeatable=True, hides_network=True)):
     """Rows of the block of a table that the index hits, else 0."""
 
@@ -48,7 +48,7 @@ class Gather(Lookup, kind="gather", traits=Traits(repeatable=True, hides_network
         return only_what_is_taken(i, sizes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ScatterAdd(PerInput, Lookup, kind="scatter_add", traits=Traits(native=True, hides_network=True)):
     """Sums updates into the rows of the result that the index hits."""
 
@@ -67,7 +67,7 @@ class ScatterAdd(PerInput, Lookup, kind="scatter_add", traits=Traits(native=True
         return {**sizes, y: sizes[y] + sizes[i.inputs[0]]}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Put(Kind, kind="put", traits=Traits(in_place="same")):
     """x but for the rows that the index hits, where they are held: those are the updates."""
 
@@ -89,7 +89,7 @@ class Put(Kind, kind="put", traits=Traits(in_place="same")):
         return {**sizes, i.inputs[0]: 0, i.outputs[0]: sizes[i.inputs[1]]} if in_place else dict(sizes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TopK(Kind, kind="top_k", traits=Traits(native=True)):
     """The ``k`` (name of a dim) largest elements along ``dim``, and their indices; ties in order.
 
@@ -120,7 +120,7 @@ class TopK(Kind, kind="top_k", traits=Traits(native=True)):
         return Work(("simple",), "input", weight=RANKING)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BlockSum(PerInput, kind="block_sum", traits=Traits()):
     """Sum of the own block along ``dim``; the result has one element per block in its place."""
 
@@ -133,7 +133,7 @@ class BlockSum(PerInput, kind="block_sum", traits=Traits()):
         require(y == block_sums(program.mesh, x, self.dim, self.blocks) and not x.partial, "is not a sum of each block")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Cumsum(PerInput, kind="cumsum", traits=Traits(repeatable=True)):
     """Running sums along ``dim``; along a split one from the sums of all ``blocks`` on."""
 

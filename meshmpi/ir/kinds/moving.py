@@ -37,7 +37,7 @@ class Redistribution(Kind):
             require(expected == program.types[v], f"should make {expected}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class AllReduce(
     Redistribution,
     Collective,
@@ -72,7 +72,7 @@ class AllReduce(
         return cb.all_reduce_workspace_bytes(shapes[0], types[0].dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ReduceScatter(
     Redistribution, Collective, kind="reduce_scatter", traits=Traits(meets_ranks=True, carries_gradient=True)
 ):
@@ -92,7 +92,7 @@ class ReduceScatter(
         return cb.reduce_scatter_workspace_bytes(shape, x.dtype, axis, sizes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class AllGather(Redistribution, Collective, kind="all_gather", traits=Traits(meets_ranks=True, carries_gradient=True)):
     """Makes ``dim`` whole over its last axes.
 
@@ -127,7 +127,7 @@ class AllGather(Redistribution, Collective, kind="all_gather", traits=Traits(mee
         return cb.all_gather_workspace_bytes(shape, x.dtype, axis, block_sizes(whole, program.mesh.count(self.axes)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class AllToAll(Redistribution, Collective, kind="all_to_all", traits=Traits(meets_ranks=True, carries_gradient=True)):
     """Moves ``axes`` from the dim ``concat`` to the dim ``split``."""
 
@@ -154,7 +154,7 @@ class AllToAll(Redistribution, Collective, kind="all_to_all", traits=Traits(meet
         return cb.all_to_all_workspace_bytes(shape, x.dtype, *self.exchange(program, i, at), index)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LocalSlice(Redistribution, kind="take_shard", traits=Traits(repeatable=True, carries_gradient=True)):
     """Keeps the own block of ``dim``; no traffic."""
 
@@ -174,7 +174,7 @@ class LocalSlice(Redistribution, kind="take_shard", traits=Traits(repeatable=Tru
         return only_what_is_taken(i, sizes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Shift(
     Collective, kind="shift", traits=Traits(meets_ranks=True, takes_halos=True, makes_halos=True, by_place=True)
 ):
@@ -236,7 +236,7 @@ class Shift(
         return cb.shift_workspace_bytes(out, x.dtype, axis, self.exchange(program, i))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Wait(Kind, kind="wait", traits=Traits(meets_ranks=True, same_memory=True, carries_gradient=True)):
     """The result of an `AllReduce` that was only started."""
 

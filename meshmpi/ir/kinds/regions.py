@@ -32,7 +32,7 @@ class TileDim(NamedTuple):
         return f"{self.dim}:{self.size}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Fused(
     Region,
     kind="fused",
@@ -56,7 +56,7 @@ class Fused(
         require(two is None, f"mixes blocks of {two and two[0]} and of {two and two[1]}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tiled(Region, kind="tiled", traits=Traits(repeatable=True, hides_network=True, product=True, by_place=True)):
     """What its ``body`` computes, a block of the dims ``over`` at a time; in a ``band`` less.
 

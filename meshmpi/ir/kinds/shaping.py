@@ -11,7 +11,7 @@ from meshmpi.ir.kinds.checks import passes_partial, require, result_type, same_s
 from meshmpi.ir.program import Instruction, Kind, LocalType, Program, Traits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Transpose(Kind, kind="transpose", traits=Traits(repeatable=True, carries_gradient=True)):
     """The same dims in the result's order."""
 
@@ -25,7 +25,7 @@ class Transpose(Kind, kind="transpose", traits=Traits(repeatable=True, carries_g
         return True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class View(Kind, kind="view", traits=Traits(free=True, repeatable=True, same_memory=True, carries_gradient=True)):
     """The same elements in the same order under other dims.
 
@@ -68,7 +68,7 @@ class AlongDim(Kind):
         return total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Slice(AlongDim, kind="slice", traits=Traits(repeatable=True)):
     """Elements ``start`` to ``stop`` in steps of ``stride``, along a whole dimension."""
 
@@ -93,7 +93,7 @@ class Slice(AlongDim, kind="slice", traits=Traits(repeatable=True)):
         return i.inputs[0] if leads and x.names == y.names else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pad(AlongDim, kind="pad", traits=Traits(repeatable=True)):
     """``before`` and ``after`` elements of ``value`` around x, along a whole dimension."""
 
@@ -110,7 +110,7 @@ class Pad(AlongDim, kind="pad", traits=Traits(repeatable=True)):
         return not self.value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Concat(AlongDim, kind="concat", traits=Traits(repeatable=True)):
     """One input behind the other, along a whole dimension."""
 

@@ -21,7 +21,7 @@ class Source(Kind):
         """What the kind demands of its result."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Feed(Source, kind="feed", traits=Traits(free=True, given=True, kept=True)):
     """The block of a value given at each step."""
 
@@ -38,7 +38,7 @@ class Feed(Source, kind="feed", traits=Traits(free=True, given=True, kept=True))
         return Alias("feed", self.name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Read(Source, kind="read", traits=Traits(free=True, given=True)):
     """The stored block of a variable, as it was when the step began."""
 
@@ -55,7 +55,7 @@ class Read(Source, kind="read", traits=Traits(free=True, given=True)):
         return Alias("variable", self.variable)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Write(Kind, kind="write", traits=Traits(kept=True)):
     """The new block of a variable; takes effect after every read of the step."""
 
@@ -76,7 +76,7 @@ class Write(Kind, kind="write", traits=Traits(kept=True)):
         return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class StepNumber(Source, kind="step", traits=Traits(repeatable=True)):
     """The number of the step, int32, without dims."""
 
@@ -84,7 +84,7 @@ class StepNumber(Source, kind="step", traits=Traits(repeatable=True)):
         require(y.dtype == "int32" and not y.shape, "is not an int32 without dims")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Iota(Source, kind="iota", traits=Traits(repeatable=True)):
     """The global index along the one dimension of the result."""
 
@@ -94,7 +94,7 @@ class Iota(Source, kind="iota", traits=Traits(repeatable=True)):
         require(y.shape.names == (self.dim,) and y.dtype == "int32", "is not an int32 of its dim")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Random(
     Source, kind="random", traits=Traits(repeatable=True, pointwise=True, fusible=True, tileable=True, native=True)
 ):

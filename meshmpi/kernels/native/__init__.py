@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from meshmpi.dims import MeshShape, Ranges
 from meshmpi.errors import ProgramError
+from meshmpi.hashes import sha256
 from meshmpi.ir.kinds import Iota, Map, Random, Reduce, ScatterAdd, Tiled, TopK
 from meshmpi.ir.kinds.regions import iteration_counts, sizes_key
 from meshmpi.ir.program import Instruction, LocalType, Program
@@ -58,7 +58,7 @@ class NativeKernels:
                 for i, ranges in _everything(program, where):
                     with contextlib.suppress(Unsupported):
                         body = function_body(Site(i, types, program.mesh, where, ranges), counting)
-                        name = "k" + hashlib.sha256(body.text.encode()).hexdigest()[:20]
+                        name = "k" + sha256(body.text.encode()).hexdigest()[:20]
                         self._bodies[name] = body
                         self._names[_key(program, i, where, ranges)] = name
         self.functions = len(self._bodies)

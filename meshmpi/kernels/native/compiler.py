@@ -11,20 +11,18 @@ import contextlib
 import ctypes
 import fcntl
 import functools
-import hashlib
 import itertools
 import os
 import platform
 import shlex
 import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from meshmpi.errors import DataError, MeshmpiError
 from meshmpi.files import cache
 from meshmpi.files.private import Folder
+from meshmpi.hashes import sha256
 
 FLAGS = tuple(
     shlex.split(
@@ -72,7 +70,7 @@ def _compiler(wanted: str) -> tuple[tuple[str, ...], str]:
     path = Path(shutil.which(shlex.split(found)[0]) or "").resolve()
     status = path.stat()
     about = (found, str(path), status.st_mtime_ns, status.st_size, FLAGS, OPTIONAL_FLAGS, processor())
-    name = f"compiler-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}.json"
+    name = f"compiler-{sha256(repr(about).encode()).hexdigest()[:24]}.json"
     try:
         with _opened() as folder:
             known = cache.recall(folder, name)
@@ -105,6 +103,8 @@ def _facts(found: str) -> dict[str, Any]:
 
 def _accepts(command: tuple[str, ...]) -> bool:
     """Whether a trivial library comes out, and can be loaded."""
+    import tempfile  # late: most processes find all in the cache
+
     with tempfile.TemporaryDirectory() as path, Folder.at(Path(path)) as folder:
         folder.write("t.c", b"#include <math.h>\nint f(void) { return 0; }\n")
         try:
@@ -117,6 +117,8 @@ def _accepts(command: tuple[str, ...]) -> bool:
 
 def _run(command: list[str], seconds: float, folder: Folder | None = None) -> str:
     """What the command printed; its temporary files go with the folder, also if it is killed."""
+    import subprocess  # late: most processes find all in the cache
+
     at: dict[str, Any] = {} if folder is None else {"cwd": folder.reached(), "env": {**os.environ, "TMPDIR": "."}}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, umask=0o077, **at)
@@ -167,7 +169,7 @@ def load_library(source: str) -> ctypes.CDLL:
     """
     command, version = _compiler(_wanted())
     text = "\n".join([source, *command, version, processor()])
-    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    key = sha256(text.encode()).hexdigest()[:24]
     where = "a cache"
     try:
         with _opened() as folder:
@@ -192,7 +194,7 @@ def load_library(source: str) -> ctypes.CDLL:
 def _kept(folder: Folder, key: str) -> bytes | None:
     """A library of the cache; None where it is missing or not what was built here."""
     data, entry = folder.read(f"{key}.so"), cache.recall(folder, f"{key}.json")
-    if data is None or entry is None or entry != hashlib.sha256(data).hexdigest():
+    if data is None or entry is None or entry != sha256(data).hexdigest():
         return None
     return data
 
@@ -213,7 +215,7 @@ def _build(folder: Folder, key: str, source: str, command: tuple[str, ...], alon
             )
         folder.write(f"{key}.c", source.encode())
         folder.write(f"{key}.so", data)
-        cache.remember(folder, f"{key}.json", hashlib.sha256(data).hexdigest())
+        cache.remember(folder, f"{key}.json", sha256(data).hexdigest())
     return data
 
 
