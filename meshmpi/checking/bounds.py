@@ -41,6 +41,10 @@ ULPS = 8
 worst that NumPy and C libraries document for the transcendental functions used here."""
 
 
+EXACT = np.zeros(())
+"""The error of an exact value, of any shape."""
+
+
 class Bounds:
     """Errors of all values of a one-rank program, kept while it runs.
 
@@ -52,7 +56,7 @@ class Bounds:
 
     def __init__(self, program: Program, precision: Mapping[int, str]):
         self.program, self.precision = program, precision
-        self.errors: dict[int, np.ndarray | None] = {}
+        self.errors: dict[int, np.ndarray] = {}
 
     def observe(self, i: Instruction, inputs: Sequence, results: Sequence) -> None:
         """Adds the errors of the results of one instruction."""
@@ -61,8 +65,7 @@ class Bounds:
         errors = [self.errors[v] for v in i.inputs]
         with np.errstate(all="ignore"):
             made = _RULES.get(type(i.attrs), _linear)(self, i, inputs, results, errors)
-        for v, e in zip(i.outputs, made, strict=True):
-            self.errors[v] = None if e is None else np.where(np.isnan(e), np.inf, e)
+        self.errors.update({v: np.where(np.isnan(e), np.inf, e) for v, e in zip(i.outputs, made, strict=True)})
 
     def roundoff(self, v: int) -> float:
         """Unit roundoff of the type in which value ``v`` is stored; 0 for whole numbers."""
@@ -83,28 +86,14 @@ class Bounds:
         values = [v for v in (*i.inputs, *i.outputs) if v not in indices]
         return evaluate_as(i, self.program, arrays, dict.fromkeys(values, "float64"))
 
-    def of_sum(
-        self, i: Instruction, terms: int, magnitude: np.ndarray, carried: np.ndarray | None
-    ) -> list[np.ndarray | None]:
-        """Errors of a sum of ``terms`` terms whose absolute values add up to ``magnitude``.
-
-        ``carried`` is the sum of the errors of the terms.
-        """
-        (y,) = i.outputs
+    def of_sum(self, y: int, terms: int, magnitude: np.ndarray) -> np.ndarray:
+        """Error of a sum of ``terms`` exact terms whose absolute values add up to ``magnitude``."""
         unit = max(terms - 1, 0) * self.sums(y) + SPARE * self.roundoff(y)
-        if unit == 0.0 and carried is None:
-            return [None]
-        own = unit * magnitude + terms * self.tiny(y)
-        return [own if carried is None else own + carried]
+        return unit * magnitude + terms * self.tiny(y) if unit else EXACT
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
     return np.abs(x.astype(np.float64))
-
-
-def added(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
-    """The sum of two errors; None is 0."""
-    return b if a is None else a if b is None else a + b
 
 
 Rule = Callable[[Bounds, Instruction, Sequence, Sequence, Sequence], list]
@@ -113,7 +102,7 @@ Rule = Callable[[Bounds, Instruction, Sequence, Sequence, Sequence], list]
 def _random(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
     """Drawn from the same bits everywhere; C and NumPy may round normal numbers differently."""
     if i.of(Random).distribution == "uniform":
-        return [None]
+        return [EXACT]
     return [ULPS * b.roundoff(i.outputs[0]) * _wide(ys[0])]
 
 
@@ -127,19 +116,19 @@ def _linear(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence)
     def computed(arrays: Sequence[np.ndarray]) -> np.ndarray:
         return b.again(i, [*arrays, *index])[0]
 
-    carried = None
+    carried, wide = EXACT, [np.broadcast_to(e, x.shape) for e, x in zip(errors, values, strict=True)]
     if isinstance(i.attrs, Product):
-        for k, e in enumerate(errors):
-            if e is not None:
-                carried = added(carried, computed([e if n == k else _wide(x) for n, x in enumerate(values)]))
-    elif any(e is not None for e in errors):
-        carried = computed([np.zeros(x.shape) if e is None else e for e, x in zip(errors, values, strict=True)])
-    if index and es[-1] is not None and es[-1].any():
-        carried = added(carried, _of_unsure_rows(b, i, es[-1]))
+        for k, e in enumerate(wide):
+            if e.any():
+                carried = carried + computed([e if n == k else _wide(x) for n, x in enumerate(values)])
+    elif any(e.any() for e in errors):
+        carried = computed(wide)
+    if index and es[-1].any():
+        carried = carried + _of_unsure_rows(b, i, es[-1])
     if i.attrs.work is None and not i.traits.product:
         return [carried]
     terms = int(computed([np.ones(x.shape) for x in values]).max(initial=0))
-    return b.of_sum(i, terms, computed([_wide(x) for x in values]), carried)
+    return [b.of_sum(i.outputs[0], terms, computed([_wide(x) for x in values])) + carried]
 
 
 def _of_unsure_rows(b: Bounds, i: Instruction, index_error: np.ndarray) -> np.ndarray:
@@ -153,12 +142,12 @@ def _of_unsure_rows(b: Bounds, i: Instruction, index_error: np.ndarray) -> np.nd
 
 def _map(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
     rounds = any(s.function not in _EXACT for s in i.of(Map).expr.steps)
-    outs: list[np.ndarray | None] = [
-        ULPS * b.roundoff(v) * _wide(y) + b.tiny(v) if rounds and b.roundoff(v) else None
+    outs = [
+        ULPS * b.roundoff(v) * _wide(y) + b.tiny(v) if rounds and b.roundoff(v) else EXACT
         for v, y in zip(i.outputs, ys, strict=True)
     ]
     for k, e in enumerate(es):
-        if e is not None and e.any():
+        if e.any():
             varied = [(i, [*xs[:k], x, *xs[k + 1 :]]) for x in _both_ways(xs[k], e)]
             outs = _with_largest_change(b, outs, varied, ys)
     if numbers := _varied_numbers(i, max(b.roundoff(v) for v in i.outputs)):
@@ -172,16 +161,11 @@ _EXACT = {"identity", "negative", "abs", "sign", "minimum", "maximum", "where", 
 """Scalar functions whose result needs no rounding."""
 
 
-def _with_largest_change(
-    b: Bounds, outs: Sequence, varied: Sequence[tuple[Instruction, list]], ys: Sequence
-) -> list[np.ndarray | None]:
+def _with_largest_change(b: Bounds, outs: Sequence, varied: Sequence[tuple[Instruction, list]], ys: Sequence) -> list:
     """Adds to each error the largest change of the result among the varied computations."""
     changes = [evaluate_as(i, b.program, xs, {}) for i, xs in varied]
-    made = []
-    for n, (out, y) in enumerate(zip(outs, ys, strict=True)):
-        largest = np.maximum.reduce([distance(c[n], y) for c in changes])
-        made.append(added(out, largest if largest.any() else None))
-    return made
+    largest = [np.maximum.reduce([distance(c[n], y) for c in changes]) for n, y in enumerate(ys)]
+    return [out + change for out, change in zip(outs, largest, strict=True)]
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -226,19 +210,19 @@ def _reduce(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence)
         product = _wide(ys[0])
         terms = x.size // max(ys[0].size, 1)
         own = (terms * b.sums(i.outputs[0]) + SPARE * b.roundoff(i.outputs[0])) * product
-        if e is None:
-            return [own if own.any() else None]
+        if not e.any():
+            return [own]
         (larger,) = b.again(i, [_wide(x) + e])
         return [own + (larger - product)]
-    if e is None:  # an extremum is one of the elements
-        return [None]
+    if not e.any():  # an extremum is one of the elements
+        return [EXACT]
     return b.again(i.replaced(op="max"), [e])
 
 
 def _top_k(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
     """The k-th largest moves no further than any element; which it is may change near a tie."""
-    if es[0] is None or not es[0].any():
-        return [None, None]
+    if not es[0].any():
+        return [EXACT, EXACT]
     attrs, x, sizes = i.of(TopK), b.program.types[i.inputs[0]].shape, ys[0].shape
     axis = x.position(attrs.dim)
     error = np.max(es[0], axis, keepdims=True)

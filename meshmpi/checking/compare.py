@@ -24,17 +24,16 @@ class Shown(NamedTuple):
 
 
 def compared(
-    tensor: Tensor, shown: Shown, want: np.ndarray, bound: np.ndarray | None, alone: np.ndarray, mesh: MeshShape
+    tensor: Tensor, shown: Shown, want: np.ndarray, bound: np.ndarray, alone: np.ndarray, mesh: MeshShape
 ) -> Difference:
     """Every rank's block of ``shown``, perhaps in another order of dims, against the same block of ``want``.
 
-    ``bound`` says by how much each element may differ (None: not at all), ``alone`` is what one rank
+    ``bound`` says by how much each element may differ, ``alone`` is what one rank
     computes from the start.
     """
     t = shown.type
     order = [tensor.shape.position(n) for n in t.shape.names]
-    want, alone = want.transpose(order), alone.transpose(order)
-    bound = np.zeros(want.shape) if bound is None else bound.transpose(order)
+    want, alone, bound = (x.transpose(order) for x in (want, alone, np.broadcast_to(bound, want.shape)))
     source = Source(shown.name, *tensor.source[1:]) if " " in shown.name else tensor.source
     ratio, at_bound, place = 0.0, float(bound.max(initial=0.0)), ""
     apart, from_one, wrong, elements, undecided = 0.0, 0.0, 0, 0, 0

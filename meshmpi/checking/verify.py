@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-from meshmpi.checking.bounds import ROUNDOFF, SPARE, Bounds, added
+from meshmpi.checking.bounds import EXACT, ROUNDOFF, SPARE, Bounds
 from meshmpi.checking.compare import Shown, compared
 from meshmpi.checking.feeds import random_feeds
 from meshmpi.checking.interpret import (
@@ -178,7 +178,7 @@ class Seen(NamedTuple):
     """A tensor of the graph as a layout computed it."""
 
     whole: np.ndarray
-    error: np.ndarray | None  # error of finishing a sum that the program leaves pending; None where none is
+    error: np.ndarray  # of finishing a sum that the program leaves pending
 
 
 class Truth:
@@ -207,8 +207,8 @@ class Truth:
         self._dtypes = {v: narrow.get(v, t).dtype for v, t in self._wide.types.items()}
         self.values = {t: value for t, value, _ in self.judged({})}
 
-    def judged(self, seen: Mapping[Tensor, Seen]) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray | None]]:
-        """Tensor, what it must be, and by how much each element may differ (None: not), in the order of the graph.
+    def judged(self, seen: Mapping[Tensor, Seen]) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray]]:
+        """Tensor, what it must be, and by how much each element may differ, in the order of the graph.
 
         Every operation is computed from what the layout has made of its inputs, where that is ``seen``: bounds are
         those of this one operation, and one mistake does not make all that follows wrong.
@@ -221,8 +221,7 @@ class Truth:
         }
         with np.errstate(all="ignore"):
             for c in run(self._wide, value_of, self.feeds, self.start, self.step, bounds.observe, instead):
-                e = bounds.errors[value_of[c.tensor]]
-                yield c.tensor, c.value, None if e is None else twice * e
+                yield c.tensor, c.value, twice * bounds.errors[value_of[c.tensor]]
                 if c.tensor in seen:
                     bounds.errors[value_of[c.tensor]] = seen[c.tensor].error
 
@@ -328,7 +327,7 @@ class _Runner:
         finished = t.finished()
         whole = gather_whole(self.mesh, finished, blocks)
         if sizes is None:
-            return Seen(whole, None)
+            return Seen(whole, EXACT)
         terms = gather_whole(self.mesh, finished, sizes).astype(np.float64)
         roundings = self.shape.count(t.partial) + SPARE
         return Seen(whole, roundings * ROUNDOFF.get(t.dtype, 0.0) * terms)
@@ -337,7 +336,7 @@ class _Runner:
         """Keeps the worst of each tensor and the first wrong one in the order of the graph."""
         for tensor, want, bound in self.truth.judged(seen):
             if tensor in seen:
-                bound = added(bound, seen[tensor].error)
+                bound = bound + seen[tensor].error
             for one in shown.get(tensor, ()):
                 mine = compared(tensor, one, want, bound, self.truth.values[tensor], self.shape)
                 d = max(gathered(self.mesh, mine, "verify"), key=lambda one: one.ratio)  # the same on each rank

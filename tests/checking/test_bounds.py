@@ -43,9 +43,9 @@ def test_errors_are_carried_by_derivatives():
 
 def test_what_only_moves_or_compares_exact_numbers_is_exact():
     x = np.array([2.0, -1.0, 5.0], "float32")
-    assert bound_of(lambda a: mm.maximum(a, 0.0), {"x": x})[1] is None
-    assert bound_of(lambda a: mm.reduce_max(a), {"x": x})[1] is None
-    assert bound_of(lambda a: mm.cast(mm.greater(a, 0.0), "float32"), {"x": x})[1] is not None
+    assert not bound_of(lambda a: mm.maximum(a, 0.0), {"x": x})[1].any()
+    assert not bound_of(lambda a: mm.reduce_max(a), {"x": x})[1].any()
+    assert bound_of(lambda a: mm.cast(mm.greater(a, 0.0), "float32"), {"x": x})[1].any()
 
 
 def test_decisions_within_rounding_are_granted_and_others_are_not():
