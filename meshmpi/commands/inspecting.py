@@ -103,7 +103,7 @@ def _show(options: Options) -> int:
     from meshmpi.dims import MeshShape
     from meshmpi.drawing.report import report_text
     from meshmpi.planner.machine import shared_axes
-    from meshmpi.planner.machines import find_machine
+    from meshmpi.planner.machine_file import find_machine
     from meshmpi.planner.report import time_lines
     from meshmpi.planner.timing import predict_time
     from meshmpi.runtime.compiled import memory_plan

@@ -58,8 +58,7 @@ def _start_calibrate(options: Options, given: Sequence[str]) -> int:
 def _calibrate(options: Options) -> int:
     """Measures on the ranks of this job."""
     from meshmpi.planner.calibrate import calibrate
-    from meshmpi.planner.machine_file import machine_text
-    from meshmpi.planner.machines import keep_machine
+    from meshmpi.planner.machine_file import keep_machine, machine_text
 
     mesh = make_mesh(_checked(options))
     machine = calibrate(mesh, repeats=options.repeats, quick=options.quick, say=print)

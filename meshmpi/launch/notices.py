@@ -65,7 +65,10 @@ class Notices:
         for piece in re.findall(rb"[^\n]*\n|[^\n]+", self._line + data):
             self._line = b""
             if piece.endswith(b"\n"):
-                shown += self._rest(piece) if self._shown else self._whole(piece)
+                if found := self._report.match(self._shown + piece):
+                    self._reported.append(found[1])
+                shown += piece if self._shown or not self._reported else self._whole(piece)
+                self._shown = b""
             elif self._held or (not self._shown and self._may_begin(piece)):
                 self._line = piece
             else:
@@ -86,21 +89,8 @@ class Notices:
         begins = piece == b"\0" or any(b.startswith(piece) or piece.startswith(b) for b in _BEGINNINGS)
         return bool(self._reported) and begins
 
-    def _rest(self, piece: bytes) -> bytes:
-        self._see(self._shown + piece)
-        self._shown = b""
-        return piece
-
-    def _see(self, line: bytes) -> None:
-        found = self._report.match(line)
-        if found is not None:
-            self._reported.append(found[1])
-
     def _whole(self, line: bytes) -> bytes:
-        """What is to be shown after a whole line came in."""
-        self._see(line)
-        if not self._reported:
-            return line
+        """What is to be shown after a whole line came in, which may belong to a notice."""
         self._held.append(line)
         shown = b""
         while self._held:

@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.amounts import bytes_of
+from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError, suggest
-from meshmpi.files import plain
+from meshmpi.files import cache, plain
 from meshmpi.graph.arguments import checked
 from meshmpi.ir.kinds import COLLECTIVES
 from meshmpi.ir.scalar import DTYPES
@@ -56,6 +58,8 @@ _SECTIONS = {
 }
 _NEEDED = ("products", "memory")
 _TOP = ("name", "origin", "disturbed", "memory_bytes", "ranks_per_host", *_SECTIONS)
+_KEPT = "machines"
+"""Folder of the cache.  A description is of a host and a mesh: what a rank can do depends on how many there are."""
 _SHORTEST_WAIT = 1e-9
 """What a wait of 0 counts as: between the points of a curve are logarithms."""
 
@@ -311,3 +315,42 @@ def _table(name: str, rows: Sequence[Sequence[float]]) -> list[str]:
         return ", ".join([*map(repr, keys), str(last) if isinstance(last, int) else f"{last:.4g}"])
 
     return [f"{name} = [", *(f"  [{text(row)}]," for row in rows), "]"]
+
+
+# ---- keeping ------------------------------------------------------------------------------------
+
+
+def keep_machine(machine: Machine, mesh: MeshShape) -> Path:
+    """Keeps what `meshmpi calibrate` measured on this host with a mesh; returns its file, in the cache.
+
+    Raises:
+        DataError, OSError: The cache has no folder, or no room.
+    """
+    with cache.opened(_KEPT) as folder:
+        cache.write_sealed(folder, _kept_name(mesh), machine_text(machine).encode())
+        return folder.path / _kept_name(mesh)
+
+
+def find_machine(name: str, mesh: MeshShape) -> Machine | None:
+    """A machine by name or path; without one that of this host and mesh, if it was measured.
+
+    One of the cache that is damaged, or was changed by hand, is not used, and a line says so.
+
+    Raises:
+        ConfigError: The name or file is not a machine.
+    """
+    if name:
+        return load_machine(name)
+    with cache.opened(_KEPT) as folder:
+        path, data = folder.path / _kept_name(mesh), cache.read_sealed(folder, _kept_name(mesh))
+        if data is None and folder.has(_kept_name(mesh)):
+            cache.tell(
+                f"{path} is not as `meshmpi calibrate` wrote it, and is not used: calibrate again,"
+                " or name the file in the option for the machine"
+            )
+    return None if data is None else parse_machine(data.decode(), str(path))
+
+
+def _kept_name(mesh: MeshShape) -> str:
+    axes = "-".join(f"{a}{n}" for a, n in mesh.axes) or "one"
+    return f"{os.uname().nodename}-{axes}.toml"

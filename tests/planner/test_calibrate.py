@@ -15,8 +15,7 @@ from meshmpi.planner import calibrate as module
 from meshmpi.planner import disturbance
 from meshmpi.planner.calibrate import calibrate
 from meshmpi.planner.machine import RELATIVE_COSTS
-from meshmpi.planner.machine_file import load_machine, machine_text, parse_machine
-from meshmpi.planner.machines import find_machine, keep_machine
+from meshmpi.planner.machine_file import find_machine, keep_machine, load_machine, machine_text, parse_machine
 
 
 @pytest.fixture

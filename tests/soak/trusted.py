@@ -29,8 +29,7 @@ from meshmpi.guard.exit_status import LOST
 from meshmpi.guard.flight import Ring
 from meshmpi.guard.rings import Reader
 from meshmpi.kernels.native import available, compiler
-from meshmpi.planner.machine_file import load_machine
-from meshmpi.planner.machines import find_machine, keep_machine
+from meshmpi.planner.machine_file import find_machine, keep_machine, load_machine
 from meshmpi.runtime.calls import CallKind as Call
 from meshmpi.runtime.calls import Tally
 from meshmpi.transformer.training import compare, data, lock, metrics

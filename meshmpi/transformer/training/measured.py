@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshmpi.errors import ConfigError
-from meshmpi.planner.machines import find_machine
+from meshmpi.planner.machine_file import find_machine
 from meshmpi.planner.timing import predict_time
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.cores import network_bytes_sent, peak_resident_bytes

@@ -15,7 +15,7 @@ from meshmpi.planner.bounded_search import Priced, Rejected, Screen, SearchResul
 from meshmpi.planner.candidates import Candidate, LowerBound
 from meshmpi.planner.layout_search import Step, digest, pricing
 from meshmpi.planner.machine import Machine, axes_between_hosts, shared_axes
-from meshmpi.planner.machines import find_machine
+from meshmpi.planner.machine_file import find_machine
 from meshmpi.planner.report import fit_line, memory_lines, network_lines, time_lines, traffic_lines
 from meshmpi.planner.timing import predict_time
 from meshmpi.runtime.compiled import memory_plan
