@@ -144,9 +144,6 @@ class ShardReader:
             raise self._error(f"cannot be read: {error.strerror}") from error
         try:
             header = self._header(record)
-        except OSError as error:
-            os.close(self._file)
-            raise self.damaged(f"reading it failed: {error.strerror}") from error
         except BaseException:
             os.close(self._file)
             raise
@@ -155,10 +152,12 @@ class ShardReader:
         self._hashes = _hashes_in(header)
 
     def _header(self, record: Mapping[str, Any]) -> Header:
-        size = os.fstat(self._file).st_size
-        length = min(_header_bytes(os.pread(self._file, 8, 0)), size, 8 + MOST_HEADER_BYTES)
         try:
+            size = os.fstat(self._file).st_size
+            length = min(_header_bytes(os.pread(self._file, 8, 0)), size, 8 + MOST_HEADER_BYTES)
             return _verified(os.pread(self._file, length, 0), size, record)
+        except OSError as error:
+            raise self.damaged(f"reading it failed: {error.strerror}") from error
         except HeaderError as error:
             raise self.damaged(str(error)) from error
 

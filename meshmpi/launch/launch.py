@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from meshmpi.guard import flight, outcome
 from meshmpi.guard.exit_status import LOST
@@ -31,7 +32,7 @@ TIMED_OUT = 124
 JOB_VARIABLE = "MESHMPI_JOB"
 """Tells the processes of a started job from all others: unguessable, in their environment."""
 _REPEATS = 10
-_FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def launch(
@@ -133,7 +134,7 @@ def _run(job: _Job, notices: Notices) -> subprocess.CompletedProcess[str]:
     own_input = sys.__stdin__ is not None and not sys.__stdin__.closed and not os.isatty(0)
     errors = contextlib.nullcontext(pipe) if job.capture or job.alone else filtered(notices)
     with (
-        _forwarding(job) as signals,
+        _Signals(job) as signals,
         errors as stderr,
         subprocess.Popen(
             command,
@@ -204,6 +205,17 @@ class _Signals:
         self._process: subprocess.Popen[str] | None = None
         self._waiting: list[int] = []
         self._interrupted = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        with contextlib.suppress(ValueError):  # only the main thread may set them
+            for number in _FORWARDED:
+                self._previous[number] = signal.signal(number, self.forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def forward(self, number: int, _frame: object = None) -> None:
         self._job.signalled = True
@@ -234,19 +246,3 @@ class _Signals:
                 return
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(self._stop_by or 0)
-
-
-@contextlib.contextmanager
-def _forwarding(job: _Job):
-    """Hands signals on to the job, which runs in a session of its own, while it lives."""
-    signals, previous = _Signals(job), {}
-    try:
-        for name in _FORWARDED:
-            previous[name] = signal.signal(getattr(signal, name), signals.forward)
-    except ValueError:  # only the main thread may set them
-        previous.clear()
-    try:
-        yield signals
-    finally:
-        for name, handler in previous.items():
-            signal.signal(getattr(signal, name), handler)

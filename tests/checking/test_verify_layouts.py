@@ -50,26 +50,15 @@ def test_every_layout_of_the_two_layers_is_right(precision: str):
     assert (1e-17 < apart < 1e-12) if precision == "float64" else (1e-9 < apart < 1e-4)
 
 
-CHECKED = [
-    "softmax_by_hand",
-    "einsum_of_three",
-    "gather",
-    "top_k",
-    "random_numbers",
-    "rename",
-    "slots_stored_elsewhere",
-    "constrained_and_whole",
-    "swap_of_variables",
-    "put_rows",
-    "cumsum_of_constrained",
-    "conv_of_a_constrained_value",
-    "custom_gradient",
-    "casts",
-]
+CHECKED = """
+softmax_by_hand einsum_of_three gather top_k random_numbers
+rename slots_stored_elsewhere constrained_and_whole swap_of_variables
+put_rows cumsum_of_constrained conv_of_a_constrained_value custom_gradient casts
+"""
 
 
 @pytest.mark.quick(4)
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize("name", CHECKED.split())
 def test_cases_of_the_table_are_right(name: str):
     for precision in ("float64", "own"):
         report = verified_case(name, sample=4, precision=precision)
@@ -293,13 +282,8 @@ def test_what_it_cannot_do_is_said():
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("broken", [False, True])
 def test_real_ranks(broken: bool):
-    done = launch(
-        4,
-        ["-m", "tests.checking.mpi_verify", *(["broken"] if broken else [])],
-        timeout_seconds=120,
-        capture_output=True,
-        environment={"PYTHONPATH": str(ROOT)},
-    )
+    program = ["-m", "tests.checking.mpi_verify", *(["broken"] if broken else [])]
+    done = launch(4, program, timeout_seconds=120, capture_output=True, environment={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
     if broken:
         assert "batch:rows" in done.stdout

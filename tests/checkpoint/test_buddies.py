@@ -123,13 +123,8 @@ def test_on_real_ranks_the_next_rank_has_the_copy(tmp_path, where):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     local = where if where == "memory" else str(tmp_path / "local")
-    done = launch(
-        3,
-        [str(script), str(tmp_path / "checkpoints"), local],
-        timeout_seconds=60,
-        capture_output=True,
-        environment={"PYTHONPATH": "."},
-    )
+    program = [str(script), str(tmp_path / "checkpoints"), local]
+    done = launch(3, program, timeout_seconds=60, capture_output=True, environment={"PYTHONPATH": "."})
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("rank-00001 of step 1 is damaged (it has 3 bytes") == 1
     for rank, keeper in ((1, 2), (2, 0)):

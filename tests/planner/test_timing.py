@@ -8,17 +8,8 @@ import meshmpi as mm
 from meshmpi.compiler.cost import Cost
 from meshmpi.errors import LayoutError
 from meshmpi.ir.program import AxesTable
+from meshmpi.planner import report
 from meshmpi.planner.machine import Curve, Network, ProductRates, axes_between_hosts, operations_from
-from meshmpi.planner.report import (
-    KINDS,
-    gradient_values,
-    memory_by_kind,
-    memory_lines,
-    network_lines,
-    sent_by_line,
-    time_lines,
-    traffic_lines,
-)
 from meshmpi.planner.timing import predict_time
 from meshmpi.runtime.compiled import memory_plan
 from tests.layouts import legal_layouts
@@ -124,7 +115,7 @@ def test_tables_of_a_prediction_add_up(layout):
         assert sum(table.values()) + 1e-3 == pytest.approx(found.seconds)
     assert sum(found.by_axes().values()) <= found.by_bound()["network"] + 1e-12
     assert 0 < found.efficiency < 1
-    assert any("by kind" in line for line in time_lines(found))
+    assert any("by kind" in line for line in report.time_lines(found))
 
 
 @pytest.mark.parametrize("mesh, layout", [("", ""), ("all:2", "batch:all"), ("all:3", "d_ff:all")])
@@ -132,11 +123,11 @@ def test_memory_by_kind_adds_up_to_the_plan(mesh, layout):
     graph, fetches, updates = small_lm()
     found = mm.plan(graph, mesh, layout, fetches=fetches, updates=updates)
     plan = memory_plan(found.program)
-    kinds = memory_by_kind(found.program, plan)
-    assert tuple(kinds) == KINDS and min(kinds.values()) >= 0
+    kinds = report.memory_by_kind(found.program, plan)
+    assert tuple(kinds) == report.KINDS and min(kinds.values()) >= 0
     assert sum(kinds.values()) == plan.total_bytes == found.cost.peak_memory
     assert kinds["slots"] > kinds["parameters"] > 0 and kinds["activations"] > 0
-    assert "the peak is while" in memory_lines(found.program, plan)[1]
+    assert "the peak is while" in report.memory_lines(found.program, plan)[1]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -152,8 +143,8 @@ def test_every_operation_has_a_prediction(case: Case):
             continue
         known = predict_time(found.program, machine())
         assert known.seconds == pytest.approx(sum(known.by_kind().values()))
-        told = [*time_lines(known), *traffic_lines(found.program)]
-        told += memory_lines(found.program, memory_plan(found.program))
+        told = [*report.time_lines(known), *report.traffic_lines(found.program)]
+        told += report.memory_lines(found.program, memory_plan(found.program))
         assert all(isinstance(line, str) for line in told)
 
 
@@ -168,7 +159,7 @@ def test_language_models_have_a_prediction(options: dict[str, Any]):
 def test_gradients_are_what_becomes_updates():
     graph, fetches, updates = small_lm()
     program = mm.plan(graph, "", "", fetches=fetches, updates=updates).program
-    found = gradient_values(program)
+    found = report.gradient_values(program)
     made = {v: i.kind for i in program.instructions for v in i.outputs}
     assert {"contract", "scatter_add"} <= {made[v] for v in found}
     assert "feed" not in {made[v] for v in found}
@@ -177,11 +168,11 @@ def test_gradients_are_what_becomes_updates():
 def test_bytes_by_line_add_up_to_the_cost():
     graph, fetches, updates = small_lm()
     found = mm.plan(graph, "rows:2;cols:2", "batch:rows;d_ff:cols", fetches=fetches, updates=updates)
-    table = sent_by_line(found.program)
+    table = report.sent_by_line(found.program)
     assert sum(sent for _, sent in table.values()) == found.cost.bytes_sent > 0
     assert list(table.values()) == sorted(table.values(), key=lambda row: -row[1])
     assert all(__file__.split("/")[-1] in key[3] or ".py:" in key[3] for key in table)
-    assert len(traffic_lines(found.program, 1)) == 2  # the first, and how much more
+    assert len(report.traffic_lines(found.program, 1)) == 2  # the first, and how much more
 
 
 def test_rows_put_in_place_cost_their_own_bytes():
@@ -214,10 +205,10 @@ def test_the_peak_is_that_of_the_types_that_are_multiplied(dtype, peak):
 def test_axes_that_cross_the_network_are_named_and_the_heavier_one_is_warned_of():
     cost = Cost(0, {"all_reduce": AxesTable({"rows": 4_000_000, "cols": 1000, "rows+cols": 500})}, {})
     mesh = mm.MeshShape("rows:2;cols:2")
-    assert network_lines(cost, mesh, ()) == []
-    first, warning = network_lines(cost, mesh, axes_between_hosts(mesh, 2))
+    assert report.network_lines(cost, mesh, ()) == []
+    first, warning = report.network_lines(cost, mesh, axes_between_hosts(mesh, 2))
     assert first.startswith("between hosts: rows (") and first.endswith("inside a host: cols")
     assert "axis rows sends more than cols" in warning and "mesh 'cols:2;rows:2'" in warning
-    (only,) = network_lines(cost, mm.MeshShape("cols:2;rows:2"), ("cols",))
+    (only,) = report.network_lines(cost, mm.MeshShape("cols:2;rows:2"), ("cols",))
     assert "inside a host: rows" in only
-    assert len(network_lines(cost, mesh, axes_between_hosts(mesh, 1))) == 1  # nothing is inside
+    assert len(report.network_lines(cost, mesh, axes_between_hosts(mesh, 1))) == 1  # nothing is inside
