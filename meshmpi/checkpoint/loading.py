@@ -169,10 +169,10 @@ def load_newest(
         except CheckpointError as error:
             damaged.append(error.problem)
             notes.append(
-                f"{error.problem} Resuming from the newest whole checkpoint; remove {checkpoint} to silence this."
+                f"{error.problem} Resuming from the newest undamaged checkpoint; remove {checkpoint} to silence this."
             )
     raise CheckpointError(
-        f"no checkpoint in {folder} is whole: {' '.join(damaged)}",
+        f"all checkpoints in {folder} are damaged: {' '.join(damaged)}",
         "Put good copies of these files in their places, or start again in another folder.",
     )
 

@@ -103,8 +103,8 @@ def check_plain(about: Mapping[str, Any]) -> None:
     for key, value in about.items():
         if problem := _not_plain(value, f"about[{key!r}]"):
             raise CheckpointError(
-                f"what a checkpoint says of itself must be plain values: {problem}.",
-                "Give numbers of Python, texts, lists and dicts, as float(x) or x.tolist().",
+                f"a checkpoint's `about` must hold plain values:  {problem}.",
+                "Give Python numbers, strings, lists and dicts, such as float(x) or x.tolist().",
             )
 
 

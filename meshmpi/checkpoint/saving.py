@@ -105,8 +105,8 @@ class Save:
         differences = [] if self.compared else Replicas(self.store).differences()
         if differences:  # only one copy is written: the difference would be lost without a trace
             raise CheckpointError(
-                f"nothing is saved, as copies of variables differ: {differences[0]}.",
-                "Go on from the last checkpoint. If the ranks were fed different arrays,"
+                f"nothing is saved, because replicas of variables differ: {differences[0]}.",
+                "Continue from the last checkpoint. If the ranks were fed different arrays,"
                 " mm.compile(..., debug=True) tells which.",
             )
         self._mesh, self.about = self.store.mesh, dict(self.about)
@@ -200,7 +200,7 @@ def begin(mesh: AnyMesh, folder: Path, step: int, about: Mapping[str, Any]) -> I
         number = -1
     if number < 0:
         raise CheckpointError(
-            f"a checkpoint of step {step!r} would not be found again: steps are whole numbers from 0 on.",
+            f"a checkpoint of step {step!r} is not valid: steps are integers from 0 on.",
             "Give the number of training steps done.",
         )
 

@@ -64,7 +64,7 @@ def read_header(file: int) -> Header:
             if data.startswith(begin):
                 raise HeaderError(meaning)
     if len(data) < 8:
-        raise HeaderError(f"it has {size} bytes, and its header cannot be read: 8 say its length")
+        raise HeaderError(f"it has {size} bytes, and its header cannot be read: the first 8 must hold its length")
     (length,) = struct.unpack("<Q", data[:8])
     if length > MOST_HEADER_BYTES:
         raise HeaderError(f"its header cannot be read: it would have {length} bytes, the most is {MOST_HEADER_BYTES}")

@@ -53,7 +53,7 @@ def _from_settings(text: str, options: Options) -> Model:
 
 def _from_function(text: str, options: Options) -> Model:
     if options.set:
-        raise ConfigError("a function has no settings.", "Leave --set out, or name a TOML file.")
+        raise ConfigError("a function does not take settings.", "Leave --set out, or name a TOML file.")
     module, _, name = text.partition(":")
     sys.path.insert(0, os.getcwd())
     try:

@@ -24,7 +24,7 @@ def _search(options: Options) -> int:
     from meshmpi.transformer.training.report import search_report
 
     if options.on < 1:
-        raise ConfigError(f"{options.on} ranks.", "Give 1 or more.")
+        raise ConfigError(f"the number of ranks is {options.on}.", "Give 1 or more.")
     if options.layout or options.storage:
         raise ConfigError(
             "a search finds the layout and the storage itself.",
@@ -40,7 +40,7 @@ def _checked(options: Options) -> MeshSettings:
     if options.layout:
         raise ConfigError("calibrate does not take a layout.", "Leave --layout out.")
     if options.repeats < 1:
-        raise ConfigError(f"{options.repeats} repeats.", "Give 1 or more.")
+        raise ConfigError(f"--repeats is {options.repeats}.", "Give 1 or more.")
     return MeshSettings(shape=options.mesh or "")
 
 
@@ -48,7 +48,7 @@ def _start_calibrate(options: Options, given: Sequence[str]) -> int:
     """Starts the command on ranks, if they are those of the mesh."""
     settings = _checked(options)
     if options.ranks < 1:
-        raise ConfigError(f"{options.ranks} ranks.", "Give 1 or more.")
+        raise ConfigError(f"--ranks is {options.ranks}.", "Give 1 or more.")
     shape = mesh_shape(settings, options.ranks)
     if shape.size != options.ranks:
         raise size_error(shape, options.ranks)

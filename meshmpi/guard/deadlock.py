@@ -196,7 +196,7 @@ def stalled(ranks: Mapping[int, Seen], seconds: float) -> Finding | None:
         f"ranks have waited longer than {seconds:g} s: {told}" + (f"; they wait for {for_whom}." if for_whom else "."),
         tuple(behind or late),
         tuple(late),
-        "Set MESHMPI_STALL_SECONDS higher, or to 0 for no limit, if so long a wait is right.",
+        "Set MESHMPI_STALL_SECONDS higher, or to 0 for no limit, if such a long wait is intended.",
     )
 
 

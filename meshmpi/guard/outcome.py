@@ -75,7 +75,7 @@ def begin() -> None:
         raise ConfigError(
             f"rank {rank} on host {host} cannot write to {folder} ({error.strerror}), where ranks"
             " tell that they are done.",
-            f"Let {SHARED_VARIABLE} name a folder that all hosts see.",
+            f"Set {SHARED_VARIABLE} to a folder that all hosts see.",
         ) from None
 
 
@@ -131,8 +131,8 @@ def place(several_hosts: bool, beside: Path | None = None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         return
     raise MeshError(
-        f"there is no room for a folder of the job in {' or '.join(map(str, roots))}.",
-        f"Let {SHARED_VARIABLE} name a folder that all hosts see and that you may write to.",
+        f"the folder of the job cannot be made in {' or '.join(map(str, roots))}.",
+        f"Set {SHARED_VARIABLE} to a folder that all hosts see and that you may write to.",
     )
 
 
@@ -227,7 +227,7 @@ def verdict(found: Outcome, ranks: int, status: int, all_tell: bool = False) -> 
     if found.damaged:
         why += f"; the file of {named(found.damaged)} is damaged"
     return LOST, (
-        f"meshmpi: {named(missing)} {are} not told the end of the program, though its launcher"
+        f"meshmpi: {named(missing)} {are} not reported the end of the program, but its launcher"
         f" ended with status {status}: {why}; exit status {LOST}\n"
     )
 

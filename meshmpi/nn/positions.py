@@ -166,7 +166,7 @@ def _check(what: str, dim: Dimension, base: float) -> None:
     if dim.size % 2:
         raise ShapeError(f"{what}: dimension {dim} has an odd size.", "Give an even one.")
     if not base > 0:
-        raise ShapeError(f"{what}: the base is {base}.", "Give a positive number, mostly 10000.")
+        raise ShapeError(f"{what}: the base is {base}.", "Give a positive number, usually 10000.")
 
 
 def relative_position_bucket(

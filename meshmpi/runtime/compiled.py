@@ -206,7 +206,7 @@ class CompiledStep:
     def _known_feed(self, name: str) -> None:
         if name not in self.program.feeds:
             raise FeedError(
-                f"there is no placeholder '{name}' in this program, which takes the placeholders"
+                f"there is no placeholder '{name}' in this program, which has only the placeholders"
                 " that its fetches and updates need.",
                 suggest(name, self.program.feeds),
             )
@@ -237,7 +237,7 @@ class CompiledStep:
         found = Replicas(fed).differences()
         if found:
             raise FeedError(
-                f"ranks feed different values: {found[0].where('feed')}. What they compute from it would drift apart.",
+                f"ranks feed different values: {found[0].where('feed')}. Their results would diverge.",
                 "Feed the same array on every rank: seed random numbers alike, or read on one rank"
                 " and broadcast; a layout that splits it lets each rank feed its own"
                 " mm.local(block).",

@@ -244,7 +244,7 @@ class Mesh:
                 problem = f"ranks of a host cannot share {amount(nbytes, 'B')} of memory: {e}"
         if owner in (None, self.rank):
             return aligned_empty(nbytes)
-        raise MeshError(f"{problem}.", "Start with MESHMPI_SHARED=off, and each rank keeps memory of its own.")
+        raise MeshError(f"{problem}.", "Start with MESHMPI_SHARED=off, which does not share memory.")
 
     def _memory(self, what: str = "allocate") -> SharedMemory | None:
         """What the ranks of a host share.  Collective; those who wait for it wait in ``what``.

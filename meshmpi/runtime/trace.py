@@ -72,10 +72,10 @@ class Tracer:
 
     def __init__(self, step: Any, steps: int = 5):
         if steps < 1:
-            raise ConfigError(f"a trace of {steps} steps.", "Give 1 or more.")
+            raise ConfigError(f"the number of steps to trace is {steps}.", "Give 1 or more.")
         if step.mesh.simulated:
             raise ConfigError(
-                "a simulated mesh has no time of its own: one process plays all ranks.",
+                "a simulated mesh cannot be traced: one process runs all ranks.",
                 "Trace on a mm.Mesh, under mpirun or of one rank.",
             )
         self.mesh, self._executor = step.mesh, step.executor

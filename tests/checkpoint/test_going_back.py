@@ -154,7 +154,7 @@ def test_all_damaged_ones_are_named(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         checkpoint.load_newest(tmp_path, store(PLACED))
     text = str(caught.value)
-    assert "is whole: shard rank-00000 of step 2 is damaged (it has 2 bytes" in text
+    assert "are damaged: shard rank-00000 of step 2 is damaged (it has 2 bytes" in text
     assert "shard rank-00000 of step 1 is damaged" in text and caught.value.remedy
 
 
@@ -181,6 +181,6 @@ def test_values_that_json_does_not_have_are_refused_first(tmp_path):
 
 @pytest.mark.parametrize("step", [-1, 5.0, "7", None])
 def test_a_step_that_would_not_be_found_is_refused(tmp_path, step):
-    with pytest.raises(CheckpointError, match=r"steps are whole numbers from 0 on"):
+    with pytest.raises(CheckpointError, match=r"steps are integers from 0 on"):
         checkpoint.save(tmp_path / "run", store(PLACED, values(0)), step, {})
     assert not (tmp_path / "run").exists()

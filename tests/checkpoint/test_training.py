@@ -60,7 +60,7 @@ def test_without_a_partner_the_one_before_is_taken(tmp_path):
     newest = checkpoint.find(tmp_path / "run" / "checkpoints")[0]
     (newest / "rank-00000.safetensors").write_bytes(b"damaged")
     _, said = run(tmp_path, "run", resume=True)
-    assert any("Resuming from the newest whole checkpoint" in line for line in said)
+    assert any("Resuming from the newest undamaged checkpoint" in line for line in said)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 

@@ -82,7 +82,7 @@ def test_programs_without_mpi_just_end():
 def test_a_rank_that_goes_without_a_word_has_not_finished():
     done = run("goes hard")
     assert done.returncode == LOST
-    assert "rank 1 has not told the end of the program" in done.stderr
+    assert "rank 1 has not reported the end of the program" in done.stderr
 
 
 @pytest.mark.matrix
@@ -91,7 +91,7 @@ def test_a_rank_that_goes_without_a_word_before_mpi_is_not_waited_for():
     done = run("goes hard, missed")
     assert done.returncode == LOST
     assert done.stderr.count("meshmpi: rank 1 ended without a word") == 1
-    assert "has not told" not in done.stderr, "said once"
+    assert "has not reported" not in done.stderr, "said once"
 
 
 def test_who_has_gone_without_a_word(tmp_path: Path):

@@ -67,7 +67,7 @@ def test_a_simulated_mesh_has_no_time():
     with mm.Graph() as graph:
         y = mm.square(mm.placeholder("x", "n:4"))
     step = mm.compile(graph, mm.SimulatedMesh("all:2"), fetches=[y])
-    with pytest.raises(ConfigError, match="simulated mesh has no time"):
+    with pytest.raises(ConfigError, match="simulated mesh cannot be traced"):
         Tracer(step)
 
 
@@ -75,7 +75,7 @@ def test_a_trace_without_steps_is_refused():
     with mm.Graph() as graph:
         y = mm.square(mm.placeholder("x", "n:4"))
     step = mm.compile(graph, mm.SimulatedMesh("all:2"), fetches=[y])
-    with pytest.raises(ConfigError, match="a trace of 0 steps"):
+    with pytest.raises(ConfigError, match="number of steps to trace is 0"):
         Tracer(step, 0)
 
 

@@ -186,7 +186,7 @@ def test_skip_goes_on_as_if_the_step_had_no_update(tmp_path):
     made, lines = trainer(tmp_path, "all:2", overflow_at(2, 3), "guard.non_finite=skip", "checkpoint.every=0")
     result = made.run()
     assert result.step == 6 and math.isfinite(result.loss)
-    told = [line for line in lines if "is left out" in line]
+    told = [line for line in lines if "is skipped" in line]
     assert len(told) == 2 and "step 3" in told[0] and "It began here" in told[0]
     assert "2 in a row" in told[1] and "It began here" not in told[1]
     records = [r for r in read_metrics(tmp_path / "run") if "loss" in r]
@@ -291,7 +291,7 @@ HEADS = ["mesh.layout=heads:all;d_ff:all;vocab:all", "mesh.shape=all:2"]
         (1, "overflow", 0, [], ["step 4: loss or grad", "language_model.py", "on rank 0"]),
         (2, "overflow", 0, HEADS, ["step 4: loss or grad", "language_model.py", "on rank 0"]),
         (2, "nan", 1, [], ["variable 'decoder/embedding'", "on rank 1, first at [vocab=0, d_model=1]"]),
-        (2, "nan", 1, ["mesh.shape=all:2", "mesh.layout="], ["This is so on ranks 1 only", "on rank 1"]),
+        (2, "nan", 1, ["mesh.shape=all:2", "mesh.layout="], ["This happened only on ranks 1", "on rank 1"]),
         (2, "flip", 1, [], ["after step 4", "ranks 0, 1 hold", "[d_model=3]", "final_norm/scale"]),
         (4, "flip", 2, [], ["after step 4", "Damaged: the copy of rank 2 (host "]),
         (

@@ -260,7 +260,7 @@ def fit_memory(program: Program, limit_bytes: int, total: Memory) -> Program:
             smaller = _with_smaller_arena(best, arena, prices)
             if smaller is None:
                 raise ConfigError(
-                    f"the step needs {total(best):,} bytes per rank with everything recomputed that helps,"
+                    f"the step needs {total(best):,} bytes per rank with full rematerialisation,"
                     f" {needed:,} without; the limit is {limit_bytes:,}.",
                     "Split more dimensions over the mesh, store variables split, or make batches smaller.",
                 )

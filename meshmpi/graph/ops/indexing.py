@@ -158,7 +158,7 @@ class Put(Operation):
         x.dim(self.dim, "put")
         if index.dtype not in INTEGERS or updates.dtype != x.dtype:
             raise self.fail(
-                f"the index {index!r} is not an integer, or the updates {updates!r} are no {x.dtype}.",
+                f"the index {index!r} is not an integer, or the updates {updates!r} are not {x.dtype}.",
                 "Convert with mm.cast().",
             )
         self.sizes([index.shape, rest])

@@ -316,8 +316,8 @@ def _pattern_of(variable: Variable, patterns: Mapping[str, Rate], optimizer: str
         if re.search(pattern, variable.name):
             return pattern
     raise ConfigError(
-        f"no learning rate of '{optimizer}' is for variable '{variable.name}': its expressions are {list(patterns)}.",
-        'Add one for it, or "" at the end for all that are left.',
+        f"no learning rate of '{optimizer}' matches variable '{variable.name}': its patterns are {list(patterns)}.",
+        'Add one for it, or "" at the end for all others.',
     )
 
 

@@ -40,7 +40,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if not (self.temperature >= 0 and self.top_k >= 0 and 0 < self.top_p <= 1):
             raise ConfigError(
-                f"sampling with temperature {self.temperature}, top_k {self.top_k} and top_p {self.top_p}.",
+                f"sampling: temperature {self.temperature}, top_k {self.top_k} and top_p {self.top_p} are not valid.",
                 "Give a temperature and top_k from 0, and top_p above 0 and up to 1.",
             )
 

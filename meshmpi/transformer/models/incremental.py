@@ -58,8 +58,8 @@ class Chunk:
         check_tokens(self.tokens, "tokens", "length")
         if not 1 <= self.length.size <= self.seen <= self.memory:
             raise ShapeError(
-                f"{self.length.size} tokens at a time, {self.seen} positions looked at, {self.memory} held.",
-                "Give at least 1 token, and no fewer the further right.",
+                f"Chunk: length is {self.length.size}, seen is {self.seen} and memory is {self.memory}.",
+                "Give 1 <= length <= seen <= memory.",
                 str(self.tokens.source),
             )
 

@@ -115,7 +115,7 @@ class Reader:
             what = f"the {side} of {where}" if self.pairs else where
             raise DataError(
                 f"{what} has {len(found.ids)} tokens, the model takes {self.most}.",
-                "Shorten it, or give --truncate to leave out what is too much.",
+                "Shorten it, or give --truncate to cut it.",
             )
         # Special tokens at the end stay there.
         tail = 0

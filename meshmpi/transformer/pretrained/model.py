@@ -111,8 +111,7 @@ def open_model(path: str | os.PathLike[str]) -> Model:
                 " name on the Hugging Face hub has to be downloaded first.",
             )
         raise CheckpointError(
-            f"there is no config.json next to the weights of {path}.",
-            "Download it as well, or give the folder of a run.",
+            f"there is no config.json next to the weights of {path}.", "Download it too, or give the folder of a run."
         )
     values = _table(folder / "config.json")
     # Whether an untied T5 has one embedding or two, only the names of its arrays say.

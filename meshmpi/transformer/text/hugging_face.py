@@ -96,7 +96,7 @@ def byte_pairs(path: Path) -> HuggingFaceVocabulary:
 
     merges = path.with_name("merges.txt")
     if not merges.is_file():
-        raise DataError(f"{path} has no merges.txt next to it.", "Download it as well.")
+        raise DataError(f"{path} has no merges.txt next to it.", "Download it too.")
     made = ByteLevelBPETokenizer(str(path), str(merges))
     # Texts that contain a special token would otherwise have it cut into pieces.
     named = ["<|endoftext|>"]

@@ -52,7 +52,7 @@ class Guard(Observer):
                 raise TrainingError(
                     f"the training loss of step {step.number} is {step.loss}; its update was made, as"
                     " guard.non_finite is off.",
-                    "Go on with --resume; " + _REMEDY,
+                    "Continue with --resume; " + _REMEDY,
                 )
             return False
         wrong = self._wrong_here()
@@ -87,19 +87,19 @@ class Guard(Observer):
         what += f". It began here: {cause}" if cause else ""
         if going_on:
             count = f"({self.in_a_row} in a row, {self.skipped} in this run)"
-            self._say(f"{what}\nthe update of step {number} is left out {count}")
+            self._say(f"{what}\nthe update of step {number} is skipped {count}")
             return
         if len(ranks) < size:
             some = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
             raise TrainingError(
-                f"{what}. This is so on ranks {some} only, though all should hold equal"
-                " numbers: the memory of a rank is damaged, or its replica has drifted.",
-                "Go on from the last checkpoint with --resume, if it happens again without the host of that rank.",
+                f"{what}. This happened only on ranks {some}, although all should hold equal"
+                " values: the memory of a rank is damaged, or its replica has drifted.",
+                "Continue from the last checkpoint with --resume; if it recurs, leave out the host of that rank.",
             )
         if guard.non_finite == "skip":
             what += f"; {self.in_a_row} steps in a row were skipped (guard.max_skips)"
         raise TrainingError(
-            f"{what}. Variables and checkpoints are as before this step.", "Go on with --resume; " + _REMEDY
+            f"{what}. Variables and checkpoints are as before this step.", "Continue with --resume; " + _REMEDY
         )
 
     def _cause(self) -> str:
@@ -131,7 +131,7 @@ class Guard(Observer):
         if found:
             raise TrainingError(
                 f"after step {number} ranks that should hold equal numbers do not: {found}.",
-                "Go on from the last checkpoint with --resume; if it happens again on one host, its"
+                "Continue from the last checkpoint with --resume; if it happens again on one host, its"
                 " memory is damaged. guard.replicas=repair copies what most ranks hold.",
             )
 
@@ -147,7 +147,7 @@ class Guard(Observer):
         problem = next((p for p in gathered(store.mesh, mine) if p), "")
         if problem:
             raise TrainingError(
-                f"{problem}: no checkpoint is written, the last one stays.", "Go on from it with --resume."
+                f"{problem}: no checkpoint is written, the last one stays.", "Continue from it with --resume."
             )
 
     def _described(self, name: str, rank: int, block: np.ndarray) -> str:

@@ -62,7 +62,7 @@ class Measured(Observer):
         self._machine = find() if named else extras("description", find)
         self._simulated = step.mesh.simulated
         if settings.trace.steps and self._simulated:
-            raise ConfigError("a simulated mesh has no time of its own to trace.", "Set trace.steps to 0.")
+            raise ConfigError("a simulated mesh cannot be traced.", "Set trace.steps to 0.")
         self._tracer: Tracer | None = None
         self._before = 0
         self._seconds: list[float] = []
@@ -91,8 +91,8 @@ class Measured(Observer):
         if self._machine is None and not self._simulated:
             self._say(
                 "this machine was not measured: after `meshmpi calibrate --ranks"
-                f" {self._step.mesh.shape.size}` lines tell the share of its peak, and times are"
-                " predicted"
+                f" {self._step.mesh.shape.size}` the lines show the share of its peak"
+                " and predicted times"
             )
 
     def on_begin(self, done: int, last: Mapping[str, float]) -> None:

@@ -109,7 +109,7 @@ class Supervisor:
                 self._report_restart(what, lost, newest, left - 1)
                 continue
             break
-        self._say(f"{what}: given up")
+        self._say(f"{what}: giving up")
         return status or 1
 
     def _drop_lost_hosts(self) -> list[Host]:

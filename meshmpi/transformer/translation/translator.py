@@ -84,7 +84,7 @@ class Translator:
             script = main_script(text)
             if script and script not in known:
                 raise DataError(
-                    f"{name}:{number} is written in {script.lower()} letters; the model has learnt"
+                    f"{name}:{number} is written in {script.lower()} letters; the model has learned"
                     f" {' and '.join(known).lower()} ones.",
                     "Give sentences in the language that it translates from.",
                 )
