@@ -52,6 +52,8 @@ CHUNK_BYTES = 32 << 20
 """Arrays of less than half of this share regions of this size; pages that nobody touches take no memory."""
 PART_ELEMENTS = 64
 """The parts of an all_reduce begin at multiples of this, so that no two ranks write the same cache line."""
+PAST_CACHE_BYTES = 4 << 20
+"""A result of at least this size that replaces none of its inputs is written past the caches."""
 SPINS, SPINS_SHARING = 20000, 50
 """How often a rank looks for the others before it gives its core away (about 1 ms); where ranks share cores."""
 SHARED_VARIABLE = "MESHMPI_SHARED"
@@ -70,7 +72,8 @@ def _record(*names: str, loops: Sequence[str] = ()) -> np.dtype:
 # The structures of shared.c.
 _GROUP = _record("ranks", "me", "spins", "epoch", "calls", "flags", "slots", "slot_bytes")
 _COPY = _record("to", "from", "bytes", loops=("n", "to_step", "from_step"))
-_REDUCTION = _record("rows", "count", "from_step", "to_step", "type", "op", "sources", "targets", "from", "to")
+_SIZES = ("rows", "count", "from_step", "to_step", "type", "op", "sources", "targets", "past_cache")
+_REDUCTION = _record(*_SIZES, "from", "to")
 _RECORD = np.dtype([(n, "i8") for n in (*Place._fields, "calls")] + [("seconds", "f8")])
 _COLLECTIVE = _record("group", "record", "copies", "reductions", "copy", "reduction", "small")
 
@@ -362,7 +365,8 @@ class _Work:
         self.kept += begins
         kinds = _TYPES[dtype], OPS.index(op)
         numbers = (rows, columns, sources[0].strides[0], to[0].strides[0], *kinds, len(sources), len(to))
-        self.reductions.append((*numbers, *map(_address, begins)))
+        past_cache = to[0].nbytes >= PAST_CACHE_BYTES and _address(to[0]) not in begins[0]
+        self.reductions.append((*numbers, past_cache, *map(_address, begins)))
 
 
 def _all_reduce(work: _Work, c: AllReduce) -> bool:

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 import meshmpi as mm
 from meshmpi.runtime import operands
+from meshmpi.runtime import shared as shared_memory
 from meshmpi.runtime.arrays import view_of
 from meshmpi.runtime.mesh import Mesh
 from meshmpi.runtime.simulated_mesh import SimulatedMesh
@@ -114,6 +115,7 @@ def main() -> None:
         shared: Any = mesh._shared  # pyright: ignore[reportPrivateUsage]
         assert mesh.size == 1 or shared.region_of(space) is not None
         for case in cases(text):
+            shared_memory.PAST_CACHE_BYTES = 1 if count % 3 else 1 << 30
             check_case(case, mesh, simulated, space)
             count += 1
         if mesh.size > 1:
