@@ -30,7 +30,7 @@ class Look(NamedTuple):
     working: float  # processor time of all processes of the host; NaN: not known
     stolen: float  # processor time that the host did not get from its hypervisor
     own: float  # processor time of this rank
-    turns: int  # times that this rank had to make room for another process
+    turns: float  # times that this rank had to make room for another process
 
     def since(self, before: Look) -> Look:
         """The counts between two looks."""

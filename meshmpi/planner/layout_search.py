@@ -68,12 +68,12 @@ def pricing(step: Step | Callable[[str], Step], machine: Machine, memory_limit: 
             for a search of that too.
         machine, memory_limit: What runs it; bytes per rank, 0: none.
     """
-    made = functools.cache(step) if callable(step) else None
+    made: Callable[[str], Step] = functools.cache(step) if callable(step) else lambda _, step=step: step
 
     def price(c: Candidate) -> Priced | Rejected:
         _, layout, storage, slots = c.texts
         try:
-            graph, fetches, updates = made(slots) if made else step
+            graph, fetches, updates = made(slots)
             program = lowered(graph, c.mesh, layout, named_fetches(graph, fetches), updates, storage, cures=False)
             cost = predict_cost(program)
         except MeshmpiError as error:
