@@ -69,4 +69,4 @@ def damaged_lines_are_thrown_away(m: Patch) -> None:
 
 @mutation(f"{METRICS}test_what_is_no_file_is_set_aside({NEW}, 'fifo')")
 def what_is_no_file_is_read_as_an_empty_one(m: Patch) -> None:
-    m.setattr(metrics, "_regular", lambda path: b"")
+    m.setattr(metrics.plain, "contents", lambda path, most: b"")

@@ -16,7 +16,7 @@ from meshmpi.transformer.training.observer import Observer
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.trainer import Trainer
-from tests.train.small import SMALL_MODEL, TEXT
+from tests.train.small import TEXT, small
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +26,8 @@ def runs(tmp_path_factory):
     (root / "text.txt").write_text(TEXT)
 
     def settings(*overrides):
-        return load(
-            Settings,
-            None,
-            [
-                f"data.corpus={root / 'text.txt'}",
-                *SMALL_MODEL,
-                "train.steps=6",
-                "train.batch=6",
-                "train.plot=false",
-                "evaluate.every=3",
-                "evaluate.windows=6",
-                "sample.tokens=0",
-                "checkpoint.at_end=false",
-                *overrides,
-            ],
-        )
+        more = ("evaluate.every=3", "evaluate.windows=6", "sample.tokens=0", "checkpoint.at_end=false")
+        return load(Settings, None, small(root, *more, *overrides))
 
     quiet = {"say": lambda line: None}
     train(settings(), root / "a", mesh=mm.SimulatedMesh("all:1"), **quiet)

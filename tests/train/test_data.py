@@ -18,13 +18,8 @@ from meshmpi.transformer.training.corpora import open_corpus
 from meshmpi.transformer.training.data import TokenStream, load_dataset, prepare, token_dtype
 from meshmpi.transformer.training.evaluation import HeldOutText
 
+pytestmark = pytest.mark.usefixtures("cache")
 TEXT = "To be, or not to be\nthat is — the question ☃\n" * 40
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -222,8 +217,8 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
         raise DataError("no more")
 
     with pytest.raises(DataError, match="no more"):
-        make_file(tmp_path / "x", fail)
-    assert {p.name for p in tmp_path.iterdir()} <= {"x.lock", "cache"}
+        make_file(tmp_path / "new" / "x", fail)
+    assert {p.name for p in (tmp_path / "new").iterdir()} <= {"x.lock"}
 
 
 def test_without_locks_the_first_result_stays(tmp_path, monkeypatch):

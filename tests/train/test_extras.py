@@ -13,6 +13,8 @@ from meshmpi.transformer.training.metrics import read_metrics
 from meshmpi.transformer.training.progress import Extras
 from tests.train.test_progress import command
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 BROKEN = {
     "prediction": "measured.predict_time",
     "loss curve": "progress.plot_losses",

@@ -16,7 +16,10 @@ from meshmpi.transformer.training.metrics import read_metrics
 from meshmpi.transformer.training.observer import TrainingError
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.trainer import Trainer
-from tests.train.small import SMALL_MODEL, TEXT
+from tests.train.small import TEXT
+from tests.train.small import small as shortest
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 OPTIMIZERS = {
     "sgd": lambda storage: optimize.SGD(0.1),
@@ -37,23 +40,8 @@ LAYOUTS = [
 
 def small(tmp_path, *overrides):
     (tmp_path / "text.txt").write_text(TEXT)
-    return [
-        f"data.corpus={tmp_path / 'text.txt'}",
-        *SMALL_MODEL,
-        "train.steps=6",
-        "train.batch=6",
-        "train.plot=false",
-        "evaluate.every=0",
-        "sample.tokens=0",
-        "checkpoint.every=2",
-        "guard.replica_every=2",
-        *overrides,
-    ]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
+    more = ("evaluate.every=0", "sample.tokens=0", "checkpoint.every=2", "guard.replica_every=2")
+    return shortest(tmp_path, *more, *overrides)
 
 
 # ---- the update is left out, exactly ---------------------------------------------------------

@@ -26,31 +26,17 @@ from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import set_aside
 from meshmpi.transformer.training.signals import StopSignals
 from meshmpi.transformer.training.trainer import Trainer
-from tests.train.small import SMALL_MODEL, TEXT
+from tests.train.small import TEXT, losses, run_of
+from tests.train.small import small as shortest
 
+pytestmark = pytest.mark.usefixtures("cache")
 MIXED = ["mesh.shape=rows:2;cols:2", "mesh.layout=batch:rows;heads:cols;d_ff:cols;vocab:cols"]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_text(TEXT)
-
-
 def small(tmp_path, *overrides):
-    return [
-        f"data.corpus={tmp_path / 'text.txt'}",
-        *SMALL_MODEL,
-        "train.steps=8",
-        "train.batch=6",
-        "train.log_every=4",
-        "train.plot=false",
-        "evaluate.every=4",
-        "model.residual_dropout=0.1",
-        "sample.tokens=5",
-        "optimizer.learning_rate=0.01",
-        *overrides,
-    ]
+    often = ("train.steps=8", "train.log_every=4", "evaluate.every=4")
+    model = ("model.residual_dropout=0.1", "sample.tokens=5", "optimizer.learning_rate=0.01")
+    return shortest(tmp_path, *often, *model, *overrides)
 
 
 def settings(tmp_path, *overrides):
@@ -58,15 +44,7 @@ def settings(tmp_path, *overrides):
 
 
 def run(tmp_path, name, *overrides, mesh="all:1", resume=False):
-    lines = []
-    made = settings(tmp_path, *overrides)
-    shape = made.mesh.shape or mesh
-    result = train(made, tmp_path / name, mesh=mm.SimulatedMesh(shape), resume=resume, say=lines.append)
-    return result, lines
-
-
-def losses(folder, key="loss"):
-    return [r[key] for r in read_metrics(folder) if key in r]
+    return run_of(small(tmp_path, *overrides), tmp_path / name, mesh, resume)
 
 
 def test_a_run_leaves_everything_behind(tmp_path):

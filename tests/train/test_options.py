@@ -9,16 +9,14 @@ import meshmpi as mm
 from meshmpi.errors import ConfigError, ShapeError
 from meshmpi.transformer.tasks.registry import build_training_graph
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.metrics import read_metrics
 from meshmpi.transformer.training.settings import Settings, transformer_config
-from tests.train.test_loop import cache, run, settings  # noqa: F401  (the fixture)
+from tests.train.small import losses
+from tests.train.test_loop import run, settings
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 PLAIN = ["model.residual_dropout=0.0", "sample.tokens=0", "evaluate.final_windows=4"]
 EXPERTS = ["model.experts=4", "model.experts_every=1", "model.expert_z_loss=0.001"]
-
-
-def losses(folder, key="loss"):
-    return [r[key] for r in read_metrics(folder) if key in r]
 
 
 @pytest.mark.parametrize("layout", ["", "batch:all"])

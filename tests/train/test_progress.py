@@ -24,30 +24,16 @@ from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.metrics import MetricsWriter, drop_ranks, metrics_path, read_metrics
 from meshmpi.transformer.training.observer import Step
 from meshmpi.transformer.training.progress import Extras, LiveLine, Progress, bar, is_terminal
-from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.settings import Settings
-from tests.train.small import SMALL_MODEL, TEXT
+from tests.train.small import run_of
+from tests.train.small import small as shortest
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def small(tmp_path, *overrides):
-    (tmp_path / "text.txt").write_text(TEXT)
-    return [
-        f"data.corpus={tmp_path / 'text.txt'}",
-        *SMALL_MODEL,
-        "train.steps=6",
-        "train.batch=6",
-        "train.log_every=2",
-        "train.plot=false",
-        "evaluate.every=0",
-        "sample.tokens=0",
-        "checkpoint.at_end=false",
-        *overrides,
-    ]
+    more = ("train.log_every=2", "evaluate.every=0", "sample.tokens=0", "checkpoint.at_end=false")
+    return shortest(tmp_path, *more, *overrides)
 
 
 def command(tmp_path, *overrides):
@@ -253,8 +239,7 @@ def events(folder):
 
 
 def run(tmp_path, *overrides, resume=False):
-    settings = load(Settings, None, small(tmp_path, *overrides))
-    return train(settings, tmp_path / "run", mesh=mm.SimulatedMesh("all:2"), resume=resume, say=lambda line: None)
+    run_of(small(tmp_path, *overrides), tmp_path / "run", "all:2", resume)
 
 
 def test_event_files_hold_what_the_records_hold(tmp_path):

@@ -12,13 +12,8 @@ from meshmpi.transformer.training.sealed import Sealed, seal
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.translation import data as pairs
 
+pytestmark = pytest.mark.usefixtures("cache")
 TEXT = "To be, or not to be, that is the question.\n" * 40
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def tokens(folder):

@@ -12,14 +12,10 @@ import time
 
 import pytest
 
-import meshmpi as mm
 from meshmpi import checkpoint
 from meshmpi.transformer.tasks.language_model import LanguageModelTask
 from meshmpi.transformer.training import stopping, trainer
-from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.metrics import read_metrics
-from meshmpi.transformer.training.run import train
-from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.signals import (
     PATIENCE_SECONDS,
     STOPPED,
@@ -29,31 +25,14 @@ from meshmpi.transformer.training.signals import (
     noted,
 )
 from tests.soak import signals as soak
-from tests.train.small import SMALL_MODEL, TEXT
+from tests.train.small import run_of, small
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_text(TEXT)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def run(tmp_path, name, *overrides, resume=False):
-    lines = []
-    small = [
-        f"data.corpus={tmp_path / 'text.txt'}",
-        *SMALL_MODEL,
-        "train.steps=6",
-        "train.batch=6",
-        "train.plot=false",
-        "evaluate.every=2",
-        "model.residual_dropout=0.1",
-        "sample.tokens=5",
-        *overrides,
-    ]
-    result = train(
-        load(Settings, None, small), tmp_path / name, mesh=mm.SimulatedMesh("all:1"), resume=resume, say=lines.append
-    )
+    more = ("evaluate.every=2", "model.residual_dropout=0.1", "sample.tokens=5")
+    result, lines = run_of(small(tmp_path, *more, *overrides), tmp_path / name, resume=resume)
     return result, "\n".join(lines)
 
 
@@ -150,12 +129,25 @@ def script(tmp_path, text):
     return [sys.executable, str(file)]
 
 
-def signalled(command, number, marker="ready"):
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None and marker in process.stdout.readline()
+def started(command, **more):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **more}
+    return subprocess.Popen(command, text=True, **pipes)
+
+
+def signalled(process, number):
+    """Status, output and errors of a process that gets a signal as soon as it says that it is ready."""
+    assert "ready" in process.stdout.readline()
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     return process.returncode, out, err
+
+
+def training(tmp_path, *more, prefix=()):
+    """A launching process of a training on two ranks."""
+    config = tmp_path / "config.toml"
+    config.write_text(soak.config(tmp_path / "text.txt", 600))
+    words = ["-m", "meshmpi", "train", str(config), "--ranks", "2", "--out", str(tmp_path / "run"), *more]
+    return started([*prefix, sys.executable, *words], stderr=subprocess.STDOUT)
 
 
 @pytest.mark.matrix
@@ -165,7 +157,7 @@ def test_a_program_with_nothing_to_save_ends_within_its_patience(tmp_path):
         tmp_path,
         "import ctypes\nprint('ready', flush=True)\nsleep = ctypes.CDLL(None).sleep\nwhile True:\n    sleep(60)\n",
     )
-    status, _, err = signalled(slow, signal.SIGTERM)
+    status, _, err = signalled(started(slow), signal.SIGTERM)
     assert status == STOPPED
     assert err.startswith("stopped by SIGTERM before the first step")
 
@@ -180,7 +172,7 @@ def test_a_signal_during_the_exit_changes_nothing(tmp_path):
         "        sleep(1.0)\n"
         "last = Last()\n",
     )
-    status, _, err = signalled(late, signal.SIGTERM)
+    status, _, err = signalled(started(late), signal.SIGTERM)
     assert (status, err) == (0, "")
 
 
@@ -193,7 +185,7 @@ def test_blocked_signals_wait_for_the_program():
         "from meshmpi.transformer.training.signals import listen_for_life, noted\n"
         "listen_for_life(); print(noted())\nraise SystemExit(3)"
     )
-    status, out, err = signalled([*prefix, sys.executable, "-c", text], signal.SIGUSR1)
+    status, out, err = signalled(started([*prefix, sys.executable, "-c", text]), signal.SIGUSR1)
     assert (status, out.strip()) == (3, "SIGUSR1"), err
 
 
@@ -202,26 +194,7 @@ def test_a_launching_process_behind_env_is_stopped_while_python_starts(tmp_path)
     prefix = blocked_prefix()
     if not prefix:
         pytest.skip("this env cannot block signals")
-    config = tmp_path / "config.toml"
-    config.write_text(soak.config(tmp_path / "text.txt", 600))
-    process = subprocess.Popen(
-        [
-            *prefix,
-            sys.executable,
-            "-m",
-            "meshmpi",
-            "train",
-            str(config),
-            "--ranks",
-            "2",
-            "--out",
-            str(tmp_path / "run"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+    process = training(tmp_path, prefix=prefix)
     while not blocks(process.pid, signal.SIGTERM):
         time.sleep(0.001)
     process.send_signal(signal.SIGTERM)
@@ -247,30 +220,7 @@ def test_a_few_trials_of_the_soak():
 @pytest.mark.matrix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_launching_process_hands_the_request_on(tmp_path, number):
-    config = tmp_path / "config.toml"
-    config.write_text(soak.config(tmp_path / "text.txt", 600))
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "meshmpi",
-            "train",
-            str(config),
-            "--ranks",
-            "2",
-            "--out",
-            str(tmp_path / "run"),
-            "--set",
-            "train.steps=1000000",
-            "--set",
-            "evaluate.every=0",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
+    process = training(tmp_path, "--set", "train.steps=1000000", "--set", "evaluate.every=0")
     for line in process.stdout:
         if line.startswith("step "):
             break
@@ -298,13 +248,8 @@ def launching(tmp_path, ranks_do):
         f"run = Path({str(tmp_path / 'runs' / 'x')!r})\n"
         "sys.exit(on_ranks(1, ['train'], module='rank', run=run))"
     )
-    return subprocess.Popen(
-        [sys.executable, "-c", text],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
-    )
+    path = f"{tmp_path}{os.pathsep}{os.getcwd()}"
+    return started([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -312,21 +257,17 @@ def test_ranks_learn_which_signal_the_launching_process_got(tmp_path, number):
     process = launching(
         tmp_path, "work_begins()\nwhile not described():\n    time.sleep(0.01)\nprint(described())\nraise SystemExit(3)"
     )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    status, out, err = signalled(process, number)
     at_launch = "" if number == signal.SIGUSR1 else " at the launching process"
-    assert (process.returncode, out) == (3, f"{signal.Signals(number).name}{at_launch}\n"), err
+    assert (status, out) == (3, f"{signal.Signals(number).name}{at_launch}\n"), err
     assert not list((tmp_path / "runs").glob(".*"))
 
 
 @pytest.mark.matrix
 def test_ranks_with_nothing_to_save_tell_what_the_launching_process_got(tmp_path):
     process = launching(tmp_path, "while True:\n    time.sleep(60)\n")
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == STOPPED
+    status, _, err = signalled(process, signal.SIGINT)
+    assert status == STOPPED
     assert err.startswith("stopped by SIGINT at the launching process before the first step")
     assert err.count("stopped by") == 1
 
@@ -337,10 +278,8 @@ def test_the_launching_process_waits_for_ranks_that_save(tmp_path):
         tmp_path,
         f"work_begins()\ntime.sleep({PATIENCE_SECONDS} + 1.5)\nprint('saved', described())\nraise SystemExit(STOPPED)",
     )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (STOPPED, "")
+    status, out, err = signalled(process, signal.SIGTERM)
+    assert (status, err) == (STOPPED, "")
     assert out == "saved SIGTERM at the launching process\n"
 
 
@@ -370,14 +309,9 @@ def test_a_second_interrupt_of_the_launching_process_ends_its_job(tmp_path):
         "while True:\n    time.sleep(60)\n"
     )
     text = "import sys; from meshmpi.commands.starting import on_ranks; sys.exit(on_ranks(1, ['train'], module='deaf'))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", text],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
-    )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    path = f"{tmp_path}{os.pathsep}{os.getcwd()}"
+    process = started([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": path})
+    assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == f"asked {int(signal.SIGUSR1)}\n"
     process.send_signal(signal.SIGINT)

@@ -22,7 +22,9 @@ from meshmpi.transformer.training.report import plan_report
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.saved import open_run
 from meshmpi.transformer.training.settings import Settings
-from tests.train.test_loop import cache, run, settings  # noqa: F401  (the fixture)
+from tests.train.test_loop import run, settings
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 CONFIGS = Path(__file__).resolve().parents[2] / "apps" / "transformer" / "configs"
 PRINTED = (0.15, 0.24, 0.42, 0.77, 1.48, 2.89)

@@ -15,12 +15,12 @@ from meshmpi.transformer.text.characters import END, PADDING
 from meshmpi.transformer.text.vocabulary import build_ended, restore_vocabulary
 from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.metrics import read_metrics
-from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.saved import evaluate_run, open_run
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.translation.data import prepare
 from meshmpi.transformer.translation.packing import PackedRows, RowStream, TokenPairs, pack
 from meshmpi.transformer.translation.translator import Translator
+from tests.train.small import losses, run_of
 
 LETTERS = "abcdefg"
 
@@ -73,16 +73,7 @@ def settings(tmp_path, *overrides):
 
 
 def run(tmp_path, name, *overrides, mesh="all:1", resume=False):
-    lines = []
-    made = settings(tmp_path, *overrides)
-    result = train(
-        made, tmp_path / name, mesh=mm.SimulatedMesh(made.mesh.shape or mesh), resume=resume, say=lines.append
-    )
-    return result, lines
-
-
-def losses(folder, key="loss"):
-    return [r[key] for r in read_metrics(folder) if key in r]
+    return run_of(small(tmp_path, *overrides), tmp_path / name, mesh, resume)
 
 
 # ---- the task --------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ for batches, held-out data and a closing sample.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.variables import VariableStore
 from meshmpi.transformer.models import TransformerConfig, parameter_count
 from meshmpi.transformer.text.base import Vocabulary
-from meshmpi.transformer.training.evaluation import Evaluation, Evaluator, Held, HeldOut, Sample
+from meshmpi.transformer.training.evaluation import BlockFeeder, Evaluation, Held, HeldOut, Sample
 from meshmpi.transformer.training.model import TrainingGraph
 from meshmpi.transformer.training.settings import Settings, transformer_config
 
@@ -39,7 +39,7 @@ class Task(ABC):
 
     Attributes:
         tokens_per_step: Tokens that a step learns from, the mean where it varies.
-        between: Called between the programs of a sample on all ranks; what it raises ends it.
+        between: Called between the programs of a sample or an evaluation on all ranks; what it raises ends it.
     """
 
     name: ClassVar[str]  # the setting ``task`` that chooses it
@@ -105,12 +105,19 @@ class Task(ABC):
     def evaluation(self, held_out: HeldOut, total: float, seconds: float) -> Evaluation:
         """What a sum of held-out losses, in nats, means."""
 
-    def evaluator(self, built: TrainingGraph, layout: str, variables: VariableStore | None = None) -> Evaluator:
-        """Computes held-out losses by a program of its own, which shares ``variables``.  Collective."""
-        s = self.settings
-        step = compile_step(
+    def sample(self, variables: VariableStore, layout: str) -> Sample:
+        """The sample of the trained model.  Collective."""
+        return Sample()
+
+
+class Evaluator:
+    """Computes the held-out losses of a task by a program of its own, which shares ``variables``."""
+
+    def __init__(self, task: Task, built: TrainingGraph, layout: str, variables: VariableStore | None = None) -> None:
+        s, self._task, self._batch = task.settings, task, built.evaluation_batch
+        self._step = compile_step(
             built.graph,
-            self.mesh,
+            task.mesh,
             layout,
             fetches=[built.held_out_loss],
             updates=[],
@@ -118,9 +125,15 @@ class Task(ABC):
             storage=s.mesh.storage or None,
             seed=s.train.seed,
         )
-        data = partial(self.held_out, built.evaluation_batch)
-        return Evaluator(step, built.held_out_feeds, data, self.evaluation, self.between)
+        self.variables, self._feeder = self._step.variables, BlockFeeder(self._step, built.held_out_feeds)
 
-    def sample(self, variables: VariableStore, layout: str) -> Sample:
-        """The sample of the trained model.  Collective."""
-        return Sample()
+    def evaluate(self, rows: int = 0) -> Evaluation:
+        """The held-out loss over the first ``rows`` rows (windows of a text); 0: all.  Collective."""
+        data = self._task.held_out(self._batch, rows)
+        began, total = time.perf_counter(), 0.0
+        for index in range(data.batches):
+            self._task.between()
+            blocks = data.feeds(index, self._feeder.held)
+            (loss,) = self._step(self._feeder.feeds(blocks)).values()
+            total += loss
+        return self._task.evaluation(data, total, time.perf_counter() - began)

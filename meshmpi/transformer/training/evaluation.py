@@ -5,8 +5,7 @@ The last window of a text may be shorter and the last batch smaller than the oth
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -124,36 +123,3 @@ class BlockFeeder:
     def feeds(self, blocks: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         """What to call the step with."""
         return {n: blocks[n] if self._simulated else local(blocks[n]) for n in self.held}
-
-
-class Evaluator:
-    """Computes held-out losses with one compiled step, see `tasks.base.Task.evaluator`.
-
-    Args:
-        step: Fetches the sum of losses; takes the placeholders ``names``.
-        held_out: Maximum number of rows -> the data.
-        meaning: (Data, sum of losses, seconds) -> what these say.
-        between: Called before each batch; an exception of it ends the evaluation.
-    """
-
-    def __init__(
-        self,
-        step: CompiledStep,
-        names: Sequence[str],
-        held_out: Callable[[int], HeldOut],
-        meaning: Callable[[HeldOut, float, float], Evaluation],
-        between: Callable[[], None],
-    ) -> None:
-        self._step, self.variables, self._held_out, self._meaning = step, step.variables, held_out, meaning
-        self._feeder, self._between = BlockFeeder(step, names), between
-
-    def evaluate(self, rows: int = 0) -> Evaluation:
-        """The held-out loss over the first ``rows`` rows (windows of a text); 0: all.  Collective."""
-        data = self._held_out(rows)
-        began, total = time.perf_counter(), 0.0
-        for index in range(data.batches):
-            self._between()
-            blocks = data.feeds(index, self._feeder.held)
-            (loss,) = self._step(self._feeder.feeds(blocks)).values()
-            total += loss
-        return self._meaning(data, total, time.perf_counter() - began)

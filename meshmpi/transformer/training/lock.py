@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.errors import ConfigError
-from meshmpi.files import disk
+from meshmpi.files import disk, plain
 from meshmpi.runtime import processes
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.mesh_protocol import AnyMesh
@@ -254,11 +254,9 @@ def _holder(path: Path) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = plain.json_table(path)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict) or any(not isinstance(found.get(name), kind) for name, kind in _FIELDS.items()):
-        return {}
-    return found
+    return found if all(isinstance(found.get(name), kind) for name, kind in _FIELDS.items()) else {}

@@ -58,9 +58,7 @@ class Loop:
         settings: Settings of the run; ``train``, ``evaluate`` and ``checkpoint`` are used.
         step: The compiled training step, in the computation layout ``layout``.
         fetches: Tensors of a step by name; "loss" and "learning_rate" are among them.
-        folder: Folder of the run.
         say: Takes lines of progress, on rank 0 only.
-        stop: Decides when the run must stop.
 
     Attributes:
         observers: They are called in this order.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshmpi.errors import ConfigError, DataError
-from meshmpi.files import disk
+from meshmpi.files import disk, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,7 +99,7 @@ def drop_from(path: Path, step: int, say: Callable[[str], None] = print) -> None
     if not os.path.lexists(path):
         return
     try:
-        kept, damaged = _parsed(_regular(path))
+        kept, damaged = _parsed(plain.contents(path, None))
     except OSError as error:
         place = _aside(path)
         os.rename(path, place)
@@ -119,13 +119,6 @@ def drop_ranks(folder: str | os.PathLike[str], ranks: int, step: int, say: Calla
         number = path.stem.rsplit("-", 1)[-1]
         if number.isdigit() and int(number) >= ranks:
             drop_from(path, step, say)
-
-
-def _regular(path: Path) -> bytes:
-    """The bytes of a regular file; reading a FIFO or a device may never return."""
-    if not path.is_file():
-        raise OSError(0, "it is not a file")
-    return path.read_bytes()
 
 
 def _aside(path: Path) -> Path:
@@ -162,7 +155,7 @@ def read_metrics(path: str | os.PathLike[str], rank: int = 0) -> list[dict[str, 
     """
     file = metrics_path(path, rank) if Path(path).is_dir() else Path(path)
     try:
-        records, damaged = _parsed(_regular(file))
+        records, damaged = _parsed(plain.contents(file, None))
     except OSError as error:
         raise DataError(f"there are no metrics at {file}: {error.strerror}.", "Name the folder of a run.") from error
     if damaged:

@@ -32,7 +32,6 @@ class TrainingGraph:
     """
 
     graph: Graph
-    config: TransformerConfig
     loss: Tensor  # mean training loss, nats per token; takes ``feeds``
     learning_rate: Tensor  # that of the next update
     updates: list[Update]  # of one training step
@@ -85,9 +84,7 @@ def assemble(
             held_out = held_out_loss(evaluated)
         rate = identity(rates[0])  # one more node, so that a fetched rate has its own name
     loss, names = found.pop("loss"), (tuple(fed), tuple(evaluated))
-    return TrainingGraph(
-        graph, config, loss, rate, updates, held_out, evaluation_batch, found, *names, optimizer.finite
-    )
+    return TrainingGraph(graph, loss, rate, updates, held_out, evaluation_batch, found, *names, optimizer.finite)
 
 
 def window_feeds(config: TransformerConfig, batch: int, dtypes: Mapping[str, str]) -> Feeds:

@@ -15,34 +15,22 @@ class TrainingError(MeshmpiError):
 
 
 class Interrupted(Exception):
-    """The run has been asked to stop; raised on all ranks at the same place.
-
-    Attributes:
-        reason: For example "SIGTERM on rank 3", or "SIGINT at the launching process".
-    """
+    """The run has been asked to stop; raised on all ranks at the same place."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = reason  # for example "SIGTERM on rank 3", or "SIGINT at the launching process"
 
 
 class Step(NamedTuple):
-    """A training step that has run.
+    """A training step that has run."""
 
-    Attributes:
-        number: The first step is 1.
-        loss: Nats per token.
-        learning_rate: The rate that the update used.
-        seconds: Duration; ``comm_seconds`` of it were spent in collectives.
-        reports: Other numbers of the step by name.
-    """
-
-    number: int
-    loss: float
-    learning_rate: float
+    number: int  # the first step is 1
+    loss: float  # nats per token
+    learning_rate: float  # that the update used
     seconds: float
-    comm_seconds: float
-    reports: Mapping[str, float]
+    comm_seconds: float  # of these, in collectives
+    reports: Mapping[str, float]  # other numbers of the step by name
 
 
 class Observer:

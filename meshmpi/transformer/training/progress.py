@@ -61,10 +61,7 @@ def is_terminal(stream: TextIO) -> bool:
 class LiveLine:
     """A moving line at the end of the output of a terminal; none of it gets into a log.
 
-    Args:
-        mode: "auto": on a terminal; "on": always; "off".
-        say: Prints a line of progress.
-        stream: To draw to; default stderr.
+    It is drawn to ``stream`` (stderr) where ``mode`` is "on", or "auto" and that is a terminal.
     """
 
     def __init__(self, mode: str, say: Callable[[str], None], stream: TextIO | None = None) -> None:

@@ -33,7 +33,6 @@ def plan_report(settings: Settings, program: bool = False, machine: str = "", ra
     """Cost of one training step for the mesh of the settings, which need not exist.
 
     Args:
-        settings: Settings of the run.
         program: Whether to include the text of the program.
         machine: Name or file of a machine, to predict times; empty: this host, if it was measured for that mesh.
         ranks: Ranks of the job, where the settings give no mesh.
@@ -92,10 +91,8 @@ def search_report(
 
     Args:
         settings: Settings of the run; a mesh in them is the only one tried.
-        ranks: Ranks of the job to plan for.
         machine: As for `plan_report`.
         memory_limit: Memory of one rank, as ``"8 GB"``; default: what the machine says.
-        seconds: Limit of the search.
         most_axes: Largest number of axes of the meshes tried.
 
     Raises:

@@ -12,6 +12,7 @@ from meshmpi.checkpoint.tools import checkpoints_of
 from meshmpi.errors import CheckpointError
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.transformer.models import TransformerConfig
+from meshmpi.transformer.tasks.base import Evaluator
 from meshmpi.transformer.tasks.registry import task_class
 from meshmpi.transformer.text.base import Vocabulary
 from meshmpi.transformer.text.vocabulary import restore_vocabulary
@@ -62,6 +63,6 @@ def evaluate_run(
             " lead to now: a file has changed, or a collection was fetched again.",
             "Evaluate where it was trained, or train again.",
         )
-    evaluator = task.evaluator(task.build(settings, task.config), layout)
+    evaluator = Evaluator(task, task.build(settings, task.config), layout)
     checkpoint.load(saved.manifest, evaluator.variables, extra=True)
     return evaluator.evaluate(settings.evaluate.final_windows), task.sample(evaluator.variables, layout)

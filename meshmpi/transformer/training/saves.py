@@ -19,11 +19,7 @@ from meshmpi.transformer.training.settings import CheckpointSettings
 
 
 class Saves:
-    """Saves and loads the variables of a run.  All methods but `abandon` are collective.
-
-    Attributes:
-        seconds: Duration of the last complete save.
-    """
+    """Saves and loads the variables of a run.  All methods but `abandon` are collective."""
 
     def __init__(
         self, settings: CheckpointSettings, folder: Path, store: VariableStore, say: Callable[[str], None]
@@ -35,7 +31,7 @@ class Saves:
             self._saver = BackgroundSaver(folder, store, settings.keep, self._buddies, say)
             size = self._saver.copy_bytes / 1e6
             say(f"checkpoints are written in the background, from a copy of {size:.3g} MB on rank 0")
-        self._began = self.seconds = 0.0
+        self._began = self.seconds = 0.0  # of the last complete save
         self._after: int | None = None  # the step resumed from, until something is saved
         self._unproven = False
 

@@ -15,7 +15,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -181,17 +182,14 @@ def telling_before() -> bool:
     """
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
-            signal.signal(number, _telling_first(signal.getsignal(number)))
+            signal.signal(number, partial(_tell_first, signal.getsignal(number)))
     return bool(noted())
 
 
-def _telling_first(handler: Callable[[int, FrameType | None], Any] | int | None) -> Callable[..., None]:
-    def told(number: int, frame: FrameType | None) -> None:
-        _tell(signal.Signals(number).name)
-        if callable(handler):
-            handler(number, frame)
-
-    return told
+def _tell_first(handler: Any, number: int, frame: FrameType | None) -> None:
+    _tell(signal.Signals(number).name)
+    if callable(handler):
+        handler(number, frame)
 
 
 def _tell(name: str) -> None:

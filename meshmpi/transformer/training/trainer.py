@@ -17,7 +17,7 @@ from meshmpi.planner.report import network_lines
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.mesh_protocol import AnyMesh
-from meshmpi.transformer.tasks.base import Task
+from meshmpi.transformer.tasks.base import Evaluator, Task
 from meshmpi.transformer.tasks.registry import task_class
 from meshmpi.transformer.training.evaluation import BlockFeeder, Evaluation, Sample
 from meshmpi.transformer.training.guard import Guard
@@ -96,7 +96,7 @@ class Trainer(Loop):
             seed=s.train.seed,
         )
         self._batches, self._feeder = task.batches(), BlockFeeder(step, built.feeds)
-        self._evaluator = task.evaluator(built, layout, step.variables)
+        self._evaluator = Evaluator(task, built, layout, step.variables)
         return built, step
 
     def _report_start(self, parameters: int, seconds: float) -> None:
@@ -158,7 +158,7 @@ def ready(trainer: Trainer, resume: Resume | Initialize, initialize: Initialize 
     else:
         trainer.resume(None if resume is True else resume)
     from_first(mesh, lambda: write_settings(trainer.settings, folder))
-    publish(folder)
+    publish(folder.absolute())  # the working folder may change
     return trainer
 
 
