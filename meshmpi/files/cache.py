@@ -58,6 +58,11 @@ def opened(*parts: str, programs: bool = False) -> Folder:
     return found
 
 
+def first_here() -> bool:
+    """Whether this is the first rank of its host, by the launcher's word, or no rank."""
+    return all(os.environ.get(name, "0") == "0" for name in LOCAL_RANK_VARIABLES)
+
+
 def refusal(*parts: str, programs: bool = False) -> str:
     """Why `opened` takes a folder among the temporary files; empty where it does not."""
     try:
@@ -108,8 +113,7 @@ def _said(error: OSError) -> str:
 
 def tell(what: str) -> None:
     """Warns, once in each process and by one rank of each host."""
-    first = all(os.environ.get(name, "0") == "0" for name in LOCAL_RANK_VARIABLES)
-    if first and what not in _told:
+    if first_here() and what not in _told:
         _told[what] = None
         sys.stderr.write(f"meshmpi: cache: {what}.\n")
 

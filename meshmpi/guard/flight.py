@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from meshmpi.files import cache
 from meshmpi.files.private import Folder, read_plain, why_not_private
 from meshmpi.runtime import processes
 from meshmpi.runtime.calls import CallKind, Place, SelfRecording, Tally
@@ -201,7 +202,8 @@ def start(rank: int, size: int) -> Ring | None:
     for place in places():
         try:
             _ring = Ring(place, rank, size)
-            sweep(place)
+            if cache.first_here():  # else each rank would look at the folders of all others
+                sweep(place)
             break
         except OSError as error:
             problems.append(f"{place}: {error.strerror}")

@@ -126,9 +126,11 @@ class SharedMemory:
         comm: The ranks of the mesh that share a host with this one, by rank.
         ranks: Their ranks in the mesh.
         sets: Number of sets of mesh axes that a group may have.
+        library: Of shared.c.
+        cores: How many they may run on together.
     """
 
-    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], sets: int, library: ctypes.CDLL):
+    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], sets: int, library: ctypes.CDLL, cores: int):
         self.comm, self.ranks, self.rank = comm, tuple(ranks), ranks[comm.rank]
         self._run = library.meshmpi_shared_collective
         self._run.argtypes, self._run.restype = [ctypes.c_void_p], None
@@ -136,8 +138,7 @@ class SharedMemory:
         self._groups: dict[int, np.ndarray] = {}
         self._kept: list[np.ndarray] = []
         self._chunk = np.empty(0, np.uint8)
-        cores = set[int]().union(*comm.allgather(os.sched_getaffinity(0)))
-        self._spins = SPINS if len(ranks) <= len(cores) else SPINS_SHARING
+        self._spins = SPINS if len(ranks) <= cores else SPINS_SHARING
         own = self._region(sets * (LINE_BYTES + 2 * SLOT_BYTES))
         region = self.region_of(own)
         assert region is not None
@@ -451,11 +452,14 @@ def opened(comm: MPI.Intracomm, host_of: Sequence[int], sets: int) -> SharedMemo
     if os.environ.get(SHARED_VARIABLE) != "off":
         with contextlib.suppress(CompilerError):
             library = load_library(SOURCE.read_text(encoding="utf-8"))
+    told = comm.allgather(None if library is None else os.sched_getaffinity(0))
+    if library is None or None in told:
+        return None
     here = cast(MPI.Intracomm, comm.Split(host_of[comm.rank], comm.rank))
     ranks = [r for r, host in enumerate(host_of) if host == host_of[comm.rank]]
-    if all(comm.allgather(library is not None)) and library is not None:
-        with contextlib.suppress(OSError):
-            memory = SharedMemory(here, ranks, sets, library)
+    cores = set[int]().union(*(told[r] or () for r in ranks))
+    with contextlib.suppress(OSError):
+        memory = SharedMemory(here, ranks, sets, library, len(cores))
     if all(comm.allgather(memory is not None)):
         return memory
     here.Free()

@@ -211,5 +211,5 @@ def test_no_status(tmp_path: Path):
         status.read(tmp_path)
     (tmp_path / "status").mkdir()
     (tmp_path / "status" / "rank-00000.json").write_text("{")
-    with pytest.raises(DataError, match="is no status file"):
+    with pytest.raises(DataError, match="is not a status file"):
         status.read(tmp_path)
