@@ -125,9 +125,9 @@ def test_memory_is_what_control_groups_allow(small, monkeypatch, allowed, names,
     [
         (["--ranks", "2", "--mesh", "rows:2;cols:2"], "MeshError: mesh {rows: 2, cols: 2} needs 4"),
         (["--ranks", "2", "--mesh", "rows"], "MeshError: 'rows' in the mesh shape 'rows' has no"),
-        (["--ranks", "2", "--repeats", "-1"], "ConfigError: -1 repeats. Give 1 or more."),
-        (["--ranks=2", "--repeats=0"], "ConfigError: 0 repeats. Give 1 or more."),
-        (["--ranks", "0"], "ConfigError: 0 ranks. Give 1 or more."),
+        (["--ranks", "2", "--repeats", "-1"], "ConfigError: --repeats is -1. Give 1 or more."),
+        (["--ranks=2", "--repeats=0"], "ConfigError: --repeats is 0. Give 1 or more."),
+        (["--ranks", "0"], "ConfigError: --ranks is 0. Give 1 or more."),
         (["--ranks", "2", "--layout", "batch:all"], "ConfigError: calibrate does not take a layout."),
     ],
 )
