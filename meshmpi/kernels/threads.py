@@ -57,5 +57,5 @@ def _pool(count: int) -> ThreadPoolExecutor:
 
 @functools.cache
 def _controller() -> ThreadpoolController:
-    """Of all libraries with threads that are loaded when work is shared first."""
+    """The libraries with threads that are loaded when work is first shared."""
     return ThreadpoolController()
