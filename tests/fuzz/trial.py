@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import meshmpi as mm
+from meshmpi.compiler.lowering import placement
 from meshmpi.compiler.passes import messages, tiled_regions
 from meshmpi.compiler.passes.tiled_regions import form_tiled_regions
 from meshmpi.dims import Axes, MeshShape
@@ -74,7 +75,8 @@ def trial(number: int, ranks: int, mesh: Any = None, kernels: str = "") -> Outco
         wanted["overlap"] = True
     if wanted["optimize"] and choose.chance(0.15):
         wanted["memory_limit"] = choose.one([0.6, 0.8, 0.95])
-    on = (mesh or mm.SimulatedMesh)(shape)
+    shared = mm.MeshShape(shape).names if number % 3 == 0 else ()  # real ranks of a host share memory anyway
+    on = mm.SimulatedMesh(shape, shared) if mesh is None else mesh(shape)
     try:
         for _ in range(LAYOUTS_TRIED):
             layout = random_layout(choose, made, shape)
@@ -103,6 +105,7 @@ def check(number: int, ranks: int) -> None:
 def tiles_of(size: int | None) -> Iterator[None]:
     """Lets tiles and messages be small, as tensors are here, so that large ones' passes act."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placement, "SMALLEST_BYTES", 1)
         if size is not None:
             patch.setattr(form_tiled_regions, "__defaults__", (size,))
             patch.setattr(tiled_regions, "LEAST_ROWS", 2)
