@@ -18,7 +18,8 @@ def _newest(path: Path) -> Manifest:
 
 
 def _ls(options: Options) -> int:
-    status, rows = 0, [("checkpoint", "written", "MB", "files", "mesh", "split", "state")]
+    status = 0
+    rows: list[tuple[str, ...]] = [("checkpoint", "written", "MB", "files", "mesh", "split", "state")]
     for path in tools.checkpoints_of(options.run):
         try:
             m = read_manifest(path)

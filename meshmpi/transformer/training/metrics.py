@@ -41,12 +41,9 @@ class MetricsWriter:
     """Appends records to the metrics file of a rank, in a folder that is made when missing.
 
     Args:
-        resume_step: Records of this step and later are dropped first, because a resumed run writes
-            them again; None keeps all.
-        flush_seconds: How old a record may get before it is written to the file; 0: it is there
-            when `write` returns.
-        say: Takes lines about damage in the file.  Damage never blocks a resume: what cannot be read
-            is moved to another file.
+        resume_step: Records of this step and later are dropped first, because a resumed run writes them again.
+        flush_seconds: How old a record may get before it is in the file; 0: it is there when `write` returns.
+        say: Takes lines about damage in the file, which never blocks a resume: see `drop_from`.
 
     Example:
         >>> with MetricsWriter(folder) as metrics:
@@ -196,12 +193,9 @@ def check_tensorboard() -> None:
 
 
 class EventWriter:
-    """Appends the records of the metrics to the event files of a run, by the package tensorboardX.
+    """Appends the records of the metrics to files in the folder `EVENTS` of a run, by the package tensorboardX.
 
-    Args:
-        folder: Folder of the run; files go to its folder `EVENTS`.
-        first_step: TensorBoard hides events of this step and later that an earlier part of the run
-            wrote, since they come again.
+    TensorBoard hides older events of ``first_step`` and later, since they come again.
     """
 
     def __init__(self, folder: str | os.PathLike[str], first_step: int) -> None:

@@ -64,10 +64,8 @@ def assemble(
     """The graph of a task from its parts.
 
     Args:
-        settings, config: Settings of the run, and the Transformer.
         feeds: Batch size -> placeholders of a training step, each with the dimension ``batch``.
-        outputs: Such placeholders, of a batch or of a microbatch -> ``loss``, a mean over
-            ``batch``, and other numbers to report, likewise.
+        outputs: Such placeholders, of a batch or a microbatch -> means over ``batch``: ``loss``, and others to report.
         held_out_feeds: Batch size -> placeholders of an evaluation.
         held_out_loss: These -> the *sum* of losses, nats.
     """
