@@ -19,6 +19,7 @@ from meshmpi.commands.command import Command
 from meshmpi.commands.starting import fail
 from meshmpi.errors import ConfigError, MeshmpiError
 from meshmpi.guard import abort, exit_status
+from meshmpi.version import VERSION
 
 
 def main(arguments: Sequence[str] | None = None, module: str = "meshmpi") -> int:
@@ -80,6 +81,10 @@ def _check_text(given: Sequence[str]) -> None:
 
 
 def _run(given: Sequence[str], module: str) -> int:
+    if given[:1] == ["run"]:  # what follows the program is for the program
+        from meshmpi.launch.__main__ import main as launch
+
+        return launch(given[1:], "meshmpi run")
     abort.begin()
     try:
         _check_text(given)
@@ -94,7 +99,9 @@ def _run(given: Sequence[str], module: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="meshmpi", description="Named-tensor programs on a mesh of MPI ranks.")
+    parser.add_argument("--version", action="version", version=f"meshmpi {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command")
+    commands.add_parser("run", help="start a script, a module or any command on MPI ranks", add_help=False)
     for family in (training, planning, inspecting, runs, checkpoints, pretrained):
         for command in family.COMMANDS:
             command.add_to(commands)

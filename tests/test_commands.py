@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +47,7 @@ COMMANDS = {
     "score": "score run lines",
     "generate": "generate run --prompt the --tokens 3",
     "doctor": "doctor --ranks 0",
+    "run": "run -n 2 --show script.py --steps 3",
 }
 ELSEWHERE = {"export"}
 """Needs a checkpoint to write like: tests/pretrained/test_commands.py."""
@@ -70,6 +74,23 @@ def of_parser(parser: argparse.ArgumentParser, before: str = "") -> Iterator[str
 
 def test_every_command_is_here():
     assert {*of_parser(cli._parser())} == {*COMMANDS} | ELSEWHERE
+
+
+def test_run_starts_a_program_with_its_own_options(tmp_path: Path):
+    (tmp_path / "ranks.py").write_text("import sys; from mpi4py import MPI; print(MPI.COMM_WORLD.size, *sys.argv[1:])")
+    done = subprocess.run(
+        [sys.executable, "-m", "meshmpi", "run", "-n", "2", str(tmp_path / "ranks.py"), "-n", "5", "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert done.returncode == 0 and done.stdout == 2 * "2 -n 5 --help\n", done.stdout + done.stderr
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"meshmpi {mm.__version__}\n"
 
 
 def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):

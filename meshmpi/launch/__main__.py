@@ -12,10 +12,10 @@ from meshmpi.launch.command import launch_command
 from meshmpi.launch.launch import launch
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status of the job."""
+def main(arguments: Sequence[str] | None = None, name: str = "python -m meshmpi.launch") -> int:
+    """The command line called ``name``; returns the exit status of the job."""
     parser = argparse.ArgumentParser(
-        prog="python -m meshmpi.launch",
+        prog=name,
         description="Start a Python program (or, after --, any command) on several MPI ranks.",
         usage="%(prog)s -n RANKS [options] (script.py | -m module | -- command) [arguments]",
     )
