@@ -47,7 +47,8 @@ def ours(words: list[str]) -> list[str]:
     for k, word in enumerate(words):
         started = k == 0 or words[0] in ("mpirun", "srun") or words[k - 1] in ("--", "-m")
         if started and Path(word).name == "meshmpi":
-            return ["meshmpi", *words[k + 1 :]]
+            rest = words[k + 1 :]
+            return ["meshmpi.launch", *rest[1:]] if rest[:1] == ["run"] else ["meshmpi", *rest]
         if words[k - 1] == "-m" and re.match(rf"{OURS}\b", word) and k:
             return words[k:]
     return []
