@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -162,7 +163,7 @@ def test_a_damaged_library_is_built_again(cache: Path):
 def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(compiler.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     assert compiler.load_library(SOURCE % 3).answer() == 3
     assert len(list((tmp_path / f"meshmpi-{os.getuid()}" / "kernels").glob("*.so"))) == 1
 
@@ -171,7 +172,7 @@ def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(tmp_path: P
 def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path, cache: Path, monkeypatch):
     cache.mkdir(parents=True)
     cache.chmod(0o777)
-    monkeypatch.setattr(compiler.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     assert compiler.kernel_folder() == tmp_path / f"meshmpi-{os.getuid()}" / "kernels"
 
 
