@@ -34,9 +34,24 @@ def storage_of_variables_is_not_tried(m: Patch) -> None:
     m.setattr(cures.Placing, "placed", wrong)
 
 
+def _begun_with(m: Patch, **fields: object) -> None:
+    """Filters of notices that begin with other fields."""
+    right = notices.Notices.__init__
+
+    def wrong(self: notices.Notices, ranks: int) -> None:
+        right(self, ranks)
+        vars(self).update(fields)
+
+    m.setattr(notices.Notices, "__init__", wrong)
+
+
 @mutation(f"{NOTICES}test_without_a_report_of_that_rank_everything_stays(OPEN_MPI_5)")
 def notices_about_other_ranks_are_left_out(m: Patch) -> None:
-    m.setattr(notices, "_rank_in", lambda lines, notice: b"2")
+    class Everyone(list):
+        def __contains__(self, rank: object) -> bool:
+            return True
+
+    _begun_with(m, _reported=Everyone())
 
 
 @mutation(f"{NOTICES}test_a_first_cause_stays(KILLED, 75)")
@@ -52,7 +67,7 @@ def lines_are_held_back_before_any_report(m: Patch) -> None:
 
 @mutation(f"{NOTICES}test_the_words_about_a_rank_that_reported_are_left_out(OPEN_MPI_5, 7)")
 def a_report_is_not_noticed(m: Patch) -> None:
-    m.setattr(notices.Notices, "_see", lambda self, line: None)
+    _begun_with(m, _report=re.compile(rb"(?!)"))
 
 
 @mutation(f"{MEANT}test_a_variable_read_in_two_types_has_one_gradient()")

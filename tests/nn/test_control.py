@@ -93,7 +93,7 @@ def test_order_refuses_what_is_not_there():
             mm.nth_largest_element(x, 4, "c")
         with pytest.raises(ShapeError, match="no element -1 among"):
             mm.nth_smallest_element(x, -1, "c")
-        with pytest.raises(ShapeError, match="k=5 of the 4 elements of 'c'"):
+        with pytest.raises(ShapeError, match="k=5 is more than the 4 elements of 'c'"):
             mm.top_k(x, "c", mm.Dimension("k", 5))
         with pytest.raises(ShapeError, match="the offset .* is not an integer tensor"):
             mm.dynamic_shift(x, mm.range(C), "c", wrap=True)

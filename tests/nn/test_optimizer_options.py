@@ -116,7 +116,7 @@ def test_adafactor_with_the_decay_of_adam():
 
 
 def test_no_rate_for_a_variable():
-    with pytest.raises(ConfigError, match=r"no learning rate of 'sgd' is for variable 'deep'.*'w'"):
+    with pytest.raises(ConfigError, match=r"no learning rate of 'sgd' matches variable 'deep'.*'w'"):
         build(optimize.SGD({"w": 0.1, "b": 0.1}))
 
 
