@@ -6,10 +6,10 @@ import pytest
 
 from meshmpi import checkpoint
 from meshmpi.errors import CheckpointError
-from tests.train import test_loop
+from tests.train import conftest
 from tests.train.test_loop import command, losses, run
 
-cache = test_loop.cache  # the fixture: a text, and a cache of its own
+cache = conftest.cache  # the fixture: a text, and a cache of its own
 
 EVERY = ("checkpoint.every=2", "checkpoint.keep=0")
 BEHIND = (*EVERY, "checkpoint.background=true")

@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 import stat
+import types
 from typing import Any
 
 from meshmpi.files import cache, private
@@ -105,7 +106,9 @@ def the_boot_of_a_process_is_not_compared(m: Patch) -> None:
 @mutation(f"{ATTACK}('a_record_whose_folder_can_be_guessed')")
 def folders_are_numbered(m: Patch) -> None:
     numbers = itertools.count()
-    m.setattr(private.secrets, "token_hex", lambda n: f"{next(numbers):04d}")
+    system = types.SimpleNamespace(**vars(os))
+    system.urandom = lambda n: next(numbers).to_bytes(n, "big")
+    m.setattr(private, "os", system)
 
 
 @mutation(f"{ATTACK}('a_wrong_token')")

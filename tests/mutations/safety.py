@@ -85,7 +85,12 @@ def a_step_that_is_ended_waits_for_ranks_that_are_gone(m: Patch) -> None:
 
 @mutation(SURVIVING + "test_the_newest_step_of_which_all_is_there(held(BOTH, (0, 5), (2, 5)), None, None)")
 def a_block_that_is_lost_is_not_missed(m: Patch) -> None:
-    m.setattr(surviving, "_covered", lambda mesh, axes, ranks: bool(ranks))
+    right = surviving.newest
+
+    def wrong(held: Any) -> Any:
+        return right([[h._replace(splits=()) for h in part] for part in held])
+
+    m.setattr("tests.checkpoint.test_surviving.newest", wrong)
 
 
 @mutation(SURVIVING + "test_the_newest_step_of_which_all_is_there(held(DATA, (0, 5), (1, 5.5)), 6, {1: 1})")

@@ -325,9 +325,11 @@ class Chain(Jobs):
             problem = f"ranks {left} still run {ORPHAN_SECONDS:g} s after the kill" if left else ""
             problem = problem or self.await_end(process)
         for folder in (self.shared, self.temporary):  # MPI had no time to remove what is its own
-            for path in sorted(folder.rglob("*"), reverse=True):
-                with contextlib.suppress(OSError):
-                    path.rmdir() if path.is_dir() else path.unlink()
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)  # processes that end remove files too
+                else:
+                    path.unlink(missing_ok=True)
         return self.look(problem)
 
     def _killed(self, process: subprocess.Popen[bytes], pid: int) -> Trial:
