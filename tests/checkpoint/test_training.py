@@ -10,6 +10,7 @@ from tests.train import conftest
 from tests.train.test_loop import command, losses, run
 
 cache = conftest.cache  # the fixture: a text, and a cache of its own
+pytestmark = pytest.mark.usefixtures("cache")
 
 EVERY = ("checkpoint.every=2", "checkpoint.keep=0")
 BEHIND = (*EVERY, "checkpoint.background=true")

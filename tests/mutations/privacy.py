@@ -107,7 +107,7 @@ def the_boot_of_a_process_is_not_compared(m: Patch) -> None:
 def folders_are_numbered(m: Patch) -> None:
     numbers = itertools.count()
     system = types.SimpleNamespace(**vars(os))
-    system.urandom = lambda n: next(numbers).to_bytes(n, "big")
+    system.urandom = lambda n: next(numbers).to_bytes(2, "big")
     m.setattr(private, "os", system)
 
 
