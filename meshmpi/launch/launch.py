@@ -118,11 +118,13 @@ def _run_at_most_twice(job: _Job, n: int, folder: Path) -> tuple[subprocess.Comp
     """
     notices = Notices(n)
     done = _run(job, notices)
-    silent = done.returncode == 1 and not notices.said and not job.signalled
-    if not silent or job.several_hosts or not is_wrapped(job.command) or outcome.read(folder).begun:
+    silent = done.returncode == 1 and not notices.said
+    by_chance = (silent or (done.returncode and notices.not_started)) and not job.signalled
+    if not by_chance or job.several_hosts or not is_wrapped(job.command) or outcome.read(folder).begun:
         return done, notices
     again = Notices(n)
-    _add(done, f"meshmpi: {job.command[0]} failed without a word before any rank began; trying once more\n")
+    if not job.capture:  # else only what the second start says is returned
+        sys.stderr.write(f"meshmpi: {job.command[0]} failed before any rank began; trying once more\n")
     return _run(job, again), again
 
 

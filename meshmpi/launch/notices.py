@@ -43,6 +43,8 @@ _NOTICES: Sequence[Sequence[bytes]] = (
     ),
 )
 """For each notice the patterns of its lines; one of them names the rank."""
+_NOT_STARTED = (b"The PMIx server's listener thread failed to start.",)
+"""What launchers say that failed by chance before any rank began: here a network interface came or went just then."""
 _BEGINNINGS = (b"-" * 74 + b"\n", b"Abort(")
 
 
@@ -56,12 +58,18 @@ class Notices:
         self._line = b""  # the beginning of a line, not shown yet
         self._shown = b""  # the beginning of a line, shown already
         self._dropped = False
+        self._before = b""  # the last bytes, for words that come in two pieces
         self.said = False
         """Whether anything but blanks was to be shown."""
+        self.not_started = False
+        """Whether the launcher said that it could not start, for a reason that passes."""
 
     def feed(self, data: bytes) -> bytes:
         """What of ``data``, and of lines held back before, is to be shown now."""
         shown = bytearray()
+        seen = self._before + data
+        self.not_started = self.not_started or any(words in seen for words in _NOT_STARTED)
+        self._before = seen[-80:]
         for piece in re.findall(rb"[^\n]*\n|[^\n]+", self._line + data):
             self._line = b""
             if piece.endswith(b"\n"):

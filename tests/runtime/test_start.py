@@ -335,13 +335,27 @@ def test_a_launcher_that_fails_without_a_word_is_named(tmp_path: Path):
     )
 
 
-def test_a_launcher_that_fails_once_without_a_word_is_started_again(tmp_path: Path):
+LISTENER = "The PMIx server's listener thread failed to start. We cannot"
+
+
+@pytest.mark.parametrize(("words", "status"), [("", 1), (LISTENER, 213)], ids=["silent", "listener"])
+@pytest.mark.parametrize("capture", [True, False])
+def test_a_launcher_that_fails_once_by_chance_is_started_again(tmp_path: Path, words: str, status: int, capture: bool):
+    tried = str(tmp_path / "tried")
     first = (
-        f"import os\nif not os.path.exists({str(tmp_path / 'tried')!r}):\n    open({str(tmp_path / 'tried')!r}, 'x')"
+        f"import os\nif not os.path.exists({tried!r}):\n    open({tried!r}, 'x')\n"
+        f"    print({words!r}, file=sys.stderr)\n    sys.exit({status})"
     )
     mpirun = silent_launcher(tmp_path, f"{first}\nelse:\n    sys.exit(subprocess.run(program).returncode)")
-    done = launch(1, ["-c", "print('at last')"], mpi=mpirun, capture_output=True, timeout_seconds=60)
-    assert (done.returncode, done.stdout) == (0, "at last\n"), done.stderr
+    done = launch(1, ["-c", "print('at last')"], mpi=mpirun, capture_output=capture, timeout_seconds=60)
+    assert done.returncode == 0, done.stderr
+    assert not capture or (done.stdout, done.stderr) == ("at last\n", "")
+
+
+def test_a_launcher_that_fails_with_other_words_is_not_started_again(tmp_path: Path):
+    mpirun = silent_launcher(tmp_path, "print('not enough slots', file=sys.stderr)")
+    done = launch(1, ["-c", "print('never')"], mpi=mpirun, capture_output=True, timeout_seconds=60)
+    assert (done.returncode, done.stderr) == (1, "not enough slots\n")
 
 
 def test_a_report_that_a_launcher_has_lost_is_shown(tmp_path: Path):
