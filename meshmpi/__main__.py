@@ -6,7 +6,7 @@ import sys
 def main() -> int:
     """The command line; returns the exit status."""
     if sys.argv[1:2] == ["train"]:  # before the imports: a signal may come while they run
-        from meshmpi.transformer.training.signals import listen_for_life
+        from meshmpi.training.signals import listen_for_life
 
         listen_for_life()
     if sys.argv[1:2] == ["doctor"]:  # before the imports: they may be what is broken

@@ -125,7 +125,9 @@ def compile(
     overlap = mesh.hosts > 1 if overlap is None else overlap
     how = (storage, seed, optimize, overlap, memory_limit, atomic)
     program = lowered(graph, mesh.shape, layout, named, news, *how, shared=mesh.shared_axes())
-    return _bound(program, mesh, named, variables, kernels, debug, atomic)
+    step = _bound(program, mesh, named, variables, kernels, debug, atomic)
+    step.layouts = Layout(layout), None if storage is None else Layout(storage)
+    return step
 
 
 def _check_target(graph: Graph, mesh: AnyMesh, kernels: str, updates: Sequence[Update] | None) -> None:

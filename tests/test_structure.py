@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "files": ["errors", "hashes"],
     "ir": ["errors", "hashes", "dims"],
     "values": ["errors", "dims", "ir"],
+    "validated": ["errors"],
     "graph": ["errors", "dims", "ir", "values"],
     "compiler": _GRAPH,
     "kernels": ["errors", "hashes", "dims", "ir", "files"],
@@ -42,9 +43,10 @@ MAY_IMPORT = {
     "checking": _RUN,
     "drawing": [*_RUN, "planner"],
     "checkpoint": _RUN,
+    "training": [*_RUN, "validated", "guard", "planner", "checking", "checkpoint"],
     "doctor": ["errors", "amounts", "version", "dims", "files", "kernels", "runtime", "guard", "launch"],
     # product: Transformers
-    "transformer": [*_RUN, "guard", "launch", "planner", "checking", "checkpoint"],
+    "transformer": [*_RUN, "validated", "guard", "launch", "planner", "checking", "checkpoint", "training"],
 }
 """Room -> rooms it may import besides itself, inside functions and for type checking too."""
 FRONT = ("__init__", "__main__", "cli", "commands")

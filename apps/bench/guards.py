@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from meshmpi.launch.launch import launch
-from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.training.metrics import read_metrics
 
 CONFIG = Path(__file__).parents[1] / "transformer/configs/yardstick.toml"
 WARMING = 5

@@ -18,7 +18,7 @@ from apps.esm2.weights import open_model
 from meshmpi.errors import ConfigError, DataError
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.world import world_size
-from meshmpi.transformer.training.signals import STOPPED
+from meshmpi.training.signals import STOPPED
 
 
 class Job(NamedTuple):

@@ -17,10 +17,12 @@ from apps.esm2.sequences import Crops, Sequences, Windows
 from meshmpi.errors import DataError
 from meshmpi.graph import Tensor
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits, weights_nonzero
+from meshmpi.runtime.feeding import Held
+from meshmpi.training.callback import Evaluation
 from meshmpi.transformer.models import TransformerConfig, masked_lm, masked_lm_loss
 from meshmpi.transformer.tasks.base import Batches, Task
 from meshmpi.transformer.text.base import Vocabulary
-from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut
+from meshmpi.transformer.training.evaluation import HeldOut, HeldOutLoss
 from meshmpi.transformer.training.model import TrainingGraph, assemble, weighted_sum, window_feeds
 from meshmpi.transformer.training.settings import Settings
 
@@ -103,7 +105,7 @@ class MaskedTask(Task):
         loss, baseline = total / held.hidden, held.baseline_loss / held.hidden
         measures = {"perplexity": math.exp(loss), "unigram_perplexity": math.exp(baseline)}
         share = held.seen / len(self.data.held_out.tokens)
-        return Evaluation(loss, None, held.hidden, share, seconds, measures)
+        return HeldOutLoss(loss, seconds, measures, None, held.hidden, share)
 
 
 class _Batches:

@@ -18,7 +18,7 @@ def main(given: Sequence[str]) -> int:
     if not given or given[0].startswith("-") or Path(given[0]).suffix == ".toml" or given[0] == "quickstart":
         given = ["train", *given]
     if given[0] == "train" and "--help" not in given:  # before the imports: a signal may come while they run
-        from meshmpi.transformer.training.signals import listen_for_life
+        from meshmpi.training.signals import listen_for_life
 
         listen_for_life()
     from apps.transformer import corpora, translate

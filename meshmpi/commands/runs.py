@@ -29,7 +29,7 @@ def _status(options: Options) -> int:
 
 
 def _compare(options: Options) -> int:
-    from meshmpi.transformer.training.compare import comparison, plot_comparison, read_runs
+    from meshmpi.training.compare import comparison, plot_comparison, read_runs
 
     runs = read_runs(options.runs)
     print(comparison(runs))

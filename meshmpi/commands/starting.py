@@ -14,9 +14,9 @@ from typing import Any
 from meshmpi.guard import ending
 from meshmpi.runtime.processes import start_time
 from meshmpi.runtime.world import rank_by_environment
-from meshmpi.transformer.training import signals
-from meshmpi.transformer.training.lock import RUN_VARIABLE
-from meshmpi.transformer.training.signals import STOPPED
+from meshmpi.training import signals
+from meshmpi.training.lock import RUN_VARIABLE
+from meshmpi.training.signals import STOPPED
 
 GRACE_VARIABLE, GRACE_SECONDS = "PRTE_MCA_odls_base_sigkill_timeout", "60"
 """Seconds that Open MPI's launcher leaves ranks to save their state after SIGTERM.

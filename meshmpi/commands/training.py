@@ -11,9 +11,9 @@ from meshmpi.commands.starting import on_ranks
 from meshmpi.errors import ConfigError
 from meshmpi.runtime.mesh import size_error
 from meshmpi.runtime.world import rank_by_environment, world_size
+from meshmpi.training.signals import STOPPED
 from meshmpi.transformer.training.settings import MeshSettings, Settings
 from meshmpi.transformer.training.setup import chosen_layout, make_mesh, mesh_shape
-from meshmpi.transformer.training.signals import STOPPED
 
 
 def _settings(options: Options) -> Settings:

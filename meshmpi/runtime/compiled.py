@@ -9,6 +9,7 @@ import numpy as np
 
 from meshmpi.compiler.cost import Cost, program_cost
 from meshmpi.compiler.passes.memory import MemoryPlan, plan_memory
+from meshmpi.dims import Layout
 from meshmpi.errors import FeedError, MeshError, ProgramError, suggest
 from meshmpi.graph import Tensor
 from meshmpi.graph.arguments import shown
@@ -61,7 +62,10 @@ class CompiledStep:
         variables: Name -> whole array (collective); shared with other steps when asked for.
         mesh: The mesh.
         step_number: How many steps have run; random numbers depend on it.  Settable (resume).
+        layouts: The computation layout and, where one was given, the storage layout.
     """
+
+    layouts: tuple[Layout, Layout | None] = (Layout(), None)
 
     def __init__(
         self,

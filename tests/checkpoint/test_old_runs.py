@@ -13,9 +13,9 @@ import pytest
 
 import meshmpi as mm
 from meshmpi import cli
+from meshmpi.training.metrics import read_metrics
 from meshmpi.transformer.pretrained.model import open_model
 from meshmpi.transformer.pretrained.scoring import Scorer
-from meshmpi.transformer.training.metrics import read_metrics
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.saved import open_run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshmpi.guard import deadlock, outcome
 from meshmpi.runtime import processes
-from meshmpi.transformer.training import lock, metrics
+from meshmpi.training import lock, metrics
 from tests.mutations.registry import Patch, mutation
 
 VERDICT = "tests/runtime/test_start.py::test_verdict"

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshmpi.ir.program import Instruction
 from meshmpi.planner import disturbance
-from meshmpi.transformer.training.progress import Extras
+from meshmpi.training.progress import Extras
 from tests.mutations.registry import Patch, mutation
 
 

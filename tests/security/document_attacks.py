@@ -32,13 +32,13 @@ from meshmpi.checkpoint.tools import read_whole
 from meshmpi.errors import MeshmpiError
 from meshmpi.guard import status
 from meshmpi.planner.machine_file import load_machine
+from meshmpi.training.compare import read_run
 from meshmpi.transformer.pretrained import files
 from meshmpi.transformer.pretrained.files import Checkpoint
 from meshmpi.transformer.pretrained.lines import Reader
 from meshmpi.transformer.pretrained.model import open_model
 from meshmpi.transformer.text.vocabulary import load_vocabulary, open_tokenizer
 from meshmpi.transformer.training import config
-from meshmpi.transformer.training.compare import read_run
 from meshmpi.transformer.training.sealed import Sealed, seal
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.translation.pairs import file_lines

@@ -23,7 +23,7 @@ import pytest
 from meshmpi import checkpoint
 from meshmpi.launch.launch import launch
 from meshmpi.runtime import processes
-from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.training.metrics import read_metrics
 from tests.slurm.cluster import Cluster, missing
 from tests.soak import signals as soak
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from meshmpi import checkpoint
 from meshmpi.runtime import processes
-from meshmpi.transformer.training.metrics import read_metrics
-from meshmpi.transformer.training.signals import STOPPED
+from meshmpi.training.metrics import read_metrics
+from meshmpi.training.signals import STOPPED
 from tests.soak.rows import Row
 
 CONFIG = """

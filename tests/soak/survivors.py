@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from meshmpi.guard import flight
 from meshmpi.guard.rings import Reader
-from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.training.metrics import read_metrics
 from tests.soak import signals
 from tests.soak.kills import Jobs, Trial, row
 from tests.soak.rows import Row

@@ -26,7 +26,7 @@ from meshmpi.checkpoint.folder import PARTIAL
 from meshmpi.checkpoint.tools import differences, problems
 from meshmpi.errors import MeshmpiError
 from meshmpi.guard import flight
-from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.training.metrics import read_metrics
 from tests.soak import signals
 from tests.soak.kills import START_SECONDS, Jobs, Trial, in_background, row, shares
 from tests.soak.rows import Row

@@ -32,7 +32,8 @@ from meshmpi.kernels.native import available, compiler
 from meshmpi.planner.machine_file import find_machine, keep_machine, load_machine
 from meshmpi.runtime.calls import CallKind as Call
 from meshmpi.runtime.calls import Tally
-from meshmpi.transformer.training import compare, data, lock, metrics
+from meshmpi.training import compare, lock, metrics
+from meshmpi.transformer.training import data
 from tests.soak.rows import Row
 from tests.soak.stores import LAYOUTS, store, values
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import meshmpi as mm
+from meshmpi.training.loop import Result
+from meshmpi.training.metrics import read_metrics
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.loop import Result
-from meshmpi.transformer.training.metrics import read_metrics
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.settings import Settings
 

@@ -10,9 +10,9 @@ import pytest
 import meshmpi as mm
 from meshmpi import cli
 from meshmpi.errors import DataError
-from meshmpi.transformer.training.compare import FACTS, comparison, plot_comparison, read_run, read_runs
+from meshmpi.training.callback import Callback
+from meshmpi.training.compare import FACTS, comparison, plot_comparison, read_run, read_runs
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.observer import Observer
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.trainer import Trainer
@@ -34,13 +34,13 @@ def runs(tmp_path_factory):
     longer = settings("train.steps=9", "optimizer.learning_rate=0.01")
     train(longer, root / "b", mesh=mm.SimulatedMesh("all:2"), **quiet)
 
-    class Fails(Observer):
+    class Fails(Callback):
         def on_step(self, step):
             if step.number == 4:
                 raise KeyboardInterrupt
 
     cut = Trainer(settings("train.seed=1"), mm.SimulatedMesh("all:1"), root / "c", **quiet)
-    cut.observers.append(Fails())
+    cut.callbacks.append(Fails())
     (root / "c").mkdir()
     (root / "c" / "settings.json").write_text((root / "a" / "settings.json").read_text())
     with pytest.raises(KeyboardInterrupt):

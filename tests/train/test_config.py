@@ -10,7 +10,7 @@ import pytest
 from meshmpi.errors import ConfigError
 from meshmpi.transformer.training.config import _sections, describe, from_dict, load
 from meshmpi.transformer.training.settings import Settings
-from meshmpi.transformer.validated import OrNone, section, setting, settings
+from meshmpi.validated import OrNone, section, setting, settings
 
 
 @settings

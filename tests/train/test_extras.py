@@ -9,8 +9,8 @@ import pytest
 from meshmpi import checkpoint
 from meshmpi.launch.launch import launch
 from meshmpi.runtime import cores as counters
-from meshmpi.transformer.training.metrics import read_metrics
-from meshmpi.transformer.training.progress import Extras
+from meshmpi.training.metrics import read_metrics
+from meshmpi.training.progress import Extras
 from tests.train.test_progress import command
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -29,7 +29,8 @@ BROKEN = {
 _RUN = """
 import sys
 from meshmpi import cli
-from meshmpi.transformer.training import measured, progress, trainer
+from meshmpi.training import measured, progress
+from meshmpi.transformer.training import trainer
 def broken(*arguments, **options):
     raise KeyError("start")
 for name in sys.argv.pop(1).split(","):

@@ -11,9 +11,9 @@ import meshmpi as mm
 from meshmpi import checkpoint
 from meshmpi.launch.launch import TIMED_OUT, launch
 from meshmpi.nn import optimize
+from meshmpi.training.callback import TrainingError
+from meshmpi.training.metrics import read_metrics
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.metrics import read_metrics
-from meshmpi.transformer.training.observer import TrainingError
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.trainer import Trainer
 from tests.train.small import TEXT

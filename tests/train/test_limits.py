@@ -8,15 +8,8 @@ import time
 import pytest
 
 from meshmpi.errors import ConfigError
-from meshmpi.transformer.training import stopping
-from meshmpi.transformer.training.stopping import (
-    TimeLimit,
-    find_limit,
-    process_age,
-    seconds_of,
-    slurm_duration,
-    slurm_seconds_left,
-)
+from meshmpi.training import stopping
+from meshmpi.training.stopping import TimeLimit, find_limit, process_age, seconds_of, slurm_duration, slurm_seconds_left
 
 
 @pytest.mark.parametrize(

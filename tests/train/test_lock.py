@@ -15,8 +15,8 @@ import pytest
 import meshmpi as mm
 from meshmpi.errors import ConfigError
 from meshmpi.runtime import processes
-from meshmpi.transformer.training import lock, setup
-from meshmpi.transformer.training.lock import LOCK, STALE_SECONDS, RunLock, held, myself, why_held
+from meshmpi.training import lock, starting
+from meshmpi.training.lock import LOCK, STALE_SECONDS, RunLock, held, myself, why_held
 
 OTHER = {"host": "elsewhere", "boot": "b"}
 SLURM = {"slurm": "7", "slurm_restart": 0}
@@ -79,7 +79,7 @@ def test_what_slurm_says(tmp_path: Path, monkeypatch, answer: str, state: str):
 
 HOLDS = """
 import sys, time
-from meshmpi.transformer.training.lock import RunLock
+from meshmpi.training.lock import RunLock
 held = RunLock(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
@@ -168,7 +168,7 @@ def test_a_folder_that_is_renamed_is_held_again(tmp_path: Path):
     (folder / "checkpoints" / "step-1").mkdir(parents=True)
     (folder / "metrics-rank-00000.jsonl").touch()
     with held(mm.SimulatedMesh("all:1"), folder):
-        old = setup.set_aside(folder)
+        old = starting.set_aside(folder)
         assert old is not None and not (old / LOCK).exists() and (folder / LOCK).exists()
         lock.check_held(folder)
         with pytest.raises(ConfigError, match="it runs"):

@@ -14,17 +14,17 @@ import meshmpi as mm
 from meshmpi import checkpoint, cli
 from meshmpi.errors import CheckpointError, ConfigError, DataError, LayoutError
 from meshmpi.launch.launch import launch
+from meshmpi.training.callback import Callback, TrainingError
+from meshmpi.training.metrics import MetricsWriter, read_metrics
+from meshmpi.training.saves import Saves
+from meshmpi.training.signals import StopSignals
+from meshmpi.training.starting import set_aside
 from meshmpi.transformer.text.characters import ByteVocabulary
 from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.corpora import FETCHERS
 from meshmpi.transformer.training.evaluation import HeldOutText
-from meshmpi.transformer.training.metrics import MetricsWriter, read_metrics
-from meshmpi.transformer.training.observer import Observer, TrainingError
 from meshmpi.transformer.training.run import train
-from meshmpi.transformer.training.saves import Saves
 from meshmpi.transformer.training.settings import Settings
-from meshmpi.transformer.training.setup import set_aside
-from meshmpi.transformer.training.signals import StopSignals
 from meshmpi.transformer.training.trainer import Trainer
 from tests.train.small import TEXT, losses, run_of
 from tests.train.small import small as shortest
@@ -66,7 +66,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
 def test_records_of_all_steps_are_in_the_file_when_a_save_begins(tmp_path, monkeypatch):
     """Also on ranks that write them once in a while: a job may be killed right after the save."""
     monkeypatch.setattr(
-        "meshmpi.transformer.training.progress.MetricsWriter",
+        "meshmpi.training.progress.MetricsWriter",
         lambda folder, rank, step, *_: MetricsWriter(folder, rank, step, 3600.0),
     )
     found, save = [], Saves.save
@@ -278,10 +278,10 @@ def test_text_too_short_to_hold_out():
         HeldOutText(np.arange(1), 1, 1)
 
 
-# ---- observers -------------------------------------------------------------------------------
+# ---- callbacks -------------------------------------------------------------------------------
 
 
-class Seen(Observer):
+class Seen(Callback):
     """Notes what it is told; fails after a step."""
 
     def __init__(self, fails_after=-1):
@@ -319,7 +319,7 @@ def test_observers_are_told_what_happens(tmp_path, fails_after, told):
     seen = Seen(fails_after)
     made = settings(tmp_path, "train.steps=4", "evaluate.every=2", "checkpoint.every=2")
     with pytest.raises(RuntimeError) if fails_after > 0 else contextlib.nullcontext():
-        train(made, tmp_path / "run", mesh=mm.SimulatedMesh("all:1"), say=lambda line: None, observers=[seen])
+        train(made, tmp_path / "run", mesh=mm.SimulatedMesh("all:1"), say=lambda line: None, callbacks=[seen])
     assert ", ".join(f"{what} {value}" for what, value in seen.found) == told
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshmpi.errors import DataError
-from meshmpi.transformer.training.metrics import MetricsWriter, drop_ranks, metrics_path, plot_losses, read_metrics
+from meshmpi.training.metrics import MetricsWriter, drop_ranks, metrics_path, plot_losses, read_metrics
 
 
 def test_records_come_back(tmp_path):

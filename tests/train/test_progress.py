@@ -19,11 +19,11 @@ import meshmpi as mm
 from meshmpi.errors import ConfigError
 from meshmpi.launch.launch import launch
 from meshmpi.planner.machine_file import load_machine
-from meshmpi.transformer.training import metrics as recording
+from meshmpi.training import metrics as recording
+from meshmpi.training.callback import Step
+from meshmpi.training.metrics import MetricsWriter, drop_ranks, metrics_path, read_metrics
+from meshmpi.training.progress import Extras, LiveLine, Progress, bar, is_terminal
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.metrics import MetricsWriter, drop_ranks, metrics_path, read_metrics
-from meshmpi.transformer.training.observer import Step
-from meshmpi.transformer.training.progress import Extras, LiveLine, Progress, bar, is_terminal
 from meshmpi.transformer.training.settings import Settings
 from tests.train.small import run_of
 from tests.train.small import small as shortest
@@ -146,7 +146,7 @@ def progress_lines(tmp_path, fastest, **reports):
     settings = load(Settings, None, ["train.steps=10", "train.log_every=1", "train.plot=false"])
     live = LiveLine("off", lines.append)
     mesh = mm.SimulatedMesh("a:1")
-    progress = Progress(settings, tmp_path, mesh, live, 64.0, Extras(print), fastest)
+    progress = Progress(settings, tmp_path, mesh, live, (64.0, "tokens"), Extras(print), fastest)
     progress.on_begin(0, {})
     progress.on_step(Step(1, 2.0, 0.1, 0.5, 0.1, reports))
     progress.on_end("")

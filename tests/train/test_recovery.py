@@ -20,8 +20,8 @@ from meshmpi.launch import start
 from meshmpi.launch.command import launch_command
 from meshmpi.launch.launch import launch
 from meshmpi.launch.launchers import Launcher
+from meshmpi.training.metrics import read_metrics
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.metrics import read_metrics
 from meshmpi.transformer.training.recovery import Checkpoints, next_mesh
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.supervisor import Host, Supervisor, parse_hosts

@@ -13,17 +13,11 @@ import time
 import pytest
 
 from meshmpi import checkpoint
+from meshmpi.training import stopping
+from meshmpi.training.metrics import read_metrics
+from meshmpi.training.signals import PATIENCE_SECONDS, STOPPED, StopSignals, blocked_prefix, described, noted
 from meshmpi.transformer.tasks.language_model import LanguageModelTask
-from meshmpi.transformer.training import stopping, trainer
-from meshmpi.transformer.training.metrics import read_metrics
-from meshmpi.transformer.training.signals import (
-    PATIENCE_SECONDS,
-    STOPPED,
-    StopSignals,
-    blocked_prefix,
-    described,
-    noted,
-)
+from meshmpi.transformer.training import trainer
 from tests.soak import signals as soak
 from tests.train.small import run_of, small
 
@@ -125,7 +119,7 @@ def test_a_second_interrupt_ends_at_once_others_do_not():
 def script(tmp_path, text):
     """A program that listens from its first line on."""
     file = tmp_path / "program.py"
-    file.write_text(f"from meshmpi.transformer.training.signals import *\nlisten_for_life()\n{text}")
+    file.write_text(f"from meshmpi.training.signals import *\nlisten_for_life()\n{text}")
     return [sys.executable, str(file)]
 
 
@@ -182,7 +176,7 @@ def test_blocked_signals_wait_for_the_program():
         pytest.skip("this env cannot block signals")
     text = (
         "import signal, time; print('ready', flush=True); time.sleep(1)\n"
-        "from meshmpi.transformer.training.signals import listen_for_life, noted\n"
+        "from meshmpi.training.signals import listen_for_life, noted\n"
         "listen_for_life(); print(noted())\nraise SystemExit(3)"
     )
     status, out, err = signalled(started([*prefix, sys.executable, "-c", text]), signal.SIGUSR1)
@@ -239,11 +233,11 @@ def test_the_launching_process_hands_the_request_on(tmp_path, number):
 def launching(tmp_path, ranks_do):
     """A launching process of one rank, which says "ready" and then does this."""
     (tmp_path / "rank.py").write_text(
-        "import time\nfrom meshmpi.transformer.training.signals import *\nlisten_for_life()\n"
-        f"from meshmpi.transformer.training.signals import described\nprint('ready', flush=True)\n{ranks_do}"
+        "import time\nfrom meshmpi.training.signals import *\nlisten_for_life()\n"
+        f"from meshmpi.training.signals import described\nprint('ready', flush=True)\n{ranks_do}"
     )
     text = (
-        "import sys; from meshmpi.transformer.training import signals; signals.listen_for_life()\n"
+        "import sys; from meshmpi.training import signals; signals.listen_for_life()\n"
         "from pathlib import Path; from meshmpi.commands.starting import on_ranks\n"
         f"run = Path({str(tmp_path / 'runs' / 'x')!r})\n"
         "sys.exit(on_ranks(1, ['train'], module='rank', run=run))"

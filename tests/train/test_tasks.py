@@ -11,13 +11,15 @@ import pytest
 import meshmpi as mm
 from meshmpi import checkpoint, cli
 from meshmpi.errors import CheckpointError, ConfigError
+from meshmpi.runtime.feeding import BlockFeeder
+from meshmpi.training.callback import Sample
+from meshmpi.training.metrics import read_metrics
 from meshmpi.transformer.models import encoder_decoder_parameter_count, paper_translation_model
-from meshmpi.transformer.tasks.base import Sample, Task
+from meshmpi.transformer.tasks.base import Task
 from meshmpi.transformer.tasks.language_model import LanguageModelTask
 from meshmpi.transformer.tasks.registry import TASKS, task_class
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.evaluation import BlockFeeder, Evaluation
-from meshmpi.transformer.training.metrics import read_metrics
+from meshmpi.transformer.training.evaluation import HeldOutLoss
 from meshmpi.transformer.training.report import plan_report
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.saved import open_run
@@ -47,7 +49,7 @@ class Counting(LanguageModelTask):
 
     def evaluation(self, held_out, total, seconds):
         found = super().evaluation(held_out, total, seconds)
-        return Evaluation(found.loss, None, found.tokens, found.share, seconds, {"sum": total})
+        return HeldOutLoss(found.loss, seconds, {"sum": total}, None, found.tokens, found.share)
 
     def sample(self, variables, layout):
         return Sample("one\ntwo", {"lines": 2.0}, "what it says")

@@ -11,10 +11,10 @@ import meshmpi as mm
 from meshmpi import checkpoint
 from meshmpi.errors import CheckpointError, ConfigError, DataError
 from meshmpi.launch.launch import launch
+from meshmpi.training.metrics import read_metrics
 from meshmpi.transformer.text.characters import END, PADDING
 from meshmpi.transformer.text.vocabulary import build_ended, restore_vocabulary
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.metrics import read_metrics
 from meshmpi.transformer.training.saved import evaluate_run, open_run
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.translation.data import prepare

@@ -13,7 +13,7 @@ from meshmpi.nn.initializers import random_normal_initializer, variance_scaling_
 from meshmpi.nn.layers import factors
 from meshmpi.nn.positions import RotaryScaling
 from meshmpi.nn.routing import Gating
-from meshmpi.transformer.validated import OrNone, setting, settings
+from meshmpi.validated import OrNone, setting, settings
 
 GPT2_STDDEV = 0.02
 """Source: GPT-2's code (Radford et al. 2019)."""

@@ -14,11 +14,13 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from meshmpi.api import compile as compile_step
+from meshmpi.runtime.feeding import BlockFeeder, Held
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.variables import VariableStore
+from meshmpi.training.callback import Evaluation, Sample
 from meshmpi.transformer.models import TransformerConfig, parameter_count
 from meshmpi.transformer.text.base import Vocabulary
-from meshmpi.transformer.training.evaluation import BlockFeeder, Evaluation, Held, HeldOut, Sample
+from meshmpi.transformer.training.evaluation import HeldOut
 from meshmpi.transformer.training.model import TrainingGraph
 from meshmpi.transformer.training.settings import Settings, transformer_config
 

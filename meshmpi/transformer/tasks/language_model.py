@@ -9,14 +9,15 @@ from meshmpi.graph import Tensor
 from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits
 from meshmpi.runtime.variables import VariableStore
+from meshmpi.training.callback import Evaluation, Sample
 from meshmpi.transformer.decoding.decoding import Sampling
 from meshmpi.transformer.decoding.sampling import Sampler
 from meshmpi.transformer.models import TransformerConfig, lm, lm_loss
-from meshmpi.transformer.tasks.base import Batches, Sample, Task
+from meshmpi.transformer.tasks.base import Batches, Task
 from meshmpi.transformer.text.base import bits_per_byte
 from meshmpi.transformer.text.vocabulary import learnt_size
 from meshmpi.transformer.training.data import TokenStream
-from meshmpi.transformer.training.evaluation import Evaluation, HeldOut, HeldOutText
+from meshmpi.transformer.training.evaluation import HeldOut, HeldOutLoss, HeldOutText
 from meshmpi.transformer.training.model import TrainingGraph, assemble, outputs_with_experts, weighted_sum, window_feeds
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import available_data, prepare_data
@@ -75,7 +76,7 @@ class LanguageModelTask(Task):
         mean = total / text.predicted
         bits = bits_per_byte(mean, text.predicted, text.text_bytes(self.vocabulary))
         share = text.predicted / (len(self.data.held_out) - 1)
-        return Evaluation(mean, bits, text.predicted, share, seconds)
+        return HeldOutLoss(mean, seconds, {}, bits, text.predicted, share)
 
     def sample(self, variables: VariableStore, layout: str) -> Sample:
         s = self.settings.sample

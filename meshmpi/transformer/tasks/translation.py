@@ -16,14 +16,16 @@ from meshmpi.graph.ops.reductions import reduce_mean
 from meshmpi.graph.ops.sources import placeholder
 from meshmpi.nn.experts import ExpertsOutput
 from meshmpi.nn.losses import softmax_cross_entropy_with_logits
+from meshmpi.runtime.feeding import Held
 from meshmpi.runtime.variables import VariableStore
+from meshmpi.training.callback import Evaluation, Sample
 from meshmpi.transformer.models import PackedPairs, TransformerConfig, encoder_decoder, encoder_decoder_parameter_count
 from meshmpi.transformer.models.transformers import SOURCE_LENGTH
-from meshmpi.transformer.tasks.base import Batches, Sample, Task
+from meshmpi.transformer.tasks.base import Batches, Task
 from meshmpi.transformer.text.base import bits_per_byte
 from meshmpi.transformer.text.characters import PADDING
 from meshmpi.transformer.text.vocabulary import learnt_size
-from meshmpi.transformer.training.evaluation import Evaluation, Held, HeldOut
+from meshmpi.transformer.training.evaluation import HeldOut, HeldOutLoss
 from meshmpi.transformer.training.model import TrainingGraph, assemble, outputs_with_experts, weighted_sum
 from meshmpi.transformer.training.settings import Settings, transformer_config
 from meshmpi.transformer.training.setup import check_equal
@@ -128,7 +130,7 @@ class TranslationTask(Task):
         mean = total / held.predicted
         bits = bits_per_byte(mean, held.predicted, text_bytes)
         share = held.predicted / int(self.data.held_out.lengths[:, 1].sum())
-        return Evaluation(mean, bits, held.predicted, share, seconds)
+        return HeldOutLoss(mean, seconds, {}, bits, held.predicted, share)
 
     def sample(self, variables: VariableStore, layout: str) -> Sample:
         count = min(self.settings.translation.sentences, len(self.data.sentences))

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from meshmpi.errors import ConfigError, MeshmpiError, suggest
 from meshmpi.files import plain
-from meshmpi.transformer.validated import explained
+from meshmpi.validated import explained
 
 T = TypeVar("T")
 BUILT_IN = Path(__file__).parent / "configs"

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from meshmpi.dims import Range
 from meshmpi.errors import DataError
 from meshmpi.files.cache import cache_folder, make_folder
+from meshmpi.runtime.feeding import Held
 from meshmpi.transformer.text.base import Vocabulary
 from meshmpi.transformer.text.vocabulary import (
     build_vocabulary,
@@ -26,7 +27,6 @@ from meshmpi.transformer.text.vocabulary import (
     vocabulary_key,
 )
 from meshmpi.transformer.training.corpora import Corpus, open_corpus
-from meshmpi.transformer.training.evaluation import Held
 from meshmpi.transformer.training.sealed import CheckedArray, Sealed, seal
 
 _FORMAT = "2"  # part of every name in the cache: raise it when the files change

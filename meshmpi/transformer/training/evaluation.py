@@ -5,33 +5,30 @@ The last window of a text may be shorter and the last batch smaller than the oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from meshmpi.dims import Range
 from meshmpi.errors import DataError
-from meshmpi.runtime.arrays import local
-from meshmpi.runtime.compiled import CompiledStep
+from meshmpi.runtime.feeding import Held
+from meshmpi.training.callback import Evaluation
 from meshmpi.transformer.text.base import Vocabulary, count_bytes
 from meshmpi.transformer.training.sealed import CheckedArray
 
-Held = Mapping[str, "tuple[Range, ...] | None"]
-"""Feed -> (start, stop) along each dimension of the block that this rank holds; None: the whole."""
-
 
 @dataclass(frozen=True)
-class Evaluation:
-    """A held-out loss."""
+class HeldOutLoss(Evaluation):
+    """A held-out loss, the mean in nats per token."""
 
-    loss: float  # mean, nats per token
-    bits_per_byte: float | None  # the same per byte of the text that the tokens stand for; None without a text
-    tokens: int  # predicted
-    share: float  # of the held-out text
-    seconds: float  # time taken
-    measures: Mapping[str, float] = field(default_factory=dict)  # others by name, such as ``perplexity``
+    bits_per_byte: float | None = None  # the same per byte of the text that the tokens stand for; None without a text
+    tokens: int = 0  # predicted
+    share: float = 1.0  # of the held-out text
+
+    def numbers(self) -> dict[str, float]:
+        bits = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
+        return {**super().numbers(), **bits, "held_out_tokens": self.tokens}
 
     def __str__(self) -> str:
         numbers = [f"{self.loss:.4f} nats/token"]
@@ -40,15 +37,6 @@ class Evaluation:
         numbers += [f"{name} {value:.4f}" for name, value in self.measures.items()]
         data = f"{self.tokens:,} tokens, {self.share:.0%} of the held-out text"
         return f"{', '.join(numbers)} ({data}, {self.seconds:.1f} s)"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a trained model shows of itself at the end of a run."""
-
-    text: str = ""  # for people
-    measures: Mapping[str, float] = field(default_factory=dict)  # by name, such as ``bleu``: for the metrics
-    heading: str = ""  # printed above the text
 
 
 class HeldOut(Protocol):
@@ -106,20 +94,3 @@ class HeldOutText:
     def text_bytes(self, vocabulary: Vocabulary) -> int:
         """Bytes of text that the predicted tokens stand for."""
         return count_bytes(vocabulary, self.tokens[1 : self.predicted + 1])
-
-
-class BlockFeeder:
-    """Feeds each rank its blocks of those placeholders ``names`` that the program of a step needs.
-
-    Attributes:
-        held: Where these blocks lie.
-    """
-
-    def __init__(self, step: CompiledStep, names: Sequence[str]) -> None:
-        self._simulated = step.mesh.simulated  # plays all ranks: it is fed the whole
-        needed = [n for n in names if n in step.program.feeds]
-        self.held: Held = {n: None if self._simulated else step.feed_block(n) for n in needed}
-
-    def feeds(self, blocks: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-        """What to call the step with."""
-        return {n: blocks[n] if self._simulated else local(blocks[n]) for n in self.held}

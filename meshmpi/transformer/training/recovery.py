@@ -24,14 +24,15 @@ from meshmpi.guard.recovery import FINISHED, TO_THE_END, LostRank, Survivors, is
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.mesh import Mesh
 from meshmpi.runtime.variables import VariableStore
-from meshmpi.transformer.training.loop import Position, Result
-from meshmpi.transformer.training.observer import Interrupted
+from meshmpi.training.callback import Interrupted
+from meshmpi.training.loop import Position, Result
+from meshmpi.training.signals import StopSignals
+from meshmpi.training.starting import Initialize, Resume, run_loop
 from meshmpi.transformer.training.settings import MeshSettings, Settings
 from meshmpi.transformer.training.setup import chosen_layout, mesh_shape
-from meshmpi.transformer.training.signals import StopSignals
-from meshmpi.transformer.training.trainer import Initialize, Resume, Trainer, run_trainer
+from meshmpi.transformer.training.trainer import Trainer
 
-Begin = Callable[[Mesh, Resume | Initialize], Trainer]
+Begin = Callable[[Mesh, Resume | Initialize[Trainer]], Trainer]
 """Makes a trainer on a mesh that goes on from there."""
 
 
@@ -153,7 +154,7 @@ class _Run:
             mesh = self._survivors.first(shape.size, lambda comm: Mesh(shape, comm))
             if mesh is not None:
                 on = mesh
-                result = run_trainer(on, self._folder, self._say, lambda: self._ready(on))
+                result = run_loop(on, self._folder, self._say, lambda: self._ready(on))
             elif self._source is not None:
                 self._take_over(None)
             self.finished = True
@@ -202,7 +203,7 @@ class _Run:
                 self._say(note)
 
     def _ready(self, mesh: Mesh) -> Trainer:
-        resume: Resume | Initialize = self._resume if self.first else from_first(mesh, self._checkpoint)
+        resume: Resume | Initialize[Trainer] = self._resume if self.first else from_first(mesh, self._checkpoint)
         if self._source is not None:
             resume = self._take_over
         try:

@@ -6,14 +6,15 @@ import os
 from collections.abc import Callable, Sequence
 
 from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.training.callback import Callback
+from meshmpi.training.loop import Result
+from meshmpi.training.signals import StopSignals
+from meshmpi.training.starting import Initialize, Resume, ready, run_loop
 from meshmpi.transformer.tasks.base import Task
-from meshmpi.transformer.training.loop import Result
-from meshmpi.transformer.training.observer import Observer
 from meshmpi.transformer.training.recovery import train_on_survivors
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import make_mesh
-from meshmpi.transformer.training.signals import StopSignals
-from meshmpi.transformer.training.trainer import Initialize, Resume, Trainer, ready, run_trainer
+from meshmpi.transformer.training.trainer import Trainer
 
 
 def train(
@@ -24,8 +25,8 @@ def train(
     resume: Resume = False,
     say: Callable[[str], None] = print,
     task: type[Task] | None = None,
-    initialize: Initialize | None = None,
-    observers: Sequence[Observer] = (),
+    initialize: Initialize[Trainer] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """A whole training run.  Collective.
 
@@ -38,14 +39,14 @@ def train(
         task: What the model learns; default: the setting ``task``.
         initialize: Called before the first step unless the run is resumed, to give
             ``trainer.step.variables`` other first values.
-        observers: Called at every step, evaluation, save and failure, on all ranks; see `Observer`.
+        callbacks: Called at every step, evaluation, save and failure, on all ranks; see `Callback`.
     """
 
-    def begin(on: AnyMesh, source: Resume | Initialize) -> Trainer:
-        return ready(Trainer(settings, on, folder, say, task, observers), source, initialize)
+    def begin(on: AnyMesh, source: Resume | Initialize[Trainer]) -> Trainer:
+        return ready(Trainer(settings, on, folder, say, task, callbacks), source, initialize)
 
     if settings.mesh.recover and mesh is None:
         return train_on_survivors(settings, folder, resume, say, begin)
     with StopSignals():
         on = make_mesh(settings.mesh) if mesh is None else mesh
-        return run_trainer(on, folder, say, lambda: begin(on, resume))
+        return run_loop(on, folder, say, lambda: begin(on, resume))

@@ -11,13 +11,13 @@ from meshmpi import checkpoint
 from meshmpi.checkpoint.tools import checkpoints_of
 from meshmpi.errors import CheckpointError
 from meshmpi.runtime.mesh_protocol import AnyMesh
+from meshmpi.training.callback import Evaluation, Sample
 from meshmpi.transformer.models import TransformerConfig
 from meshmpi.transformer.tasks.base import Evaluator
 from meshmpi.transformer.tasks.registry import task_class
 from meshmpi.transformer.text.base import Vocabulary
 from meshmpi.transformer.text.vocabulary import restore_vocabulary
 from meshmpi.transformer.training.config import from_dict
-from meshmpi.transformer.training.evaluation import Evaluation, Sample
 from meshmpi.transformer.training.settings import Settings
 
 

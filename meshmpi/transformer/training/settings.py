@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Literal
 
 from meshmpi.errors import ConfigError
+from meshmpi.training.settings import EvaluateSettings, LoopSettings, RunSettings
 from meshmpi.transformer.models import TransformerConfig
-from meshmpi.transformer.validated import OrNone, section, setting, settings
+from meshmpi.validated import OrNone, section, setting, settings
 
 
 @settings
@@ -63,25 +64,14 @@ class OptimizerSettings:
 
 
 @settings
-class TrainSettings:
+class TrainSettings(RunSettings):
     """The length of the run and what one step takes."""
 
-    steps: int = setting(2000, "length of the training", "steps", minimum=0)
     batch: int = setting(16, "windows per step, all ranks together", "windows", minimum=1)
-    seed: int = setting(0, "seed of initial values, batches and dropout")
-    log_every: int = setting(50, "interval between printed lines", "steps", minimum=1)
-    plot: bool = setting(True, "whether to draw loss.png at the end")
-    progress: Literal["auto", "on", "off"] = setting("auto", "draw a progress line; auto: if stderr is a terminal")
-    tensorboard: bool = setting(False, "whether to write event files into the run's folder tensorboard")
-    time_limit: str = setting(
-        "",
-        "time after which the run must have saved and stopped: seconds or hours:minutes;"
-        " empty: the limit of the Slurm job, inside one",
-    )
 
 
 @settings
-class EvaluateSettings:
+class HeldOutSettings(EvaluateSettings):
     """The held-out loss during training; at its end the whole held-out text is evaluated."""
 
     every: int = setting(200, "interval between evaluations; 0: only at the end", "steps", minimum=0)
@@ -90,39 +80,6 @@ class EvaluateSettings:
         0, "windows of each evaluation before the last; 0: the whole held-out text", "windows", minimum=0
     )
     final_windows: int = setting(0, "windows of the last evaluation; 0: the whole held-out text", "windows", minimum=0)
-
-
-@settings
-class CheckpointSettings:
-    """What is kept to go on from."""
-
-    every: int = setting(0, "interval between checkpoints; 0: only at the end", "steps", minimum=0)
-    keep: int = setting(2, "number of newest checkpoints to keep; 0: all", minimum=0)
-    at_end: bool = setting(True, "whether to save at the end of the run")
-    background: bool = setting(False, "write while the next steps run; needs memory for a copy of what a rank writes")
-    partner: str = setting(
-        "",
-        "where a rank of another host keeps a second copy of each rank's file: memory, or a folder"
-        " on its local disk; empty: no copy",
-    )
-
-
-@settings
-class GuardSettings:
-    """What is done about numbers that went wrong."""
-
-    non_finite: Literal["stop", "skip", "off"] = setting(
-        "stop",
-        "on NaN or infinity in loss or gradients: stop before the update, skip the update,"
-        " or off: only a loss that is not finite stops, after the update",
-    )
-    max_skips: int = setting(10, "number of consecutive skipped steps that stops the run", "steps", minimum=1)
-    replica_every: int = setting(
-        100, "interval between comparisons of replicated variables; 0: only before saves", "steps", minimum=0
-    )
-    replicas: Literal["stop", "repair"] = setting(
-        "stop", "if replicas differ: stop, or repair: copy the majority's values"
-    )
 
 
 @settings
@@ -160,34 +117,20 @@ class MeshSettings:
 
 
 @settings
-class TraceSettings:
-    """A record of when each instruction ran on each rank; also --trace."""
-
-    steps: int = setting(0, "number of steps recorded; 0: none", "steps", minimum=0)
-    start: int = setting(10, "number of steps before the first recorded one", "steps", minimum=0)
-    file: str = setting("trace.json.gz", "file in the folder of the run, for Perfetto or Chrome")
-
-
-@settings
-class Settings:
+class Settings(LoopSettings):
     """A training run of a Transformer."""
 
     task: Literal["lm", "translation"] = setting(
         "lm", "what the model learns: lm: the next token of a text; translation: sentence pairs"
     )
-    title: str = setting("", "title of the loss curve")
-    baselines: dict[str, float] = setting({}, "published losses by label, drawn in the loss curve", "nats per token")
     data: DataSettings = section(DataSettings)
     translation: TranslationSettings = section(TranslationSettings)
     model: TransformerConfig = section(TransformerConfig)
     optimizer: OptimizerSettings = section(OptimizerSettings)
     train: TrainSettings = section(TrainSettings)
-    evaluate: EvaluateSettings = section(EvaluateSettings)
-    checkpoint: CheckpointSettings = section(CheckpointSettings)
-    guard: GuardSettings = section(GuardSettings)
+    evaluate: HeldOutSettings = section(HeldOutSettings)
     sample: SampleSettings = section(SampleSettings)
     mesh: MeshSettings = section(MeshSettings)
-    trace: TraceSettings = section(TraceSettings)
 
 
 def transformer_config(model: TransformerConfig, vocabulary_size: int) -> TransformerConfig:

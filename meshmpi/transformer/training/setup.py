@@ -1,13 +1,9 @@
-"""Prepares a run: its mesh, layout, data and folder."""
+"""Prepares a run: its mesh, layout and data."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
 
-from meshmpi import checkpoint
 from meshmpi.dims import MeshShape
 from meshmpi.errors import DataError
 from meshmpi.runtime.agreement import from_first, gathered
@@ -16,9 +12,7 @@ from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.world import world_size
 from meshmpi.transformer.training.corpora import NAMED
 from meshmpi.transformer.training.data import Dataset, prepare
-from meshmpi.transformer.training.lock import renamed
-from meshmpi.transformer.training.metrics import write_document
-from meshmpi.transformer.training.settings import DataSettings, MeshSettings, Settings
+from meshmpi.transformer.training.settings import DataSettings, MeshSettings
 
 
 def mesh_shape(settings: MeshSettings, ranks: int) -> MeshShape:
@@ -77,21 +71,3 @@ def available_data(settings: DataSettings) -> tuple[Dataset, str, str]:
 
 def _prepare(settings: DataSettings, corpus: str) -> Dataset:
     return prepare(corpus, settings.vocabulary, held_out_fraction=settings.held_out_fraction)
-
-
-def set_aside(folder: str | os.PathLike[str]) -> Path | None:
-    """Renames the folder of an earlier run, so that a new one does not mix with it; its new name, or None."""
-    folder = Path(folder)
-    if not checkpoint.find(folder / "checkpoints") and not list(folder.glob("metrics-*.jsonl")):
-        return None
-    k = 1
-    while (new := folder.with_name(f"{folder.name}.{k}")).exists():
-        k += 1
-    folder.rename(new)
-    renamed(folder, new)
-    return new
-
-
-def write_settings(settings: Settings, folder: str | os.PathLike[str]) -> None:
-    """Writes all settings of a run into ``settings.json`` of its folder, for people to read."""
-    write_document(Path(folder, "settings.json"), asdict(settings))

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from meshmpi.errors import ConfigError
 from meshmpi.launch.launch import launch
+from meshmpi.training.signals import STOPPED
 from meshmpi.transformer.training.recovery import Checkpoints, next_mesh
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import mesh_shape
-from meshmpi.transformer.training.signals import STOPPED
 
 BY_ITSELF = (0, 1, 2, STOPPED, 130)
 """Exit statuses of jobs that are not started again: finished, errors, wrong arguments, stopped,

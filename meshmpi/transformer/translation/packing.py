@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshmpi.dims import Range
-from meshmpi.transformer.training.evaluation import Held
+from meshmpi.runtime.feeding import Held
 from meshmpi.transformer.training.sealed import CheckedArray
 
 OPEN_ROWS = 256

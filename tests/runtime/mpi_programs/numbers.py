@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from meshmpi.training.callback import TrainingError
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.observer import TrainingError
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import make_mesh
 from meshmpi.transformer.training.trainer import Trainer

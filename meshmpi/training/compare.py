@@ -15,7 +15,7 @@ from typing import Any
 
 from meshmpi.errors import DataError
 from meshmpi.files import plain
-from meshmpi.transformer.training.metrics import curve, new_figure, read_metrics, save_figure, smooth
+from meshmpi.training.metrics import curve, new_figure, read_metrics, save_figure, smooth
 
 FACTS = "facts.json"
 """File of facts about a run that are not settings; written when the run begins."""

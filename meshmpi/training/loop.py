@@ -1,4 +1,4 @@
-"""The training loop: runs a compiled step, evaluates and saves when due, and calls observers, alike on every rank.
+"""The training loop: runs a compiled step, evaluates and saves when due, and calls callbacks, alike on every rank.
 
 It knows no model and no task; a subclass gives batches, evaluations and what a checkpoint says of them.
 """
@@ -17,13 +17,12 @@ from meshmpi.graph import Tensor
 from meshmpi.guard.flight import phase
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.compiled import CompiledStep
-from meshmpi.transformer.training.evaluation import Evaluation, Sample
-from meshmpi.transformer.training.lock import check_held
-from meshmpi.transformer.training.observer import Interrupted, Observer, Step, TrainingError
-from meshmpi.transformer.training.saves import Saves
-from meshmpi.transformer.training.settings import Settings
-from meshmpi.transformer.training.signals import StopSignals, work_begins
-from meshmpi.transformer.training.stopping import Stopping
+from meshmpi.training.callback import Callback, Evaluation, Interrupted, Sample, Step, TrainingError
+from meshmpi.training.lock import check_held
+from meshmpi.training.saves import Saves
+from meshmpi.training.settings import LoopSettings
+from meshmpi.training.signals import StopSignals, work_begins
+from meshmpi.training.stopping import Stopping
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Result:
     """How a training ended."""
 
     step: int = 0  # steps done, including those before it was resumed
-    loss: float | None = None  # of the last step, nats per token
+    loss: float | None = None  # of the last step
     evaluation: Evaluation | None = None  # the last one
     checkpoint: Path | None = None  # the last one written
     sample: str = ""  # what the model wrote at the end
@@ -55,13 +54,12 @@ class Loop:
     """A training run.
 
     Args:
-        settings: Settings of the run; ``train``, ``evaluate`` and ``checkpoint`` are used.
         step: The compiled training step, in the computation layout ``layout``.
-        fetches: Tensors of a step by name; "loss" and "learning_rate" are among them.
+        fetches: Tensors of a step by name: "loss", perhaps "learning_rate", and others to report.
         say: Takes lines of progress, on rank 0 only.
 
     Attributes:
-        observers: They are called in this order.
+        callbacks: They are called in this order.
         at: How far the training is.
         whole: Whether the variables are those of step ``done``, and no longer the initial values.
         healthy: Whether the last step was finite; None before the first.
@@ -69,7 +67,7 @@ class Loop:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LoopSettings,
         step: CompiledStep,
         fetches: Mapping[str, Tensor],
         layout: str,
@@ -78,10 +76,10 @@ class Loop:
         stop: Stopping,
     ) -> None:
         self.settings, self.step, self.layout, self.folder, self.say = settings, step, layout, folder, say
-        self.mesh, self.stop, self.observers = step.mesh, stop, list[Observer]([stop])
+        self.mesh, self.stop, self.callbacks = step.mesh, stop, list[Callback]([stop])
         self.at, self.whole = Position(), False
         self.healthy: bool | None = None
-        self._fetches = fetches
+        self.fetches = fetches
         self._loss: float | None = None
         self._evaluation: Evaluation | None = None
         self._saves = Saves(settings.checkpoint, folder / "checkpoints", step.variables, say)
@@ -92,17 +90,13 @@ class Loop:
         """The arguments of the step, ``number`` counted from 0."""
         raise NotImplementedError
 
-    def evaluate(self, rows: int) -> Evaluation:
-        """The held-out loss over the first ``rows`` rows; 0: all.  Collective."""
-        raise NotImplementedError
+    def evaluate(self, final: bool) -> Evaluation | None:
+        """What the model is worth now, ``final`` at the end of the run; None: it is not evaluated.  Collective."""
+        return None
 
     def sample(self) -> Sample:
         """What the trained model shows of itself.  Collective."""
         return Sample()
-
-    def reports(self) -> dict[str, float]:
-        """Numbers of the last step besides those fetched."""
-        return {}
 
     def about(self) -> dict[str, Any]:
         """What a checkpoint says of the data, in plain values."""
@@ -159,8 +153,8 @@ class Loop:
         """Writes a checkpoint; in the background, None is returned and the next steps may run.  Collective."""
         phase("save", self.done)
         from_first(self.mesh, lambda: check_held(self.folder))
-        for observer in self.observers:
-            observer.before_save(self.done)
+        for callback in self.callbacks:
+            callback.before_save(self.done)
         about = {
             "step_number": self.step.step_number,
             "evaluated_at": self.at.evaluated_at,
@@ -179,8 +173,8 @@ class Loop:
         """Notes a checkpoint that has become complete, if one has."""
         if path is not None:
             self.at.checkpoint = path
-            for observer in self.observers:
-                observer.on_save(path, self._saves.seconds)
+            for callback in self.callbacks:
+                callback.on_save(path, self._saves.seconds)
 
     def abandon(self) -> None:
         """Ranks were lost: another loop takes over.  Not collective."""
@@ -188,8 +182,8 @@ class Loop:
 
     # ---- the loop ------------------------------------------------------------------------
 
-    def one_step(self) -> tuple[float, float]:
-        """One training step; returns loss and learning rate.  Collective."""
+    def one_step(self) -> float:
+        """One training step; returns the loss.  Collective."""
         phase("step", self.done + 1)
         return self._ended(self.step(self.feeds(self.done)))
 
@@ -197,10 +191,10 @@ class Loop:
         """Ends the step in which another rank was lost, see `CompiledStep.finish`."""
         self._ended(self.step.finish())
 
-    def _ended(self, found: Mapping[Any, Any]) -> tuple[float, float]:
+    def _ended(self, found: Mapping[Any, Any]) -> float:
         self.at.done += 1
-        self.at.last = {name: found[tensor] for name, tensor in self._fetches.items()}
-        return self.at.last["loss"], self.at.last["learning_rate"]
+        self.at.last = {name: found[tensor] for name, tensor in self.fetches.items()}
+        return self.at.last["loss"]
 
     def run(self) -> Result:
         """Trains to ``train.steps``, or until a signal or a time limit asks to stop.  Collective.
@@ -210,17 +204,18 @@ class Loop:
         sample, stopped_by = Sample(), ""
         with StopSignals():
             try:
-                for observer in self.observers:
-                    observer.on_begin(self.done, self.at.last)
+                for callback in self.callbacks:
+                    callback.run = self
+                    callback.on_begin(self.done, self.at.last)
                 work_begins()
                 try:
                     self._steps()
                     self.stop.limit.counts = True  # also where all steps were done before
                     if self.settings.checkpoint.at_end:
                         self._save_once()
-                    for observer in self.observers:
-                        observer.on_trained()
-                    self._evaluate(self.settings.evaluate.final_windows)
+                    for callback in self.callbacks:
+                        callback.on_trained()
+                    self._evaluate(final=True)
                     sample = self._sample()
                 except Interrupted as stop:
                     stopped_by = stop.reason
@@ -232,28 +227,31 @@ class Loop:
                 phase("end", self.done)
                 self._saved(self._saves.wait())
             except BaseException as error:
-                for observer in self.observers:
-                    observer.on_failure(error)
+                for callback in self.callbacks:
+                    callback.on_failure(error)
                 raise
-            for observer in self.observers:
-                observer.on_end(stopped_by)
+            for callback in self.callbacks:
+                callback.on_end(stopped_by)
         at = self.at
         return Result(at.done, self._loss, self._evaluation, at.checkpoint, sample.text, stopped_by, sample.measures)
 
     def _steps(self) -> None:
         while self.done < self.settings.train.steps:
             self._between_steps()
-            for observer in self.observers:
-                observer.before_step(self.done + 1)
+            for callback in self.callbacks:
+                callback.before_step(self.done + 1)
             began, communicating = time.perf_counter(), self.step.comm_seconds
-            self._loss, rate = self.one_step()
+            self._loss = self.one_step()
             seconds = time.perf_counter() - began
-            reports = {k: v for k, v in self.at.last.items() if k not in ("loss", "learning_rate")} | self.reports()
-            made = Step(self.done, self._loss, rate, seconds, self.step.comm_seconds - communicating, reports)
+            reports = {k: v for k, v in self.at.last.items() if k not in ("loss", "learning_rate")}
+            for callback in self.callbacks:
+                reports |= callback.reports()
+            rate, communicated = self.at.last.get("learning_rate"), self.step.comm_seconds - communicating
+            made = Step(self.done, self._loss, rate, seconds, communicated, reports)
             self.healthy = True
-            for observer in self.observers:
-                observer.on_step(made)
-            if self.healthy:  # the guard is one of the observers
+            for callback in self.callbacks:
+                callback.on_step(made)
+            if self.healthy:  # the guard is one of the callbacks
                 self._saves.proven()
             if self.done < self.settings.train.steps:
                 self.stop.check()
@@ -265,16 +263,18 @@ class Loop:
         if not self.done:
             return
         if s.evaluate.every and self.done % s.evaluate.every == 0 and self.at.evaluated_at < self.done:
-            self._evaluate(s.evaluate.windows)
+            self._evaluate(final=False)
         due = s.checkpoint.every and self.done % s.checkpoint.every == 0
         if due and self.healthy is not False:  # else the variables are those of a step before
             self._save_once(s.checkpoint.background)
 
-    def _evaluate(self, rows: int) -> None:
+    def _evaluate(self, final: bool) -> None:
         phase("evaluate", self.done)
-        self._evaluation = self.evaluate(rows)
-        for observer in self.observers:
-            observer.on_evaluate(self.done, self._evaluation)
+        found = self.evaluate(final)
+        if found is not None:
+            self._evaluation = found
+            for callback in self.callbacks:
+                callback.on_evaluate(self.done, found)
         self.at.evaluated_at = self.done
 
     def _save_once(self, background: bool = False) -> None:
@@ -286,6 +286,6 @@ class Loop:
         sample = self.sample()
         if sample.text:
             self.say(f"---- {sample.heading} ----\n{sample.text}\n----")
-        for observer in self.observers:
-            observer.on_sample(sample.measures)
+        for callback in self.callbacks:
+            callback.on_sample(sample.measures)
         return sample

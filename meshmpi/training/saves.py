@@ -15,7 +15,7 @@ from meshmpi.checkpoint import BackgroundSaver, Buddies, Manifest, load, load_ne
 from meshmpi.checkpoint.saving import drop_old
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.variables import VariableStore
-from meshmpi.transformer.training.settings import CheckpointSettings
+from meshmpi.training.settings import CheckpointSettings
 
 
 class Saves:

@@ -18,8 +18,8 @@ from meshmpi.errors import ConfigError
 from meshmpi.runtime.agreement import Flag, gathered
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.runtime.processes import start_time
-from meshmpi.transformer.training import signals
-from meshmpi.transformer.training.observer import Interrupted, Observer, Step
+from meshmpi.training import signals
+from meshmpi.training.callback import Callback, Interrupted, Step
 
 LEAVE_SECONDS = 10.0
 """Time left for the processes to end after the last save; assumption."""
@@ -146,7 +146,7 @@ def process_age() -> float:
     return max(0.0, uptime - start_time(os.getpid()) / os.sysconf("SC_CLK_TCK"))
 
 
-class Stopping(Observer):
+class Stopping(Callback):
     """Asks on all ranks whether a run must stop.
 
     Attributes:

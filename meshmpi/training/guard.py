@@ -13,13 +13,12 @@ import numpy as np
 
 from meshmpi.checking.diagnose import first_wrong, needed_bytes
 from meshmpi.compiler.lowering import lower
-from meshmpi.dims import Layout
+from meshmpi.graph import Tensor
 from meshmpi.runtime.agreement import Flag, gathered
 from meshmpi.runtime.cores import free_memory
 from meshmpi.runtime.replicas import compared
-from meshmpi.transformer.training.loop import Loop
-from meshmpi.transformer.training.model import TrainingGraph
-from meshmpi.transformer.training.observer import Observer, Step, TrainingError
+from meshmpi.training.callback import Callback, Step, TrainingError
+from meshmpi.training.loop import Loop
 
 _REMEDY = (
     "lower the learning rate, warm up longer or set optimizer.clip_norm. If it comes again at once,"
@@ -27,11 +26,16 @@ _REMEDY = (
 )
 
 
-class Guard(Observer):
-    """Judges the numbers of each step and sets ``loop.healthy``."""
+class Guard(Callback):
+    """Judges the numbers of each step and sets ``loop.healthy``.
 
-    def __init__(self, loop: Loop, built: TrainingGraph) -> None:
-        self._loop, self._step, self._built = loop, loop.step, built
+    Args:
+        loss: The loss of a step.
+        finite: Whether loss and gradients are finite, so that the updates take effect; None: updates are always made.
+    """
+
+    def __init__(self, loop: Loop, loss: Tensor, finite: Tensor | None) -> None:
+        self._loop, self._step, self._loss, self._finite = loop, loop.step, loss, finite
         self._settings, self._say = loop.settings, loop.say
         self._any_wrong = Flag(loop.mesh)
         self.skipped, self.in_a_row = 0, 0  # steps so far, and since the last finite one
@@ -47,11 +51,11 @@ class Guard(Observer):
 
     def _judged(self, step: Step) -> bool:
         """Whether the update of a step was skipped."""
-        if self._built.finite is None:
+        if self._finite is None:
             if not math.isfinite(step.loss):
                 raise TrainingError(
                     f"the training loss of step {step.number} is {step.loss}; its update was made, as"
-                    " guard.non_finite is off.",
+                    " the step does not watch its numbers (guard.non_finite is off).",
                     "Continue with --resume; " + _REMEDY,
                 )
             return False
@@ -66,16 +70,15 @@ class Guard(Observer):
         self._act(step.number, loss, sorted(r for ranks, _ in found for r in ranks))
         return True
 
-    @property
     def reports(self) -> dict[str, float]:
         """``skipped`` where the last step updated nothing."""
         return {"skipped": 1.0} if self._wrong_here() else {}
 
     def _wrong_here(self) -> list[int]:
         """Ranks of this process on which the last step was not finite."""
-        if self._built.finite is None:
+        if self._finite is None:
             return []
-        value = self._step.program.fetches[self._built.finite.name]
+        value = self._step.program.fetches[self._finite.name]
         return [s.rank for s in self._step.executor.states if not s.arrays[value].item()]
 
     def _act(self, number: int, loss: float, ranks: list[int]) -> None:
@@ -104,12 +107,12 @@ class Guard(Observer):
 
     def _cause(self) -> str:
         """Where the first wrong number arose, as text; the same on every rank."""
-        s, step, mesh = self._settings, self._step, self._loop.mesh
+        step, mesh = self._step, self._loop.mesh
         number = step.step_number - 1
-        fetches = {"loss": self._built.loss, "finite": self._built.finite}
-        layouts = Layout(self._loop.layout), Layout(s.mesh.storage) if s.mesh.storage else None
-        how = {"seed": s.train.seed, "shared": mesh.shared_axes()}
-        program = lower(self._built.graph, mesh.shape, layouts[0], fetches, [], layouts[1], **how)
+        layout, storage = step.layouts
+        fetches = {"loss": self._loss, "finite": self._finite}
+        how = {"seed": step.program.seed, "shared": mesh.shared_axes()}
+        program = lower(self._loss.graph, mesh.shape, layout, fetches, [], storage, **how)
         ranks_here = -(-mesh.shape.size // mesh.hosts)  # about; a simulated mesh has all of them here
         found, note = None, ""
         if all(gathered(mesh, needed_bytes(program) * ranks_here < free_memory())):
@@ -123,7 +126,7 @@ class Guard(Observer):
     def before_save(self, number: int) -> None:
         """Raises TrainingError where variables are not finite or replicas differ: they must not be saved."""
         self._compare_replicas(number)
-        if self._built.finite is not None:
+        if self._finite is not None:
             self._check_variables()
 
     def _compare_replicas(self, number: int) -> None:

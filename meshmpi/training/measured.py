@@ -20,11 +20,11 @@ from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.cores import network_bytes_sent, peak_resident_bytes
 from meshmpi.runtime.mesh import Mesh
 from meshmpi.runtime.trace import Trace, Tracer, describe_trace, write_trace
-from meshmpi.transformer.training.compare import FACTS, WARMING
-from meshmpi.transformer.training.metrics import write_document
-from meshmpi.transformer.training.observer import Observer, Step
-from meshmpi.transformer.training.progress import Extras
-from meshmpi.transformer.training.settings import Settings
+from meshmpi.training.callback import Callback, Step
+from meshmpi.training.compare import FACTS, WARMING
+from meshmpi.training.metrics import write_document
+from meshmpi.training.progress import Extras
+from meshmpi.training.settings import LoopSettings
 
 
 class Report(NamedTuple):
@@ -38,28 +38,31 @@ class Report(NamedTuple):
     network: int | None  # bytes that the host sends in a step, measured, if known
 
 
-class Measured(Observer):
+class Measured(Callback):
     """Measures the steps of a run, records a trace, and reports; rank 0 alone prints and writes.
 
     Args:
-        settings: Settings of the run; ``trace`` and ``mesh.machine`` are used.
         facts: Written for `meshmpi compare` together with mesh and predicted costs.
+        machine: Name or file of the machine to predict times for; empty: this one, if it was measured.
+        dtype: Of most products.
     """
 
     def __init__(
         self,
         step: CompiledStep,
-        settings: Settings,
+        settings: LoopSettings,
         folder: Path,
         say: Callable[[str], None],
         extras: Extras,
         facts: Mapping[str, Any],
+        machine: str = "",
+        dtype: str = "float32",
     ) -> None:
         self._step, self._settings, self._folder, self._say = step, settings, folder, say
         self._extras, self._facts = extras, facts
-        named = settings.mesh.machine  # what a user names must be there
-        find = functools.partial(find_machine, named, step.mesh.shape)
-        self._machine = find() if named else extras("description", find)
+        self._dtype, find = dtype, functools.partial(find_machine, machine, step.mesh.shape)
+        # What a user names must be there.
+        self._machine = find() if machine else extras("description", find)
         self._simulated = step.mesh.simulated
         if settings.trace.steps and self._simulated:
             raise ConfigError("a simulated mesh cannot be traced.", "Set trace.steps to 0.")
@@ -77,8 +80,8 @@ class Measured(Observer):
     def _fastest(self) -> float | None:
         if self._machine is None or self._simulated:
             return None
-        model, products = self._settings.model, self._machine.products
-        rates = products.get(model.activation_dtype or model.dtype) or products["float32"]
+        products = self._machine.products
+        rates = products.get(self._dtype) or products["float32"]
         return self._step.cost.flops / max(rates.rates.values())
 
     def introduce(self) -> None:

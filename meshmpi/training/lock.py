@@ -23,7 +23,7 @@ from meshmpi.files import disk, plain
 from meshmpi.runtime import processes
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.mesh_protocol import AnyMesh
-from meshmpi.transformer.training.stopping import squeue
+from meshmpi.training.stopping import squeue
 
 LOCK = "lock.json"
 """The file in the folder of a run."""

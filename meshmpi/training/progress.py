@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from meshmpi.runtime.mesh_protocol import AnyMesh
-from meshmpi.transformer.training.evaluation import Evaluation
-from meshmpi.transformer.training.metrics import EventWriter, MetricsWriter, drop_ranks, plot_losses, read_metrics
-from meshmpi.transformer.training.observer import Observer, Step
-from meshmpi.transformer.training.settings import Settings
+from meshmpi.training.callback import Callback, Evaluation, Step
+from meshmpi.training.metrics import EventWriter, MetricsWriter, drop_ranks, plot_losses, read_metrics
+from meshmpi.training.settings import LoopSettings
 
 T = TypeVar("T")
 _FLUSH_SECONDS = 1.0  # for ranks other than 0, whose files nobody watches
@@ -105,26 +104,26 @@ def bar(done: int, total: int, text: str, width: int) -> str:
     return f"{head}{drawn}{tail}"[:width]
 
 
-class Progress(Observer):
+class Progress(Callback):
     """Prints and records what a run does.
 
     Args:
-        tokens: Tokens that one step learns from.
+        work: What one step does, and in which unit, such as 8192 "tokens".
         fastest: Seconds of one step if this machine did nothing but its fastest matrix products, if known.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LoopSettings,
         folder: Path,
         mesh: AnyMesh,
         live: LiveLine,
-        tokens: float,
+        work: tuple[float, str],
         extras: Extras,
         fastest: float | None = None,
     ) -> None:
         self._settings, self._folder, self._mesh, self._live = settings, folder, mesh, live
-        self._tokens, self._extras, self._fastest = tokens, extras, fastest
+        (self._work, self._unit), self._extras, self._fastest = work, extras, fastest
         self._first, self._total = mesh.rank == 0, settings.train.steps
         self._writer: MetricsWriter | None = None
         self._events: EventWriter | None = None
@@ -153,15 +152,16 @@ class Progress(Observer):
             if self._writer is not None:
                 self._writer.write(step=self._done, **times)
             return
-        self._record(loss=step.loss, learning_rate=step.learning_rate, **times, **step.reports)
+        rate = {} if step.learning_rate is None else {"learning_rate": step.learning_rate}
+        self._record(loss=step.loss, **rate, **times, **step.reports)
         self._since = [a + b for a, b in zip(self._since, (1, step.seconds, step.comm_seconds), strict=True)]
         self._seconds, self._steps = self._seconds + step.seconds, self._steps + 1
         left = _clock((self._total - self._done) * self._seconds / self._steps)
         if self._done % self._settings.train.log_every == 0 or self._done == self._total or self._steps == 1:
             self._say_step(step, left)
         elif self._live.active:
-            speed = self._tokens * self._steps / self._seconds
-            self._live.show(self._done, self._total, f"loss {step.loss:.4f}  {speed:,.0f} tokens/s  {left} left")
+            speed = _speed(self._work * self._steps / self._seconds, self._unit)
+            self._live.show(self._done, self._total, f"loss {step.loss:.4f}  {speed}  {left} left")
 
     def _record(self, **values: Any) -> None:
         if self._writer is not None:
@@ -172,9 +172,10 @@ class Progress(Observer):
     def _say_step(self, step: Step, left: str) -> None:
         steps, taken, communicating = self._since
         peak = "" if self._fastest is None else f"  {steps * self._fastest / taken:.0%} of peak"
+        rate = "" if step.learning_rate is None else f"  rate {step.learning_rate:.2e}"
         self._live.say(
             f"step {self._done:>{len(str(self._total))}}/{self._total}  loss {step.loss:.4f}"
-            f"  rate {step.learning_rate:.2e}  {steps * self._tokens / taken:,.0f} tokens/s{peak}"
+            f"{rate}  {_speed(steps * self._work / taken, self._unit)}{peak}"
             f"  {communicating / taken:.0%} communicating  {left} left"
             + "".join(f"  {name} {value:.3f}" for name, value in step.reports.items())
         )
@@ -187,10 +188,8 @@ class Progress(Observer):
 
     def on_evaluate(self, number: int, evaluation: Evaluation) -> None:
         if self._first:
-            e = evaluation
-            self._live.say(f"held-out loss after step {number}: {e}")
-            bits = {} if e.bits_per_byte is None else {"bits_per_byte": e.bits_per_byte}
-            self._record(held_out_loss=e.loss, seconds=e.seconds, **bits, held_out_tokens=e.tokens, **e.measures)
+            self._live.say(f"held-out loss after step {number}: {evaluation}")
+            self._record(**evaluation.numbers())
 
     def on_sample(self, measures: Mapping[str, float]) -> None:
         if self._first and measures:
@@ -214,6 +213,10 @@ class Progress(Observer):
         s, path = self._settings, self._folder / "loss.png"
         plot_losses(read_metrics(self._folder), path, title=s.title, baselines=s.baselines)
         self._live.say(f"drew {path}")
+
+
+def _speed(per_second: float, unit: str) -> str:
+    return f"{per_second:,.{0 if per_second >= 100 else 2}f} {unit}/s"
 
 
 def _clock(seconds: float) -> str:

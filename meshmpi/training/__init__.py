@@ -1,0 +1,1 @@
+"""The training loop for any graph (`mm.fit`): metrics, checkpoints, signals, time limits, guards of numbers."""
