@@ -54,4 +54,9 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
-napoleon_custom_sections = [("Lowers", "Lowers"), ("Gradient", "Gradient"), ("Source", "Source"), ("Shapes", "Shapes")]
+napoleon_custom_sections = [
+    ("Lowers", "Lowers"),
+    ("Gradient", "Gradient"),
+    ("Source", "Source"),
+    ("Shapes", "Shapes"),
+]

@@ -14,7 +14,17 @@ from typing import NamedTuple
 
 from meshmpi.dims import Layout, MeshShape
 from meshmpi.drawing.blocks import Block, blocks_of, type_in
-from meshmpi.drawing.picture import FAINT, INK, LINE, PAGE, PLAIN, Canvas, MatplotlibFigure, Picture, soft
+from meshmpi.drawing.picture import (
+    FAINT,
+    INK,
+    LINE,
+    PAGE,
+    PLAIN,
+    Canvas,
+    MatplotlibFigure,
+    Picture,
+    soft,
+)
 
 FOLDER = Path(__file__).parent / "figures"
 MESH = MeshShape("rows:2;cols:2")
@@ -26,7 +36,11 @@ OTHERS = [
 ]
 """Layouts of the second line, smaller, and what is said of each."""
 WIDTH, HEIGHT, TOP = 880.0, 560.0, 76.0
-HEADS = [(30.0, "Tensors have named"), (250.0, "A layout is one line"), (508.0, "A mesh of MPI ranks has named axes")]
+HEADS = [
+    (30.0, "Tensors have named"),
+    (250.0, "A layout is one line"),
+    (508.0, "A mesh of MPI ranks has named axes"),
+]
 CELL = 24.0
 """Side of an element of the tensor on the left, in pixels."""
 
@@ -69,7 +83,9 @@ def tensor(c: Canvas, look: Look, x: float, y: float) -> None:
     c.box(x - 4, at_y - 1, columns * CELL + 8, 2, look.ink, look.ink, 0)
 
 
-def rank_box(c: Canvas, look: Look, rank: int, layout: str, x: float, y: float, scale: float) -> None:
+def rank_box(
+    c: Canvas, look: Look, rank: int, layout: str, x: float, y: float, scale: float
+) -> None:
     """A rank, the outline of the tensor in it, and the block that it holds."""
     t = type_in(TENSOR, MESH, layout)
     blocks = blocks_of(t, MESH)
@@ -78,7 +94,9 @@ def rank_box(c: Canvas, look: Look, rank: int, layout: str, x: float, y: float, 
     wide, high = 168 * scale, 148 * scale
     c.box(x, y, wide, high, look.plain, look.line, 1.0, 6 * scale)
     name = f"rank {rank}" if scale == 1 else str(rank)
-    c.text(x + wide / 2, y + 14 * scale + 1, name, max(10.0, 13 * scale), look.ink, "center", bold=True)
+    c.text(
+        x + wide / 2, y + 14 * scale + 1, name, max(10.0, 13 * scale), look.ink, "center", bold=True
+    )
     left, top = x + (wide - columns * size) / 2, y + 31 * scale
     c.box(left, top, columns * size, rows * size, look.page, look.line, 0.8)
     (a, b), (p, q) = block.ranges
@@ -98,7 +116,15 @@ def mesh(c: Canvas, look: Look, layout: str, x: float, y: float, scale: float) -
     if scale == 1:
         for k in (0, 1):
             c.text(x + k * wide + wide / 2 - 6, y - 14, f"cols {k}", 13, look.ink, "center")
-            c.text(x - 14, y + k * high + high / 2 - 6, f"rows {k}", 13, look.ink, "center", turned=True)
+            c.text(
+                x - 14,
+                y + k * high + high / 2 - 6,
+                f"rows {k}",
+                13,
+                look.ink,
+                "center",
+                turned=True,
+            )
 
 
 def rules(c: Canvas, look: Look, x: float, y: float) -> None:
@@ -139,7 +165,9 @@ def picture(look: Look) -> Picture:
 
     parts = [f"rank {r}: {b.ranges}" for r in range(MESH.size) for _, b in [held_by(_blocks(), r)]]
     text = "\n".join([f"[{TENSOR}] on a mesh {MESH}, layout {LAYOUT}", *parts])
-    return Picture(WIDTH, HEIGHT, "A tensor, a layout, a mesh, and which rank holds which block", text, paint)
+    return Picture(
+        WIDTH, HEIGHT, "A tensor, a layout, a mesh, and which rank holds which block", text, paint
+    )
 
 
 def _blocks() -> list[Block]:

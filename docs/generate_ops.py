@@ -212,7 +212,8 @@ def optimizers_table() -> str:
 def tensors_table() -> str:
     """The tensors of the examples."""
     rows = [
-        f"`{n}[{shape.replace(':', '=').replace(';', ', ')}]`" + ("" if dtype == "float32" else f" ({dtype})")
+        f"`{n}[{shape.replace(':', '=').replace(';', ', ')}]`"
+        + ("" if dtype == "float32" else f" ({dtype})")
         for n, (shape, dtype) in TENSORS.items()
     ]
     return ", ".join([*rows, "and a variable `v` with the shape of `w`."])

@@ -61,7 +61,9 @@ def run_cell(code: str, names: dict[str, Any], place: str) -> list[dict[str, Any
             exec(compile(tree, place, "exec"), names)
     outputs = []
     if printed.getvalue():
-        outputs.append({"name": "stdout", "output_type": "stream", "text": lines(printed.getvalue())})
+        outputs.append(
+            {"name": "stdout", "output_type": "stream", "text": lines(printed.getvalue())}
+        )
     if value is not None:
         if hasattr(value, "_repr_svg_"):
             svg = lines(value._repr_svg_())

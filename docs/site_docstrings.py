@@ -88,7 +88,9 @@ class Docstrings:
     def __init__(self) -> None:
         self._aside: dict[str, list[str]] = {}
 
-    def before(self, app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    def before(
+        self, app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+    ) -> None:
         """Makes reStructuredText of plain text."""
         text = [escaped(line) for line in joined("\n".join(lines)).split("\n")]
         lines[:] = each_attribute(text)
@@ -96,7 +98,9 @@ class Docstrings:
             self._aside[name] = list(lines)
             lines[:] = []
 
-    def after(self, app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    def after(
+        self, app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+    ) -> None:
         """Puts the text of properties and attributes back."""
         if name in self._aside:
             lines[:] = self._aside.pop(name)

@@ -57,10 +57,17 @@ def describe(code: str, found: Traffic) -> list[str]:
     else:
         sends = f"Elements per rank that collectives take, by the dimension that is split in two: {sent}."
     gradients = "" if found.backward is None else f" With gradients: {by_dims(found.backward)}."
-    return [".. rubric:: Shapes and traffic", "", f"``{code}`` makes {made}{where}. {sends}{gradients}", ""]
+    return [
+        ".. rubric:: Shapes and traffic",
+        "",
+        f"``{code}`` makes {made}{where}. {sends}{gradients}",
+        "",
+    ]
 
 
-def add_traffic(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def add_traffic(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
     """Appends what its example sends to the docstring of a function of ``mm``."""
     short = name.removeprefix("meshmpi.")
     if what == "function" and short in EXAMPLES:

@@ -81,7 +81,9 @@ def traffic(code: str) -> Traffic:
     """What an example sends for each dim split alone over an axis of two ranks."""
     built = _build(code)
     dims = [
-        n for n in built.graph.dim_names if not n.startswith("_") and any(t.shape.find(n) >= 0 for t in _shown(built))
+        n
+        for n in built.graph.dim_names
+        if not n.startswith("_") and any(t.shape.find(n) >= 0 for t in _shown(built))
     ]
     both = [*built.results, *built.gradients]
     return Traffic(
@@ -98,7 +100,9 @@ def _shown(built: _Built) -> list[mm.Tensor]:
     return [*built.inputs.values(), *built.results, *reads]
 
 
-def _sent(graph: mm.Graph, layout: str, fetches: list[mm.Tensor], mesh: str = ONE_AXIS, storage: str = "") -> str:
+def _sent(
+    graph: mm.Graph, layout: str, fetches: list[mm.Tensor], mesh: str = ONE_AXIS, storage: str = ""
+) -> str:
     """Collectives of a program: kind, axes where there are several, elements per rank."""
     wanted = list(dict.fromkeys(fetches))
     plan = mm.plan(graph, mesh, layout, fetches=wanted, updates=[], storage=storage)

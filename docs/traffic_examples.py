@@ -245,7 +245,9 @@ COMBINATIONS = [
     Combination("gradients([reduce_sum(square(einsum([x, v], [a, c])))], [v])[0]", "c:cols"),
     Combination("einsum([x, v], [a, c])", "a:rows", "b:rows"),
     Combination("reduce_max(x)", "a:rows;b:cols"),
-    Combination("softmax_cross_entropy_with_logits(logits, ids, D('vocab', 24))", "batch:rows;vocab:cols"),
+    Combination(
+        "softmax_cross_entropy_with_logits(logits, ids, D('vocab', 24))", "batch:rows;vocab:cols"
+    ),
     Combination("gather(w, n, b)", "a:rows;b:rows"),
     Combination("transpose(x, [b, a])", "a:rows;b:cols"),
     Combination("reshape(x, [D('ab', 96)])", "a:rows;ab:rows"),
@@ -253,5 +255,7 @@ COMBINATIONS = [
     Combination("rename(x, {'a': 'd'})", "a:rows;d:cols"),
     Combination("rename(x, {'a': 'd', 'b': 'e'})", "a:rows;e:rows"),
     Combination("conv2d(image, D('out', 4))", "height:rows;width:cols"),
-    Combination("mixture_of_experts(text, D('experts', 4), D('d_ff', 32))", "batch:rows;experts:rows"),
+    Combination(
+        "mixture_of_experts(text, D('experts', 4), D('d_ff', 32))", "batch:rows;experts:rows"
+    ),
 ]
