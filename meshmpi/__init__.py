@@ -46,11 +46,18 @@ if TYPE_CHECKING:
     from meshmpi.runtime.arrays import ShardedArray, local
     from meshmpi.runtime.mesh import Mesh
     from meshmpi.runtime.simulated_mesh import SimulatedMesh
+    from meshmpi.training.callback import Callback
+    from meshmpi.training.fit import fit
+    from meshmpi.training.loggers import CSVLogger, WandbLogger
 
 # On a cluster thousands of processes open these files at once: what a script may not need waits.
 _LAZY = {
     "Plan": "meshmpi.api",
     "compile": "meshmpi.api",
+    "fit": "meshmpi.training.fit",
+    "Callback": "meshmpi.training.callback",
+    "CSVLogger": "meshmpi.training.loggers",
+    "WandbLogger": "meshmpi.training.loggers",
     "plan": "meshmpi.api",
     "optimize": "meshmpi.nn",
     "Mesh": "meshmpi.runtime.mesh",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -46,6 +47,10 @@ _BEGUN = "begun"
 _WITHOUT = "others lost"
 """After the status of a rank: it went on without ranks that were lost."""
 _REPORT = "report-"
+_LISTENS = "listens-"
+_SIGNAL = "signal"
+STOP_BY = signal.SIGUSR1
+"""By which ranks that listen save and leave: launchers hand it on, and give ranks soon after SIGTERM no time."""
 _MOST_REPORT_BYTES = 1 << 16
 _MOST_BYTES = 128
 """Longest file of a rank that is read; the longest that is written has about half of that."""
@@ -97,6 +102,30 @@ def tell(status: int, report: str = "") -> None:
             path.write_text(report[-_MOST_REPORT_BYTES:], errors="backslashreplace")
 
 
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """While it is open, this rank takes `STOP_BY` as the wish to save and leave: its launcher sends that."""
+    listens = None if _mine is None else _mine.with_name(_mine.name.replace("rank-", _LISTENS))
+    if listens is not None:
+        with contextlib.suppress(OSError):  # then it is ended as any other program
+            listens.touch()
+    try:
+        yield
+    finally:
+        if listens is not None:
+            with contextlib.suppress(OSError):
+                listens.unlink()
+
+
+def stopped_by() -> str:
+    """Name of the signal that the launching process got, if this rank was sent `STOP_BY` in its place."""
+    if _mine is None:
+        return ""
+    with contextlib.suppress(OSError, ValueError):
+        return plain.text(_mine.with_name(_SIGNAL), 64)
+    return ""
+
+
 def _write(text: str) -> None:
     assert _mine is not None
     with replacing(_mine, 0o644) as file:
@@ -134,6 +163,15 @@ def place(several_hosts: bool, beside: Path | None = None) -> Iterator[Path]:
         f"the folder of the job cannot be made in {' or '.join(map(str, roots))}.",
         f"Set {SHARED_VARIABLE} to a folder that all hosts see and that you may write to.",
     )
+
+
+def stopping_signal(folder: Path, number: int) -> int | None:
+    """What to send a job instead of a signal: `STOP_BY` where its ranks listen, who are told the name; else None."""
+    if number not in (signal.SIGTERM, signal.SIGINT) or not any(folder.glob(f"{_LISTENS}*")):
+        return None
+    with contextlib.suppress(OSError), open(folder / _SIGNAL, "x") as told:  # told before: the first one counts
+        told.write(signal.Signals(number).name)
+    return STOP_BY
 
 
 class Outcome(NamedTuple):

@@ -204,6 +204,7 @@ class _Signals:
 
     def __init__(self, job: _Job) -> None:
         self._job, self._stop_by, self._stopping = job, job.stop_by, threading.Event()
+        self._folder = Path(job.variables[outcome.OUTCOME_VARIABLE])
         self._process: subprocess.Popen[str] | None = None
         self._waiting: list[int] = []
         self._interrupted = False
@@ -221,11 +222,14 @@ class _Signals:
 
     def forward(self, number: int, _frame: object = None) -> None:
         self._job.signalled = True
-        if self._stop_by is not None and number in (signal.SIGTERM, signal.SIGINT, self._stop_by):
+        stop_by = self._stop_by if number in (signal.SIGTERM, signal.SIGINT, self._stop_by) else None
+        if stop_by is None:
+            stop_by = outcome.stopping_signal(self._folder, number)
+        if stop_by is not None:
             if number == signal.SIGINT and self._interrupted:
                 raise KeyboardInterrupt  # `launch` then ends the whole job
             self._interrupted |= number == signal.SIGINT
-            number = self._stop_by
+            number = stop_by
             self._stopping.set()
         if self._process is None:
             self._waiting.append(number)

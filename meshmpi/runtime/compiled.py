@@ -60,6 +60,7 @@ class CompiledStep:
         program: The SPMD program.
         cost: Predicted FLOP, bytes sent and memory: of each the most that any rank has.
         variables: Name -> whole array (collective); shared with other steps when asked for.
+        fetches: Name -> tensor that a call returns.
         mesh: The mesh.
         step_number: How many steps have run; random numbers depend on it.  Settable (resume).
         layouts: The computation layout and, where one was given, the storage layout.
@@ -85,7 +86,7 @@ class CompiledStep:
         for variable in program.variables.values():
             self.variables.add(variable, program.seed, native=kernels != "numpy")
         self._executor = Executor(program, mesh, self.variables, kernels, atomic)
-        self._tensors = dict(fetches)
+        self.fetches = dict(fetches)
         self._debug = mesh.checks
         self._compares = not simulated and mesh.shape.size > 1
         self.cost = program_cost(program, self._executor.plan)
@@ -97,7 +98,7 @@ class CompiledStep:
         return (
             f"<CompiledStep of {len(self.program.instructions)} instructions on mesh"
             f" {self.mesh.shape}; feeds: {feeds or 'none'}; fetches:"
-            f" {', '.join(self._tensors) or 'none'}; variables:"
+            f" {', '.join(self.fetches) or 'none'}; variables:"
             f" {', '.join(self.program.variables) or 'none'}>"
         )
 
@@ -174,8 +175,8 @@ class CompiledStep:
 
     def _fetched(self) -> Fetched:
         self._executor.runtime.step += 1
-        results = {t: self._result(name) for name, t in self._tensors.items()}
-        return Fetched(self._tensors, results)
+        results = {t: self._result(name) for name, t in self.fetches.items()}
+        return Fetched(self.fetches, results)
 
     @property
     def executor(self) -> Executor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from meshmpi.errors import MeshmpiError
 from meshmpi.runtime.compiled import CompiledStep
@@ -39,6 +39,7 @@ class Step(NamedTuple):
 class Evaluation:
     """What an evaluation has found."""
 
+    title: ClassVar[str] = "evaluation"
     loss: float | None  # held out; None where only other numbers were computed
     seconds: float  # time taken
     measures: Mapping[str, float] = field(default_factory=dict)  # others by name, such as ``accuracy``

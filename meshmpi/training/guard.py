@@ -21,8 +21,8 @@ from meshmpi.training.callback import Callback, Step, TrainingError
 from meshmpi.training.loop import Loop
 
 _REMEDY = (
-    "lower the learning rate, warm up longer or set optimizer.clip_norm. If it comes again at once,"
-    " continue from an older checkpoint with --resume FOLDER."
+    "Continue with {0}; lower the learning rate, warm up longer or set clip_norm. If it comes again at once,"
+    " continue from an older checkpoint."
 )
 
 
@@ -56,7 +56,7 @@ class Guard(Callback):
                 raise TrainingError(
                     f"the training loss of step {step.number} is {step.loss}; its update was made, as"
                     " the step does not watch its numbers (guard.non_finite is off).",
-                    "Continue with --resume; " + _REMEDY,
+                    _REMEDY.format(self._loop.resume_by),
                 )
             return False
         wrong = self._wrong_here()
@@ -78,7 +78,8 @@ class Guard(Callback):
         """Ranks of this process on which the last step was not finite."""
         if self._finite is None:
             return []
-        value = self._step.program.fetches[self._finite.name]
+        name = next(n for n, tensor in self._step.fetches.items() if tensor is self._finite)
+        value = self._step.program.fetches[name]
         return [s.rank for s in self._step.executor.states if not s.arrays[value].item()]
 
     def _act(self, number: int, loss: float, ranks: list[int]) -> None:
@@ -97,12 +98,13 @@ class Guard(Callback):
             raise TrainingError(
                 f"{what}. This happened only on ranks {some}, although all should hold equal"
                 " values: the memory of a rank is damaged, or its replica has drifted.",
-                "Continue from the last checkpoint with --resume; if it recurs, leave out the host of that rank.",
+                f"Continue from the last checkpoint with {self._loop.resume_by}; if it recurs, leave out the"
+                " host of that rank.",
             )
         if guard.non_finite == "skip":
             what += f"; {self.in_a_row} steps in a row were skipped (guard.max_skips)"
         raise TrainingError(
-            f"{what}. Variables and checkpoints are as before this step.", "Continue with --resume; " + _REMEDY
+            f"{what}. Variables and checkpoints are as before this step.", _REMEDY.format(self._loop.resume_by)
         )
 
     def _cause(self) -> str:
@@ -134,7 +136,7 @@ class Guard(Callback):
         if found:
             raise TrainingError(
                 f"after step {number} ranks that should hold equal numbers do not: {found}.",
-                "Continue from the last checkpoint with --resume; if it happens again on one host, its"
+                f"Continue from the last checkpoint with {self._loop.resume_by}; if it happens again on one host, its"
                 " memory is damaged. guard.replicas=repair copies what most ranks hold.",
             )
 
@@ -150,7 +152,8 @@ class Guard(Callback):
         problem = next((p for p in gathered(store.mesh, mine) if p), "")
         if problem:
             raise TrainingError(
-                f"{problem}: no checkpoint is written, the last one stays.", "Continue from it with --resume."
+                f"{problem}: no checkpoint is written, the last one stays.",
+                f"Continue from it with {self._loop.resume_by}.",
             )
 
     def _described(self, name: str, rank: int, block: np.ndarray) -> str:

@@ -15,13 +15,14 @@ from typing import Any
 from meshmpi.checkpoint import Manifest
 from meshmpi.graph import Tensor
 from meshmpi.guard.flight import phase
+from meshmpi.guard.outcome import listening
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.training.callback import Callback, Evaluation, Interrupted, Sample, Step, TrainingError
 from meshmpi.training.lock import check_held
 from meshmpi.training.saves import Saves
 from meshmpi.training.settings import LoopSettings
-from meshmpi.training.signals import StopSignals, work_begins
+from meshmpi.training.signals import STOPPED, StopSignals, work_begins
 from meshmpi.training.stopping import Stopping
 
 
@@ -36,6 +37,11 @@ class Result:
     sample: str = ""  # what the model wrote at the end
     stopped_by: str = ""  # what ended it early, such as "SIGTERM on rank 1" or a time limit
     measures: Mapping[str, float] = field(default_factory=dict)  # of the sample, such as ``bleu``
+
+    @property
+    def exit_status(self) -> int:
+        """For ``sys.exit``: 75 (EX_TEMPFAIL) where the run was asked to stop and can be resumed, else 0."""
+        return STOPPED if self.stopped_by else 0
 
 
 @dataclass
@@ -63,7 +69,10 @@ class Loop:
         at: How far the training is.
         whole: Whether the variables are those of step ``done``, and no longer the initial values.
         healthy: Whether the last step was finite; None before the first.
+        resume_by: What a user adds to go on with a run that has ended.
     """
+
+    resume_by = "--resume"
 
     def __init__(
         self,
@@ -202,7 +211,7 @@ class Loop:
         A run that is asked to stop finishes the step, or leaves an evaluation between two batches, and saves.
         """
         sample, stopped_by = Sample(), ""
-        with StopSignals():
+        with StopSignals(), listening():
             try:
                 for callback in self.callbacks:
                     callback.run = self

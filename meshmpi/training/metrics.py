@@ -228,12 +228,14 @@ def plot_losses(
     *,
     title: str = "",
     baselines: Mapping[str, float] | None = None,
+    unit: str = "nats per token",
 ) -> Path:
     """Draws the loss curves of a run into a PNG file.
 
     Args:
-        records: With ``step`` and ``loss`` (training) or ``held_out_loss``, in nats per token.
-        baselines: Label -> loss in nats per token, each drawn as a horizontal line.
+        records: With ``step`` and ``loss`` (training) or ``held_out_loss``.
+        baselines: Label -> loss, each drawn as a horizontal line.
+        unit: Of all losses.
 
     Raises:
         DataError: The extra `plot` is not installed, or no record holds a loss.
@@ -252,7 +254,7 @@ def plot_losses(
         axes.plot(held_out_steps, held_out, color="tab:red", marker="o", markersize=4, label=label)
     for k, (label, loss) in enumerate((baselines or {}).items()):
         axes.axhline(loss, color="black", linestyle=("--", ":", "-.")[k % 3], label=f"{label} ({loss:g})")
-    return save_figure(figure, axes, path, title)
+    return save_figure(figure, axes, path, title, unit)
 
 
 def new_figure() -> tuple[Figure, Axes]:
@@ -272,9 +274,11 @@ def new_figure() -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def save_figure(figure: Figure, axes: Axes, path: str | os.PathLike[str], title: str) -> Path:
+def save_figure(
+    figure: Figure, axes: Axes, path: str | os.PathLike[str], title: str, unit: str = "nats per token"
+) -> Path:
     """Writes a figure of losses over steps as PNG, by a rename."""
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
+    axes.set(xlabel="step", ylabel=f"loss ({unit})" if unit else "loss", title=title)
     axes.legend()
     axes.grid(alpha=0.3)
     path = Path(path)

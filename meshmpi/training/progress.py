@@ -188,7 +188,7 @@ class Progress(Callback):
 
     def on_evaluate(self, number: int, evaluation: Evaluation) -> None:
         if self._first:
-            self._live.say(f"held-out loss after step {number}: {evaluation}")
+            self._live.say(f"{evaluation.title} after step {number}: {evaluation}")
             self._record(**evaluation.numbers())
 
     def on_sample(self, measures: Mapping[str, float]) -> None:
@@ -211,7 +211,8 @@ class Progress(Callback):
 
     def _draw(self) -> None:
         s, path = self._settings, self._folder / "loss.png"
-        plot_losses(read_metrics(self._folder), path, title=s.title, baselines=s.baselines)
+        unit = "nats per token" if self._unit == "tokens" else ""
+        plot_losses(read_metrics(self._folder), path, title=s.title, baselines=s.baselines, unit=unit)
         self._live.say(f"drew {path}")
 
 

@@ -50,15 +50,16 @@ def described() -> str:
 
 
 def _origin(name: str) -> str:
-    file = os.environ.get(TOLD_VARIABLE)
-    if file and name == signal.SIGUSR1.name:
-        from meshmpi.files import plain  # here: a program listens as early as it can
+    if name != signal.SIGUSR1.name:
+        return name
+    from meshmpi.files import plain  # here: a program listens as early as it can
+    from meshmpi.guard import outcome
 
-        # There is no file where the signal was sent to this rank, or no file system is shared.
-        with contextlib.suppress(OSError, ValueError):
-            told = plain.text(file, 64)
-            return f"{told}{AT_LAUNCH}" if told.isalnum() else name
-    return name
+    file, told = os.environ.get(TOLD_VARIABLE), outcome.stopped_by()
+    # There is no file where the signal was sent to this rank, or no file system is shared.
+    with contextlib.suppress(OSError, ValueError):
+        told = plain.text(file, 64) if file else told
+    return f"{told}{AT_LAUNCH}" if told.isalnum() else name
 
 
 class StopSignals:

@@ -6,7 +6,7 @@ The last window of a text may be shorter and the last batch smaller than the oth
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from meshmpi.transformer.training.sealed import CheckedArray
 class HeldOutLoss(Evaluation):
     """A held-out loss, the mean in nats per token."""
 
+    title: ClassVar[str] = "held-out loss"
     bits_per_byte: float | None = None  # the same per byte of the text that the tokens stand for; None without a text
     tokens: int = 0  # predicted
     share: float = 1.0  # of the held-out text

@@ -1,0 +1,280 @@
+"""`mm.fit`: trains any compiled step with everything the trainer of Transformers has."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, Union, cast, runtime_checkable
+
+from meshmpi.checkpoint import Manifest, find
+from meshmpi.errors import CheckpointError, ConfigError, DataError, suggest
+from meshmpi.graph import Tensor
+from meshmpi.guard.flight import phase
+from meshmpi.runtime.agreement import from_first
+from meshmpi.runtime.compiled import CompiledStep
+from meshmpi.runtime.feeding import BlockFeeder, Held
+from meshmpi.training.callback import Callback, Evaluation
+from meshmpi.training.loop import Loop, Result
+from meshmpi.training.metrics import check_tensorboard
+from meshmpi.training.progress import Extras, LiveLine
+from meshmpi.training.settings import (
+    CheckpointSettings,
+    EvaluateSettings,
+    GuardSettings,
+    LoopSettings,
+    RunSettings,
+    TraceSettings,
+)
+from meshmpi.training.signals import StopSignals
+from meshmpi.training.starting import Resume, equip, ready, run_loop
+from meshmpi.training.stopping import Stopping
+
+Section = TypeVar("Section")
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Data by step number, of which each rank reads its blocks; ``digest``, if there, says which data they are."""
+
+    def feeds(self, step: int, held: Held) -> Mapping[str, Any]:
+        """The blocks of the batch of a step, from 0, that this rank holds: an array for every name of ``held``."""
+        ...
+
+
+Data = Union[Reader, Callable[[int], Mapping[Any, Any]], Iterable[Mapping[Any, Any]]]
+"""What `fit` trains on."""
+Fetch = Union[Tensor, str]
+Evaluate = Callable[[], Union[float, Mapping[str, float]]]
+
+
+def fit(
+    step: CompiledStep,
+    data: Data,
+    *,
+    steps: int,
+    folder: str | os.PathLike[str] = "run",
+    resume: Resume = False,
+    loss: Fetch | None = None,
+    learning_rate: Fetch | None = None,
+    finite: Tensor | None = None,
+    evaluate: Evaluate | None = None,
+    evaluate_every: int = 0,
+    checkpoint: int | Mapping[str, Any] = 0,
+    log: int | Mapping[str, Any] = 50,
+    guard: Mapping[str, Any] | None = None,
+    trace: int | Mapping[str, Any] = 0,
+    callbacks: Sequence[Callback] = (),
+    say: Callable[[str], None] = print,
+) -> Result:
+    """Trains: calls ``step`` until ``steps`` steps are done, and logs, evaluates and saves on the way.  Collective.
+
+    SIGTERM, SIGUSR1, Ctrl-C and the time limit of a Slurm job end it after a step and a save; `Result` says so.
+
+    Args:
+        step: What `mm.compile` returned, with a scalar loss among its fetches.
+        data: Feeds by step number, from 0: a function of it; a reader of `mm.data`, or any object with its method
+            ``feeds``; or an iterable of feeds, which begins anew at its end unless it is an iterator.
+        steps: Length of the training, steps before a resume included.
+        folder: For checkpoints, metrics, pictures.  An earlier run there is renamed, unless it is resumed.
+        resume: True: from the newest checkpoint; "auto": if there is one; or the folder of a checkpoint.
+        loss: The fetch that is the loss; default: the first scalar.
+        learning_rate: The fetch to print as such.
+        finite: ``optimizer.finite`` of ``minimize(loss, watch=[loss])``, a fetch: a step whose numbers are not finite
+            updates nothing.  Without it, a loss that is not finite stops the run after the update.
+        evaluate: Called on all ranks; returns a loss, or numbers by name: ``{"loss": 0.1, "accuracy": 0.97}``.
+        evaluate_every: In steps; 0: only at the end.
+        checkpoint, log, trace: Interval (trace: number) of steps, or a mapping of the settings in docs/fit.md.
+        guard: A mapping of the settings in docs/fit.md.
+        callbacks: Called at every step, evaluation, save and failure, on all ranks.
+        say: Takes lines of progress, on rank 0 only.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: An argument is wrong; data end too early; nothing fits to resume.
+        TrainingError: Numbers are not finite, or replicas differ.
+
+    Example:
+        >>> result = mm.fit(step, lambda n: {"x": inputs[n % 100]}, steps=1000, checkpoint=200)
+    """
+    settings = _settings(step, steps, evaluate_every, checkpoint, log, guard or {}, trace)
+    _check(step, evaluate, callbacks)
+    fetches = _fetches(step, loss, learning_rate, finite)
+    with StopSignals():
+        at = Path(folder)
+        source = from_first(step.mesh, lambda: bool(find(at / "checkpoints"))) if resume == "auto" else resume
+        make = partial(Fit, settings, step, fetches, data, at, say, evaluate, finite, callbacks)
+        return run_loop(step.mesh, at, say, lambda: ready(make(), source))
+
+
+class Fit(Loop):
+    """The loop of `fit`."""
+
+    resume_by = "resume=True"
+
+    def __init__(
+        self,
+        settings: LoopSettings,
+        step: CompiledStep,
+        fetches: Mapping[str, Tensor],
+        data: Data,
+        folder: Path,
+        say: Callable[[str], None],
+        evaluate: Evaluate | None,
+        finite: Tensor | None,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        began, first = time.perf_counter(), step.mesh.rank == 0
+        phase("load")
+        live = LiveLine(settings.train.progress if first else "off", say)
+        say = live.say if first else lambda line: None
+        if settings.train.tensorboard:
+            check_tensorboard()
+        layout = str(step.layouts[0])
+        super().__init__(settings, step, fetches, layout, folder, say, Stopping(step.mesh))
+        self._data, self._evaluate_now = data, evaluate
+        self._digest = getattr(data, "digest", None)
+        self._feeds = _by_number(step, data)
+        numbers = sum(t.type.shape.size for t in step.variables.types.values())
+        lead = f"{numbers:,} numbers in variables on mesh {step.mesh.shape}, layout '{layout}'"
+        facts = {"parameters": numbers, "layout": layout}
+        equip(self, live, Extras(say), lead, began, facts, (1.0, "steps"), finite, callbacks)
+
+    def feeds(self, number: int) -> Mapping[str, Any]:
+        return self._feeds(number)
+
+    def evaluate(self, final: bool) -> Evaluation | None:
+        if self._evaluate_now is None:
+            return None
+        began, found = time.perf_counter(), self._evaluate_now()
+        if not isinstance(found, Mapping):
+            found = {"loss": found}
+        try:
+            numbers = {str(name): float(value) for name, value in found.items()}
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"evaluate() returned {found!r}, in which not every value is a number.",
+                "Return a loss, or numbers by name: {'loss': 0.1, 'accuracy': 0.97}.",
+            ) from None
+        return Evaluation(numbers.pop("loss", None), time.perf_counter() - began, numbers)
+
+    def about(self) -> dict[str, Any]:
+        return {} if self._digest is None else {"data_digest": self._digest}
+
+    def accept(self, manifest: Manifest) -> None:
+        before = manifest.about.get("data_digest")
+        if before != self._digest:
+            raise CheckpointError(
+                f"the checkpoint {manifest.folder} was trained on other data: their digest was {before},"
+                f" now it is {self._digest}.",
+                "Give the same data, or start again in another folder.",
+            )
+
+
+def _settings(
+    step: Any, steps: Any, evaluate_every: Any, checkpoint: Any, log: Any, guard: Any, trace: Any
+) -> LoopSettings:
+    """The settings that the arguments of `fit` stand for."""
+    logging: dict[str, Any] = dict(log) if isinstance(log, Mapping) else {"every": log}
+    pictured = {name: logging.pop(name) for name in ("title", "baselines") if name in logging}
+    if "every" in logging:
+        logging["log_every"] = logging.pop("every")
+    seed = step.program.seed if isinstance(step, CompiledStep) else 0
+    return LoopSettings(
+        train=_section(RunSettings, "log", {**logging, "steps": steps, "seed": seed}),
+        evaluate=_section(EvaluateSettings, "evaluate", {"every": evaluate_every}),
+        checkpoint=_section(CheckpointSettings, "checkpoint", checkpoint, "every"),
+        guard=_section(GuardSettings, "guard", guard),
+        trace=_section(TraceSettings, "trace", trace, "steps"),
+        **pictured,
+    )
+
+
+def _section(settings_class: type[Section], name: str, given: Any, main: str = "") -> Section:
+    """A section of the settings from an argument of `fit`; a plain number stands for the setting ``main``."""
+    if main and not isinstance(given, Mapping):
+        given = {main: given}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name}= is {given!r}.", "Give a mapping of settings by name.")
+    try:
+        return settings_class(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{name}=: {error.problem}", error.remedy) from None
+
+
+def _check(step: Any, evaluate: Any, callbacks: Any) -> None:
+    """Raises ConfigError where arguments of `fit` are not of their kind."""
+    if not isinstance(step, CompiledStep):
+        raise ConfigError(f"step is {step!r}.", "Give what mm.compile(...) returned.")
+    if evaluate is not None and not callable(evaluate):
+        raise ConfigError(f"evaluate= is {evaluate!r}.", "Give a function without arguments.")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"{callback!r} is not a callback.", "Subclass mm.Callback, and give an object of it.")
+
+
+def _fetches(
+    step: CompiledStep, loss: Fetch | None, learning_rate: Fetch | None, finite: Tensor | None
+) -> dict[str, Tensor]:
+    """The scalars that a step returns, by name; "loss" and "learning_rate" are those meant by the arguments."""
+    scalars = {n: t for n, t in step.fetches.items() if not t.shape}
+
+    def found(given: Fetch, what: str) -> str:
+        name = given if isinstance(given, str) else next((n for n, t in scalars.items() if t is given), given.name)
+        if name not in scalars:
+            raise ConfigError(
+                f"{what}= is '{name}', which is not a scalar that the step returns.",
+                f"Name it in mm.compile(fetches=[...]). {suggest(name, scalars)}",
+            )
+        return name
+
+    if not scalars:
+        raise ConfigError("the step returns no scalar, and so no loss.", "Compile it with fetches=[loss].")
+    chosen = {"loss": next(iter(scalars)) if loss is None else found(loss, "loss")}
+    if learning_rate is not None:
+        chosen["learning_rate"] = found(learning_rate, "learning_rate")
+    flag = [] if finite is None else [found(finite, "finite")]
+    others = {n: t for n, t in scalars.items() if n not in (*chosen.values(), *flag) and n not in chosen}
+    return {**{name: scalars[n] for name, n in chosen.items()}, **others}
+
+
+def _by_number(step: CompiledStep, data: Any) -> Callable[[int], Mapping[Any, Any]]:
+    """Data of any of the forms that `fit` takes, as a function of the step's number."""
+    if isinstance(data, Reader):
+        feeder = BlockFeeder(step, list(step.program.feeds))
+        return lambda number: feeder.feeds(data.feeds(number, feeder.held))
+    if callable(data):
+        return cast("Callable[[int], Mapping[Any, Any]]", data)
+    if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping)):
+        return _Sequence(data)
+    raise ConfigError(
+        f"data is {data!r}.",
+        "Give a function of the step's number that returns feeds, a reader of mm.data, or an iterable of feeds.",
+    )
+
+
+class _Sequence:
+    """An iterable of feeds by number, asked for in rising order."""
+
+    def __init__(self, data: Iterable[Mapping[Any, Any]]) -> None:
+        self._data, self._next = data, 0
+        self._feeds: Iterator[Mapping[Any, Any]] = iter(data)
+
+    def __call__(self, number: int) -> Mapping[Any, Any]:
+        while True:
+            feeds, self._next = self._one(), self._next + 1
+            if self._next > number:
+                return feeds
+
+    def _one(self) -> Mapping[Any, Any]:
+        for _ in range(2):
+            for feeds in self._feeds:
+                return feeds
+            if self._feeds is self._data:
+                break
+            self._feeds = iter(self._data)
+        raise DataError(
+            f"the data end after {self._next} batches, before the run does.",
+            "Give fewer steps, or an iterable that can begin anew, such as a list.",
+        )
