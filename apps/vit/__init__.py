@@ -1,0 +1,1 @@
+"""A Vision Transformer on MNIST, trained by `mm.fit`."""
