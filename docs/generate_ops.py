@@ -28,6 +28,9 @@ HEAD = """# Operations
 
 *Generated from the code by `python -m docs.generate_ops`; a test keeps it current.*
 
+This page lists all functions, then the primitives of which they are made. The [reference](api/index.md) describes
+each function with its arguments.
+
 Dimensions are matched by name, never by position. Only three things communicate: a sum over a split
 dimension, a change of layout (rename, reshape, storage), and an operation along a split dimension.
 
@@ -235,9 +238,6 @@ def page() -> str:
             HEAD,
             tensors_table(),
             "",
-            "## Primitives\n",
-            primitives_table(),
-            "",
             "## Functions made of one primitive\n",
             functions_tables(ops),
             "## Functions and layers composed of several\n",
@@ -248,6 +248,10 @@ def page() -> str:
             "## Several splits at once\n",
             "On a mesh {rows: 2, cols: 2}; results only.\n",
             combinations_table(),
+            "",
+            "## Primitives\n",
+            "Every function is made of these. [Writing an operation](writing_an_op.md) adds one.\n",
+            primitives_table(),
             "",
         ]
     )

@@ -1,4 +1,4 @@
-"""Sphinx extension: the reference of operations, from docstrings and from lowered examples.
+"""Sphinx extension: the reference of operations, from docstrings and from lowered examples, and links to it.
 
 The directive ``{operations} graph.ops.structure`` stands for all functions that ``mm`` offers from that
 module, so that no page has to list them.  Each function that has an example in
@@ -7,10 +7,12 @@ module, so that no page has to list them.  Each function that has an example in
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, cast
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.domains.python import PythonDomain
 from sphinx.util.docutils import SphinxDirective
 
 from docs.generate_ops import families_of
@@ -74,8 +76,23 @@ def add_traffic(
         lines += ["", *describe(EXAMPLES[short], traffic(EXAMPLES[short]))]
 
 
+def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Makes ``mm.name`` and ``mm.name(...)`` on every page a link to the reference of that name."""
+    known = cast(PythonDomain, app.env.get_domain("py")).objects
+    for literal in list(doctree.findall(nodes.literal)):
+        named = re.match(r"mm\.([\w.]+)(\(|$)", literal.astext())
+        place = known.get(f"meshmpi.{named[1]}") if named else None
+        if place is None or isinstance(literal.parent, nodes.reference):
+            continue
+        target = f"{app.builder.get_relative_uri(page, place.docname)}#{place.node_id}"
+        link = nodes.reference("", "", refuri=target, internal=True)
+        literal.replace_self(link)
+        link += literal
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_directive("operations", Operations)
+    app.connect("doctree-resolved", link_names)
     app.connect("autodoc-process-docstring", add_traffic, priority=AFTER_NAPOLEON)
     return {"parallel_read_safe": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import meshmpi as mm
+from meshmpi import checkpoint
 from tests.docs.pages import DOCS, ROOT, blocks_of
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
@@ -54,6 +56,8 @@ def public_names() -> list[str]:
         "optimize": mm.optimize.__all__,
         "transformer": mm.transformer.__all__,
         "schedules": schedules,
+        "checkpoint": checkpoint.__all__,
+        "pretrained": mm.pretrained.__all__,
     }
     return [*own, *(f"{part}.{n}" for part, names in parts.items() for n in names)]
 
@@ -72,10 +76,24 @@ def check_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 def check_operations_say_what_they_send(site: Path) -> None:
-    text = (site / "api" / "operations.html").read_text()
+    text = (site / "api" / "functions.html").read_text()
     part = text[text.index('id="meshmpi.einsum"') :]
     part = part[: part.index("</dd></dl>")]
     assert "all_reduce 128" in part and "[a=8, c=16]" in part, part
+
+
+def check_names_on_pages_lead_to_the_reference(site: Path) -> None:
+    text = (site / "ops.html").read_text()
+    assert 'href="api/functions.html#meshmpi.einsum"' in text
+    assert text.index("Functions made of one primitive") < text.index('id="primitives"')
+    titles = [re.search(r"<h1>([^<]*)", page.read_text()) for page in sorted(site.rglob("*.html"))]
+    headings = [found[1] for found in titles if found]
+    assert headings.count("Operations") == 1
+
+
+def check_meshes_show_no_internals(site: Path) -> None:
+    text = (site / "api" / "running.html").read_text()
+    assert 'id="meshmpi.Mesh.communicator"' in text and 'id="meshmpi.Mesh.bind"' not in text
 
 
 def check_notebooks_are_pages_with_their_pictures(site: Path) -> None:
@@ -101,6 +119,8 @@ def test_site(tmp_path: Path):
     site = tmp_path / "site"
     check_every_public_name_is_in_the_reference(site)
     check_operations_say_what_they_send(site)
+    check_names_on_pages_lead_to_the_reference(site)
+    check_meshes_show_no_internals(site)
     check_notebooks_are_pages_with_their_pictures(site)
     check_pages_load_nothing_from_elsewhere(site)
 
