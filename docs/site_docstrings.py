@@ -106,9 +106,19 @@ class Docstrings:
             lines[:] = self._aside.pop(name)
 
 
+def named_defaults(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str
+) -> tuple[str, str] | None:
+    """Default values that are built-in functions, by their names."""
+    if not signature:
+        return None
+    return re.sub(r"<built-in function (\w+)>", r"\1", signature), returns
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     docstrings = Docstrings()
     app.connect("autodoc-process-docstring", docstrings.before, priority=BEFORE_NAPOLEON)
     app.connect("autodoc-process-docstring", docstrings.after, priority=AFTER_NAPOLEON)
+    app.connect("autodoc-process-signature", named_defaults)
     return {"parallel_read_safe": True}
