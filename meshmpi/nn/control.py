@@ -83,7 +83,7 @@ def while_loop(
         with shared if shared_variables else scope(f"{name}_{i}"):
             holds = _condition(asked(cond_fn, "while_loop", *state), state)
             going = holds if going is None else ew.logical_and(going, holds)
-            safe = [_choose(going, x, x0) for x, x0 in zip(state, first, strict=True)]
+            safe = [ew.where(going, x, x0, output_shape=x.shape) for x, x0 in zip(state, first, strict=True)]
             new = _turn(body_fn, safe, "while_loop")
         for x, y in zip(state, new, strict=True):
             if (sorted(x.shape), x.dtype) != (sorted(y.shape), y.dtype):
@@ -92,7 +92,9 @@ def while_loop(
                     "Keep dims and data types, or use mm.repeat().",
                     str(y.source),
                 )
-        state = [_choose(going, transpose(y, x.shape), x) for x, y in zip(state, new, strict=True)]
+        state = [
+            ew.where(going, transpose(y, x.shape), x, output_shape=x.shape) for x, y in zip(state, new, strict=True)
+        ]
     return state
 
 
@@ -104,10 +106,6 @@ def _turn(body: Body, state: Sequence[Tensor], what: str) -> list[Tensor]:
             f"{what}: the body takes {len(state)} tensors and returns {len(new)}.", "Return the whole state."
         )
     return new
-
-
-def _choose(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return ew.where(condition, x, y, output_shape=x.shape)
 
 
 def _condition(holds: Tensor, state: Sequence[Tensor]) -> Tensor:

@@ -43,20 +43,17 @@ class _Layer(NamedTuple):
 
     def convolved(self, count: int, output_dim: Dimension) -> Tensor:
         """Along ``count`` dims, with ``output_dim`` as new channels."""
-        dims, channel = self._dims(count)
-        new = [self._new(output_dim)]
-        return self._made(dims, channel, new)
+        return self._made(*self._dims(count), [self._new(output_dim)])
 
     def transposed(self, count: int, output_dim: Dimension) -> Tensor:
         """The gradient of the convolution that takes the result's size to that of x."""
         dims, channel = self._dims(count)
-        new = [self._new(output_dim)]
         taps, steps = each(self.taps, count, "filter_size"), each(self.strides, count, "strides")
         longer = [
             Dimension(d.name, d.size * s + (max(k - s, 0) if self.padding == "VALID" else 0))
             for d, k, s in zip(dims, taps, steps, strict=True)
         ]
-        return self._made(longer, channel, new, transposed=True)
+        return self._made(longer, channel, [self._new(output_dim)], transposed=True)
 
     def depthwise(self, multiplier: Dimension | None = None) -> Tensor:
         """With filters of their own for every channel."""
@@ -316,15 +313,8 @@ def separable_conv1d(
             "Make the first the smaller one.",
             str(x.source),
         )
-    rest = (
-        use_bias,
-        activation,
-        variable_dtype,
-        pointwise_filter_initializer,
-        bias_initializer,
-        spatial_dims,
-        channels,
-    )
+    initializers = pointwise_filter_initializer, bias_initializer
+    rest = (use_bias, activation, variable_dtype, *initializers, spatial_dims, channels)
     layer = _Layer(x, name, [taps], 1, None, [(-min_relative_pos, max_relative_pos)], *rest)
     return layer.separable(output_dim, depthwise_filter_initializer)
 
@@ -348,15 +338,8 @@ def separable_conv2d(
     channels: DimLike | None = None,
 ) -> Tensor:
     """A depthwise convolution, then a matrix product of the channels; args as `conv2d`."""
-    rest = (
-        use_bias,
-        activation,
-        variable_dtype,
-        pointwise_filter_initializer,
-        bias_initializer,
-        spatial_dims,
-        channels,
-    )
+    initializers = pointwise_filter_initializer, bias_initializer
+    rest = (use_bias, activation, variable_dtype, *initializers, spatial_dims, channels)
     name = layer_name(name, "separable_conv2d")
     layer = _Layer(x, name, filter_size, strides, dilations, padding, *rest)
     return layer.separable(output_dim, depthwise_filter_initializer)

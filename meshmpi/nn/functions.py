@@ -29,9 +29,7 @@ def widened(x: Tensor) -> Tensor:
 
 
 class _ShiftedExp(NamedTuple):
-    """The parts of softmax: exp(x - m), that of the extra logit if there is one, their sum, and the
-    maximum m (raw and made finite).
-    """
+    """exp(x - max), that of an extra logit, their sum, whether it is above 0, and max, raw and made finite."""
 
     exps: Tensor
     extra: Tensor | None

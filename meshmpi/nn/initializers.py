@@ -33,6 +33,10 @@ class Distribution(NamedTuple):
     scale: float
     shift: float
 
+    def resolve(self, shape: Shape) -> Distribution:
+        """Itself: as an initializer, it does not depend on the shape."""
+        return self
+
 
 class Initializer(Protocol):
     """What ``mm.get_variable(initializer=...)`` takes besides an array of the global shape."""
@@ -40,16 +44,6 @@ class Initializer(Protocol):
     def resolve(self, shape: Shape) -> Distribution:
         """The distribution of the elements of a variable of this (global) shape."""
         ...
-
-
-@dataclass(frozen=True)
-class FixedDistribution:
-    """An initializer that does not depend on the shape."""
-
-    distribution: Distribution
-
-    def resolve(self, shape: Shape) -> Distribution:
-        return self.distribution
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,9 @@ class VarianceScaling:
     fan_out: tuple[str, ...] | None
 
     def resolve(self, shape: Shape) -> Distribution:
-        fan_in, fan_out = self._fans(shape)
+        names_in = shape.names[:-1] if self.fan_in is None else self.fan_in
+        names_out = [n for n in shape.names if n not in names_in] if self.fan_out is None else self.fan_out
+        fan_in, fan_out = (math.prod(shape.dim(n).size for n in names) for names in (names_in, names_out))
         fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
         stddev = math.sqrt(self.scale / fan)
         if self.distribution == "uniform":
@@ -72,15 +68,6 @@ class VarianceScaling:
         if self.distribution == "truncated_normal":
             return Distribution("truncated_normal", stddev / _TRUNCATED_STDDEV, 0.0)
         return Distribution("normal", stddev, 0.0)
-
-    def _fans(self, shape: Shape) -> tuple[int, int]:
-        names_in = shape.names[:-1] if self.fan_in is None else self.fan_in
-        if self.fan_out is not None:
-            names_out = self.fan_out
-        else:
-            names_out = tuple(n for n in shape.names if n not in names_in)
-        sizes_in = [shape.dim(n).size for n in names_in]
-        return math.prod(sizes_in), math.prod(shape.dim(n).size for n in names_out)
 
 
 def zeros_initializer() -> Initializer:
@@ -95,22 +82,22 @@ def ones_initializer() -> Initializer:
 
 def constant_initializer(value: float) -> Initializer:
     """Every element ``value``."""
-    return FixedDistribution(Distribution("constant", 0.0, float(value)))
+    return Distribution("constant", 0.0, float(value))
 
 
 def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
     """Normal with this mean and standard deviation."""
-    return FixedDistribution(Distribution("normal", float(stddev), float(mean)))
+    return Distribution("normal", float(stddev), float(mean))
 
 
 def random_uniform_initializer(minval: float = 0.0, maxval: float = 1.0) -> Initializer:
     """Uniform in [minval, maxval)."""
-    return FixedDistribution(Distribution("uniform", float(maxval - minval), float(minval)))
+    return Distribution("uniform", float(maxval - minval), float(minval))
 
 
 def truncated_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
     """Normal, redrawn beyond two ``stddev`` from ``mean`` (so its deviation is 0.88 ``stddev``)."""
-    return FixedDistribution(Distribution("truncated_normal", float(stddev), float(mean)))
+    return Distribution("truncated_normal", float(stddev), float(mean))
 
 
 def variance_scaling_initializer(

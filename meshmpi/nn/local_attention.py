@@ -59,27 +59,17 @@ def _with_halo(
     size = x.shape.dim(name).size
     if before < 0 or after < 0:
         raise ShapeError(f"halo: sizes are {before} and {after}.", "Give numbers from 0.")
-    parts, rest = [x], before
-    for far in range(1, 1 - (-before // size)):  # from the nearest block to the farthest
-        part = min(size, rest)
-        parts.insert(0, shift(slice_dim(x, size - part, part, name), far, blocks, wrap))
-        rest -= part
-    rest = after
-    for far in range(1, 1 - (-after // size)):
-        part = min(size, rest)
-        parts.append(shift(slice_dim(x, 0, part, name), -far, blocks, wrap))
-        rest -= part
+    parts = [x]
+    for start in range(0, before, size):  # from the nearest block to the farthest
+        part = min(size, before - start)
+        parts.insert(0, shift(slice_dim(x, size - part, part, name), start // size + 1, blocks, wrap))
+    for start in range(0, after, size):
+        parts.append(shift(slice_dim(x, 0, min(size, after - start), name), -(start // size) - 1, blocks, wrap))
     return concat(parts, name)
 
 
 class _Axis:
-    """One dim of positions as blocks with halos.
-
-    Args:
-        dim: The dim of positions.
-        window: Positions less than this far away are near; with ``causal`` later ones are not.
-        block: Positions in a block; default ``window``, at most all.
-    """
+    """One dim of positions as blocks with halos; positions less than ``window`` away are near."""
 
     def __init__(self, dim: Dimension, window: int, causal: bool, block: int | None):
         if window < 1 or (block is not None and block < 1):

@@ -200,12 +200,11 @@ def batch_norm(
         mean = reduce_mean(wide, output_shape=shape) if is_training else moving[0]
         centred = ew.subtract(wide, mean, output_shape=x.shape)
         variance = reduce_mean(ew.square(centred), output_shape=shape) if is_training else moving[1]
-        now = (mean, variance) if is_training else ()
-        updates = [_moved(average, new, momentum) for average, new in zip(moving, now, strict=False)]
+        updates = [
+            assign(average, ew.multiply(momentum, average) + ew.multiply(1 - momentum, now))
+            for average, now in zip(moving, (mean, variance), strict=True)
+            if is_training
+        ]
         factor = ew.multiply(scale, ew.rsqrt(ew.add(variance, epsilon)))
         y = ew.multiply(centred, factor, output_shape=x.shape)
         return ew.cast(ew.add(y, bias, output_shape=x.shape), x.dtype), updates
-
-
-def _moved(average: Tensor, now: Tensor, momentum: float) -> Update:
-    return assign(average, ew.multiply(momentum, average) + ew.multiply(1 - momentum, now))

@@ -56,7 +56,6 @@ def _largest(x: Tensor, found: Sequence[Geometry]) -> Tensor:
 
 
 def _max_along(x: Tensor, g: Geometry) -> Tensor:
-    """The largest of the elements under each position of the window along one dim."""
     reach = (g.size - 1) * g.stride
     behind = reach + g.taps - g.before - g.dim.size
     smallest = float("-inf") if x.dtype in FLOATS else _SMALLEST[x.dtype]

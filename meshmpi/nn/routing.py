@@ -118,10 +118,8 @@ class Routing(NamedTuple):
 
 
 class _Gates(NamedTuple):
-    """Probabilities [groups, tokens, experts], scores to choose by, and who counts."""
-
-    probabilities: Tensor
-    scores: Tensor
+    probabilities: Tensor  # [groups, tokens, experts]
+    scores: Tensor  # what experts are chosen by
     real: Tensor  # int32 [groups, tokens]
     tokens: Dimension
     experts: Dimension

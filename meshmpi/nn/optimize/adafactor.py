@@ -91,7 +91,8 @@ class Adafactor(Optimizer):
         decay = self._decay(step.t)
         means = [self._mean_squares(i) for i in items]
         moments = [_decayed(i, m, decay) for i, m in zip(items, means, strict=True)]
-        totals = [self._mean_of_rows(i, m) for i, m in zip(items, moments, strict=True)]
+        dims = [self.factored_dims(i.variable.shape) for i in items]
+        totals = [d and reduce_mean(m["row"], reduced_dim=d[1]) for d, m in zip(dims, moments, strict=True)]
         steps = list(map(_normalised, items, moments, totals))
         sizes = [(_mean_square(u), _mean_square(i.w)) for i, u in zip(items, steps, strict=True)]
         results = []
@@ -117,12 +118,7 @@ class Adafactor(Optimizer):
         dims = self.factored_dims(item.variable.shape)
         if dims is None:
             return {"v": squares}
-        return {"row": reduce_mean(squares, reduced_dim=dims[0]), "col": reduce_mean(squares, reduced_dim=dims[1])}
-
-    def _mean_of_rows(self, item: Item, moments: Moments) -> Tensor | None:
-        """Mean of the row means over the dim that only they have."""
-        dims = self.factored_dims(item.variable.shape)
-        return None if dims is None else reduce_mean(moments["row"], reduced_dim=dims[1])
+        return {name: reduce_mean(squares, reduced_dim=d) for name, d in zip(("row", "col"), dims, strict=True)}
 
     def _scaled(self, u: Tensor, size_u: Tensor, size_w: Tensor, rate: Tensor | float) -> Tensor:
         """The clipped step times the learning rate, given mean squares of step and variable."""

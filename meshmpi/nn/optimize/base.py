@@ -179,7 +179,9 @@ class Optimizer:
         registered = len(graph.updates)
         with graph:
             counter = self._counter(graph)
-            step = self._step_values(counter)
+            done = read_stored(counter)
+            t = ew.add(ew.cast(done, "float64"), 1.0)
+            step = StepValues(done, t, self._at_step(self.weight_decay, done, "weight decay"))
             slots = [self.make_slots(graph, v) for _, v in found]
             homes = [self._home(v, s) for (_, v), s in zip(found, slots, strict=True)]
             grads = self._placed_gradients(found, homes)
@@ -193,7 +195,7 @@ class Optimizer:
             updates.append(assign(counter, ew.add(step.done, 1)))
             if watch is not None:
                 del graph.updates[registered:]
-                self.finite = _all_finite(grads, [*watch, *_tensors(rates)])
+                self.finite = _all_finite(grads, [*watch, *dict.fromkeys(r for r in rates if isinstance(r, Tensor))])
                 updates = _only_if(self.finite, updates, dict(zip(variables, values, strict=True)))
         return updates
 
@@ -212,11 +214,7 @@ class Optimizer:
     def slot(self, graph: Graph, variable: Variable, name: str, shape: Shape) -> Variable:
         """A slot ``<optimizer>/<variable>/<name>``, kept as ``variable`` is but for own rules.
 
-        Args:
-            graph: Graph of the variable.
-            variable: The variable it belongs to.
-            name: Name of the slot.
-            shape: The variable's, or some of its dims.
+        Its ``shape`` is the variable's, or some of its dims.
         """
         dtype = "float32" if variable.dtype == "bfloat16" else variable.dtype
         full = f"{self.name}/{variable.name}/{name}"
@@ -231,10 +229,7 @@ class Optimizer:
         return Layout(rules) if rules else None
 
     def _kept(self, variable: Variable) -> Variable:
-        """What is kept as slots of the variable's whole shape would be; perhaps no real variable.
-
-        Slots of some of its dims follow it, so that they are split as the update is.
-        """
+        """What is kept as slots of the variable's whole shape would be; perhaps no real variable."""
         own = self._own_rules(variable)
         if own is None:
             return variable
@@ -274,12 +269,6 @@ class Optimizer:
             )
         return graph.variable(Variable(graph.scoped(name), Shape(), "int32", zeros_initializer(), False))
 
-    def _step_values(self, counter: Variable) -> StepValues:
-        done = read_stored(counter)
-        t = ew.add(ew.cast(done, "float64"), 1.0)
-        decay = self._at_step(self.weight_decay, done, "weight decay")
-        return StepValues(done, t, decay)
-
     def _rates(self, variables: Sequence[Variable], done: Tensor) -> list[Tensor | float]:
         """The learning rate of each variable; every schedule is in the graph once."""
         rates = self.learning_rate
@@ -303,11 +292,6 @@ class Optimizer:
                 str(value.source),
             )
         return ew.cast(value, "float64")
-
-
-def _tensors(rates: Sequence[Tensor | float]) -> list[Tensor]:
-    """Each tensor among the rates once."""
-    return list(dict.fromkeys(r for r in rates if isinstance(r, Tensor)))
 
 
 def _pattern_of(variable: Variable, patterns: Mapping[str, Rate], optimizer: str) -> str:
@@ -341,12 +325,9 @@ def as_variable(v: VariableLike) -> Variable:
 
 
 def _all_finite(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Whether gradients and other tensors are free of NaN and infinities; a bool without dims.
+    """Whether all tensors are free of NaN and infinities; a bool without dims.
 
-    Args:
-        gradients: Judged together by the sum of their squares, which one NaN or infinity spoils;
-            one that overflows counts as infinite.
-        others: Numbers without dims are judged as they are, others like gradients.
+    Those with dims are judged together by the sum of their squares; one that overflows counts as infinite.
     """
     by_dtype: dict[str, list[Tensor]] = {}
     for g in [*gradients, *(x for x in others if x.shape and x.dtype in FLOATS)]:
@@ -362,11 +343,7 @@ def _all_finite(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor
 def _only_if(condition: Tensor, updates: Sequence[Update], values: Mapping[Variable, Tensor]) -> list[Update]:
     """The updates where ``condition`` holds; else each variable keeps its value to the last bit.
 
-    Args:
-        condition: A bool without dims.
-        updates: Updates of different variables.
-        values: Variable -> its old value where its update is computed, of a type that holds all
-            its numbers; of the others the stored value is read.
+    ``values``: variable -> its old value, wide, where its update is computed; others are read.
     """
     chosen: list[Update] = []
     for variable, new in updates:
