@@ -4,19 +4,15 @@ import numpy as np
 import pytest
 
 from meshmpi import nn
-from meshmpi.dims import Dimension
+from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Graph, ops
 from tests.nn.build import check_gradients, random_variables, value
+from tests.nn.textbook import softmax
 
 RNG = np.random.default_rng(11)
 HEADS, KV = Dimension("heads", 2), Dimension("d_kv", 3)
 X = RNG.normal(size=(2, 4, 6))
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def attend(x, memory, v, prefix="attention", mask=None, scale=3**-0.5):
@@ -107,7 +103,7 @@ def test_initializers_fold_the_scale():
     io = Dimension("d_model", 16)
     plain = nn.attention_initializers(io, Dimension("k", 4), HEADS)
     folded = nn.attention_initializers(io, Dimension("k", 4), HEADS, folded_scale=True)
-    scales = [[getattr(i, n).resolve(None).scale for n in "qkvo"] for i in (plain, folded)]
+    scales = [[getattr(i, n).resolve(Shape()).scale for n in "qkvo"] for i in (plain, folded)]
     assert scales[0] == pytest.approx([0.25, 0.25, 0.25, 8**-0.5])
     assert scales[1] == pytest.approx([0.25 * 4**-0.25] * 2 + [0.25, 32**-0.5])
 

@@ -8,17 +8,13 @@ import pytest
 import meshmpi as mm
 from meshmpi.errors import ConfigError, ShapeError
 from tests.nn.build import check_gradients, random_variables, value
+from tests.nn.textbook import softmax
 
 RNG = np.random.default_rng(23)
 E, D, FF = 3, 4, 5
 EXPERTS, HIDDEN = mm.Dimension("experts", E), mm.Dimension("d_ff", FF)
 X = RNG.normal(size=(3, 7, D))
 MASK = np.arange(7) < np.array([[7], [4], [0]])
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def groups_of(array, size):
@@ -399,28 +395,23 @@ def test_dispatch_costs_no_arithmetic():
     assert networks < flops < networks + 0.06 * one_hot_both_ways
 
 
-class TestErrors:
-    def test_options(self):
-        with pytest.raises(ConfigError, match=r"second_policy is 'treshold'.*'threshold'"):
-            mm.Gating(second_policy="treshold")
-        with pytest.raises(ConfigError, match="capacity_factor is 0"):
-            mm.Gating(capacity_factor=0)
-        with pytest.raises(ConfigError, match="group_size is 0"):
-            mm.Gating(group_size=0)
+def mixed(shape, mask=None):
+    mask = mask and mm.placeholder("m", mask, "bool")
+    return mm.mixture_of_experts(mm.placeholder("x", shape), EXPERTS, HIDDEN, mask=mask)
 
-    def test_more_choices_than_experts(self):
-        with pytest.raises(ConfigError, match="chooses 4 of the 3 experts"):
-            build(mm.Gating(choices=4))
 
-    def test_mask_of_other_dims(self):
-        with mm.Graph(), pytest.raises(ShapeError, match=r"mask is bool\[m=2\]"):
-            x = mm.placeholder("x", "batch:3;length:7;d_model:4")
-            mm.mixture_of_experts(x, EXPERTS, HIDDEN, mask=mm.placeholder("m", "m:2", "bool"))
-
-    def test_no_tokens(self):
-        with mm.Graph(), pytest.raises(ShapeError, match=r"the input is \[d_model=4\]"):
-            mm.mixture_of_experts(mm.placeholder("x", "d_model:4"), EXPERTS, HIDDEN)
-
-    def test_two_gatings_for_one_level(self):
-        with pytest.raises(ShapeError, match="2 gatings for one level"):
-            build((mm.Gating(), mm.Gating()))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mm.Gating(second_policy="treshold"), r"second_policy is 'treshold'.*'threshold'"),
+        (lambda: mm.Gating(capacity_factor=0), "capacity_factor is 0"),
+        (lambda: mm.Gating(group_size=0), "group_size is 0"),
+        (lambda: build(mm.Gating(choices=4)), "chooses 4 of the 3 experts"),
+        (lambda: mixed("batch:3;length:7;d_model:4", "m:2"), r"mask is bool\[m=2\]"),
+        (lambda: mixed("d_model:4"), r"the input is \[d_model=4\]"),
+        (lambda: build((mm.Gating(), mm.Gating())), "2 gatings for one level"),
+    ],
+)
+def test_errors(call, message):
+    with mm.Graph(), pytest.raises((ConfigError, ShapeError), match=message):
+        call()

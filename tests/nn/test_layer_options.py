@@ -7,16 +7,13 @@ import meshmpi as mm
 from meshmpi.errors import ConfigError, ShapeError
 from tests.nn.build import check_gradients, random_variables, value
 from tests.nn.test_layers import HIDDEN, OUT, RNG, X, build, check
+from tests.nn.textbook import gelu
 
 MESH = "rows:2;cols:3"
 
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
-
-
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 GATES = {

@@ -28,25 +28,23 @@ CONFIG = TransformerConfig(
 IDS = np.random.default_rng(19).integers(0, 11, (4, 7)).astype(np.int32)
 
 
-def compiled(layout, *, config=CONFIG, optimizer=None, training=True, **options):
-    with mm.Graph() as graph:
-        tokens = mm.placeholder("tokens", "batch:4;length:6", "int32")
-        targets = mm.placeholder("targets", "batch:4;length:6", "int32")
+def built(config, optimizer=None, training=True):
+    with mm.Graph():
+        tokens, targets = (mm.placeholder(n, "batch:4;length:6", "int32") for n in ("tokens", "targets"))
         loss, _ = lm_loss(config, tokens, targets, training)
-        updates = (optimizer or optimize.Adam(1e-2)).minimize(loss)
+        return loss, (optimizer or optimize.Adam(1e-2)).minimize(loss)
+
+
+def compiled(layout, *, config=CONFIG, optimizer=None, training=True, **options):
+    loss, updates = built(config, optimizer, training)
     mesh = mm.SimulatedMesh(MESH)
-    step = mm.compile(graph, mesh, layout=layout, fetches=[loss], updates=updates, **options)
-    return step, loss
+    return mm.compile(loss.graph, mesh, layout=layout, fetches=[loss], updates=updates, **options), loss
 
 
 def counts(layout, config):
     """Instructions of a training step by kind; nothing is run."""
-    with mm.Graph() as graph:
-        tokens = mm.placeholder("tokens", "batch:4;length:6", "int32")
-        targets = mm.placeholder("targets", "batch:4;length:6", "int32")
-        loss, _ = lm_loss(config, tokens, targets, training=True)
-        optimize.Adam(1e-2).minimize(loss)
-    return mm.plan(graph, MESH, layout, fetches=[loss]).program.counts()
+    loss, _ = built(config)
+    return mm.plan(loss.graph, MESH, layout, fetches=[loss]).program.counts()
 
 
 def losses(layout, **options):

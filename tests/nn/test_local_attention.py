@@ -6,6 +6,7 @@ import pytest
 import meshmpi as mm
 from meshmpi.errors import ShapeError
 from tests.nn.build import check_gradients, random_variables, value
+from tests.nn.textbook import softmax
 
 RNG = np.random.default_rng(29)
 MESH = "rows:2;cols:3"
@@ -14,9 +15,7 @@ MESH = "rows:2;cols:3"
 def dense(q, k, v, mask):
     """q [b, l, h, c], k and v [b, m, h, c], mask [.., l, m]."""
     logits = np.einsum("blhc,bmhc->bhlm", q, k) / np.sqrt(q.shape[-1])
-    logits = np.where(mask, logits, -np.inf)
-    e = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.einsum("bhlm,bmhc->blhc", e / e.sum(-1, keepdims=True), v)
+    return np.einsum("bhlm,bmhc->blhc", softmax(np.where(mask, logits, -np.inf)), v)
 
 
 def near(length, window, causal):
@@ -212,18 +211,18 @@ def test_halos(halo, wrap):
         np.testing.assert_array_equal(b, wanted[:, : halo + 2])
 
 
-class TestErrors:
-    def test_window(self):
-        with mm.Graph(), pytest.raises(ShapeError, match="window along 'length' is 0"):
-            q = mm.placeholder("q", "length:4;d_kv:2")
-            mm.local_attention_1d(q, q, q, "length", "d_kv", "d_kv", 0)
-
-    def test_negative_halo(self):
-        with mm.Graph(), pytest.raises(ShapeError, match="halo: sizes are -1"):
-            mm.halo_exchange(mm.placeholder("x", "blocks:2;size:3"), "blocks", "size", -1)
-
-    def test_no_image(self):
-        with mm.Graph(), pytest.raises(ShapeError, match=r"x is \[width=4, d_model=3\]"):
-            x = mm.placeholder("x", "width:4;d_model:3")
-            d = mm.Dimension("d", 2)
-            mm.local_self_attention_2d(x, d, mm.Dimension("h", 2), (1, 1))
+@pytest.mark.parametrize(
+    ("shape", "call", "message"),
+    [
+        ("length:4;d:2", lambda q: mm.local_attention_1d(q, q, q, "length", "d", "d", 0), "window along 'length' is 0"),
+        ("blocks:2;size:3", lambda x: mm.halo_exchange(x, "blocks", "size", -1), "halo: sizes are -1"),
+        (
+            "width:4;d_model:3",
+            lambda x: mm.local_self_attention_2d(x, mm.Dimension("d", 2), mm.Dimension("h", 2), (1, 1)),
+            r"x is \[width=4, d_model=3\]",
+        ),
+    ],
+)
+def test_errors(shape, call, message):
+    with mm.Graph(), pytest.raises(ShapeError, match=message):
+        call(mm.placeholder("x", shape))

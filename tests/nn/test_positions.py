@@ -8,16 +8,12 @@ import pytest
 import meshmpi as mm
 from meshmpi.errors import ShapeError
 from tests.nn.build import check_gradients, random_variables, value
+from tests.nn.textbook import softmax
 
 RNG = np.random.default_rng(31)
 LENGTH, MEMORY = mm.Dimension("length", 6), mm.Dimension("memory_length", 8)
 HEADS, KV = mm.Dimension("heads", 4), mm.Dimension("d_kv", 6)
 MESH = "rows:2;cols:3"
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 # -- masks -----------------------------------------------------------------------------------------

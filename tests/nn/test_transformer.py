@@ -41,8 +41,7 @@ FEEDS = {"tokens": TOKENS, "targets": TARGETS}
 
 def build(config, training=False, length=6):
     with Graph() as graph:
-        tokens = ops.placeholder("tokens", [("batch", 3), ("length", length)], "int32")
-        targets = ops.placeholder("targets", [("batch", 3), ("length", length)], "int32")
+        tokens, targets = (ops.placeholder(n, f"batch:3;length:{length}", "int32") for n in ("tokens", "targets"))
         loss, logits = lm_loss(config, tokens, targets, training)
     return graph, loss, logits
 
@@ -225,8 +224,7 @@ MT_TABLE = [0.15, 0.24, 0.42, 0.77, 1.48, 2.89]
 def test_sizes_of_the_papers_language_models(k):
     config = paper_language_model(k)
     with Graph() as graph:
-        tokens = ops.placeholder("tokens", "batch:256;length:256", "int32")
-        lm(config, tokens, training=True)
+        lm(config, ops.placeholder("tokens", "batch:256;length:256", "int32"), training=True)
     count = sum(v.shape.size for v in graph.trainable_variables)
     assert count == parameter_count(config) == LM_COUNTS[k]
     assert round(count / 1e9, 2) == LM_TABLE[k]
@@ -236,8 +234,7 @@ def test_sizes_of_the_papers_language_models(k):
 def test_sizes_of_the_papers_translation_models(k):
     config = paper_translation_model(k)
     with Graph() as graph:
-        source = ops.placeholder("source", "batch:128;source_length:256", "int32")
-        tokens = ops.placeholder("tokens", "batch:128;length:256", "int32")
+        source, tokens = (ops.placeholder(n, f"batch:128;{n}:256", "int32") for n in ("source_length", "length"))
         encoder_decoder(config, source, tokens, training=True)
     count = sum(v.shape.size for v in graph.trainable_variables)
     assert count == encoder_decoder_parameter_count(config)

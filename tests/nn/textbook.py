@@ -7,6 +7,11 @@ import numpy as np
 from meshmpi.transformer.models import TransformerConfig
 
 
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
 class Textbook:
     """Forward passes of a config, given its variables by name; no dropout."""
 
@@ -28,9 +33,7 @@ class Textbook:
 
         logits = project(x, "q") @ project(memory, "k").swapaxes(2, 3) * self.config.attention_scale
         logits = np.where(mask, logits, -np.inf)
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        y = np.einsum("nhlk,hkd->nld", weights @ project(memory, "v"), self.v[f"{name}/o"])
+        y = np.einsum("nhlk,hkd->nld", softmax(logits) @ project(memory, "v"), self.v[f"{name}/o"])
         return y + self.v.get(f"{name}/o_bias", 0.0)
 
     def feed_forward(self, name, x):
