@@ -70,8 +70,12 @@ _LAZY = {
     "load_machine": "meshmpi.planner.machine_file",
     "predict_time": "meshmpi.planner.timing",
 }
-_MODULES = {"transformer": "meshmpi.transformer", "pretrained": "meshmpi.transformer.pretrained"}
-"""Rooms of upper floors under the names that users know."""
+_MODULES = {
+    "data": "meshmpi.data",
+    "transformer": "meshmpi.transformer",
+    "pretrained": "meshmpi.transformer.pretrained",
+}
+"""Rooms of other floors under the names that users know."""
 _nn.LATER.update(_MODULES)
 __version__ = _VERSION
 

@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "checking": _RUN,
     "drawing": [*_RUN, "planner"],
     "checkpoint": _RUN,
+    "data": [*_RUN],
     "training": [*_RUN, "validated", "guard", "planner", "checking", "checkpoint"],
     "doctor": ["errors", "amounts", "version", "dims", "files", "kernels", "runtime", "guard", "launch"],
     # product: Transformers
