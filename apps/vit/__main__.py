@@ -11,8 +11,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-import numpy as np
-
 import meshmpi as mm
 from apps.mnist.data import load
 from apps.vit.model import Config, build
@@ -52,12 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         right = sum(f[tested.right] for f in found) / (batch * len(found))
         return {"loss": sum(f[tested.loss] for f in found) / len(found), "accuracy": right}
 
-    def data(number: int) -> dict[str, np.ndarray]:
-        epoch, at = divmod(number, len(train.labels) // config.batch)
-        order = np.random.default_rng(epoch).permutation(len(train.labels))
-        rows = order[at * config.batch : (at + 1) * config.batch]
-        return {"images": train.images[rows], "labels": train.labels[rows]}
-
+    data = mm.data.reader({"images": train.images, "labels": train.labels}, batch=config.batch)
     how = {"evaluate": evaluate, "evaluate_every": 200, "checkpoint": 200, "finite": learns.finite, "resume": resume}
     return mm.fit(step, data, steps=config.steps, folder=folder, **how).exit_status
 
