@@ -30,7 +30,6 @@ from meshmpi.graph.arguments import check_all as _check_all
 from meshmpi.graph.autodiff import gradients, recompute_grad
 from meshmpi.graph.ops import *  # noqa: F403
 from meshmpi.ir.bands import Band
-from meshmpi.nn import *  # noqa: F403
 from meshmpi.runtime import hooks as _hooks
 from meshmpi.version import VERSION as _VERSION
 
@@ -39,6 +38,7 @@ _check_all(globals(), ["scope", "Graph"])
 if TYPE_CHECKING:
     from meshmpi.api import Plan, compile, plan
     from meshmpi.checking import interpret, verify
+    from meshmpi.nn import *  # noqa: F403
     from meshmpi.nn import optimize
     from meshmpi.planner.layout_search import search_layouts
     from meshmpi.planner.machine_file import load_machine
@@ -94,6 +94,9 @@ def __getattr__(name: str) -> Any:
 
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
+    if name in _nn.__all__:
+        globals()[name] = getattr(_nn, name)
+        return globals()[name]
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name.startswith("_"):  # Python's own questions
@@ -124,4 +127,4 @@ def __dir__() -> list[str]:  # what a shell completes: functions and classes, no
 
     names = (n for n, value in globals().items() if not isinstance(value, ModuleType))
     public = (n for n in names if not n.startswith("_") and n not in ("Any", "TYPE_CHECKING"))
-    return sorted({*public, *_LAZY, "transformer", "nn", "__version__"})
+    return sorted({*public, *_LAZY, *_nn.__all__, "transformer", "nn", "__version__"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshmpi.amounts import bytes_of
-from meshmpi.compiler.lowering import Rules, cured, lower
+from meshmpi.compiler.lowering import lower
 from meshmpi.dims import Axes, Layout, LayoutLike, MeshShape, MeshShapeLike
 from meshmpi.errors import ConfigError, LayoutError, MeshError, ShapeError, UnusedUpdatesWarning, suggest, warn_user
 from meshmpi.graph import MOST_NAMED, Graph, Tensor, Update
@@ -53,14 +53,19 @@ def lowered(
     except LayoutError as error:
         if not cures:
             raise
+        from meshmpi.compiler.lowering.cures import Rules, cured
+
         raise cured(error, graph, mesh, Rules(rules, kept or Layout()), fetches, updates) from None
     if not optimize and limit is not None:
         raise ConfigError("a memory_limit needs passes.", "Leave optimize at True.")
     from meshmpi.compiler.passes import pipeline
-    from meshmpi.compiler.passes.modes import write_last
 
     passes = () if not optimize else pipeline.overlapping() if overlap else pipeline.PASSES
-    program = pipeline.optimize(program, (*passes, write_last) if atomic else passes, proven)
+    if atomic:
+        from meshmpi.compiler.passes.modes import write_last
+
+        passes = (*passes, write_last)
+    program = pipeline.optimize(program, passes, proven)
     if limit is None:
         return program
     from meshmpi.compiler.passes.rematerialise import fit_memory

@@ -287,6 +287,29 @@ def test_importing_meshmpi_starts_nothing():
     assert _python(code).strip() == "[]"
 
 
+def test_a_rank_reads_what_its_program_needs():
+    code = (
+        "import sys, meshmpi as mm\n"
+        "with mm.Graph() as graph:\n"
+        "    y = mm.relu(mm.einsum([mm.ones('a:2;b:2'), mm.ones('b:2;c:2')], 'a:2;c:2'))\n"
+        "mm.compile(graph, mm.SimulatedMesh('rows:2'), 'a:rows', fetches=[y])()\n"
+        "late = ('nn.attention', 'nn.experts', 'nn.layers', 'kernels.patches', 'kernels.tiled', 'kernels.ranking')\n"
+        "print([m for m in sys.modules if m.removeprefix('meshmpi.') in late or m == 'concurrent.futures'])"
+    )
+    assert _python(code).strip() == "[]"
+
+
+def test_the_table_of_late_layers_is_what_type_checkers_read():
+    from meshmpi import nn
+
+    tree = _tree(PACKAGE / "nn/__init__.py")
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module.startswith("meshmpi.nn.")]
+    read = {n.module.removeprefix("meshmpi.nn."): [a.name for a in n.names] for n in imports}
+    assert {home: names.split() for home, names in nn._HOMES.items()} == read
+    assert all(hasattr(nn, name) for name in nn.__all__)
+    assert not any(hasattr(nn, name) for name in ("denser", "_HOME"))
+
+
 def test_planning_needs_neither_mpi_nor_arrays():
     code = (
         "import sys, meshmpi as mm\n"

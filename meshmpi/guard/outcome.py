@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -70,7 +69,7 @@ def begin() -> None:
     folder = os.environ.pop(OUTCOME_VARIABLE, "")
     if not folder:
         return
-    rank, host = rank_by_environment(), socket.gethostname()
+    rank, host = rank_by_environment(), os.uname().nodename
     _mine, _pid = Path(folder, f"rank-{rank:05d}"), os.getpid()
     atexit.register(tell, 0)  # the first one runs last
     try:

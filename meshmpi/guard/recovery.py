@@ -12,7 +12,6 @@ import functools
 import itertools
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -178,7 +177,7 @@ class Survivors:
         self._mpi = MPI
         if MPI.COMM_WORLD.size > 1:
             _made = []
-        here = LostRank(MPI.COMM_WORLD.rank, socket.gethostname(), os.getpid())
+        here = LostRank(MPI.COMM_WORLD.rank, os.uname().nodename, os.getpid())
         self._comm: MPI.Intracomm = MPI.COMM_WORLD.Dup()
         self._ranks: list[LostRank] = self._comm.allgather(here)
         self._generation = 0

@@ -17,18 +17,13 @@ from meshmpi.ir.program import Instruction, Program
 from meshmpi.kernels.bands import band_of, plan_band_contract, plan_band_reduce, without_band
 from meshmpi.kernels.binding import Call, Operand, Plan, Runtime, local_call
 from meshmpi.kernels.contraction import plan_contract
-from meshmpi.kernels.convolution import plan_conv
 from meshmpi.kernels.expressions import plan_map
 from meshmpi.kernels.fused import plan_fused
-from meshmpi.kernels.indexing import plan_gather, plan_put, plan_scatter_add
 from meshmpi.kernels.native import Site, scratch_bytes
 from meshmpi.kernels.random_numbers import plan_random
-from meshmpi.kernels.ranking import plan_top_k
 from meshmpi.kernels.reduction import identity, plan_reduce
-from meshmpi.kernels.scan import plan_block_sum, plan_cumsum
 from meshmpi.kernels.steps import Bound
 from meshmpi.kernels.structure import PAIRS, plan_copies, plan_iota, plan_step
-from meshmpi.kernels.tiled import plan_tiled
 
 
 def _reduce(call: Call) -> Plan:
@@ -41,22 +36,56 @@ def _contract(call: Call) -> Plan:
     return plan_contract(without_band(call)) if band_of(call) is None else plan_band_contract(call, _planned)
 
 
+# What few programs need is imported when it is: many ranks read their files at once.
+
+
+def _conv(call: Call) -> Plan:
+    from meshmpi.kernels.convolution import plan_conv
+
+    return plan_conv(call)
+
+
+def _indexed(call: Call) -> Plan:
+    from meshmpi.kernels.indexing import plan_gather, plan_put, plan_scatter_add
+
+    plans = {"gather": plan_gather, "put": plan_put, "scatter_add": plan_scatter_add}
+    return plans[call.instruction.kind](call)
+
+
+def _ranked(call: Call) -> Plan:
+    from meshmpi.kernels.ranking import plan_top_k
+
+    return plan_top_k(call)
+
+
+def _scanned(call: Call) -> Plan:
+    from meshmpi.kernels.scan import plan_block_sum, plan_cumsum
+
+    return (plan_cumsum if call.instruction.kind == "cumsum" else plan_block_sum)(call)
+
+
+def _tiled(call: Call) -> Plan:
+    from meshmpi.kernels.tiled import plan_tiled
+
+    return plan_tiled(call, _planned)
+
+
 PLANS: dict[str, Callable[[Call], Plan]] = {
     "map": plan_map,
     "reduce": _reduce,
     "contract": _contract,
-    "conv": plan_conv,
+    "conv": _conv,
     "random": plan_random,
-    "gather": plan_gather,
-    "scatter_add": plan_scatter_add,
-    "top_k": plan_top_k,
-    "put": plan_put,
-    "block_sum": plan_block_sum,
-    "cumsum": plan_cumsum,
+    "gather": _indexed,
+    "scatter_add": _indexed,
+    "top_k": _ranked,
+    "put": _indexed,
+    "block_sum": _scanned,
+    "cumsum": _scanned,
     "iota": plan_iota,
     "step": plan_step,
     "fused": lambda call: plan_fused(call, _planned),
-    "tiled": lambda call: plan_tiled(call, _planned),
+    "tiled": _tiled,
     **{kind: partial(plan_copies, pairs=pairs) for kind, pairs in PAIRS.items()},
 }
 """Kind -> how it is planned.  feed, read and write are the executor's own."""

@@ -7,11 +7,14 @@ import itertools
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from threadpoolctl import ThreadpoolController
 
 from meshmpi.kernels.steps import Bound
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 
 def available() -> int:
@@ -52,6 +55,8 @@ def together(parts: Sequence[Bound]) -> Bound:
 
 @functools.cache
 def _pool(count: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # late: it loads logging and queues
+
     return ThreadPoolExecutor(count, "meshmpi", lambda: _controller().limit(limits=1, user_api="openmp"))
 
 

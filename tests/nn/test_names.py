@@ -78,7 +78,8 @@ def used_by(y: mm.Tensor) -> set[str]:
 def test_the_table_has_every_function_whose_name_is_optional():
     found = {
         name
-        for name, f in vars(mm).items()
+        for name in dir(mm)
+        for f in [getattr(mm, name)]
         if inspect.isfunction(f)
         and inspect.signature(f).parameters.get("name", None) is not None
         and inspect.signature(f).parameters["name"].annotation == "str | None"

@@ -1,6 +1,5 @@
 """graph + layout + mesh shape -> Program; knows no arrays, no MPI and no rank."""
 
-from meshmpi.compiler.lowering.cures import Rules, cured
 from meshmpi.compiler.lowering.lower import lower
 
-__all__ = ["Rules", "cured", "lower"]
+__all__ = ["lower"]

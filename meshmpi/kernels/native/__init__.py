@@ -22,7 +22,6 @@ from meshmpi.ir.kinds.regions import iteration_counts, sizes_key
 from meshmpi.ir.program import Instruction, LocalType, Program
 from meshmpi.kernels.binding import Runtime
 from meshmpi.kernels.native.compiler import CompilerError, available, load_library
-from meshmpi.kernels.native.indexing import scatter_add_body, top_k_body
 from meshmpi.kernels.native.nest import LoopNest, Site, Unsupported, bands_in, first_counter, first_distance
 from meshmpi.kernels.native.prelude import PRELUDE
 from meshmpi.kernels.native.source import Body, Writer
@@ -190,10 +189,10 @@ def function_body(site: Site, counting: Collection[int] = ()) -> Body:
     Raises:
         Unsupported: Nothing native is generated for it.
     """
-    if isinstance(site.instruction.attrs, ScatterAdd):
-        return Body(scatter_add_body(site))
-    if isinstance(site.instruction.attrs, TopK):
-        return Body(top_k_body(site))
+    if isinstance(site.instruction.attrs, (ScatterAdd, TopK)):
+        from meshmpi.kernels.native.indexing import scatter_add_body, top_k_body  # late: few programs have any
+
+        return Body((top_k_body if isinstance(site.instruction.attrs, TopK) else scatter_add_body)(site))
     return _writer(site, counting).body()
 
 
