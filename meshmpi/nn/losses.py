@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshmpi.dims import Dimension, DimsLike
+from meshmpi.dims import DimsLike
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor
 from meshmpi.graph.ops import elementwise as ew
@@ -43,7 +43,14 @@ def softmax_cross_entropy_with_logits(
     """
     logits = widened(logits)
     dim = logits.shape.dim(dim_name(vocab_dim))
-    _check_targets(logits, targets, dim)
+    indices = logits.shape.without([dim.name])
+    if sorted(targets.shape) != sorted(indices if targets.dtype in INTEGERS else logits.shape):
+        raise ShapeError(
+            f"softmax_cross_entropy_with_logits: targets are {targets.dtype}{targets.shape} for"
+            f" logits {logits.shape} over '{dim.name}'.",
+            f"Give integers of {indices} or probabilities of {logits.shape}.",
+            str(targets.source),
+        )
     log_z = reduce_logsumexp(logits, dim)
     if targets.dtype in INTEGERS:
         is_target = ew.equal(targets, index_range(dim, targets.dtype), output_shape=logits.shape)
@@ -56,18 +63,6 @@ def softmax_cross_entropy_with_logits(
         hit = ew.add(ew.multiply(1.0 - label_smoothing, hit), ew.multiply(label_smoothing, mean_logit))
     loss = ew.subtract(log_z, hit)
     return ew.add(loss, ew.multiply(z_loss, ew.square(log_z))) if z_loss else loss
-
-
-def _check_targets(logits: Tensor, targets: Tensor, dim: Dimension) -> None:
-    indices = logits.shape.without([dim.name])
-    expected = indices if targets.dtype in INTEGERS else logits.shape
-    if sorted(targets.shape) != sorted(expected):
-        raise ShapeError(
-            f"softmax_cross_entropy_with_logits: targets are {targets.dtype}{targets.shape} for"
-            f" logits {logits.shape} over '{dim.name}'.",
-            f"Give integers of {indices} or probabilities of {logits.shape}.",
-            str(targets.source),
-        )
 
 
 def sigmoid_cross_entropy_with_logits(logits: Tensor, targets: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+import meshmpi as mm
 from meshmpi.graph import Graph, Tensor, Update
 from meshmpi.graph.autodiff import gradients
 from meshmpi.ir.scalar import FLOATS
@@ -56,6 +57,25 @@ def check_gradients(
         predicted = float(np.sum(direction * value(g, feeds, variables)))
         measured = directional_derivative(graph, y, name, direction, feeds, variables)
         assert abs(predicted - measured) <= tolerance * max(1.0, abs(measured)), name
+
+
+def check_layouts(
+    layouts: Sequence[str],
+    wanted: Mapping[Tensor, np.ndarray],
+    feeds: Arrays,
+    variables: Arrays | None = None,
+    rtol: float = 1e-11,
+    atol: float = 1e-13,
+) -> None:
+    """The values wanted, in every layout of a simulated 2x3 mesh."""
+    graph = next(iter(wanted)).graph
+    for layout in layouts:
+        step = mm.compile(graph, mm.SimulatedMesh("rows:2;cols:3"), layout, fetches=list(wanted))
+        step.assign(variables or {})
+        found = step(feeds)
+        for t, expected in wanted.items():
+            got = found[t].numpy() if t.shape else found[t]
+            np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol, err_msg=layout)
 
 
 def run_updates(

@@ -7,19 +7,10 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import ConfigError, ShapeError
-from meshmpi.transformer.models import (
-    TransformerConfig,
-    encoder,
-    encoder_decoder,
-    encoder_decoder_parameter_count,
-    lm,
-    masked_lm,
-    masked_lm_loss,
-    parameter_count,
-)
+from meshmpi.transformer import models
 from tests.nn.build import check_gradients, random_variables, value
 
-SMALL = TransformerConfig(
+SMALL = models.TransformerConfig(
     vocab=11, length=8, d_model=6, d_ff=10, heads=3, d_kv=4, layers=2, dtype="float64", padding_id=0, mask_id=10
 )
 BERT = {
@@ -68,7 +59,7 @@ def build(config, training=False, **options):
         tokens = mm.placeholder("tokens", "batch:3;length:8", "int32")
         targets = mm.placeholder("targets", "batch:3;length:8", "int32")
         weights = mm.placeholder("weights", "batch:3;length:8", "float64")
-        loss, logits = masked_lm_loss(config, tokens, targets, weights, training, **options)
+        loss, logits = models.masked_lm_loss(config, tokens, targets, weights, training, **options)
     return graph, loss, logits
 
 
@@ -76,13 +67,13 @@ def build(config, training=False, **options):
 def test_number_of_parameters(name):
     config = SMALL.with_options(**OPTIONS[name])
     graph, _, _ = build(config)
-    assert sum(v.shape.size for v in graph.trainable_variables) == parameter_count(config)
+    assert sum(v.shape.size for v in graph.trainable_variables) == models.parameter_count(config)
     config = config.with_options(token_dropout=0.0, encoder_layers=3, decoder_experts_every=1, shared_embedding=False)
     with mm.Graph() as graph:
         source = mm.placeholder("source", "batch:3;source_length:8", "int32")
-        encoder_decoder(config, source, mm.placeholder("tokens", "batch:3;length:8", "int32"))
+        models.encoder_decoder(config, source, mm.placeholder("tokens", "batch:3;length:8", "int32"))
     count = sum(v.shape.size for v in graph.trainable_variables)
-    assert count == encoder_decoder_parameter_count(config)
+    assert count == models.encoder_decoder_parameter_count(config)
     assert "encoder/layer_002/attention/q" in graph.variables
     assert "decoder/layer_002/attention/q" not in graph.variables
 
@@ -100,7 +91,7 @@ def test_every_token_sees_every_other_and_no_padding(name):
             tokens[1, 6:], mask = 5, TOKENS != 0
             with graph, mm.scope(reuse=True):
                 real = mm.placeholder("real", "batch:3;length:8", "bool")
-                changed = masked_lm(config, graph.placeholders["tokens"], mask=real)
+                changed = models.masked_lm(config, graph.placeholders["tokens"], mask=real)
             found = value(changed, {"tokens": tokens, "real": mask}, variables)
             np.testing.assert_allclose(found[mask], whole[mask], rtol=1e-11)
         else:
@@ -133,8 +124,8 @@ def test_token_dropout():
     variables = random_variables(graph)
     with graph, mm.scope(reuse=True):
         tokens = graph.placeholders["tokens"]
-        bare = encoder(config.with_options(token_dropout=0.0), tokens)
-        found = encoder(config, tokens)
+        bare = models.encoder(config.with_options(token_dropout=0.0), tokens)
+        found = models.encoder(config, tokens)
     # With all other weights zero, what comes out is the normalised embedding, whatever its scale.
     silent = {n: a if "embedding" in n or "scale" in n else 0 * a for n, a in variables.items()}
     a, b = value(found, FEEDS, silent), value(bare, FEEDS, silent)
@@ -144,7 +135,9 @@ def test_token_dropout():
     # An RMS norm of huge epsilon is a constant factor, and shows the scale.
     config = config.with_options(norm_epsilon=1e12)
     with graph, mm.scope(reuse=True):
-        a, b = (value(encoder(c, tokens), FEEDS, silent) for c in (config, config.with_options(token_dropout=0.0)))
+        a, b = (
+            value(models.encoder(c, tokens), FEEDS, silent) for c in (config, config.with_options(token_dropout=0.0))
+        )
     share = np.array([1 / 8, 2 / 6, 0.0])
     factor = np.where(hidden, 0.0, (0.88 / (1 - share))[:, None])
     np.testing.assert_allclose(a, b * factor[..., None], rtol=1e-8)
@@ -221,11 +214,11 @@ def test_padding_on_the_left_changes_nothing(options):
     """With positions that count by distance, a text is the same behind padding as alone."""
     config = SMALL.with_options(learned_positions=False, **options)
     with mm.Graph() as graph:
-        alone = lm(config, mm.placeholder("alone", "batch:3;length:5", "int32"))
+        alone = models.lm(config, mm.placeholder("alone", "batch:3;length:5", "int32"))
         tokens = mm.placeholder("tokens", "batch:3;length:8", "int32")
         mask = mm.placeholder("mask", "batch:3;length:8", "bool")
         with mm.scope(reuse=True):
-            padded = lm(config, tokens, mask=mask)
+            padded = models.lm(config, tokens, mask=mask)
     variables = random_variables(graph)
     text = RNG.integers(1, 11, (3, 5)).astype(np.int32)
     mask = np.arange(8) >= np.array([[3]] * 3)
@@ -240,12 +233,12 @@ def test_masks_of_an_encoder_decoder():
     with mm.Graph() as graph:
         source = mm.placeholder("source", "batch:3;source_length:8", "int32")
         tokens = mm.placeholder("tokens", "batch:3;length:5", "int32")
-        by_id = encoder_decoder(config, source, tokens)
+        by_id = models.encoder_decoder(config, source, tokens)
         real = mm.placeholder("real", "batch:3;source_length:8", "bool")
         mask = mm.placeholder("mask", "batch:3;length:5", "bool")
         plain = config.with_options(padding_id=-1)
         with mm.scope(reuse=True):
-            by_mask = encoder_decoder(plain, source, tokens, source_mask=real, mask=mask)
+            by_mask = models.encoder_decoder(plain, source, tokens, source_mask=real, mask=mask)
     variables = random_variables(graph)
     target = RNG.integers(1, 11, (3, 5)).astype(np.int32)
     feeds = {"source": TOKENS, "tokens": target, "real": TOKENS != 0, "mask": target > 0}
@@ -267,14 +260,14 @@ def test_errors_of_models():
     with mm.Graph():
         tokens = mm.placeholder("tokens", "batch:3;length:8", "int32")
         with pytest.raises(ShapeError, match="local_window of 3, which is for decoders"):
-            encoder(SMALL.with_options(local_window=3), tokens)
+            models.encoder(SMALL.with_options(local_window=3), tokens)
         with pytest.raises(ConfigError, match="token_dropout is 0.12: the embedding of a token"):
-            lm(SMALL.with_options(token_dropout=0.12), tokens)
+            models.lm(SMALL.with_options(token_dropout=0.12), tokens)
         longer = mm.placeholder("longer", "batch:3;length:9", "int32")
         with pytest.raises(ShapeError, match="have length 9, but there are 8 positions"):
-            encoder(SMALL, longer)
+            models.encoder(SMALL, longer)
         with pytest.raises(ShapeError, match=r"Give int32 \[batch, length\]"):
-            encoder(SMALL, mm.placeholder("floats", "batch:3;length:8"))
+            models.encoder(SMALL, mm.placeholder("floats", "batch:3;length:8"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import ConfigError, ShapeError
-from tests.nn.build import check_gradients, random_variables, value
+from tests.nn.build import check_gradients, check_layouts, random_variables, value
 from tests.nn.test_layers import HIDDEN, OUT, RNG, X, build, check
 from tests.nn.textbook import gelu
 
@@ -84,7 +84,7 @@ def test_residual_and_rezero():
 
 def test_clipped_activation_gradients():
     """The gradient of sum(w * x) is w, scaled to the rms allowed; also where x is split."""
-    with mm.Graph() as graph:
+    with mm.Graph():
         x, w = (mm.placeholder(n, "batch:3;a:4;b:5", "float64") for n in "xw")
         y = mm.clip_activation_gradient(x, 0.5)
         (dx,) = mm.gradients(mm.reduce_sum(w * y), [x])
@@ -95,8 +95,7 @@ def test_clipped_activation_gradients():
         rms = np.sqrt((feeds["w"] ** 2).mean())
         wanted = feeds["w"] * min(1.0, 0.5 / rms)
         np.testing.assert_allclose(value(dx, feeds), wanted, rtol=1e-12)
-        step = mm.compile(graph, mm.SimulatedMesh(MESH), "batch:rows;a:cols", fetches=[dx, y])
-        np.testing.assert_allclose(step(feeds)[dx].numpy(), wanted, rtol=1e-12)
+        check_layouts(["batch:rows;a:cols"], {dx: wanted, y: X}, feeds, rtol=1e-12)
     with pytest.raises(ShapeError, match="clip_rms_norm is 0"):
         build(lambda x: mm.clip_activation_gradient(x, 0))
 
@@ -120,7 +119,7 @@ def test_annealed_dropout():
 
 @pytest.mark.parametrize("dims", [None, ["b"], ["batch", "b"]])
 def test_corr(dims):
-    with mm.Graph() as graph:
+    with mm.Graph():
         x, y = (mm.placeholder(n, "batch:3;a:4;b:5", "float64") for n in "xy")
         r = mm.corr(x, y, dims)
         total = mm.reduce_sum(mm.square(r))
@@ -133,8 +132,7 @@ def test_corr(dims):
     wanted = np.reshape(rows, [X.shape[i] for i in kept])
     np.testing.assert_allclose(value(r, feeds), wanted, rtol=1e-11)
     check_gradients(total, feeds, {})
-    step = mm.compile(graph, mm.SimulatedMesh(MESH), "batch:rows;b:cols", fetches=[total])
-    assert step(feeds)[total] == pytest.approx((wanted**2).sum(), rel=1e-11)
+    check_layouts(["batch:rows;b:cols"], {total: (wanted**2).sum()}, feeds)
 
 
 def test_corr_of_other_dims():
@@ -150,9 +148,7 @@ def test_means_of_groups():
             mm.compress_mean(x, "length", 5)
     array = RNG.normal(size=(2, 12, 3))
     wanted = array.reshape(2, 4, 3, 3).mean(2)
-    for layout in ("", "length:rows", "length:cols", "d:cols"):
-        step = mm.compile(graph, mm.SimulatedMesh(MESH), layout, fetches=[y])
-        np.testing.assert_allclose(step(x=array)[y].numpy(), wanted, rtol=1e-12)
+    check_layouts(("", "length:rows", "length:cols", "d:cols"), {y: wanted}, {"x": array}, rtol=1e-12)
     assert not mm.plan(graph, MESH, "length:rows", fetches=[y]).program.values()
 
 
@@ -176,7 +172,4 @@ def test_memory_compressed_attention(causal):
     np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-13)
     assert not causal or not found[:, :2].any()
     check_gradients(total, {"x": array}, v)
-    for layout in ("length:rows", "length:cols;heads:rows", "memory_length:cols"):
-        step = mm.compile(graph, mm.SimulatedMesh(MESH), layout, fetches=[y])
-        step.assign(v)
-        np.testing.assert_allclose(step(x=array)[y].numpy(), wanted, rtol=1e-11, atol=1e-13)
+    check_layouts(("length:rows", "length:cols;heads:rows", "memory_length:cols"), {y: wanted}, {"x": array}, v)

@@ -5,7 +5,7 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import ShapeError
-from tests.nn.build import check_gradients, random_variables, value
+from tests.nn.build import check_gradients, check_layouts, random_variables, value
 from tests.nn.textbook import softmax
 
 RNG = np.random.default_rng(29)
@@ -44,7 +44,7 @@ LAYOUTS = ["length:rows", "length:cols", "length:rows+cols", "length:rows;heads:
 @pytest.mark.parametrize(("length", "window", "block"), CASES)
 def test_equals_dense_attention(length, window, block, causal):
     """Whole, and split 2, 3 and 6 ways: blocks that are even, uneven, and fewer than ranks."""
-    with mm.Graph() as graph:
+    with mm.Graph():
         q, k, v = (mm.placeholder(n, f"batch:2;length:{length};heads:2;d_kv:4", "float64") for n in "qkv")
         y = mm.local_attention_1d(q, k, v, "length", "d_kv", "d_kv", window, causal, block_length=block)
         total = mm.reduce_sum(mm.square(y))
@@ -53,12 +53,7 @@ def test_equals_dense_attention(length, window, block, causal):
     wanted = dense(*feeds.values(), near(length, window, causal))
     np.testing.assert_allclose(value(y, feeds), wanted, rtol=1e-12, atol=1e-12)
     check_gradients(total, feeds, {})
-    found = [value(g, feeds) for g in grads]
-    for layout in LAYOUTS:
-        step = mm.compile(graph, mm.SimulatedMesh(MESH), layout, fetches=[y, *grads])
-        result = [a.numpy() for a in step(feeds).values()]
-        for a, b in zip(result, [wanted, *found], strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12, err_msg=layout)
+    check_layouts(LAYOUTS, {y: wanted, **{g: value(g, feeds) for g in grads}}, feeds, atol=1e-12)
 
 
 def test_float32():
@@ -87,17 +82,15 @@ def test_only_halos_travel(ranks):
 
 def test_segments():
     ids = np.array([[1] * 5 + [2] * 9 + [3] * 4, [1] * 18], np.int32)
-    with mm.Graph() as graph:
+    with mm.Graph():
         q, k, v = (mm.placeholder(n, "batch:2;length:18;heads:2;d_kv:4", "float64") for n in "qkv")
         segments = mm.placeholder("segments", "batch:2;length:18", "int32")
         y = mm.local_attention_1d(q, k, v, "length", "d_kv", "d_kv", 4, segments=segments)
     feeds = arrays(2, 18, 2, 4)
     same = ids[:, None, :, None] == ids[:, None, None, :]
     wanted = dense(*feeds.values(), near(18, 4, True) & same)
-    for layout in ("", "length:rows", "length:cols"):
-        step = mm.compile(graph, mm.SimulatedMesh(MESH), layout, fetches=[y])
-        found = step({**feeds, "segments": ids})[y].numpy()
-        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    feeds["segments"] = ids
+    check_layouts(("", "length:rows", "length:cols"), {y: wanted}, feeds, rtol=1e-12, atol=1e-12)
 
 
 def test_dropout_may_be_the_same_for_all_positions():
@@ -153,7 +146,7 @@ IMAGES = [  # height, width, window, block
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("height", "width", "window", "block"), IMAGES)
 def test_images(height, width, window, block, causal):
-    with mm.Graph() as graph:
+    with mm.Graph():
         dims = f"batch:2;height:{height};width:{width};heads:2;d_kv:3"
         q, k, v = (mm.placeholder(n, dims, "float64") for n in "qkv")
         y = mm.local_attention_2d(q, k, v, ["height", "width"], "d_kv", "d_kv", window, causal, block=block)
@@ -163,10 +156,8 @@ def test_images(height, width, window, block, causal):
     wanted = dense(*flat, near_2d((height, width), window, causal)).reshape(feeds["q"].shape)
     np.testing.assert_allclose(value(y, feeds), wanted, rtol=1e-12, atol=1e-12)
     check_gradients(total, feeds, {})
-    for layout in ("height:rows", "width:cols", "height:cols;width:rows", "height:rows+cols"):
-        step = mm.compile(graph, mm.SimulatedMesh(MESH), layout, fetches=[y])
-        found = step(feeds)[y].numpy()
-        np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-12, err_msg=layout)
+    layouts = ("height:rows", "width:cols", "height:cols;width:rows", "height:rows+cols")
+    check_layouts(layouts, {y: wanted}, feeds, atol=1e-12)
 
 
 def test_only_halos_of_images_travel():
@@ -196,7 +187,7 @@ def test_image_layer():
 @pytest.mark.parametrize("halo", [0, 1, 2, 3, 7])
 def test_halos(halo, wrap):
     """Also halos wider than a block of 2, and wider than all 10 elements on one side."""
-    with mm.Graph() as graph:
+    with mm.Graph():
         x = mm.placeholder("x", "blocks:5;size:2;other:3", "float64")
         both = mm.halo_exchange(x, "blocks", "size", halo, wrap)
         left = mm.left_halo_exchange(x, "blocks", "size", halo, wrap) * 1.0
@@ -204,11 +195,8 @@ def test_halos(halo, wrap):
     line = array.reshape(10, 3)
     padded = np.pad(line, ((halo, halo), (0, 0)), mode="wrap" if wrap else "constant")
     wanted = np.stack([padded[2 * i : 2 * i + 2 + 2 * halo] for i in range(5)])
-    for layout in ("", "blocks:rows", "blocks:cols", "other:cols;blocks:rows"):
-        step = mm.compile(graph, mm.SimulatedMesh(MESH), layout, fetches=[both, left])
-        a, b = (r.numpy() for r in step(x=array).values())
-        np.testing.assert_array_equal(a, wanted)
-        np.testing.assert_array_equal(b, wanted[:, : halo + 2])
+    layouts = ("", "blocks:rows", "blocks:cols", "other:cols;blocks:rows")
+    check_layouts(layouts, {both: wanted, left: wanted[:, : halo + 2]}, {"x": array}, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

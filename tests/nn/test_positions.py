@@ -7,7 +7,7 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import ShapeError
-from tests.nn.build import check_gradients, random_variables, value
+from tests.nn.build import check_gradients, check_layouts, random_variables, value
 from tests.nn.textbook import softmax
 
 RNG = np.random.default_rng(31)
@@ -60,9 +60,9 @@ def test_sinusoids():
     wanted = np.concatenate([np.sin(angle), np.cos(angle)], -1)
     np.testing.assert_allclose(value(y), wanted, rtol=1e-12, atol=1e-14)
     assert not graph.variables
-    step = mm.compile(graph, mm.SimulatedMesh(MESH), "length:rows;d_model:cols", fetches=[y])
-    np.testing.assert_allclose(step()[y].numpy(), wanted, rtol=1e-12, atol=1e-14)
-    assert not step.program.values()
+    layout = "length:rows;d_model:cols"
+    check_layouts([layout], {y: wanted}, {})
+    assert not mm.plan(graph, MESH, layout, fetches=[y]).program.values()
 
 
 def rotated(x, positions, base=10000.0):
@@ -74,7 +74,7 @@ def rotated(x, positions, base=10000.0):
 
 
 def test_rotary():
-    with mm.Graph() as graph:
+    with mm.Graph():
         x = mm.placeholder("x", "batch:2;length:6;heads:4;d_kv:6", "float64")
         p = mm.placeholder("p", "batch:2;length:6", "int32")
         y, given = mm.rotary(x, "length", "d_kv"), mm.rotary(x, "length", "d_kv", 100.0, p)
@@ -84,10 +84,8 @@ def test_rotary():
     for found, w in zip((y, given), wanted, strict=True):
         np.testing.assert_allclose(value(found, feeds), w, rtol=1e-12, atol=1e-13)
     check_gradients(total, feeds, {})
-    for layout in ("length:rows;heads:cols", "d_kv:cols", "d_kv:rows;length:cols"):
-        step = mm.compile(graph, mm.SimulatedMesh(MESH), layout, fetches=[y, given])
-        for a, w in zip(step(feeds).values(), wanted, strict=True):
-            np.testing.assert_allclose(a.numpy(), w, rtol=1e-12, atol=1e-13)
+    layouts = ("length:rows;heads:cols", "d_kv:cols", "d_kv:rows;length:cols")
+    check_layouts(layouts, dict(zip((y, given), wanted, strict=True)), feeds, rtol=1e-12)
 
 
 def test_rotated_products_depend_on_distance_only():
@@ -166,11 +164,8 @@ def test_bias_shared_by_layers(bidirectional):
     wanted = np.einsum("bhlk,hkd->bld", weights @ val, v["one/o"])
     np.testing.assert_allclose(value(first, {"x": array}, v), wanted, rtol=1e-11, atol=1e-13)
     check_gradients(total, {"x": array}, v)
-    for layout in ("heads:rows;length:cols", "memory_length:cols", "buckets:rows"):
-        step = mm.compile(graph, mm.SimulatedMesh(MESH), layout, fetches=[total])
-        step.assign(v)
-        found = step(x=array)[total]
-        assert found == pytest.approx(float(value(total, {"x": array}, v)), rel=1e-12)
+    layouts = ("heads:rows;length:cols", "memory_length:cols", "buckets:rows")
+    check_layouts(layouts, {total: value(total, {"x": array}, v)}, {"x": array}, v, rtol=1e-12)
 
 
 # -- heads of the memory ---------------------------------------------------------------------------
@@ -207,10 +202,7 @@ def test_grouped_heads(memory_heads, shared, use_bias):
     wanted = out @ v["attention/o"].reshape(24, 6) + v.get("attention/o_bias", 0)
     np.testing.assert_allclose(value(y, feeds, v), wanted, rtol=1e-11, atol=1e-13)
     check_gradients(total, feeds, v)
-    for layout in ("heads:cols;batch:rows", "query_heads?:rows;d_kv:cols", "length:cols"):
-        step = mm.compile(graph, mm.SimulatedMesh(MESH), layout, fetches=[y])
-        step.assign(v)
-        np.testing.assert_allclose(step(feeds)[y].numpy(), wanted, rtol=1e-11, atol=1e-13)
+    check_layouts(("heads:cols;batch:rows", "query_heads?:rows;d_kv:cols", "length:cols"), {y: wanted}, feeds, v)
 
 
 def test_heads_that_do_not_divide():

@@ -6,24 +6,12 @@ import pytest
 from meshmpi.errors import ArgumentError, ConfigError, LayoutError, ShapeError
 from meshmpi.graph import Graph, ops
 from meshmpi.nn import optimize
-from meshmpi.transformer.models import (
-    PAPER_LM_SIZES,
-    PAPER_MT_SIZES,
-    TransformerConfig,
-    encoder_decoder,
-    encoder_decoder_loss,
-    encoder_decoder_parameter_count,
-    lm,
-    lm_loss,
-    paper_language_model,
-    paper_translation_model,
-    parameter_count,
-)
+from meshmpi.transformer import models
 from tests.nn.build import check_gradients, random_variables, value
 from tests.nn.textbook import Textbook, cross_entropy
 
 RNG = np.random.default_rng(17)
-SMALL = TransformerConfig(vocab=11, length=6, d_model=8, d_ff=10, heads=2, d_kv=3, layers=2, dtype="float64")
+SMALL = models.TransformerConfig(vocab=11, length=6, d_model=8, d_ff=10, heads=2, d_kv=3, layers=2, dtype="float64")
 YARDSTICK = {"norm": "layer", "norm_epsilon": 1e-5, "ff_bias": True, "initializers": "gpt2"}
 """The model that the peers are compared on: layer norm with scale and bias, feed-forward biases,
 no attention biases, an untied softmax matrix without bias."""
@@ -42,7 +30,7 @@ FEEDS = {"tokens": TOKENS, "targets": TARGETS}
 def build(config, training=False, length=6):
     with Graph() as graph:
         tokens, targets = (ops.placeholder(n, f"batch:3;length:{length}", "int32") for n in ("tokens", "targets"))
-        loss, logits = lm_loss(config, tokens, targets, training)
+        loss, logits = models.lm_loss(config, tokens, targets, training)
     return graph, loss, logits
 
 
@@ -56,7 +44,7 @@ def test_language_model(name):
     np.testing.assert_allclose(value(logits, FEEDS, variables), expected, rtol=1e-10, atol=1e-12)
     mean = cross_entropy(expected, TARGETS).mean()
     assert float(value(loss, FEEDS, variables)) == pytest.approx(mean, rel=1e-11)
-    assert sum(v.shape.size for v in graph.trainable_variables) == parameter_count(config)
+    assert sum(v.shape.size for v in graph.trainable_variables) == models.parameter_count(config)
 
 
 @pytest.mark.parametrize("name", ["paper", "gpt2"])
@@ -68,11 +56,11 @@ def test_gradients_of_the_language_model(name):
 
 def test_yardstick_at_its_initial_values():
     """The yardstick, narrow, drawn by its initializers: the loss is near log(vocab)."""
-    config = TransformerConfig(vocab=64, length=16, d_model=16, d_ff=32, heads=4, d_kv=4, layers=4, **YARDSTICK)
+    config = models.TransformerConfig(vocab=64, length=16, d_model=16, d_ff=32, heads=4, d_kv=4, layers=4, **YARDSTICK)
     with Graph() as graph:
         tokens = ops.placeholder("tokens", "batch:2;length:16", "int32")
         targets = ops.placeholder("targets", "batch:2;length:16", "int32")
-        loss, _ = lm_loss(config, tokens, targets, training=True)
+        loss, _ = models.lm_loss(config, tokens, targets, training=True)
     variables = {}
     for v in graph.variables.values():
         drawn = v.initializer.resolve(v.shape)
@@ -196,7 +184,7 @@ class TestEncoderDecoder:
             source = ops.placeholder("source", "batch:3;source_length:5", "int32")
             tokens = ops.placeholder("tokens", "batch:3;length:6", "int32")
             targets = ops.placeholder("targets", "batch:3;length:6", "int32")
-            return graph, *encoder_decoder_loss(config, source, tokens, targets)
+            return graph, *models.encoder_decoder_loss(config, source, tokens, targets)
 
     @pytest.mark.parametrize("name", ["paper", "gpt2"])
     def test_forward(self, name):
@@ -208,7 +196,7 @@ class TestEncoderDecoder:
         mean = cross_entropy(expected, TARGETS)[TARGETS != 0].mean()
         assert float(value(loss, feeds, variables)) == pytest.approx(mean, rel=1e-11)
         count = sum(v.shape.size for v in graph.trainable_variables)
-        assert count == encoder_decoder_parameter_count(config)
+        assert count == models.encoder_decoder_parameter_count(config)
 
     def test_gradients(self):
         graph, loss, _ = self.build(self.CONFIG.with_options(layers=1))
@@ -220,32 +208,32 @@ LM_TABLE = [0.14, 0.22, 0.37, 0.67, 1.28, 2.48, 4.90]
 MT_TABLE = [0.15, 0.24, 0.42, 0.77, 1.48, 2.89]
 
 
-@pytest.mark.parametrize("k", PAPER_LM_SIZES)
+@pytest.mark.parametrize("k", models.PAPER_LM_SIZES)
 def test_sizes_of_the_papers_language_models(k):
-    config = paper_language_model(k)
+    config = models.paper_language_model(k)
     with Graph() as graph:
-        lm(config, ops.placeholder("tokens", "batch:256;length:256", "int32"), training=True)
+        models.lm(config, ops.placeholder("tokens", "batch:256;length:256", "int32"), training=True)
     count = sum(v.shape.size for v in graph.trainable_variables)
-    assert count == parameter_count(config) == LM_COUNTS[k]
+    assert count == models.parameter_count(config) == LM_COUNTS[k]
     assert round(count / 1e9, 2) == LM_TABLE[k]
 
 
-@pytest.mark.parametrize("k", PAPER_MT_SIZES)
+@pytest.mark.parametrize("k", models.PAPER_MT_SIZES)
 def test_sizes_of_the_papers_translation_models(k):
-    config = paper_translation_model(k)
+    config = models.paper_translation_model(k)
     with Graph() as graph:
         source, tokens = (ops.placeholder(n, f"batch:128;{n}:256", "int32") for n in ("source_length", "length"))
-        encoder_decoder(config, source, tokens, training=True)
+        models.encoder_decoder(config, source, tokens, training=True)
     count = sum(v.shape.size for v in graph.trainable_variables)
-    assert count == encoder_decoder_parameter_count(config)
+    assert count == models.encoder_decoder_parameter_count(config)
     assert round(count / 1e9, 2) == MT_TABLE[k]
 
 
 def test_size_of_the_big_model_of_vaswani():
     """Everything shared: the .21 B that the paper's Table 3 prints for it."""
-    small = paper_translation_model(0)
+    small = models.paper_translation_model(0)
     config = small.with_options(d_ff=4096, heads=16, d_kv=64, tied_softmax=True)
-    assert round(encoder_decoder_parameter_count(config) / 1e9, 2) == 0.21
+    assert round(models.encoder_decoder_parameter_count(config) / 1e9, 2) == 0.21
 
 
 @pytest.mark.parametrize(
@@ -272,6 +260,6 @@ def test_bad_options(changes, message):
 def test_bad_tokens():
     with Graph():
         with pytest.raises(ShapeError, match=r"tokens are float32\[batch=3, length=4\]"):
-            lm(SMALL, ops.placeholder("a", "batch:3;length:4"))
+            models.lm(SMALL, ops.placeholder("a", "batch:3;length:4"))
         with pytest.raises(ShapeError, match="length 7, but there are 6 positions"):
-            lm(SMALL, ops.placeholder("b", "batch:3;length:7", "int32"))
+            models.lm(SMALL, ops.placeholder("b", "batch:3;length:7", "int32"))

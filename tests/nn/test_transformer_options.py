@@ -5,18 +5,11 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import ConfigError
-from meshmpi.transformer.models import (
-    TransformerConfig,
-    encoder_decoder_loss,
-    encoder_decoder_parameter_count,
-    lm,
-    lm_loss,
-    parameter_count,
-)
+from meshmpi.transformer import models
 from tests.nn.build import random_variables, value
 from tests.nn.textbook import Textbook
 
-SMALL = TransformerConfig(
+SMALL = models.TransformerConfig(
     vocab=11, length=8, d_model=8, d_ff=12, heads=4, d_kv=4, layers=2, dtype="float64", learned_positions=False
 )
 EXPERTS = {"experts": 3, "experts_every": 1, "expert_capacity": 1.0, "expert_z_loss": 0.01}
@@ -37,7 +30,7 @@ TOKENS, TARGETS = IDS[:, :-1], IDS[:, 1:]
 def build(config, training=True, mixtures=None):
     with mm.Graph() as graph:
         tokens, targets = (mm.placeholder(n, "batch:4;length:8", "int32") for n in ("tokens", "targets"))
-        loss, logits = lm_loss(config, tokens, targets, training, mixtures)
+        loss, logits = models.lm_loss(config, tokens, targets, training, mixtures)
     return graph, loss, logits
 
 
@@ -45,13 +38,13 @@ def build(config, training=True, mixtures=None):
 def test_number_of_parameters(name):
     config = SMALL.with_options(**OPTIONS[name])
     graph, _, _ = build(config)
-    assert sum(v.shape.size for v in graph.trainable_variables) == parameter_count(config)
+    assert sum(v.shape.size for v in graph.trainable_variables) == models.parameter_count(config)
     with mm.Graph() as graph:
         source = mm.placeholder("source", "batch:4;source_length:8", "int32")
         tokens, targets = (mm.placeholder(n, "batch:4;length:8", "int32") for n in "ab")
-        encoder_decoder_loss(config, source, tokens, targets)
+        models.encoder_decoder_loss(config, source, tokens, targets)
     count = sum(v.shape.size for v in graph.trainable_variables)
-    assert count == encoder_decoder_parameter_count(config)
+    assert count == models.encoder_decoder_parameter_count(config)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -133,7 +126,7 @@ LAYOUTS = [
 def train(config, layout):
     with mm.Graph() as graph:
         tokens, targets = (mm.placeholder(n, "batch:4;length:8", "int32") for n in ("tokens", "targets"))
-        loss, _ = lm_loss(config, tokens, targets, True)
+        loss, _ = models.lm_loss(config, tokens, targets, True)
         updates = mm.optimize.Adam(1e-2, clip_norm=1.0).minimize(loss)
     step = mm.compile(graph, mm.SimulatedMesh("rows:2;cols:3"), layout, fetches=[loss], updates=updates)
     return [step(tokens=TOKENS, targets=TARGETS)[loss] for _ in range(3)]
@@ -167,7 +160,7 @@ def test_padding_of_the_source_takes_no_expert():
     with mm.Graph() as graph:
         source = mm.placeholder("source", "batch:4;source_length:16", "int32")
         tokens, targets = (mm.placeholder(n, "batch:4;length:8", "int32") for n in "ab")
-        encoder_decoder_loss(config, source, tokens, targets, False, mixtures)
+        models.encoder_decoder_loss(config, source, tokens, targets, False, mixtures)
     assert len(mixtures) == 4 and config.gating().capacity(16, 3, False) == 6
     ids = np.concatenate([np.zeros((4, 12), np.int32), TOKENS[:, :4]], 1)
     for found in mixtures[:2]:
@@ -179,7 +172,7 @@ def test_switch_of_eight_experts_exchanges_and_gathers_nothing():
     config = SMALL.with_options(experts=8, experts_every=1)
     with mm.Graph() as graph:
         tokens = mm.placeholder("tokens", "batch:4;length:8", "int32")
-        logits = lm(config, tokens, training=True)
+        logits = models.lm(config, tokens, training=True)
     program = mm.plan(graph, "all:4", "batch:all;experts:all", fetches=[logits]).program
     assert program.counts()["all_to_all"] == 2 * config.layers
     assert list(program.values()) == ["all_to_all"]

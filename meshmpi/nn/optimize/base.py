@@ -274,7 +274,15 @@ class Optimizer:
         rates = self.learning_rate
         if not isinstance(rates, Mapping):
             return [self._at_step(rates, done, "learning rate")] * len(variables)
-        found = [_pattern_of(v, rates, self.name) for v in variables]
+        found: list[str] = []
+        for v in variables:
+            pattern = next((p for p in rates if re.search(p, v.name)), None)
+            if pattern is None:
+                raise ConfigError(
+                    f"no learning rate of '{self.name}' matches variable '{v.name}': its patterns are {list(rates)}.",
+                    'Add one for it, or "" at the end for all others.',
+                )
+            found.append(pattern)
         used = [pattern for pattern in rates if pattern in found]
         made = {p: self._at_step(rates[p], done, "learning rate") for p in used}
         return [made[pattern] for pattern in found]
@@ -292,17 +300,6 @@ class Optimizer:
                 str(value.source),
             )
         return ew.cast(value, "float64")
-
-
-def _pattern_of(variable: Variable, patterns: Mapping[str, Rate], optimizer: str) -> str:
-    """The first regular expression that is found in the variable's name."""
-    for pattern in patterns:
-        if re.search(pattern, variable.name):
-            return pattern
-    raise ConfigError(
-        f"no learning rate of '{optimizer}' matches variable '{variable.name}': its patterns are {list(patterns)}.",
-        'Add one for it, or "" at the end for all others.',
-    )
 
 
 def as_variable(v: VariableLike) -> Variable:

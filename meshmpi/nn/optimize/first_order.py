@@ -148,7 +148,9 @@ class LAMB(AdamW):
         for i, (m, v), u, (size_w, size_u) in zip(items, moments, steps, norms, strict=True):
             rate = number(i.rate, i.w)
             if chosen(self.adapts, i.variable):
-                rate = ew.multiply(_trust(size_w, size_u), rate)
+                both = ew.logical_and(ew.greater(size_w, 0.0), ew.greater(size_u, 0.0))
+                trust = ew.where(both, ew.divide(size_w, ew.where(both, size_u, 1.0)), 1.0)
+                rate = ew.multiply(trust, rate)
             new = ew.subtract(i.w, ew.multiply(u, rate))
             results.append((new, [assign(i.slots["m"], m), assign(i.slots["v"], v)]))
         return results
@@ -163,12 +165,6 @@ class LAMB(AdamW):
 
 def _norm(x: Tensor) -> Tensor:
     return ew.sqrt(reduce_sum(ew.square(x)))
-
-
-def _trust(size_w: Tensor, size_u: Tensor) -> Tensor:
-    """size_w / size_u, and 1 where one of them is 0."""
-    both = ew.logical_and(ew.greater(size_w, 0.0), ew.greater(size_u, 0.0))
-    return ew.where(both, ew.divide(size_w, ew.where(both, size_u, 1.0)), 1.0)
 
 
 def _moving_average(beta: float, old: Tensor, new: Tensor) -> Tensor:
