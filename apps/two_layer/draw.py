@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import meshmpi as mm
 from apps.two_layer.model import Sizes, build
-from meshmpi.drawing import Picture, draw_blocks, draw_memory, draw_program
+from meshmpi.drawing import Picture, draw_blocks, draw_memory, draw_program, draw_timeline, predicted
 from meshmpi.runtime.compiled import memory_plan
 
 
@@ -75,12 +75,13 @@ def storage_figure(sizes: Sizes) -> Picture:
 
 
 def pictures(sizes: Sizes) -> dict[str, Picture]:
-    """Name of the file -> picture: the figures, the program of Figure 4 and its memory."""
+    """Name of the file -> picture: the figures, the program of Figure 4, its time line and its memory."""
     out = {f"two_layer_{f.name}": figure(f, sizes) for f in (WHOLE, *FIGURES)}
     out["two_layer_stored"] = storage_figure(sizes)
     two, both = build(sizes), FIGURES[2]
     program = mm.plan(two.graph, both.mesh, both.layout, fetches=two.fetches, updates=two.updates).program
     out["two_layer_program"] = draw_program(program, f"One training step, {both.layout}")
+    out["two_layer_step"] = draw_timeline(program, predicted(program), f"One training step, {both.layout}")
     out["two_layer_memory"] = draw_memory(program, memory_plan(program))
     return out
 

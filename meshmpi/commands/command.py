@@ -64,7 +64,7 @@ DRAWING = (
 MACHINE = argument(
     "--machine",
     str,
-    "machine to predict times for: a file that `meshmpi calibrate` wrote, or tpuv2; default: this host, if it"
+    "machine to predict times for: a file that `meshmpi calibrate` wrote, core or tpuv2; default: this host, if it"
     " was calibrated",
     "",
     "FILE",

@@ -16,6 +16,7 @@ from meshmpi.graph import Graph, Tensor, Update
 if TYPE_CHECKING:
     from meshmpi.api import Plan
     from meshmpi.compiler.passes.memory import MemoryPlan
+    from meshmpi.drawing.timeline import Timed
 
 DEFAULT_MESH = "rows:2;cols:2"
 SHOWN_AS = (".html", ".svg", ".png")
@@ -102,6 +103,7 @@ def _show(options: Options) -> int:
     from meshmpi.api import plan
     from meshmpi.dims import MeshShape
     from meshmpi.drawing.report import report_text
+    from meshmpi.drawing.timeline import predicted, recorded
     from meshmpi.planner.machine import shared_axes
     from meshmpi.planner.machine_file import find_machine
     from meshmpi.planner.report import time_lines
@@ -126,28 +128,31 @@ def _show(options: Options) -> int:
         shared=shared_axes(mesh, machine),
     )
     memory = memory_plan(found.program)
-    times = [] if machine is None else time_lines(predict_time(found.program, machine))
+    prediction = None if machine is None else predict_time(found.program, machine)
+    times = [] if prediction is None else time_lines(prediction)
+    program, trace = found.program, options.trace
+    timed = predicted(program, prediction) if trace is None else recorded(program, trace)
     if options.out is None:
-        print(report_text(found.program, found.cost, memory))
+        print(report_text(program, found.cost, memory, timed))
         if times:
             print("\n" + "\n".join(times))
         return 0
-    _write(options.out, found, memory, model, times)
+    _write(options.out, found, memory, model, timed, times)
     print(f"wrote {options.out} ({options.out.stat().st_size:,} bytes)")
     return 0
 
 
-def _write(out: Path, found: Plan, memory: MemoryPlan, model: Model, times: Sequence[str]) -> None:
+def _write(out: Path, found: Plan, memory: MemoryPlan, model: Model, timed: Timed, times: Sequence[str]) -> None:
     """The page, or its pictures alone, as the ending says."""
     from meshmpi.drawing import report_page
     from meshmpi.drawing.report import report_picture
 
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix == ".html":
-        page = report_page(found.program, found.cost, memory, model.name, model.layout, times)
+        page = report_page(found.program, found.cost, memory, model.name, model.layout, times, timed)
         out.write_text(page, encoding="utf-8")
     else:
-        report_picture(found.program, memory, model.name, model.layout).save(out)
+        report_picture(found.program, memory, model.name, model.layout, timed).save(out)
 
 
 _MODEL = (argument("model", str, "a TOML file with settings, or module:function that builds a graph"), *SETTINGS)
@@ -160,7 +165,13 @@ _VERIFY = (
     argument("--rows", int, "rows of the table of differences", 12),
 )
 _OUT = "write an .html page, or its pictures as .svg or .png; default: print text"
-_SHOW = (*_MODEL, argument("--out", Path, _OUT, metavar="FILE"), MACHINE)
+_TRACE = "draw the time line of recorded steps: the trace.json.gz of `meshmpi train --trace`; default: predicted"
+_SHOW = (
+    *_MODEL,
+    argument("--out", Path, _OUT, metavar="FILE"),
+    argument("--trace", Path, _TRACE, metavar="FILE"),
+    MACHINE,
+)
 _TAKES = ("mesh", "ranks")
 COMMANDS = (
     Command("verify", _verify, "compare every tensor in many layouts with one rank", _VERIFY, _TAKES),

@@ -1,4 +1,4 @@
-"""Pictures of layouts, programs and memory, as text, SVG, PNG, and one HTML page with all of it.
+"""Pictures of layouts, programs, steps and memory, as text, SVG, PNG, and one HTML page with all of it.
 
 Knows programs, dimensions and layouts; no MPI, no arrays.  Text needs the standard library only,
 everything else matplotlib.
@@ -9,6 +9,7 @@ from meshmpi.drawing.memory import draw_memory, memory_use
 from meshmpi.drawing.picture import Picture, stacked
 from meshmpi.drawing.program import draw_program
 from meshmpi.drawing.report import report_page
+from meshmpi.drawing.timeline import draw_timeline, predicted, recorded
 
 __all__ = [
     "Picture",
@@ -17,7 +18,10 @@ __all__ = [
     "draw_blocks",
     "draw_memory",
     "draw_program",
+    "draw_timeline",
     "memory_use",
+    "predicted",
+    "recorded",
     "report_page",
     "stacked",
     "type_in",

@@ -14,8 +14,8 @@ from typing import NamedTuple, Union, cast
 from meshmpi.dims import Layout, LayoutLike, MeshShape, ShapeLike, block_range
 from meshmpi.dims import Shape as Dims
 from meshmpi.drawing.picture import (
+    COLOURS,
     FAINT,
-    GROUNDS,
     INK,
     PAGE,
     PLAIN,
@@ -145,9 +145,9 @@ class Key:
 
     def note(self) -> str:
         """A warning that the colours were not enough, or empty."""
-        if len(self.sets) <= len(GROUNDS):
+        if len(self.sets) <= COLOURS:
             return ""
-        return f"without colour: {len(self.sets) - len(GROUNDS)} more sets of ranks than can be told apart"
+        return f"without colour: {len(self.sets) - COLOURS} more sets of ranks than can be told apart"
 
 
 class _Part(NamedTuple):
@@ -178,7 +178,7 @@ def draw_blocks(
 
     Returns:
         A picture.  Blocks of one colour are held by the same ranks, gray ones by every rank; ranks in
-        parentheses hold an empty block.  When there are more sets of ranks than colours (64), the
+        parentheses hold an empty block.  When there are more sets of ranks than colours (36), the
         blocks of the last sets have no colour, and the caption says so.
     """
     mesh, items = MeshShape(mesh), _items(tensors)

@@ -6,32 +6,13 @@ from dataclasses import dataclass
 
 from meshmpi.amounts import amount
 from meshmpi.compiler.passes.memory import MemoryPlan, Sharing, aligned_bytes
-from meshmpi.drawing.picture import (
-    FAINT,
-    INK,
-    LINE,
-    PLAIN,
-    MatplotlibFigure,
-    Picture,
-    noted,
-    points,
-    shortened,
-    soft,
-    strong,
-)
+from meshmpi.drawing.picture import FAINT, INK, LINE, MatplotlibFigure, Picture, noted, points, shortened, soft, strong
 from meshmpi.drawing.program import about
 from meshmpi.ir.program import Program
-from meshmpi.planner.report import gradient_values
+from meshmpi.planner.report import gradient_values, scope_of
 
 KINDS = ("parameters", "slots", "feeds", "gradients", "activations")
-COLOURS = {
-    "parameters": soft(0),
-    "slots": soft(7),
-    "feeds": PLAIN,
-    "gradients": soft(5),
-    "activations": soft(2),
-    "workspace": soft(1),
-}
+COLOURS = {kind: soft(n) for n, kind in enumerate((*KINDS, "workspace"))}
 MOST_POINTS = 300
 """Maximum number of points along the step.  In a longer program each point stands for several instructions
 and shows their maximum."""
@@ -131,7 +112,7 @@ def _paint(figure: MatplotlibFigure, program: Program, use: Use, title: str) -> 
         noted(band, f"workspace: {amount(use.workspace, 'B')}")
     axes.axhline(use.held, color=FAINT, lw=0.8, ls="--")
     if n:
-        axes.axvline(use.peak + 0.5, color=strong(5), lw=1.2)
+        axes.axvline(use.peak + 0.5, color=strong(1), lw=1.2)
     axes.set(xlim=(0, max(n, 1)), ylim=(0, max(use.held, 1) * 1.06))
     peak = shortened(peak_text(program, use), figure.bbox.width * 0.87, 11.5)
     for y, line in ((0.765, words), (0.71, peak)):
@@ -142,15 +123,15 @@ def _paint(figure: MatplotlibFigure, program: Program, use: Use, title: str) -> 
     axes.spines[:].set_color(LINE)
     if axes.get_legend_handles_labels()[0]:
         at = {"loc": "center left", "bbox_to_anchor": (0.09, 0.825), "ncols": 6}
-        figure.legend(**at, fontsize=points(11.5), frameon=False, handlelength=1.2)
+        figure.legend(**at, fontsize=points(11.5), frameon=False, handlelength=1.2, labelcolor=INK)
 
 
 def peak_text(program: Program, use: Use) -> str:
-    """Where the peak is: bytes, instruction, tensor, line."""
+    """Where the peak is: bytes, instruction, scope, line."""
     if not program.instructions:
         return "no instructions"
     i = program.instructions[use.peak]
-    where = f"{i.source.name} {i.source.short}"
+    where = " ".join(filter(None, (scope_of(i), i.source.short)))
     return f"peak {amount(use.at(use.peak), 'B')} at {use.peak}: {i.kind} of {where}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -21,23 +22,11 @@ if TYPE_CHECKING:
 else:
     MatplotlibFigure = Any
 
-# The first hues are those of Okabe and Ito (2008), which colour-blind readers can tell apart too.  No
-# picture says anything by colour alone.
 INK, FAINT, LINE, PAGE = "#1a1d21", "#5a626b", "#9aa3ad", "#ffffff"
 PLAIN = "#eceff2"
 """Ground of what is the same on every rank, or has no colour of its own."""
-HUES = ("#00649d", "#ca8c00", "#008b65", "#b46a93", "#4c9ecd", "#bb5300", "#796b00", "#6b54a2")
-"""Blue, orange, green, purple, sky, vermillion; olive and violet."""
-_GROUNDS = """
-#b2d5e8 #f8e2b2 #b2e2d5 #f0d7e5 #cce8f8 #f2cfb2 #dcd7b2 #d7cfea #e46be4 #95ec95 #9595ec #a86be4 #e46b7f
-#ec95cf #cca6ac #94b882 #e4bc6b #e4936b #f4bff4 #6b93e4 #b89d82 #d1f4bf #bfbff4 #829db8 #ec9595 #cfec95
-#f4bfbf #95ecc0 #82b8ae #e46bbc #de95ec #6ba8e4 #4dcbe4 #df8226 #b680ec #df6326 #a69fc6 #8080ec #deb2f4
-#e44d98 #26a1df #f4b2d3 #cb4de4 #e0fae0 #f4f4b2 #9d925c #ec80b6 #ae8b79 #ae79a5 #b2b2f4 #dcc9c5 #c5c5dc
-#bfc69f #79ae8b #80b6ec #9fc6c6 #bf9fc6 #80c8ec #e44dcb #ec80da #9fb9c6 #e47f4d #fae0fa #9facc6
-"""
-GROUNDS = _GROUNDS.split()
-"""Grounds for text, light ones of `HUES` first.  Each is as far as possible from all before it (in Oklab),
-among those on which text keeps a contrast of 4.6; tests check both."""
+COLOURS = 36
+"""Grounds that can be told apart: 12 hues in three lightnesses.  No picture says anything by colour alone."""
 DOTS = 100
 """Pixels per inch: a font of 12 pixels has 12 * 72 / DOTS points."""
 _LOOK: dict[Any, Any] = {
@@ -52,14 +41,36 @@ pictures: 0.58 to 0.61."""
 _NOTE = "note:"
 
 
+def oklch(lightness: float, chroma: float, hue: float) -> str:
+    """A colour by how it looks (Oklab, Ottosson 2020): lightness 0 to 1, chroma from gray, hue in degrees."""
+    a, b = chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    linear = (
+        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
+    )
+    clipped = [min(max(c, 0.0), 1.0) for c in linear]
+    parts = (12.92 * c if c <= 0.0031308 else 1.055 * c ** (1 / 2.4) - 0.055 for c in clipped)
+    return "#" + "".join(f"{round(255 * c):02x}" for c in parts)
+
+
+def _hue(n: int) -> float:
+    return (250 + 150 * n) % 360  # 5/12 of the circle from one to the next, so that neighbours differ most
+
+
 def strong(n: int) -> str:
-    """Hue number n, for lines and small areas."""
-    return HUES[n % len(HUES)]
+    """Hue number n, for lines and small areas; neighbours differ in lightness too, for colour-blind readers."""
+    return oklch((0.47, 0.70)[n % 2], 0.13, _hue(n))
 
 
-def soft(n: int) -> str:
-    """Ground number n for text; that of the page when there are no more."""
-    return GROUNDS[n] if n < len(GROUNDS) else PAGE
+def soft(n: int, dark: bool = False) -> str:
+    """Ground number n for text, on a light or dark page; that of the page from `COLOURS` on."""
+    if n >= COLOURS:
+        return PAGE
+    return oklch(0.34 + 0.05 * (n // 12) if dark else 0.89 - 0.06 * (n // 12), 0.075, _hue(n))
 
 
 def mesh_text(mesh: MeshShape) -> str:

@@ -7,10 +7,8 @@ is written with kind, axes and bytes, so that no reader needs the colours.
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass, field
 
-from meshmpi.amounts import amount
+from meshmpi.drawing.groups import Group, folded, grouped, readable
 from meshmpi.drawing.picture import (
     FAINT,
     INK,
@@ -26,152 +24,12 @@ from meshmpi.drawing.picture import (
     strong,
     text_width,
 )
-from meshmpi.ir.kinds import Write
-from meshmpi.ir.program import Collective, Instruction, Program, Source
+from meshmpi.ir.program import Collective, Program, Source
 
 MOST_BOXES = 70
 """Boxes in one picture that can still be read."""
 FONT, ROW, GAP = 11.5, 17.0, 16.0
 ARROW = "#6b7580"
-WRITES = "variables are written"
-_GRADIENT = re.compile(r"^(.*) \(gradient of (.*)\)$")
-
-
-# ---- boxes -----------------------------------------------------------------------------------
-
-
-@dataclass
-class Group:
-    """A box of the picture.
-
-    Attributes:
-        name: The scope, or the name of its only instruction.
-        numbers: Its instructions, in order.
-        sent: (kind, axes) -> (count, bytes sent) of its collectives.
-        before: Positions of the groups whose values it uses, ascending.
-    """
-
-    name: str
-    numbers: list[int] = field(default_factory=list)
-    sent: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    before: list[int] = field(default_factory=list)
-
-    @property
-    def head(self) -> str:
-        """The first line of the box."""
-        return self.name if len(self.numbers) == 1 else f"{self.name}  ({len(self.numbers)})"
-
-    @property
-    def lines(self) -> list[str]:
-        """One line for each kind of collective and axes."""
-        return [
-            f"{f'{count} ' if count > 1 else ''}{kind} {axes}: {amount(total, 'B')}"
-            for (kind, axes), (count, total) in self.sent.items()
-        ]
-
-    @property
-    def is_one_collective(self) -> bool:
-        return len(self.numbers) == 1 and bool(self.sent)
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """Width and height of the box."""
-        width = max(text_width(s, FONT) for s in (self.head, *self.lines)) + 18
-        return min(max(width, 60.0), 330.0), 10 + ROW * (1 + len(self.sent) - self.is_one_collective)
-
-
-def scope_of(i: Instruction, depth: int) -> str:
-    """The first ``depth`` parts of the scope of an instruction's tensor, marked if it is a gradient.
-
-    Example:
-        ``"layer_0/attention/einsum (gradient of ...)"`` at depth 1 is ``"layer_0 (gradient)"``.
-    """
-    name, mark = i.source.name, ""
-    while found := _GRADIENT.match(name):  # perhaps a gradient of a gradient
-        name, mark = found[2], " (gradient)"
-    scope = name.split("/")[:-1][:depth]
-    return ("/".join(scope) + mark) if scope else ""
-
-
-def _single(i: Instruction) -> str:
-    """The name of an instruction in a picture."""
-    short = i.source.name.split("/")[-1] if "(gradient" not in i.source.name else i.source.name
-    found = _GRADIENT.match(short)
-    name = f"{found[1].split('/')[-1]} (gradient)" if found else short
-    return f"{i.kind} {i.attrs.label or name}"
-
-
-def sent_bytes(i: Instruction, program: Program) -> int:
-    """Bytes that the busiest rank sends in a collective."""
-    return program.bytes_sent(i)
-
-
-def grouped(program: Program, depth: int | None, numbers: list[int] | None = None) -> list[Group]:
-    """The instructions as groups, in order.
-
-    Args:
-        program: The program.
-        depth: Parts of the scope that make groups differ; None: every instruction is a group.  Instructions
-            in no scope are grouped by the line that made them, and writes of variables make one
-            group.  Groups leave out reads and feeds, and dependences that follow from others.
-        numbers: Only these instructions.
-    """
-    groups: list[Group] = []
-    made_by: dict[int, int] = {}
-    last = ""
-    for n in range(len(program.instructions)) if numbers is None else numbers:
-        i = program.instructions[n]
-        if depth is not None and i.traits.given:
-            continue
-        scope = WRITES if isinstance(i.attrs, Write) else scope_of(i, depth or 0)
-        key = f"{n}" if depth is None else scope or f"{i.source.file}:{i.source.line}"
-        if not groups or key != last:
-            mark = " (gradient)" if _GRADIENT.match(i.source.name) else ""
-            groups.append(Group(scope or f"{i.source.short}{mark}"))
-            last = key
-        _join(groups, i, n, program, made_by)
-    for g in groups:
-        if len(g.numbers) == 1:
-            g.name = _single(program.instructions[g.numbers[0]])
-    if depth is not None:
-        _leave_out_what_follows(groups)
-    return groups
-
-
-def _leave_out_what_follows(groups: list[Group]) -> None:
-    """Drops dependences that follow from others: on a group on which another dependence depends already."""
-    reached: list[int] = []  # bit p of entry k: group k comes after group p
-    for g in groups:
-        all_before = 0
-        for p in reversed(g.before):
-            all_before |= reached[p]
-        g.before = [p for p in g.before if not all_before >> p & 1]
-        for p in g.before:
-            all_before |= reached[p] | 1 << p
-        reached.append(all_before)
-
-
-def _join(groups: list[Group], i: Instruction, n: int, program: Program, made_by: dict[int, int]) -> None:
-    g, place = groups[-1], len(groups) - 1
-    g.numbers.append(n)
-    makers = {made_by.get(v, place) for v in i.inputs} - {place}
-    g.before = sorted(makers.union(g.before))
-    made_by.update(dict.fromkeys(i.outputs, place))
-    if isinstance(i.attrs, Collective):
-        key = (i.kind, "+".join(i.attrs.axes))
-        count, total = g.sent.get(key, (0, 0))
-        g.sent[key] = (count + 1, total + sent_bytes(i, program))
-
-
-def readable(program: Program, most: int) -> int | None:
-    """The largest depth of scopes that needs at most ``most`` boxes; None: single instructions."""
-    if len(program.instructions) <= most:
-        return None
-    deepest = max((i.source.name.count("/") for i in program.instructions), default=0)
-    return next((d for d in range(deepest, 0, -1) if len(grouped(program, d)) <= most), 1)
-
-
-# ---- the picture -----------------------------------------------------------------------------
 
 
 class AxisColours:
@@ -207,7 +65,8 @@ def draw_program(
     if depth == -1:
         depth = readable(program, MOST_BOXES)
     groups, colours = grouped(program, depth, numbers), AxisColours(program)
-    sizes = [g.size for g in groups]
+    groups = groups if depth is None else folded(groups)
+    sizes = [_size(g) for g in groups]
     legend, caption = _legend(program, colours), about(program)
     reach = max((_reach(k - p) for k, g in enumerate(groups) for p in g.before), default=0.0) * 0.75
     column = max((w for w, _ in sizes), default=0.0)
@@ -239,6 +98,12 @@ def draw_program(
             _box(canvas, g, (left, tops[k], w, h), colours, program)
 
     return Picture(room, height, title or "Program", _as_text(groups), paint)
+
+
+def _size(g: Group) -> tuple[float, float]:
+    """Width and height of a box."""
+    width = max(text_width(s, FONT) for s in (g.head, *g.lines)) + 18
+    return min(max(width, 60.0), 330.0), 10 + ROW * (1 + len(g.sent) - g.is_one_collective)
 
 
 def _reach(boxes: int) -> float:

@@ -1,4 +1,4 @@
-"""One HTML page about a program: its cost, which rank holds what, its traffic, its text.
+"""One HTML page about a program: its time line, its memory, which rank holds what, its traffic, its text.
 
 The page is one file without external resources.
 """
@@ -14,11 +14,13 @@ from meshmpi.amounts import amount
 from meshmpi.compiler.cost import Cost
 from meshmpi.compiler.passes.memory import MemoryPlan, aligned_bytes
 from meshmpi.drawing.blocks import Drawn, draw_blocks
+from meshmpi.drawing.groups import folded, grouped, readable
 from meshmpi.drawing.memory import draw_memory
-from meshmpi.drawing.picture import Picture, stacked
-from meshmpi.drawing.program import MOST_BOXES, draw_program, grouped, readable
+from meshmpi.drawing.picture import COLOURS, FAINT, INK, LINE, PAGE, PLAIN, Picture, soft, stacked, strong
+from meshmpi.drawing.program import MOST_BOXES, draw_program
+from meshmpi.drawing.timeline import Timed, draw_timeline, predicted, stages, table
 from meshmpi.ir.program import LocalType, Program
-from meshmpi.planner.report import memory_by_kind, sent_by_line, traffic_lines
+from meshmpi.planner.report import masked, memory_by_kind, sent_by_scope, traffic_lines, users_name
 
 MOST_PICTURES = 12
 """Tensors drawn: one of each way to be split, the largest first."""
@@ -26,15 +28,27 @@ MOST_ROWS = 40
 """Lines of a table; the rest is counted."""
 MEMORY = "Memory of the rank with the largest blocks"
 
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1a1d21;--faint:#5a626b;--line:#9aa3ad;--page:#fff;--plain:#eceff2;--link:#00649d}
-@media (prefers-color-scheme:dark){:root{--ink:#e8eaed;--faint:#a4adb8;--line:#6b7580;--page:#15181c;
---plain:#2b3138;--link:#6ba8e4}}
+_COLOURS = {
+    "ink": (INK, "#e8eaed"),
+    "faint": (FAINT, "#a4adb8"),
+    "line": (LINE, "#6b7580"),
+    "page": (PAGE, "#15181c"),
+    "plain": (PLAIN, "#2b3138"),
+    "link": (strong(0), "#6ba8e4"),
+    **{f"g{n}": (soft(n), soft(n, dark=True)) for n in range(COLOURS)},
+}
+"""Name -> colour on a light and on a dark page.  Pictures follow the page."""
+_NAMES = {light: f"var(--{name})" for name, (light, _) in _COLOURS.items() if name != "link"}
+_LIGHT, _DARK = (";".join(f"--{name}:{both[k]}" for name, both in _COLOURS.items()) for k in (0, 1))
+
+_STYLE = (
+    f":root{{color-scheme:light dark;{_LIGHT}}}\n@media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
+    """
 body{background:var(--page);color:var(--ink);font:15px/1.5 Verdana,"DejaVu Sans",sans-serif;
-margin:0 auto;max-width:960px;padding:16px}
+margin:0 auto;max-width:960px;padding:16px;overflow-wrap:anywhere}
 h1{font-size:22px;margin:8px 0}h2{font-size:17px;margin:28px 0 8px}
-nav a{margin-right:14px}a,summary{color:var(--link)}summary{cursor:pointer}
-table{border-collapse:collapse;font-size:13px;margin:6px 0}
+nav a{margin-right:14px;white-space:nowrap}a,summary{color:var(--link)}summary{cursor:pointer}
+table{border-collapse:collapse;font-size:13px;margin:6px 0;overflow-wrap:normal}
 th,td{border-bottom:1px solid var(--line);padding:3px 10px 3px 0;text-align:left;vertical-align:top}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 code,pre,input{font-family:"DejaVu Sans Mono",Consolas,monospace}
@@ -45,6 +59,7 @@ input{background:var(--plain);color:var(--ink);border:1px solid var(--line);padd
 width:60%;font-size:13px}
 svg{max-width:none;border-radius:4px}
 """
+)
 
 _SCRIPT = """
 const box=document.getElementById("find"),lines=[...document.querySelectorAll("#program span")],
@@ -58,7 +73,13 @@ box.addEventListener("input",find);find();
 
 
 def report_page(
-    program: Program, cost: Cost, plan: MemoryPlan, title: str, layout: str = "", notes: Sequence[str] = ()
+    program: Program,
+    cost: Cost,
+    plan: MemoryPlan,
+    title: str,
+    layout: str = "",
+    notes: Sequence[str] = (),
+    timed: Timed | None = None,
 ) -> str:
     """A page of HTML about a program.
 
@@ -69,33 +90,52 @@ def report_page(
         title: Title of the page.
         layout: The layout as the user wrote it.
         notes: More lines of the summary, such as a predicted time.
+        timed: Where the time of a step goes; default: what is predicted for an assumed machine.
     """
-    blocks = draw_blocks(_examples(program), program.mesh, width=900.0, layout=layout)
-    memory = draw_memory(program, plan, MEMORY, 900.0)
+    timed = timed or predicted(program)
+    step, memory, blocks, _ = _pictures(program, plan, layout, timed)
     sections = {
-        "Summary": _summary(program, cost, layout, notes),
-        "Who holds what": _dimensions(program) + _variables(program) + _inline(blocks),
-        "What is sent, by line": _traffic(program),
-        "Program as a graph": _graph(program),
+        "One step": _inline(step) + _stages(program, timed),
         "Memory over the step": _inline(memory) + _memory(program, plan),
+        "Who holds what": _inline(blocks) + _dimensions(program) + _variables(program),
+        "What is sent, by scope": _traffic(program),
+        "Summary": _summary(program, cost, layout, notes),
+        "Program as a graph": _graph(program),
         "Program": _text(program),
     }
     return _whole(title, sections)
 
 
-def report_picture(program: Program, plan: MemoryPlan, title: str, layout: str = "") -> Picture:
-    """The pictures of the page below each other: who holds what, the program, the memory."""
-    blocks = draw_blocks(_examples(program), program.mesh, title, 900.0, layout)
-    graph = draw_program(program, "Program as a graph")
-    memory = draw_memory(program, plan, MEMORY, 900.0)
-    return stacked([blocks, graph, memory], title)
+def report_picture(
+    program: Program, plan: MemoryPlan, title: str, layout: str = "", timed: Timed | None = None
+) -> Picture:
+    """The pictures of the page below each other: time line, memory, who holds what, the program."""
+    return stacked(_pictures(program, plan, layout, timed or predicted(program)), title)
 
 
-def report_text(program: Program, cost: Cost, plan: MemoryPlan) -> str:
-    """The same for a terminal: cost, who holds what, what is sent, the program as boxes."""
-    blocks = draw_blocks(_examples(program), program.mesh)
+def report_text(program: Program, cost: Cost, plan: MemoryPlan, timed: Timed | None = None) -> str:
+    """The same for a terminal: cost, time line, memory, who holds what, what is sent, the program as boxes."""
+    step, memory, blocks, graph = _pictures(program, plan, "", timed or predicted(program))
     sent = "\n".join(traffic_lines(program, MOST_ROWS)) or "nothing is sent"
-    return "\n\n".join([str(cost), blocks.text, sent, draw_memory(program, plan).text, draw_program(program).text])
+    return "\n\n".join([str(cost), step.text, memory.text, blocks.text, sent, graph.text])
+
+
+def _pictures(program: Program, plan: MemoryPlan, layout: str, timed: Timed) -> list[Picture]:
+    return [
+        draw_timeline(program, timed, "Where the time of a step goes"),
+        draw_memory(program, plan, MEMORY, 900.0),
+        draw_blocks(_examples(program), program.mesh, "", 900.0, layout or None),
+        draw_program(program, "Program as a graph"),
+    ]
+
+
+def _stages(program: Program, timed: Timed) -> str:
+    """The numbers of the time line, folded away."""
+    found = stages(program, timed.parts)
+    head = ("scope, in the order of the step", "", "instructions", "milliseconds", "share")
+    body = _table(head, table(found), (2, 4))
+    said = f'<p class="faint">{escape(timed.about)}</p>'
+    return f"{said}<details><summary>The time line as a table</summary>{body}</details>"
 
 
 def _whole(title: str, sections: Mapping[str, str]) -> str:
@@ -113,7 +153,8 @@ def _whole(title: str, sections: Mapping[str, str]) -> str:
 
 
 def _inline(picture: Picture) -> str:
-    return f'<div class="wide">{picture.svg()}</div>'
+    """The picture, in colours that follow the page's."""
+    return f'<div class="wide">{re.sub("#[0-9a-f]{6}", lambda c: _NAMES.get(c[0], c[0]), picture.svg())}</div>'
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
@@ -126,7 +167,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
     more = len(rows) - MOST_ROWS
     body = "".join(line(r, "td") for r in rows[:MOST_ROWS])
     note = f'<p class="faint">and {more} more</p>' if more > 0 else ""
-    return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>{note}"
+    return f'<div class="wide"><table><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table></div>{note}'
 
 
 def _summary(program: Program, cost: Cost, layout: str, notes: Sequence[str]) -> str:
@@ -165,7 +206,7 @@ def _variables(program: Program) -> str:
     mesh, origin = program.mesh, dict.fromkeys(program.mesh.names, 0)
     for v in program.variables.values():
         block, copies = "x".join(map(str, v.type.max_sizes(mesh))) or "1", mesh.size // mesh.count(v.type.used_axes)
-        key = (re.sub(r"\d+", "#", v.name), str(v.type), block, copies)
+        key = (masked(v.name), str(v.type), block, copies)
         found.setdefault(key, []).append(aligned_bytes(v.type, program, origin))
     rows = [
         (name, f"{len(sizes)}", kind, block, f"{copies}", amount(sum(sizes), "B"))
@@ -177,15 +218,12 @@ def _variables(program: Program) -> str:
 
 def _examples(program: Program) -> list[Drawn]:
     """One variable, feed or value for each way to be split, the largest first."""
-    named: list[tuple[str, LocalType]] = [(v.name, v.type) for v in program.variables.values()]
+    named: list[tuple[str, LocalType]] = [(masked(v.name), v.type) for v in program.variables.values()]
     named += [(f"feed {n}", t) for n, t in program.feeds.items()]
     for i in program.instructions:
         if i.source.name and not i.traits.given:
-            named += [
-                (i.source.name.split(" (")[0].split("/")[-1], program.types[v])
-                for v in i.outputs
-                if not program.types[v].halos
-            ]
+            where = "/".join(masked(users_name(i)).split("/")[-2:])
+            named += [(where, program.types[v]) for v in i.outputs if not program.types[v].halos]
     chosen: dict[tuple, tuple[str, LocalType]] = {}
     for name, t in named:
         pattern = tuple(zip(t.shape.names, t.splits, strict=True))
@@ -198,13 +236,15 @@ def _examples(program: Program) -> list[Drawn]:
 
 
 def _traffic(program: Program) -> str:
+    found = sent_by_scope(program)
+    whole = sum(sent for _, sent in found.values()) or 1
     rows = [
-        (kind, axes, f"{count}", amount(sent, "B"), name, line)
-        for (kind, axes, name, line), (count, sent) in sent_by_line(program).items()
+        (scope or "(none)", kind, axes, f"{count}", amount(sent, "B"), f"{sent / whole:.1%}", line)
+        for (scope, kind, axes, line), (count, sent) in found.items()
     ]
     if not rows:
         return "<p>Nothing is sent.</p>"
-    return _table(("collective", "over", "count", "bytes sent", "for", "line"), rows, (2, 3))
+    return _table(("scope", "collective", "over", "count", "bytes sent", "share", "line"), rows, (3, 4, 5))
 
 
 def _graph(program: Program) -> str:
@@ -214,13 +254,14 @@ def _graph(program: Program) -> str:
     if depth is None:
         return parts[0]
     parts.append("<p>Boxes of scopes, opened:</p>")
-    for g in grouped(program, depth):
+    for g in folded(grouped(program, depth)):
         if len(g.numbers) == 1:
             continue
         sent = "; ".join(f"{n} {kind} over {axes}" for (kind, axes), (n, _) in g.sent.items())
         head = f"{g.name}: {len(g.numbers)} instructions" + (f", {sent}" if sent else "")
-        if len(g.numbers) <= MOST_BOXES:
-            body = _inline(draw_program(program, depth=None, numbers=g.numbers))
+        one = g.numbers[: g.once or None]
+        if len(one) <= MOST_BOXES:
+            body = _inline(draw_program(program, depth=None, numbers=one))
         else:
             body = f"<p>{len(g.numbers)} instructions are too many to draw; see the text.</p>"
         parts.append(f"<details><summary>{escape(head)}</summary>{body}</details>")

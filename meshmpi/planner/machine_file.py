@@ -27,6 +27,21 @@ from meshmpi.ir.scalar import DTYPES
 from meshmpi.planner.machine import RELATIVE_COSTS, Curve, Machine, Network, ProductRates, operations_from
 
 BUILT_IN = {
+    # Assumptions: one core of a server of these years, its share of the memory's bandwidth, ranks in one host.
+    "core": """
+name = "an assumed core"
+[products]
+float32 = 50e9
+[memory]
+bandwidth = 8e9
+[operations]
+simple = 5e-10
+[calls]
+instruction = 2e-6
+[network]
+latency = 3e-6
+bandwidth = 3e9
+""",
     # 22.5 TFLOP/s a core and 300 GB/s are the paper's time's published figures of a TPUv2 core
     # (45 TFLOP/s and 600 GB/s a chip); links of a 2-D torus of 496 Gbit/s, four a chip.
     "tpuv2": """
@@ -44,7 +59,7 @@ instruction = 2e-6
 [network]
 latency = 2e-6
 bandwidth = 62e9
-"""
+""",
 }
 """Names that `load_machine` knows."""
 _SECTIONS = {

@@ -19,29 +19,57 @@ from meshmpi.ir.program import Collective, Instruction, Program
 from meshmpi.planner.machine import Machine
 from meshmpi.planner.timing import Prediction, summed
 
+_GRADIENT = re.compile(r"^(.*) \(gradient of (.*)\)$")
+GRADIENT = " (gradient)"
+"""Mark of a scope whose gradient is computed."""
 
-def sent_by_line(program: Program) -> dict[tuple[str, str, str, str], tuple[int, int]]:
-    """(kind, axes, tensor, file:line) -> (collectives, bytes sent), most bytes first.
 
-    Numbers in names of tensors are replaced by #, so that the layers of a stack are one row.
+def scope_of(i: Instruction, depth: int | None = None) -> str:
+    """The scope of an instruction's tensor, or its first ``depth`` parts, marked if it is a gradient; empty: none.
+
+    Example:
+        ``"layer_0/attention/einsum (gradient of ...)"`` at depth 1 is ``"layer_0 (gradient)"``.
+    """
+    name, mark = i.source.name, ""
+    while found := _GRADIENT.match(name):  # perhaps a gradient of a gradient
+        name, mark = found[2], GRADIENT
+    scope = name.split("/")[:-1][:depth]
+    return ("/".join(scope) + mark) if scope else ""
+
+
+def users_name(i: Instruction, depth: int | None = None) -> str:
+    """What the user calls the place of an instruction: its scope, else its line, marked if it is a gradient."""
+    mark = GRADIENT if _GRADIENT.match(i.source.name) else ""
+    return scope_of(i, depth) or f"{i.source.short}{mark}"
+
+
+def masked(name: str) -> str:
+    """A name of a scope with # for its numbers, so that the layers of a stack have one; lines keep theirs."""
+    return name if ":" in name else re.sub(r"\d+", "#", name)
+
+
+def sent_by_scope(program: Program) -> dict[tuple[str, str, str, str], tuple[int, int]]:
+    """(scope, kind, axes, file:line) -> (collectives, bytes sent), most bytes first.
+
+    Numbers in scopes are replaced by #, so that the layers of a stack are one row; a tensor in no scope has an
+    empty one.
     """
     out: dict[tuple[str, str, str, str], tuple[int, int]] = {}
     for i in program.instructions:
         if not isinstance(i.attrs, Collective):
             continue
-        key = (i.kind, "+".join(i.attrs.axes), *_place(i))
+        key = (masked(scope_of(i)), i.kind, "+".join(i.attrs.axes), _line(i))
         count, total = out.get(key, (0, 0))
         out[key] = (count + 1, total + program.bytes_sent(i))
     return dict(sorted(out.items(), key=lambda item: -item[1][1]))
 
 
-def _place(i: Instruction) -> tuple[str, str]:
-    line = f"{os.path.relpath(i.source.file)}:{i.source.line}" if i.source.file else "(no line)"
-    return re.sub(r"\d+", "#", i.source.name) or "(no name)", line
+def _line(i: Instruction) -> str:
+    return f"{os.path.relpath(i.source.file)}:{i.source.line}" if i.source.file else "(no line)"
 
 
 def memory_lines(program: Program, plan: MemoryPlan) -> list[str]:
-    """Memory by kind at the peak, and the line at which it is."""
+    """Memory by kind at the peak, and the scope and line at which it is."""
     kinds = memory_by_kind(program, plan)
     lines = [
         "memory "
@@ -50,22 +78,26 @@ def memory_lines(program: Program, plan: MemoryPlan) -> list[str]:
     ]
     if program.instructions:
         i = program.instructions[peak_instruction(plan)]
-        name, line = _place(i)
-        lines.append(f"  the peak is while {i.kind} makes {name} ({line})")
+        lines.append(f"  the peak is while {i.kind} runs{_in(masked(scope_of(i)))} ({_line(i)})")
     return lines
 
 
 def traffic_lines(program: Program, most: int = 12) -> list[str]:
-    """Bytes sent by kind, axes and line."""
-    rows = [row for row in sent_by_line(program).items() if row[1][1]]
+    """Bytes sent by scope, kind, axes and line, with their share."""
+    rows = [row for row in sent_by_scope(program).items() if row[1][1]]
+    whole = sum(sent for _, (_, sent) in rows)
     lines = [
-        f"  {amount(sent, 'B')} {kind} over {axes}, {count} of {name} ({line})"
-        for (kind, axes, name, line), (count, sent) in rows[:most]
+        f"  {amount(sent, 'B')} ({sent / whole:.0%}) {kind} over {axes}, {count}{_in(scope)} ({line})"
+        for (scope, kind, axes, line), (count, sent) in rows[:most]
     ]
     if len(rows) > most:
         rest = sum(sent for _, (_, sent) in rows[most:])
         lines.append(f"  {amount(rest, 'B')} in {len(rows) - most} more places")
     return lines
+
+
+def _in(scope: str) -> str:
+    return f" in {scope}" if scope else ""
 
 
 def network_lines(cost: Cost, mesh: MeshShape, between: Axes) -> list[str]:
@@ -97,15 +129,15 @@ def network_lines(cost: Cost, mesh: MeshShape, between: Axes) -> list[str]:
 
 
 def time_lines(prediction: Prediction) -> list[str]:
-    """The predicted time of a step, by what bounds it, by kind, by axes and by line."""
+    """The predicted time of a step, by what bounds it, by kind, by axes and by scope."""
     whole = prediction.seconds
     if not whole:
         return [str(prediction)]
     lines = [str(prediction), f"  most of the step waits for: {prediction.bound}"]
     lines += _shares("by kind", prediction.by_kind(), whole)
     lines += _shares("in collectives over", prediction.by_axes(), whole)
-    by_tensor = summed((_place(t.instruction)[0], t.seconds) for t in prediction.timings)
-    longest = sorted(by_tensor.items(), key=lambda item: -item[1])[:8]
+    by_scope = summed((masked(users_name(t.instruction)), t.seconds) for t in prediction.timings)
+    longest = sorted(by_scope.items(), key=lambda item: -item[1])[:8]
     return [*lines, *_shares("longest", dict(longest), whole)]
 
 

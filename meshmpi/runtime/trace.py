@@ -10,6 +10,7 @@ import functools
 import gzip
 import json
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,7 @@ import numpy as np
 
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
+from meshmpi.files import plain
 from meshmpi.ir.flops import local_flops
 from meshmpi.ir.kinds import COLLECTIVES, KINDS, Collective, Wait
 from meshmpi.ir.program import Instruction, Program
@@ -211,6 +213,8 @@ LOCAL, TALK, BACKGROUND = 0, 1, 2
 _TRACKS = {LOCAL: "compute", TALK: "collectives", BACKGROUND: "in the background"}
 _COLORS = {"wait": "terrible", "transfer": "thread_state_runnable"}  # names of Chrome's palette
 _MICROSECONDS = 1e6
+_MOST_BYTES = 1 << 30  # of a trace that is read, also once it is decompressed
+_WAIT, _POLL_NAME = "wait for others", "work on reductions in the background"
 
 
 def write_trace(trace: Trace, path: str | Path) -> Path:
@@ -258,7 +262,7 @@ def _of_call(
         return
     about |= {"axes": "+".join(call.axes), "bytes sent": call.bytes_sent}
     if wait > 0.0:
-        waiting = _event("wait for others", rank, TALK, begun, begun + wait, about)
+        waiting = _event(_WAIT, rank, TALK, begun, begun + wait, about)
         yield {**waiting, "cname": _COLORS["wait"]}
     name = _communication(call)
     yield {**_event(name, rank, TALK, begun + wait, ended, about), "cname": _COLORS["transfer"]}
@@ -269,8 +273,59 @@ def _of_call(
 
 def _communication(call: Call) -> str:
     if call.kind == POLL:
-        return "work on reductions in the background"
+        return _POLL_NAME
     return f"{call.kind} over {'+'.join(call.axes)}"
+
+
+class Recorded(NamedTuple):
+    """A call of a recorded step."""
+
+    kind: str  # of the instruction; empty for `POLL`
+    name: str  # tensor that it makes
+    seconds: float  # mean over steps and ranks
+    waited: float  # seconds of them in which it waited for other ranks
+
+
+def read_trace(path: str | Path) -> tuple[list[Recorded], int, int]:
+    """The calls of a step from a file of `write_trace`, in order; the numbers of its steps and ranks.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not such a file.
+    """
+    try:
+        data = plain.contents(path, _MOST_BYTES)
+        if data[:2] == b"\x1f\x8b":
+            data = zlib.decompressobj(31).decompress(data, _MOST_BYTES)
+        events = plain.parse_json(data)["traceEvents"]
+        timed = [e for e in events if e["ph"] == "X" and e["tid"] != BACKGROUND]
+        calls, waits = dict[tuple[int, str, str], float](), dict[tuple[int, str, str], float]()
+        runs = dict[tuple[int, int], None]()
+        waited, n, last = 0.0, 0, None
+        for e in timed:
+            about, seconds = e["args"], float(e["dur"]) / _MICROSECONDS
+            run = int(e["pid"]), int(about["step"])
+            if run != last:
+                runs[run] = None
+                n, last = 0, run
+            if e["name"] == _WAIT:
+                waited = seconds
+                continue
+            kind = "" if e["name"] == _POLL_NAME else str(e["name"]).split(" over ")[0]
+            key = (n, kind, str(about["tensor"]))
+            calls[key] = calls.get(key, 0.0) + seconds + waited
+            waits[key] = waits.get(key, 0.0) + waited
+            n, waited = n + 1, 0.0
+        if len({k for k, *_ in calls}) < len(calls):
+            raise ValueError("its steps or ranks did not make the same calls")
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+        raise ConfigError(
+            f"'{path}' is not a trace: {error}.", "Give the trace.json.gz that `meshmpi train --trace` wrote."
+        ) from error
+    if not calls:
+        raise ConfigError(f"'{path}' has no steps.", "Record some: `meshmpi train CONFIG --trace`.")
+    count = len(runs)
+    found = [Recorded(kind, name, s / count, waits[n, kind, name] / count) for (n, kind, name), s in calls.items()]
+    return found, len({step for _, step in runs}), len({rank for rank, _ in runs})
 
 
 def _event(name: str, rank: int, track: int, begun: float, ended: float, about: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from apps.two_layer.model import Sizes
 from meshmpi.dims import MeshShape
 from meshmpi.drawing import blocks_of, blocks_text, draw_blocks, type_in
 from meshmpi.drawing.blocks import Block, ranks_text, shown
-from meshmpi.drawing.picture import GROUNDS, HUES, INK, PAGE, PLAIN, soft, strong
+from meshmpi.drawing.picture import COLOURS, INK, PAGE, PLAIN, oklch, soft, strong
 from meshmpi.ir.program import LocalType
 from tests.drawing.seen import assert_legible, boxes, contrast, distance, words
 
@@ -170,8 +170,8 @@ def test_a_colour_is_one_set_of_ranks_as_far_as_there_are_colours(mesh, shapes, 
     for b in boxes(picture):
         found.setdefault(b.fill, set()).add(b.note.split("; ranks ")[1])
     without = found.pop(PAGE, set())
-    assert len(found) == min(sets, len(GROUNDS)) and all(len(ranks) == 1 for ranks in found.values())
-    assert len(without) == max(sets - len(GROUNDS), 0)
+    assert len(found) == min(sets, COLOURS) and all(len(ranks) == 1 for ranks in found.values())
+    assert len(without) == max(sets - COLOURS, 0)
     said = [w.text for w in words(picture) if "without colour" in w.text]
     assert len(said) == bool(without) and all(f": {len(without)} more" in s for s in said)
     assert_legible(picture)
@@ -249,29 +249,40 @@ def test_without_matplotlib_there_is_text_and_the_extra_is_named(tmp_path, monke
         assert not (tmp_path / name).exists()
 
 
+GROUNDS = [soft(n) for n in range(COLOURS)]
+
+
+def test_a_colour_looks_as_it_is_asked_for():
+    assert (oklch(1.0, 0.0, 0.0), oklch(0.0, 0.0, 0.0)) == ("#ffffff", "#000000")
+    assert distance(oklch(0.8, 0.05, 30.0), oklch(0.8, 0.05, 210.0)) == pytest.approx(0.1, abs=0.005)
+    assert distance(oklch(0.8, 0.05, 30.0), oklch(0.6, 0.05, 30.0)) == pytest.approx(0.2, abs=0.005)
+
+
 def test_text_can_be_read_on_every_ground():
     for ground in [PAGE, PLAIN, *GROUNDS]:
         assert contrast(INK, ground) > 4.5, ground
-    for n in range(len(HUES)):
-        assert contrast(strong(n), PAGE) > 2.2
+    assert min(contrast("#e8eaed", soft(n, dark=True)) for n in range(COLOURS)) > 4.5
+    assert min(contrast(strong(n), PAGE) for n in range(12)) > 2.4
 
 
-def test_all_grounds_differ():
-    grounds = [*GROUNDS, PLAIN, PAGE]
-    assert len(set(grounds)) == len(grounds) and soft(len(GROUNDS)) == PAGE
+@pytest.mark.parametrize("dark", [False, True])
+def test_all_grounds_differ(dark: bool):
+    grounds = [soft(n, dark) for n in range(COLOURS)]
+    grounds += [] if dark else [PLAIN, PAGE]
+    assert len(set(grounds)) == len(grounds) and soft(COLOURS) == PAGE
     for a, b in itertools.combinations(grounds, 2):
-        assert distance(a, b) > 0.03, (a, b)
-    for a, b in itertools.pairwise(GROUNDS[len(HUES) :]):  # neighbours, more often than not
-        assert distance(a, b) > 0.04, (a, b)
+        assert distance(a, b) > 0.025, (a, b)
+    for a, b in itertools.pairwise(grounds[:COLOURS]):  # neighbours, more often than not
+        assert distance(a, b) > 0.1, (a, b)
 
 
-def test_hues_differ_for_colour_blind_readers():
+def test_strong_colours_differ_for_colour_blind_readers():
     """Distances after simulating deuteranopia and protanopia (Vienot, Brettel and Mollon 1999)."""
     for matrix in (DEUTERANOPIA, PROTANOPIA):
-        seen = [matrix @ (np.array(rgb(h)) ** 2.2) for h in HUES[:6]]
+        seen = [matrix @ (np.array(rgb(strong(n))) ** 2.2) for n in range(6)]
         for (i, a), (j, b) in itertools.combinations(enumerate(seen), 2):
             apart = np.linalg.norm(np.clip(a, 0, 1) ** (1 / 2.2) - np.clip(b, 0, 1) ** (1 / 2.2))
-            assert apart > 0.1, (HUES[i], HUES[j])
+            assert apart > 0.1, (i, j)
 
 
 def rgb(colour: str) -> list[float]:

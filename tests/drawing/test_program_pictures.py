@@ -16,8 +16,9 @@ from apps.two_layer.model import Sizes, build
 from meshmpi.amounts import amount
 from meshmpi.cli import main as command
 from meshmpi.drawing import draw_memory, draw_program, memory_use, report_page
+from meshmpi.drawing.groups import folded, grouped, readable, repeats
 from meshmpi.drawing.memory import KINDS
-from meshmpi.drawing.program import AxisColours, grouped, readable, sent_bytes
+from meshmpi.drawing.program import AxisColours
 from meshmpi.ir.kinds import COLLECTIVES
 from meshmpi.ir.program import Program
 from meshmpi.runtime.compiled import memory_plan
@@ -65,7 +66,7 @@ def test_every_collective_is_drawn_in_the_colour_of_its_axes():
         of_axes = [t for t in drawn if f"all_reduce {axes}:" in t]
         assert of_axes and all(drawn[t] == colours.soft(axes) for t in of_axes)
     assert colours.soft("rows") != colours.soft("cols")
-    assert sum(sent_bytes(i, program) for i in wanted) == two_layers().cost.bytes_sent
+    assert sum(program.bytes_sent(i) for i in wanted) == two_layers().cost.bytes_sent
 
 
 def test_boxes_stand_below_each_other_and_arrows_point_down():
@@ -99,11 +100,11 @@ def test_large_programs_are_drawn_by_scopes():
     program = deep_program()
     assert len(program.instructions) > 200
     depth = readable(program, 70)
-    groups = grouped(program, depth)
-    assert depth == 1 and len(groups) <= 70
-    names = [g.name for g in groups]
-    assert any("layer_0" in n for n in names)
-    assert any("layer_11 (gradient)" in n for n in names)
+    groups = folded(grouped(program, depth))
+    assert depth == 1 and len(groups) <= 15
+    heads = [g.head for g in groups]
+    assert any(re.fullmatch(r"layer_#  \(\d+\)  x 12", h) for h in heads)
+    assert any(re.fullmatch(r"layer_# \(gradient\)  \(\d+\)  x 11", h) for h in heads)
     left_out = sum(i.kind in ("read", "feed") for i in program.instructions)
     assert sum(len(g.numbers) for g in groups) == len(program.instructions) - left_out
     assert sum(n for g in groups for n, _ in g.sent.values()) == sum(
@@ -111,6 +112,34 @@ def test_large_programs_are_drawn_by_scopes():
     )
     assert all(p < k for k, g in enumerate(groups) for p in g.before)
     assert_legible(draw_program(program, "deep"))
+
+
+@pytest.mark.parametrize(
+    "keys, found",
+    [
+        ("", []),
+        ("abc", [(0, 1, 1), (1, 1, 1), (2, 1, 1)]),
+        ("xababababy", [(0, 1, 1), (1, 2, 4), (9, 1, 1)]),
+        ("aabaab", [(0, 3, 2)]),
+        ("aaaa", [(0, 1, 4)]),
+        ("abcab", [(0, 1, 1), (1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1)]),
+    ],
+)
+def test_repetitions_cover_every_key_once(keys: str, found: list):
+    assert repeats(keys) == found
+    again = "".join(keys[start : start + period] * count for start, period, count in found)
+    assert again == keys
+
+
+def test_folding_loses_no_instruction_and_no_byte():
+    program = deep_program()
+    plain = grouped(program, 1)
+    groups = folded(plain)
+    assert sorted(n for g in groups for n in g.numbers) == sorted(n for g in plain for n in g.numbers)
+    assert sum(g.repeats for g in groups) == len(plain)
+    assert sum(b for g in groups for _, b in g.sent.values()) == sum(b for g in plain for _, b in g.sent.values()) > 0
+    firsts = [g.numbers[: g.once] for g in groups]
+    assert firsts == [p.numbers for p in plain if p.numbers in firsts] and len({g.section for g in groups}) == 3
 
 
 def test_without_collectives_it_says_so():
@@ -142,7 +171,7 @@ def test_the_peak_is_marked_with_its_line():
     picture = draw_memory(program, memory_plan(program))
     use = memory_use(program, memory_plan(program))
     i = program.instructions[use.peak]
-    where = f"at {use.peak}: {i.kind} of {i.source.name} model.py:{i.source.line}"
+    where = f"at {use.peak}: {i.kind} of model.py:{i.source.line}"
     said = [w.text for w in words(picture)]
     assert where in picture.text and any(where in s for s in said)
     (axes,) = picture.figure().axes
@@ -233,7 +262,7 @@ def test_the_page_is_whole_and_needs_nothing_else():
     assert all(r.startswith("#") and r[1:] in parser.ids for r in parser.references)
     for word in ("http:", "https:", "url(", "@import", "fetch(", "<link", "<img"):
         assert word not in re.sub(NAMES, "", text).replace("url(#", ""), word
-    assert parser.tags["svg"] == 3 and parser.tags["script"] == 1
+    assert parser.tags["svg"] == 4 and parser.tags["script"] == 1
     for line in found.program.text(sources=True).splitlines():
         assert line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in text
     assert f"{found.cost.peak_memory:,}" in text
@@ -246,8 +275,8 @@ def test_layers_of_large_programs_unfold():
 
     parser = _Parser()
     parser.feed(page_of(program, predict_cost(program)))
-    folded = [g for g in grouped(program, readable(program, 70)) if len(g.numbers) > 1]
-    assert parser.tags["details"] == len(folded) > 20
+    boxes = [g for g in folded(grouped(program, readable(program, 70))) if len(g.numbers) > 1]
+    assert parser.tags["details"] == len(boxes) + 1 > 4
 
 
 def test_command_show(tmp_path, capsys, monkeypatch):
@@ -283,7 +312,13 @@ def test_command_show_writes_pictures(tmp_path, capsys, monkeypatch):
         assert path.read_bytes().startswith(head)
         assert f"({path.stat().st_size:,} bytes)" in capsys.readouterr().out
     drawn = (tmp_path / "new" / "a.svg").read_text()
-    for said in ("layout batch:rows;e:cols", "Program as a graph", "Memory of the rank", "held "):
+    for said in (
+        "Where the time of a step goes",
+        "layout batch:rows;e:cols",
+        "Program as a graph",
+        "Memory of the rank",
+        "held ",
+    ):
         assert said in drawn
 
 
@@ -341,7 +376,8 @@ def _meshmpi() -> list[str]:
 
 # -- in a browser ----------------------------------------------------------------------------------
 
-BROWSER = next((p for n in ("chromium", "chromium-browser", "google-chrome", "chrome") if (p := shutil.which(n))), None)
+BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "chrome")
+BROWSER = next((p for n in BROWSERS if (p := shutil.which(n))), None)
 
 PROBE = """
 <script>
@@ -356,7 +392,7 @@ const wide=[...document.querySelectorAll("svg")].map(s=>{
     return b.right>own.right+1||b.left<own.left-1||b.bottom>own.bottom+1||b.top<own.top-1})
     .length});
 out.textContent=JSON.stringify({shown,background:style.backgroundColor,color:style.color,
-  rects:boxes.length,outside:wide,resources:performance.getEntriesByType("resource").length});
+  rects:boxes.length,outside:wide,beyond:document.documentElement.scrollWidth-innerWidth,resources:performance.getEntriesByType("resource").length});
 document.body.append(out);
 </script>
 """
@@ -376,6 +412,7 @@ def test_a_real_browser_draws_the_page_and_its_search_works(tmp_path):
             "--no-sandbox",
             "--disable-gpu",
             "--dump-dom",
+            "--window-size=390,844",  # a phone
             f"--user-data-dir={tmp_path / 'profile'}",
             page.as_uri(),
         ],
@@ -389,6 +426,7 @@ def test_a_real_browser_draws_the_page_and_its_search_works(tmp_path):
     text = found.program.text(sources=True).splitlines()
     assert seen["shown"] == sum("all_reduce" in s and "cols" in s for s in text) > 0
     assert seen["rects"] > 30
-    assert seen["outside"] == [0, 0, 0]  # no text leaves its picture
+    assert seen["outside"] == [0, 0, 0, 0]  # no text leaves its picture
+    assert seen["beyond"] <= 0  # only pictures and tables scroll to the side, in their boxes
     assert seen["resources"] == 0  # nothing was loaded from elsewhere
     assert seen["background"] != seen["color"]

@@ -165,10 +165,10 @@ def test_gradients_are_what_becomes_updates():
     assert "feed" not in {made[v] for v in found}
 
 
-def test_bytes_by_line_add_up_to_the_cost():
+def test_bytes_by_scope_add_up_to_the_cost():
     graph, fetches, updates = small_lm()
     found = mm.plan(graph, "rows:2;cols:2", "batch:rows;d_ff:cols", fetches=fetches, updates=updates)
-    table = report.sent_by_line(found.program)
+    table = report.sent_by_scope(found.program)
     assert sum(sent for _, sent in table.values()) == found.cost.bytes_sent > 0
     assert list(table.values()) == sorted(table.values(), key=lambda row: -row[1])
     assert all(__file__.split("/")[-1] in key[3] or ".py:" in key[3] for key in table)

@@ -105,7 +105,7 @@ def search_report(
     if known is None:
         raise ConfigError(
             "there is no description of a machine to predict times with.",
-            f"Run `meshmpi calibrate --ranks {ranks}` first, or give --machine FILE (or tpuv2).",
+            f"Run `meshmpi calibrate --ranks {ranks}` first, or give --machine FILE (or core, tpuv2).",
         )
     limit = known.memory_bytes if memory_limit is None else bytes_of(memory_limit)
     work, price = _screen(settings, config, known, limit)
