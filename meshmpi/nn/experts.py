@@ -194,14 +194,7 @@ class _Mixture(NamedTuple):
 
 
 class _Groups:
-    """Cuts the last token dim into groups of equal size, or joins whole rows of it to groups.
-
-    What is missing in the last group is padding, which takes no place.
-
-    Attributes:
-        tokens: Dim of the tokens of a group.
-        kept: The other dims of tokens after the cut.
-    """
+    """Cuts the last token dim into groups of equal size, the last one padded, or joins whole rows of it to groups."""
 
     def __init__(self, x: Tensor, level: _Level):
         self.places = x.shape.without([x.at(-1, "mixture_of_experts").name])
@@ -223,6 +216,7 @@ class _Groups:
             self.missing, old = count * self.tokens.size - row.size, [row]
         same = Shape([d for d in self.places if d not in old])
         self.cut_places = same + new
+        # The other dims of tokens after the cut.
         self.kept = [d for d in self.cut_places[:-1] if d not in level.outer]
 
     def cut(self, t: Tensor) -> Tensor:
