@@ -5,7 +5,7 @@ everything else matplotlib.
 """
 
 from meshmpi.drawing.blocks import blocks_of, blocks_text, draw_blocks, type_in
-from meshmpi.drawing.memory import draw_memory, memory_use
+from meshmpi.drawing.memory import draw_memory
 from meshmpi.drawing.picture import Picture, stacked
 from meshmpi.drawing.program import draw_program
 from meshmpi.drawing.report import report_page
@@ -19,7 +19,6 @@ __all__ = [
     "draw_memory",
     "draw_program",
     "draw_timeline",
-    "memory_use",
     "predicted",
     "recorded",
     "report_page",

@@ -2,74 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from meshmpi.amounts import amount
-from meshmpi.compiler.passes.memory import MemoryPlan, Sharing, aligned_bytes
+from meshmpi.compiler.passes.memory import MemoryPlan
 from meshmpi.drawing.picture import FAINT, INK, LINE, MatplotlibFigure, Picture, noted, points, shortened, soft, strong
 from meshmpi.drawing.program import about
 from meshmpi.ir.program import Program
-from meshmpi.planner.report import gradient_values, scope_of
+from meshmpi.planner.memory_use import KINDS, Use, memory_use
+from meshmpi.planner.report import scope_of
 
-KINDS = ("parameters", "slots", "feeds", "gradients", "activations")
 COLOURS = {kind: soft(n) for n, kind in enumerate((*KINDS, "workspace"))}
 MOST_POINTS = 300
 """Maximum number of points along the step.  In a longer program each point stands for several instructions
 and shows their maximum."""
-
-
-@dataclass(frozen=True)
-class Use:
-    """Bytes of the rank at the origin during each instruction.
-
-    Attributes:
-        by_kind: Kind of `KINDS` -> bytes during each instruction.
-        peak: Number of the first instruction during which most is in use.
-        limit: Bytes that are allocated: arena with its gaps, variables, feeds; no workspace.
-        workspace: Scratch memory of kernels, which comes on top.
-    """
-
-    by_kind: dict[str, list[int]]
-    peak: int
-    limit: int
-    workspace: int
-
-    @property
-    def held(self) -> int:
-        """All bytes that the rank holds: the plan's total."""
-        return self.limit + self.workspace
-
-    def at(self, n: int) -> int:
-        """Bytes in use during instruction ``n``."""
-        return sum(row[n] for row in self.by_kind.values())
-
-
-def memory_use(program: Program, plan: MemoryPlan) -> Use:
-    """Kind of memory -> bytes during each instruction; their sums are those of the plan."""
-    origin = dict.fromkeys(program.mesh.names, 0)
-    n = len(program.instructions)
-    rows = {kind: [0] * n for kind in KINDS}
-    for v in program.variables.values():
-        size = aligned_bytes(v.type, program, origin)
-        row = rows["parameters" if v.trainable else "slots"]
-        row[:] = [b + size for b in row]
-    rows["feeds"] = [plan.feed_bytes] * n
-    sharing, gradients = Sharing(program), gradient_values(program)
-    living = dict.fromkeys(("gradients", "activations"), 0)
-    sizes = {v: aligned_bytes(program.types[v], program, origin) for v in plan.offsets}
-    for k, i in enumerate(program.instructions):
-        for v in i.outputs:
-            if v in sizes:
-                living["gradients" if v in gradients else "activations"] += sizes[v]
-        for kind, held in living.items():
-            rows[kind][k] = held
-        for v in sharing.ending[k]:
-            if v in sizes:
-                living["gradients" if v in gradients else "activations"] -= sizes[v]
-    totals = [sum(r[k] for r in rows.values()) for k in range(n)]
-    peak = max(range(n), key=totals.__getitem__, default=0)
-    held = plan.arena_bytes + plan.variable_bytes + plan.feed_bytes
-    return Use(rows, peak, held, plan.workspace_bytes)
 
 
 def draw_memory(program: Program, plan: MemoryPlan, title: str = "", width: float = 860.0) -> Picture:
@@ -99,7 +43,7 @@ def _paint(figure: MatplotlibFigure, program: Program, use: Use, title: str) -> 
     edges = [ks.start for ks in bins] + [n]
     below = [0] * len(edges)
     for kind, row in use.by_kind.items():
-        if any(row):
+        if n and any(row):
             tops = [b + max(row[k] for k in ks) for b, ks in zip(below, bins, strict=False)]
             tops.append(tops[-1])
             area = axes.fill_between(edges, below, tops, step="post", fc=COLOURS[kind], ec=LINE, lw=0.5, label=kind)
@@ -138,7 +82,5 @@ def peak_text(program: Program, use: Use) -> str:
 def _as_text(program: Program, use: Use) -> str:
     if not program.instructions:
         return peak_text(program, use)
-    at = {kind: row[use.peak] for kind, row in use.by_kind.items()}
-    at |= {"gaps": use.limit - use.at(use.peak), "workspace": use.workspace}
-    parts = ", ".join(f"{kind} {amount(b, 'B')}" for kind, b in at.items() if b)
+    parts = ", ".join(f"{kind} {amount(b, 'B')}" for kind, b in use.at_peak.items() if b)
     return f"{peak_text(program, use)}\n  {parts}: held {amount(use.held, 'B')} ({use.held:,} bytes)"

@@ -20,7 +20,8 @@ from meshmpi.drawing.picture import COLOURS, FAINT, INK, LINE, PAGE, PLAIN, Pict
 from meshmpi.drawing.program import MOST_BOXES, draw_program
 from meshmpi.drawing.timeline import Timed, draw_timeline, predicted, stages, table
 from meshmpi.ir.program import LocalType, Program
-from meshmpi.planner.report import masked, memory_by_kind, sent_by_scope, traffic_lines, users_name
+from meshmpi.planner.memory_use import memory_use
+from meshmpi.planner.report import masked, sent_by_scope, traffic_lines, users_name
 
 MOST_PICTURES = 12
 """Tensors drawn: one of each way to be split, the largest first."""
@@ -269,7 +270,7 @@ def _graph(program: Program) -> str:
 
 
 def _memory(program: Program, plan: MemoryPlan) -> str:
-    kinds = {**memory_by_kind(program, plan), "in all": plan.total_bytes}
+    kinds = {**memory_use(program, plan).at_peak, "in all": plan.total_bytes}
     rows = [(k, amount(n, "B"), f"{n:,}") for k, n in kinds.items() if n or k == "in all"]
     return _table(("kind, at the peak", "", "bytes"), rows, (1, 2))
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 
 from meshmpi.amounts import amount
 from meshmpi.compiler.cost import Cost
-from meshmpi.compiler.passes.memory import MemoryPlan, Sharing, aligned_bytes
+from meshmpi.compiler.passes.memory import MemoryPlan
 from meshmpi.dims import Axes, MeshShape
-from meshmpi.ir.kinds import Write
 from meshmpi.ir.program import Collective, Instruction, Program
 from meshmpi.planner.machine import Machine
+from meshmpi.planner.memory_use import memory_use
 from meshmpi.planner.timing import Prediction, summed
 
 _GRADIENT = re.compile(r"^(.*) \(gradient of (.*)\)$")
@@ -70,14 +70,14 @@ def _line(i: Instruction) -> str:
 
 def memory_lines(program: Program, plan: MemoryPlan) -> list[str]:
     """Memory by kind at the peak, and the scope and line at which it is."""
-    kinds = memory_by_kind(program, plan)
+    use = memory_use(program, plan)
     lines = [
         "memory "
-        + ", ".join(f"{kind} {amount(n, 'B')}" for kind, n in kinds.items() if n)
+        + ", ".join(f"{kind} {amount(n, 'B')}" for kind, n in use.at_peak.items() if n)
         + f"; in all {plan.total_bytes:,} bytes"
     ]
     if program.instructions:
-        i = program.instructions[peak_instruction(plan)]
+        i = program.instructions[use.peak]
         lines.append(f"  the peak is while {i.kind} runs{_in(masked(scope_of(i)))} ({_line(i)})")
     return lines
 
@@ -154,66 +154,3 @@ def fit_line(cost: Cost, machine: Machine) -> str:
     share = cost.peak_memory / machine.memory_bytes
     fits = "fits in" if share <= 1.0 else "DOES NOT FIT in"
     return f"  it {fits} a rank's {amount(machine.memory_bytes, 'B')} ({share:.0%})"
-
-
-# ---- memory by kind ------------------------------------------------------------------------------
-
-KINDS: tuple[str, ...] = ("parameters", "slots", "feeds", "gradients", "activations", "gaps", "workspace")
-"""Kinds of memory; gaps are bytes of the arena between values."""
-
-
-def peak_instruction(plan: MemoryPlan) -> int:
-    """Number of the (first) instruction during which most of the arena is in use."""
-    return max(range(len(plan.live_bytes)), key=plan.live_bytes.__getitem__, default=0)
-
-
-def memory_by_kind(program: Program, plan: MemoryPlan) -> dict[str, int]:
-    """Kind of `KINDS` -> bytes of the rank at the origin at its peak.
-
-    A gradient is what becomes a variable's update by elementwise steps and reductions alone, back
-    to the product or sum that made it; activations are all other values that live at the peak.
-    """
-    origin = dict.fromkeys(program.mesh.names, 0)
-    out: dict[str, int] = dict.fromkeys(KINDS, 0)
-    for v in program.variables.values():
-        kind = "parameters" if v.trainable else "slots"
-        out[kind] += aligned_bytes(v.type, program, origin)
-    out["feeds"], out["workspace"] = plan.feed_bytes, plan.workspace_bytes
-    gradients = gradient_values(program)
-    for v in _live_values(program, plan, peak_instruction(plan)):
-        kind = "gradients" if v in gradients else "activations"
-        out[kind] += aligned_bytes(program.types[v], program, origin)
-    out["gaps"] = plan.arena_bytes - out["gradients"] - out["activations"]
-    return out
-
-
-def _live_values(program: Program, plan: MemoryPlan, at: int) -> list[int]:
-    """Values that own bytes of the arena during an instruction, in order of making."""
-    sharing, made = Sharing(program), dict[int, int]()
-    ended = dict.fromkeys(program.types, len(program.instructions))
-    for n, i in enumerate(program.instructions):
-        made.update(dict.fromkeys(i.outputs, n))
-        ended.update(dict.fromkeys(sharing.ending[n], n))
-    return [v for v in plan.offsets if made[v] <= at <= ended[v]]
-
-
-def gradient_values(program: Program) -> Mapping[int, None]:
-    """Values on the way from the product that makes a gradient to the write of its variable.
-
-    Those with the shape of a variable only: what else is made of them, norms for instance, is small.
-    """
-    makers = {v: i for i in program.instructions for v in i.outputs}
-    shapes = [v.type.shape.sizes for v in program.variables.values() if v.trainable]
-    open_values = [i.inputs[0] for i in program.instructions if isinstance(i.attrs, Write)]
-    seen: dict[int, None] = {}
-    while open_values:
-        v = open_values.pop()
-        if v in seen or program.types[v].shape.sizes not in shapes:
-            continue
-        maker = makers[v]
-        if maker.traits.given:
-            continue
-        seen[v] = None
-        if maker.traits.carries_gradient:
-            open_values += maker.inputs
-    return seen

@@ -15,12 +15,12 @@ import meshmpi as mm
 from apps.two_layer.model import Sizes, build
 from meshmpi.amounts import amount
 from meshmpi.cli import main as command
-from meshmpi.drawing import draw_memory, draw_program, memory_use, report_page
+from meshmpi.drawing import draw_memory, draw_program, report_page
 from meshmpi.drawing.groups import folded, grouped, readable, repeats
-from meshmpi.drawing.memory import KINDS
 from meshmpi.drawing.program import AxisColours
 from meshmpi.ir.kinds import COLLECTIVES
 from meshmpi.ir.program import Program
+from meshmpi.planner.memory_use import KINDS, memory_use
 from meshmpi.runtime.compiled import memory_plan
 from tests.drawing.seen import arrows, assert_legible, boxes, words
 

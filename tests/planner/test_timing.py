@@ -10,6 +10,7 @@ from meshmpi.errors import LayoutError
 from meshmpi.ir.program import AxesTable
 from meshmpi.planner import report
 from meshmpi.planner.machine import Curve, Network, ProductRates, axes_between_hosts, operations_from
+from meshmpi.planner.memory_use import KINDS, gradient_values, memory_use
 from meshmpi.planner.timing import predict_time
 from meshmpi.runtime.compiled import memory_plan
 from tests.layouts import legal_layouts
@@ -123,8 +124,8 @@ def test_memory_by_kind_adds_up_to_the_plan(mesh, layout):
     graph, fetches, updates = small_lm()
     found = mm.plan(graph, mesh, layout, fetches=fetches, updates=updates)
     plan = memory_plan(found.program)
-    kinds = report.memory_by_kind(found.program, plan)
-    assert tuple(kinds) == report.KINDS and min(kinds.values()) >= 0
+    kinds = memory_use(found.program, plan).at_peak
+    assert tuple(kinds) == (*KINDS, "gaps", "workspace") and min(kinds.values()) >= 0
     assert sum(kinds.values()) == plan.total_bytes == found.cost.peak_memory
     assert kinds["slots"] > kinds["parameters"] > 0 and kinds["activations"] > 0
     assert "the peak is while" in report.memory_lines(found.program, plan)[1]
@@ -159,7 +160,7 @@ def test_language_models_have_a_prediction(options: dict[str, Any]):
 def test_gradients_are_what_becomes_updates():
     graph, fetches, updates = small_lm()
     program = mm.plan(graph, "", "", fetches=fetches, updates=updates).program
-    found = report.gradient_values(program)
+    found = gradient_values(program)
     made = {v: i.kind for i in program.instructions for v in i.outputs}
     assert {"contract", "scatter_add"} <= {made[v] for v in found}
     assert "feed" not in {made[v] for v in found}
