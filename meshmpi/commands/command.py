@@ -70,7 +70,7 @@ MACHINE = argument(
     "FILE",
 )
 _GIVEN = {
-    "config": (argument("config", Path, "a TOML file with settings, or quickstart"), *SETTINGS),
+    "config": (argument("config", Path, "a TOML file with settings, quickstart, or the folder of a run"), *SETTINGS),
     "mesh": (
         argument("--mesh", str, "axes and sizes, such as rows:2;cols:2 (mesh.shape)"),
         argument("--layout", str, "dimensions and their axes, such as batch:rows;heads:cols (mesh.layout)"),

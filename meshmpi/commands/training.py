@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from meshmpi.commands.starting import on_ranks
 from meshmpi.errors import ConfigError
 from meshmpi.runtime.mesh import size_error
 from meshmpi.runtime.world import rank_by_environment, world_size
-from meshmpi.training.signals import STOPPED
+from meshmpi.transformer.training.config import of_run
 from meshmpi.transformer.training.settings import MeshSettings, Settings
 from meshmpi.transformer.training.setup import chosen_layout, make_mesh, mesh_shape
 
@@ -24,7 +27,12 @@ def _settings(options: Options) -> Settings:
 
 
 def _folder(options: Options) -> Path:
-    return options.out or Path("runs", options.config.stem)
+    return options.out or (options.config if of_run(options.config) else Path("runs", options.config.stem))
+
+
+def _resume(options: Options) -> bool | str:
+    """A run that is named by its folder goes on, unless it goes on elsewhere."""
+    return options.resume or (of_run(options.config) is not None and options.out is None)
 
 
 def _start(options: Options, given: Sequence[str]) -> int:
@@ -46,7 +54,7 @@ def _start(options: Options, given: Sequence[str]) -> int:
 
     if not options.restarts and not recover:
         return start(options.ranks, (), options.hosts)
-    return Supervisor(settings, run, options.ranks, hosts, options.resume, start).run(options.restarts)
+    return Supervisor(settings, run, options.ranks, hosts, _resume(options), start).run(options.restarts)
 
 
 def _train(options: Options) -> int:
@@ -63,8 +71,21 @@ def _train(options: Options) -> int:
         return 0
     from meshmpi.transformer.training.run import train
 
-    result = train(settings, _folder(options), resume=options.resume, initialize=initialize)
-    return STOPPED if result.stopped_by else 0
+    folder = _folder(options)
+    result = train(settings, folder, resume=_resume(options), initialize=initialize)
+    if rank_by_environment() == 0 and not result.stopped_by:
+        print(_next_commands(settings, folder, options.module))
+    return result.exit_status
+
+
+def _next_commands(settings: Settings, folder: Path, module: str) -> str:
+    """What to type after a training."""
+    own = "meshmpi" if shutil.which("meshmpi") else f"{os.path.relpath(sys.executable)} -m meshmpi"
+    # Another module fetches the data that its settings name.
+    command = own if module == "meshmpi" else f"{os.path.relpath(sys.executable)} -m {module}"
+    lines = [f"{own} sample {folder} --tokens 300"] if settings.task == "lm" else []
+    lines += [f"{command} train {folder} --set train.steps={2 * settings.train.steps}", f"{own} checkpoint ls {folder}"]
+    return "next:\n  " + "\n  ".join(lines)
 
 
 def _sample(options: Options) -> int:

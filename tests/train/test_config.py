@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from meshmpi.errors import ConfigError
-from meshmpi.transformer.training.config import _sections, describe, from_dict, load
+from meshmpi.transformer.training.config import SAVED, _sections, describe, from_dict, load, written
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.validated import OrNone, section, setting, settings
 
@@ -186,6 +186,26 @@ def test_describe_fits_its_width_and_tells_every_default(width):
     flat = [k for v in asdict(Settings()).values() for k in (v if isinstance(v, dict) and v else [v])]
     assert len(overrides) == len(flat)
     assert load(Settings, None, overrides) == Settings()  # what is told as default is the default
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [
+            "optimizer.clip_norm=1.5",
+            'data.corpus="a \\"quoted\\" n\u00e4me"',
+            "train.plot=false",
+            "optimizer.epsilon=1e-9",
+        ],
+        ['baselines={"nanoGPT, 2022" = 1.4697, b = 2}', "task=translation", "mesh.shape=rows:2;cols:2"],
+    ],
+)
+def test_the_settings_of_a_run_are_read_from_its_folder(tmp_path, overrides):
+    given = load(Settings, None, overrides)
+    (tmp_path / SAVED).write_text(written(given), encoding="utf-8")
+    assert load(Settings, tmp_path) == given
+    assert load(Settings, tmp_path, ["train.steps=7"]).train.steps == 7
 
 
 def test_every_setting_of_a_training_says_what_it_does():

@@ -6,6 +6,7 @@ The classes check the values; this module adds file and line to the messages.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import textwrap
@@ -21,6 +22,8 @@ from meshmpi.files import plain
 from meshmpi.validated import explained
 
 T = TypeVar("T")
+SAVED = "settings.toml"
+"""The file in the folder of a run from which it can go on."""
 BUILT_IN = Path(__file__).parent / "configs"
 """The configurations of the package; they can be loaded by name."""
 
@@ -30,7 +33,7 @@ def load(settings_class: type[T], path: str | Path | None = None, overrides: Ite
 
     Args:
         settings_class: A settings class, possibly with sections.
-        path: A TOML file; None for defaults only.
+        path: A TOML file, or the folder of a run; None for defaults only.
         overrides: Items such as ``train.steps=100``; a string may go without TOML's quotes.
 
     Raises:
@@ -40,7 +43,8 @@ def load(settings_class: type[T], path: str | Path | None = None, overrides: Ite
     values: dict[str, Any] = {}
     places = _Places()
     if path is not None:
-        text = _read(Path(path))
+        path = of_run(path) or Path(path)
+        text = _read(path)
         try:
             values = plain.parse_toml(text)
         except ValueError as error:
@@ -51,6 +55,22 @@ def load(settings_class: type[T], path: str | Path | None = None, overrides: Ite
     for item in overrides:
         _override(settings_class, values, item, places)
     return _build(settings_class, values, (), places)
+
+
+def of_run(path: str | Path) -> Path | None:
+    """The settings in the folder of a run; None where it is not one."""
+    file = Path(path, SAVED)
+    return file if file.is_file() else None
+
+
+def written(settings: Any) -> str:
+    """All settings as `load` reads them from a file."""
+    lines: list[str] = []
+    for path, fields in _sections(type(settings), ()):
+        place = functools.reduce(getattr, path, settings)
+        lines += ["", f"[{'.'.join(path)}]"] if path else []
+        lines += [f"{f.name} = {_toml(getattr(place, f.name))}" for f, _ in fields]
+    return "\n".join(lines).strip("\n") + "\n"
 
 
 def from_dict(settings_class: type[T], values: Mapping[str, Any]) -> T:
@@ -100,7 +120,7 @@ def _toml(value: Any) -> str:
     if value is None:
         return '"none"'
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (bool, str)) else str(value)
 
 

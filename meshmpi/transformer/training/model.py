@@ -5,6 +5,8 @@ Contains the common part of all tasks' graphs; each task adds its parts (`meshmp
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,6 +108,17 @@ def outputs_with_experts(loss: Tensor, mixtures: Sequence[ExpertsOutput]) -> dic
 def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
     """The sum of losses times weights, in float32."""
     return reduce_sum(multiply(cast(losses, "float32"), weights))
+
+
+def schedule_steps(text: str) -> int:
+    """After how many steps a schedule as `schedules.parse_schedule` takes has come to its end; 0: it has none."""
+    found = [0]
+    for name, arguments in re.findall(r"(\w+)\(([^)]*)\)", text):
+        if "total_steps" in (names := list(inspect.signature(schedules.SCHEDULES[name]).parameters)):
+            given = arguments.split(",")
+            at = names.index("total_steps")
+            found += [int(float(given[at]))] if at < len(given) else []
+    return max(found)
 
 
 def build_optimizer(settings: OptimizerSettings, storage: str, rates: list[Tensor]) -> optimize.Optimizer:

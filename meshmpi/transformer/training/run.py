@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.training.callback import Callback
 from meshmpi.training.loop import Result
 from meshmpi.training.signals import StopSignals
 from meshmpi.training.starting import Initialize, Resume, ready, run_loop
 from meshmpi.transformer.tasks.base import Task
+from meshmpi.transformer.training.config import SAVED, written
 from meshmpi.transformer.training.recovery import train_on_survivors
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import make_mesh
@@ -43,7 +46,9 @@ def train(
     """
 
     def begin(on: AnyMesh, source: Resume | Initialize[Trainer]) -> Trainer:
-        return ready(Trainer(settings, on, folder, say, task, callbacks), source, initialize)
+        trainer = ready(Trainer(settings, on, folder, say, task, callbacks), source, initialize)
+        from_first(on, lambda: Path(folder, SAVED).write_text(written(settings), encoding="utf-8"))
+        return trainer
 
     if settings.mesh.recover and mesh is None:
         return train_on_survivors(settings, folder, resume, say, begin)

@@ -23,7 +23,7 @@ from meshmpi.training.starting import equip
 from meshmpi.training.stopping import Stopping
 from meshmpi.transformer.tasks.base import Evaluator, Task
 from meshmpi.transformer.tasks.registry import task_class
-from meshmpi.transformer.training.model import TrainingGraph
+from meshmpi.transformer.training.model import TrainingGraph, schedule_steps
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import chosen_layout
 
@@ -64,6 +64,12 @@ class Trainer(Loop):
         facts = {"parameters": parameters, "layout": layout, "tokens_per_step": tokens}
         dtype = settings.model.activation_dtype or settings.model.dtype
         lead = f"{parameters:,} parameters on mesh {mesh.shape}, layout '{layout}'; {self.task.describe()}"
+        total, steps = schedule_steps(settings.optimizer.learning_rate), settings.train.steps
+        if total > steps:
+            say(
+                f"note: the schedule of the learning rate has {total:,} steps and the run {steps:,}: it ends"
+                " before the rate has fallen"
+            )
         how = {"machine": settings.mesh.machine, "dtype": dtype}
         equip(self, live, extras, lead, began, facts, (tokens, "tokens"), built.finite, callbacks, **how)
 
