@@ -99,6 +99,8 @@ def __getattr__(name: str) -> Any:
         return globals()[name]
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
+    if name == "__all__":  # of `from meshmpi import *`, which brings the layers too
+        return [n for n in __dir__() if not n.startswith("_") and n not in _LAZY and n not in _MODULES]
     if name.startswith("_"):  # Python's own questions
         raise AttributeError(f"module 'meshmpi' has no attribute '{name}'")
     from meshmpi.errors import suggest

@@ -308,6 +308,9 @@ def test_the_table_of_late_layers_is_what_type_checkers_read():
     assert {home: names.split() for home, names in nn._HOMES.items()} == read
     assert all(hasattr(nn, name) for name in nn.__all__)
     assert not any(hasattr(nn, name) for name in ("denser", "_HOME"))
+    names: dict[str, object] = {}
+    exec("from meshmpi import *", names)
+    assert {*nn.__all__, "einsum", "Graph", "nn"} <= set(names)
 
 
 def test_planning_needs_neither_mpi_nor_arrays():
