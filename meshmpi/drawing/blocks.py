@@ -20,10 +20,10 @@ from meshmpi.drawing.picture import (
     PAGE,
     PLAIN,
     Canvas,
+    Colours,
     MatplotlibFigure,
     Picture,
     mesh_text,
-    soft,
     text_width,
 )
 from meshmpi.ir.program import LocalType
@@ -131,25 +131,6 @@ def _known(index: Sequence[int | None]) -> tuple[int, ...] | None:
 # -- pictures --------------------------------------------------------------------------------------
 
 
-class Key:
-    """One colour for each set of ranks, the same in all tensors of a picture, as long as there are colours."""
-
-    def __init__(self, mesh: MeshShape):
-        self.mesh = mesh
-        self.sets: dict[tuple[int, ...], int] = {}
-
-    def colour(self, ranks: tuple[int, ...]) -> str:
-        if len(ranks) == self.mesh.size:
-            return PLAIN
-        return soft(self.sets.setdefault(ranks, len(self.sets)))
-
-    def note(self) -> str:
-        """A warning that the colours were not enough, or empty."""
-        if len(self.sets) <= COLOURS:
-            return ""
-        return f"without colour: {len(self.sets) - COLOURS} more sets of ranks than can be told apart"
-
-
 class _Part(NamedTuple):
     """A tensor or a sign: its size, and what paints it with its upper left corner at (x, y)."""
 
@@ -182,10 +163,12 @@ def draw_blocks(
         blocks of the last sets have no colour, and the caption says so.
     """
     mesh, items = MeshShape(mesh), _items(tensors)
-    key = Key(mesh)
+    key = Colours()
     parts = [_sign(i) if isinstance(i, str) else _tensor(i[0], i[1], mesh, key) for i in items]
     heading = [(title, 14.0, INK)] if title else []
-    heading += [(line, SMALL, FAINT) for line in (_caption(items, mesh, layout), key.note()) if line]
+    heading.append((_caption(items, mesh, layout), SMALL, FAINT))
+    if (more := len(key.numbers) - COLOURS) > 0:
+        heading.append((f"without colour: {more} more sets of ranks than can be told apart", SMALL, FAINT))
     placed: list[tuple[_Part, float, float]] = []
     full, y = 0.0, 18.0 + sum(size + 8 for _, size, _ in heading)
     for line in _rows(parts, width):
@@ -255,7 +238,7 @@ class _Dim(NamedTuple):
     length: float
 
 
-def _tensor(name: str, t: LocalType, mesh: MeshShape, key: Key) -> _Part:
+def _tensor(name: str, t: LocalType, mesh: MeshShape, key: Colours) -> _Part:
     """One tensor: its name, the names of its dimensions, its blocks."""
     found = {b.index: b for b in blocks_of(t, mesh)}
     labels = [ranks_text(b.ranks, mesh.size) for b in found.values()]
@@ -275,7 +258,9 @@ def _tensor(name: str, t: LocalType, mesh: MeshShape, key: Key) -> _Part:
             at = {**rows, **columns}
             index = [at[d] for d in range(len(t.shape))]
             block = None if (known := _known(index)) is None else found[known]
-            cells.append((dx, dy, block, PAGE if block is None or block.empty else key.colour(block.ranks)))
+            whole = block is not None and len(block.ranks) == mesh.size
+            fill = PAGE if block is None or block.empty else PLAIN if whole else key.soft(block.ranks)
+            cells.append((dx, dy, block, fill))
 
     def paint(canvas: Canvas, x: float, y: float) -> None:
         canvas.text(x + left, y + 9, name, 13, bold=True)
@@ -284,7 +269,7 @@ def _tensor(name: str, t: LocalType, mesh: MeshShape, key: Key) -> _Part:
         for k, b in enumerate(down):
             canvas.text(x + 8 + 16.0 * k, y + top + h, _dim_text(t, b.number), SMALL, FAINT, turned=True)
         for dx, dy, block, fill in cells:
-            _cell(canvas, block, t, key.mesh, fill, (x + dx, y + dy, *size))
+            _cell(canvas, block, t, mesh, fill, (x + dx, y + dy, *size))
 
     width = max(w, *(text_width(s, SMALL) for s in names or [""]), text_width(name, 13))
     return _Part(left + width, top + h, paint)

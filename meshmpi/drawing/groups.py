@@ -173,14 +173,15 @@ def repeats(keys: Sequence[Hashable]) -> list[tuple[int, int, int]]:
             count = (end - at) // period
             if count > 1 and period * count > best[0] * best[1]:
                 best = (period, count)
-        out.append((at, *best))
+        out.append((at, best[0], best[1]))
         at += best[0] * best[1]
     return out
 
 
-def readable(program: Program, most: int) -> int | None:
-    """The largest depth of scopes that needs at most ``most`` boxes, folded; None: single instructions."""
-    if len(program.instructions) <= most:
+def readable(program: Program, most: int, single: bool = True) -> int | None:
+    """The largest depth of scopes that needs at most ``most`` boxes, folded; None, if ``single``: instructions."""
+    if single and len(program.instructions) <= most:
         return None
     deepest = max((i.source.name.count("/") for i in program.instructions), default=0)
-    return next((d for d in range(deepest, 0, -1) if len(folded(grouped(program, d))) <= most), 1)
+    depths = range(deepest, 0 if single else -1, -1)
+    return next((d for d in depths if len(folded(grouped(program, d))) <= most), 1)

@@ -6,7 +6,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -71,6 +71,19 @@ def soft(n: int, dark: bool = False) -> str:
     if n >= COLOURS:
         return PAGE
     return oklch(0.34 + 0.05 * (n // 12) if dark else 0.89 - 0.06 * (n // 12), 0.075, _hue(n))
+
+
+class Colours:
+    """A colour for each name, in the order in which they are first asked for, as long as there are colours."""
+
+    def __init__(self, first: Iterable[Hashable] = ()) -> None:
+        self.numbers: dict[Hashable, int] = {name: n for n, name in enumerate(dict.fromkeys(first))}
+
+    def soft(self, name: Hashable) -> str:
+        return soft(self.numbers.setdefault(name, len(self.numbers)))
+
+    def strong(self, name: Hashable) -> str:
+        return strong(self.numbers.setdefault(name, len(self.numbers)))
 
 
 def mesh_text(mesh: MeshShape) -> str:

@@ -16,11 +16,11 @@ from meshmpi.drawing.picture import (
     PAGE,
     PLAIN,
     Canvas,
+    Colours,
     MatplotlibFigure,
     Picture,
     mesh_text,
     shortened,
-    soft,
     strong,
     text_width,
 )
@@ -32,19 +32,13 @@ FONT, ROW, GAP = 11.5, 17.0, 16.0
 ARROW = "#6b7580"
 
 
-class AxisColours:
+def axis_colours(program: Program) -> Colours:
     """One colour for each set of mesh axes, in the order of the mesh."""
+    return Colours([*program.mesh.names, *_axes_used(program)])
 
-    def __init__(self, program: Program):
-        found = ["+".join(i.attrs.axes) for i in program.instructions if isinstance(i.attrs, Collective)]
-        self.numbers = {name: n for n, name in enumerate(dict.fromkeys([*program.mesh.names, *found]))}
-        self.used = [n for n in self.numbers if n in found]
 
-    def soft(self, axes: str) -> str:
-        return soft(self.numbers[axes])
-
-    def strong(self, axes: str) -> str:
-        return strong(self.numbers[axes])
+def _axes_used(program: Program) -> list[str]:
+    return ["+".join(i.attrs.axes) for i in program.instructions if isinstance(i.attrs, Collective)]
 
 
 def draw_program(
@@ -64,7 +58,7 @@ def draw_program(
     """
     if depth == -1:
         depth = readable(program, MOST_BOXES)
-    groups, colours = grouped(program, depth, numbers), AxisColours(program)
+    groups, colours = grouped(program, depth, numbers), axis_colours(program)
     groups = groups if depth is None else folded(groups)
     sizes = [_size(g) for g in groups]
     legend, caption = _legend(program, colours), about(program)
@@ -124,7 +118,7 @@ def _made(s: Source) -> str:
 
 
 def _box(
-    canvas: Canvas, g: Group, place: tuple[float, float, float, float], colours: AxisColours, program: Program
+    canvas: Canvas, g: Group, place: tuple[float, float, float, float], colours: Colours, program: Program
 ) -> None:
     """A group; each of its collectives is a row of its own, in the colour of its axes."""
     x, y, w, h = place
@@ -145,13 +139,14 @@ def _box(
         canvas.text(x + w / 2, at + ROW / 2 - 1, words, FONT - 0.5, where="center")
 
 
-def _legend(program: Program, colours: AxisColours) -> list[tuple[str, str, str, float, float]]:
+def _legend(program: Program, colours: Colours) -> list[tuple[str, str, str, float, float]]:
     """Words, colours of ground and edge, and where each entry begins and ends."""
-    if not colours.used:
+    used = sorted(dict.fromkeys(_axes_used(program)), key=colours.numbers.__getitem__)
+    if not used:
         words = "no collectives: nothing is sent"
         return [(words, "", "", 0.0, text_width(words, 11))]
     entries, x = [], 0.0
-    for axes in colours.used:
+    for axes in used:
         words = f"over {axes} ({program.mesh.count(axes.split('+'))} ranks)"
         end = x + 36 + text_width(words, 11)
         entries.append((words, colours.soft(axes), colours.strong(axes), x, end))

@@ -51,6 +51,7 @@ h1{font-size:22px;margin:8px 0}h2{font-size:17px;margin:28px 0 8px}
 nav a{margin-right:14px;white-space:nowrap}a,summary{color:var(--link)}summary{cursor:pointer}
 table{border-collapse:collapse;font-size:13px;margin:6px 0;overflow-wrap:normal}
 th,td{border-bottom:1px solid var(--line);padding:3px 10px 3px 0;text-align:left;vertical-align:top}
+@media (max-width:600px){td:first-child,th:first-child{max-width:40vw;overflow-wrap:anywhere}}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 code,pre,input{font-family:"DejaVu Sans Mono",Consolas,monospace}
 pre{background:var(--plain);padding:8px;overflow:auto;font-size:12px;max-height:70vh}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from meshmpi.drawing.groups import Group, folded, grouped
+from meshmpi.drawing.groups import Group, folded, grouped, readable
 from meshmpi.drawing.picture import (
     FAINT,
     INK,
@@ -20,10 +20,9 @@ from meshmpi.drawing.picture import (
     Picture,
     mesh_text,
     shortened,
-    soft,
     text_width,
 )
-from meshmpi.drawing.program import AxisColours
+from meshmpi.drawing.program import axis_colours
 from meshmpi.errors import ConfigError
 from meshmpi.ir.kinds import Wait
 from meshmpi.ir.program import Collective, Instruction, Program
@@ -116,9 +115,7 @@ def _row(i: Instruction) -> str:
 
 def stages(program: Program, parts: Sequence[Spent]) -> list[Stage]:
     """The groups of a step in order, repeated ones folded, with their seconds; what is in none comes last."""
-    deepest = max((i.source.name.count("/") for i in program.instructions), default=0)
-    ways = (folded(grouped(program, d)) for d in range(deepest, -1, -1))
-    groups = next((g for g in ways if len(g) <= MOST_STAGES), None) or folded(grouped(program, 1))
+    groups = folded(grouped(program, readable(program, MOST_STAGES, single=False)))
     rest = Group("the rest of the step")
     owner = {n: k for k, g in enumerate(groups) for n in g.numbers}
     found = [Stage(g, {}) for g in (*groups, rest)]
@@ -137,12 +134,10 @@ def draw_timeline(program: Program, timed: Timed, title: str = "", width: float 
         title: Above the picture.
         width: Of the picture, in pixels.
     """
-    found, colours = stages(program, timed.parts), AxisColours(program)
+    found, colours = stages(program, timed.parts), axis_colours(program)
     used = dict.fromkeys(row for s in found for row, seconds in s.rows.items() if seconds)
-    axes = [a for a in colours.numbers if a in used]
+    axes = [str(a) for a in colours.numbers if a in used]
     rows = [r for r in (COMPUTE, *axes, WAITING, OTHER) if r in used]
-    names = dict.fromkeys(_kin(s.group) for s in found)
-    grounds = {name: soft(len(colours.numbers) + n) for n, name in enumerate(names)}
     height = TOP + 24 + ROW * len(rows) + 30
 
     def paint(figure: MatplotlibFigure) -> None:
@@ -160,18 +155,14 @@ def draw_timeline(program: Program, timed: Timed, title: str = "", width: float 
             for row, seconds in s.rows.items():
                 wide, y = room * seconds / whole, TOP + 24 + ROW * rows.index(row) if seconds else 0.0
                 if wide:
-                    fill = colours.soft(row) if row in axes else grounds[_kin(s.group)] if row == COMPUTE else PLAIN
+                    name = masked(s.group.name).removesuffix(GRADIENT) if row == COMPUTE else row
+                    fill = PLAIN if row in (WAITING, OTHER) else colours.soft(name)
                     _part(canvas, s, row, seconds / whole, fill, (x, y + 2, wide, ROW - 4))
                 x += wide
         for members in sections.values():
             _bracket(canvas, members, room * sum(s.seconds for s, _ in members) / whole)
 
     return Picture(width, height, title or "Time line of a step", "\n".join([timed.about, *_as_text(found)]), paint)
-
-
-def _kin(g: Group) -> str:
-    """What has one colour: a scope and its gradient."""
-    return masked(g.name).removesuffix(GRADIENT)
 
 
 def _scale(canvas: Canvas, whole: float, room: float, height: float) -> None:

@@ -319,7 +319,8 @@ def read_trace(path: str | Path) -> tuple[list[Recorded], int, int]:
             raise ValueError("its steps or ranks did not make the same calls")
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise ConfigError(
-            f"'{path}' is not a trace: {error}.", "Give the trace.json.gz that `meshmpi train --trace` wrote."
+            f"'{path}' is not a trace: {getattr(error, 'strerror', None) or error}.",
+            "Give the trace.json.gz that `meshmpi train --trace` wrote.",
         ) from error
     if not calls:
         raise ConfigError(f"'{path}' has no steps.", "Record some: `meshmpi train CONFIG --trace`.")

@@ -17,7 +17,7 @@ from meshmpi.amounts import amount
 from meshmpi.cli import main as command
 from meshmpi.drawing import draw_memory, draw_program, report_page
 from meshmpi.drawing.groups import folded, grouped, readable, repeats
-from meshmpi.drawing.program import AxisColours
+from meshmpi.drawing.program import axis_colours
 from meshmpi.ir.kinds import COLLECTIVES
 from meshmpi.ir.program import Program
 from meshmpi.planner.memory_use import KINDS, memory_use
@@ -52,7 +52,7 @@ def deep_program(layers: int = 12) -> Program:
 
 def test_every_collective_is_drawn_in_the_colour_of_its_axes():
     program = two_layers().program
-    picture, colours = draw_program(program, "two layers"), AxisColours(program)
+    picture, colours = draw_program(program, "two layers"), axis_colours(program)
     inside = {
         w.text: b.fill
         for w in words(picture)
