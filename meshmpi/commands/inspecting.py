@@ -16,7 +16,7 @@ from meshmpi.graph import Graph, Tensor, Update
 if TYPE_CHECKING:
     from meshmpi.api import Plan
     from meshmpi.compiler.passes.memory import MemoryPlan
-    from meshmpi.drawing.timeline import Timed
+    from meshmpi.planner.step_time import Timed
 
 DEFAULT_MESH = "rows:2;cols:2"
 SHOWN_AS = (".html", ".svg", ".png")
@@ -103,10 +103,10 @@ def _show(options: Options) -> int:
     from meshmpi.api import plan
     from meshmpi.dims import MeshShape
     from meshmpi.drawing.report import report_text
-    from meshmpi.drawing.timeline import predicted, recorded
     from meshmpi.planner.machine import shared_axes
     from meshmpi.planner.machine_file import find_machine
     from meshmpi.planner.report import time_lines
+    from meshmpi.planner.step_time import predicted, recorded
     from meshmpi.planner.timing import predict_time
     from meshmpi.runtime.compiled import memory_plan
 

@@ -9,7 +9,8 @@ from meshmpi.drawing.memory import draw_memory
 from meshmpi.drawing.picture import Picture, stacked
 from meshmpi.drawing.program import draw_program
 from meshmpi.drawing.report import report_page
-from meshmpi.drawing.timeline import draw_timeline, predicted, recorded
+from meshmpi.drawing.timeline import draw_timeline
+from meshmpi.planner.step_time import predicted, recorded
 
 __all__ = [
     "Picture",

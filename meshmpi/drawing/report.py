@@ -18,10 +18,11 @@ from meshmpi.drawing.groups import folded, grouped, readable
 from meshmpi.drawing.memory import draw_memory
 from meshmpi.drawing.picture import COLOURS, FAINT, INK, LINE, PAGE, PLAIN, Picture, soft, stacked, strong
 from meshmpi.drawing.program import MOST_BOXES, draw_program
-from meshmpi.drawing.timeline import Timed, draw_timeline, predicted, stages, table
+from meshmpi.drawing.timeline import draw_timeline, stages, table
 from meshmpi.ir.program import LocalType, Program
 from meshmpi.planner.memory_use import memory_use
 from meshmpi.planner.report import masked, sent_by_scope, traffic_lines, users_name
+from meshmpi.planner.step_time import Timed, predicted
 
 MOST_PICTURES = 12
 """Tensors drawn: one of each way to be split, the largest first."""

@@ -14,10 +14,11 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.dims import MeshShape
-from meshmpi.drawing.timeline import OTHER, WAITING, Spent, Timed, draw_timeline, predicted, recorded, stages
+from meshmpi.drawing.timeline import draw_timeline, stages
 from meshmpi.ir.kinds import Collective
 from meshmpi.ir.program import Program
 from meshmpi.planner.machine_file import load_machine
+from meshmpi.planner.step_time import OTHER, WAITING, Spent, Timed, predicted, recorded
 from meshmpi.runtime.trace import Call, Trace, write_trace
 from tests.drawing.seen import assert_legible, boxes, words
 from tests.drawing.test_program_pictures import ROOT, deep_program, two_layers
@@ -111,7 +112,7 @@ def test_what_is_not_a_trace_is_refused(content: bytes, problem: str, tmp_path):
 @pytest.mark.matrix
 def test_the_picture_does_not_depend_on_hashing():
     code = (
-        "from tests.drawing.test_program_pictures import *; from meshmpi.drawing.timeline import *;"
+        "from tests.drawing.test_program_pictures import *; from meshmpi.drawing import *;"
         "p = deep_program(); import hashlib;"
         "print(hashlib.sha256(draw_timeline(p, predicted(p)).svg().encode()).hexdigest())"
     )
