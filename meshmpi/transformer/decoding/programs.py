@@ -82,7 +82,8 @@ class DecodingPrograms:
         names = [*self._model_graph()[0].dim_names, "beam"]
         for rules in (whole, Layout(storage)):
             rules.check(mesh.shape, names)
-        self.layout, self.storage = _optional(whole), _optional(Layout(storage))
+        self.layout = _optional(whole)
+        self.storage = None if storage is None else _optional(Layout(storage))  # None: once per host, as in training
         self.parameters = self._first_values() if variables is None else variables
         self._store = OverlaidStore(self.parameters)
         self._beams = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import meshmpi as mm
 from meshmpi.transformer.decoding.decoding import Generator, Sampling
-from meshmpi.transformer.models import TransformerConfig
+from meshmpi.transformer.models import TransformerConfig, lm
 
 CONFIG = TransformerConfig(vocab=13, length=12, d_model=8, d_ff=10, heads=4, d_kv=4, layers=1, padding_id=0)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 1, 2], [3, 3]]
@@ -35,13 +35,29 @@ def texts(mesh: Any, layout: str) -> dict[str, Any]:
     return out
 
 
+def decodes_by_variables_of_a_step(mesh: Any) -> None:
+    """The variables of another step, which a host holds once, as those of a training, make the same texts."""
+    config = CONFIG.with_options(d_model=512)
+    with mm.Graph() as graph:
+        logits = lm(config, mm.placeholder("tokens", "batch:2;length:1", "int32"))
+    step = mm.compile(graph, mesh, fetches=[logits])
+    assert step.program.variables["decoder/embedding"].type.used_axes
+    found = []
+    for variables in (step.variables, None):
+        made = Generator(config, mesh, "", batch=2, vocabulary_size=11, variables=variables)
+        found.append(made.generate(PROMPTS, 6, sampling=Sampling(0), stop=[7], seed=5))
+    assert found[0] == found[1]
+
+
 def main(folder: Path) -> None:
     """Every rank writes what it has found."""
     from mpi4py import MPI
 
     name, layout = MESHES[MPI.COMM_WORLD.size]
     mesh = mm.Mesh(name)
-    (folder / f"rank_{mesh.rank}.json").write_text(json.dumps(texts(mesh, layout)))
+    found = texts(mesh, layout)
+    decodes_by_variables_of_a_step(mesh)
+    (folder / f"rank_{mesh.rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
