@@ -21,7 +21,7 @@ import meshmpi as mm
 from meshmpi.errors import MeshmpiError, without_library
 
 HERE = Path(__file__).name
-MODULES = {"": mm, "optimize.": mm.optimize, "schedules.": mm.schedules, "transformer.": mm.transformer}
+MODULES = {"": mm} | {f"{n}.": getattr(mm, n) for n in ("data", "optimize", "schedules", "transformer")}
 BELOW = ("Dimension", "Layout", "MeshShape", "Shape")
 """Classes of rooms below that of arguments: Python itself reports too many arguments, at the user's line."""
 LEFT_OUT = {
@@ -35,12 +35,14 @@ LEFT_OUT = {
     "transformer.PackedPairs": "a result",
     "Mesh": "needs ranks",
     "optimize.Optimizer": "a base class",
+    "Callback": "a base class",
+    "data.Reader": "made by mm.data.reader",
 }
 
 
 def _public() -> Iterator[tuple[str, Callable[..., Any]]]:
     for prefix, module in MODULES.items():
-        names = getattr(module, "__all__", None) or dir(module)
+        names = (None if module is mm else getattr(module, "__all__", None)) or dir(module)
         for name in names:
             value = getattr(module, name)
             error = isinstance(value, type) and issubclass(value, BaseException)
@@ -52,6 +54,13 @@ def _public() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 PUBLIC = dict(_public())
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    """Where names that are given are names of files."""
+    monkeypatch.chdir(tmp_path)
+    np.save("tokens.npy", np.arange(99))
 
 
 class World:
@@ -224,6 +233,15 @@ SPECIAL: dict[tuple[str, str], Callable[[World], Any]] = {
     },
     ("schedules.cosine", "total_steps"): lambda w: 9,
     ("schedules.slanted_triangular", "total_steps"): lambda w: 99,
+    ("CSVLogger", "path"): lambda w: "steps.csv",
+    ("fit", "step"): lambda w: mm.compile(w.graph, mm.SimulatedMesh("rows:2"), fetches=[w.loss]),
+    ("fit", "data"): lambda w: lambda n: {"x": np.ones((2, 4, 8))},
+    ("fit", "steps"): lambda w: 1,
+    ("fit", "folder"): lambda w: "a_run",
+    ("fit", "log"): lambda w: {"plot": False},
+    ("fit", "say"): lambda w: lambda line: None,
+    ("data.reader", "source"): lambda w: {"x": np.ones((4, 3))},
+    ("data.tokens", "path"): lambda w: "tokens.npy",
     ("schedules.parse_schedule", "text"): lambda w: "linear_warmup*0.1",
 }
 """(function or "" for any, argument) -> a right value, where its annotation does not tell."""

@@ -235,9 +235,10 @@ def _hdf5(path: Path) -> dict[str, Column]:
             return
         label, place = f"{path}:{name}", item.id.get_offset()
         # In one piece and as it is: mapped, as random rows are slow through the library.
-        whole = item.chunks is None and item.external is None and not item.is_virtual and place is not None
-        mapped = np.memmap(path, item.dtype, "r", place, item.shape) if whole and item.size else None
-        found[name] = RunColumn(label, item) if mapped is None else ArrayColumn(label, mapped)
+        if item.chunks or item.external or item.is_virtual or place is None or not item.size:
+            found[name] = RunColumn(label, item)
+        else:
+            found[name] = ArrayColumn(label, np.memmap(path, item.dtype, "r", place, item.shape))
 
     file.visititems(visit)
     return found

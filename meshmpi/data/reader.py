@@ -14,6 +14,8 @@ from meshmpi.data.columns import Array, ArrayColumn, Column, WindowColumn, chose
 from meshmpi.data.copies import copied
 from meshmpi.data.order import Places, rows_at
 from meshmpi.errors import DataError
+from meshmpi.files import plain
+from meshmpi.graph.arguments.checked import check_all
 from meshmpi.hashes import sha256
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.feeding import BlockFeeder, Held
@@ -21,7 +23,7 @@ from meshmpi.runtime.feeding import BlockFeeder, Held
 Blocks = dict[str, Array]
 Map = Callable[[Blocks, Places], Mapping[str, Array]]
 """Rows as they were read, and their places in the training -> the feeds, with as many rows."""
-Source = Union[str, "os.PathLike[str]", Mapping[str, Any]]
+Source = Union[str, os.PathLike[str], Mapping[str, Any]]
 _SAMPLED = 16
 
 
@@ -237,8 +239,9 @@ def _numbers(file: Path, dtype: str) -> ArrayColumn:
     """A file of numbers without a header, mapped."""
     try:
         kind = np.dtype(dtype)
+        os.close(plain.opened(file))
         size = file.stat().st_size
-    except (OSError, TypeError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise DataError(
             f"{file} cannot be read as {dtype}: {error}.", "Name a file of numbers and their type."
         ) from None
@@ -263,3 +266,6 @@ def _digest(columns: Mapping[str, Column]) -> str:
         some = np.unique(np.linspace(0, column.shape[0] - 1, _SAMPLED).astype(np.int64))
         found.update(np.ascontiguousarray(column.read(some)).tobytes())
     return found.hexdigest()[:32]
+
+
+check_all(globals(), ["reader", "tokens"], "data.")

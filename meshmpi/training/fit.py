@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, Union, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, Union, runtime_checkable
 
 from meshmpi.checkpoint import Manifest, find
 from meshmpi.errors import CheckpointError, ConfigError, DataError, suggest
 from meshmpi.graph import Tensor
+from meshmpi.graph.arguments.checked import asked, checked
 from meshmpi.guard.flight import phase
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.compiled import CompiledStep
@@ -50,6 +51,7 @@ Fetch = Union[Tensor, str]
 Evaluate = Callable[[], Union[float, Mapping[str, float]]]
 
 
+@checked
 def fit(
     step: CompiledStep,
     data: Data,
@@ -99,13 +101,14 @@ def fit(
         >>> result = mm.fit(step, lambda n: {"x": inputs[n % 100]}, steps=1000, checkpoint=200)
     """
     settings = _settings(step, steps, evaluate_every, checkpoint, log, guard or {}, trace)
-    _check(step, evaluate, callbacks)
     fetches = _fetches(step, loss, learning_rate, finite)
     with StopSignals():
         at = Path(folder)
         source = from_first(step.mesh, lambda: bool(find(at / "checkpoints"))) if resume == "auto" else resume
-        make = partial(Fit, settings, step, fetches, data, at, say, evaluate, finite, callbacks)
-        return run_loop(step.mesh, at, say, lambda: ready(make(), source))
+        source = bool(source) if isinstance(source, int) else source
+        told = partial(asked, say, "fit")
+        make = partial(Fit, settings, step, fetches, data, at, told, evaluate, finite, callbacks)
+        return run_loop(step.mesh, at, told, lambda: ready(make(), source))
 
 
 class Fit(Loop):
@@ -147,7 +150,7 @@ class Fit(Loop):
     def evaluate(self, final: bool) -> Evaluation | None:
         if self._evaluate_now is None:
             return None
-        began, found = time.perf_counter(), self._evaluate_now()
+        began, found = time.perf_counter(), asked(self._evaluate_now, "fit")
         if not isinstance(found, Mapping):
             found = {"loss": found}
         try:
@@ -180,9 +183,8 @@ def _settings(
     pictured = {name: logging.pop(name) for name in ("title", "baselines") if name in logging}
     if "every" in logging:
         logging["log_every"] = logging.pop("every")
-    seed = step.program.seed if isinstance(step, CompiledStep) else 0
     return LoopSettings(
-        train=_section(RunSettings, "log", {**logging, "steps": steps, "seed": seed}),
+        train=_section(RunSettings, "log", {**logging, "steps": steps, "seed": step.program.seed}),
         evaluate=_section(EvaluateSettings, "evaluate", {"every": evaluate_every}),
         checkpoint=_section(CheckpointSettings, "checkpoint", checkpoint, "every"),
         guard=_section(GuardSettings, "guard", guard),
@@ -201,17 +203,6 @@ def _section(settings_class: type[Section], name: str, given: Any, main: str = "
         return settings_class(**given)
     except ConfigError as error:
         raise ConfigError(f"{name}=: {error.problem}", error.remedy) from None
-
-
-def _check(step: Any, evaluate: Any, callbacks: Any) -> None:
-    """Raises ConfigError where arguments of `fit` are not of their kind."""
-    if not isinstance(step, CompiledStep):
-        raise ConfigError(f"step is {step!r}.", "Give what mm.compile(...) returned.")
-    if evaluate is not None and not callable(evaluate):
-        raise ConfigError(f"evaluate= is {evaluate!r}.", "Give a function without arguments.")
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise ConfigError(f"{callback!r} is not a callback.", "Subclass mm.Callback, and give an object of it.")
 
 
 def _fetches(
@@ -245,8 +236,8 @@ def _by_number(step: CompiledStep, data: Any) -> Callable[[int], Mapping[Any, An
         feeder = BlockFeeder(step, list(step.program.feeds))
         return lambda number: feeder.feeds(data.feeds(number, feeder.held))
     if callable(data):
-        return cast("Callable[[int], Mapping[Any, Any]]", data)
-    if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping)):
+        return lambda number: asked(data, "fit", number)
+    if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping, Tensor)) and getattr(data, "ndim", 1):
         return _Sequence(data)
     raise ConfigError(
         f"data is {data!r}.",

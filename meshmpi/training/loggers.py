@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from meshmpi.errors import ConfigError
+from meshmpi.graph.arguments.checked import check_all
 from meshmpi.training.callback import Callback, Evaluation, Step
 
 
@@ -110,3 +111,6 @@ class WandbLogger(Callback):
         if self._wandb is not None:
             self._wandb.finish(exit_code=1)
             self._wandb = None
+
+
+check_all(globals(), ["CSVLogger", "WandbLogger"])

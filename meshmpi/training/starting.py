@@ -28,7 +28,7 @@ from meshmpi.training.stopping import find_limit
 Trained = TypeVar("Trained", bound=Loop)
 Initialize = Callable[[Trained], None]
 """Gives a new loop other initial values, or those to go on from."""
-Resume = Union[bool, str, "os.PathLike[str]"]
+Resume = Union[bool, str, os.PathLike[str]]
 """Whether to go on from the newest checkpoint, or the one to go on from."""
 
 

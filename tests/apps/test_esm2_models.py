@@ -72,7 +72,7 @@ def losses(tmp_path: Path, mesh: str, layout: str, storage: str = "", residual: 
     found = settings(path, mesh=placed, model={"residual_constraint": residual})
     on = on or mm.SimulatedMesh(mesh)
     trainer = Trainer(found, on, tmp_path, lambda line: None, ProteinTask)
-    steps = [trainer.one_step()[0] for _ in range(3)]
+    steps = [trainer.one_step() for _ in range(3)]
     return steps, trainer._evaluator.evaluate()
 
 

@@ -276,27 +276,27 @@ def test_tensorboard(tmp_path):
         ({"data": {"x": 1}}, "data is {'x': 1}. Give a function of the step's number"),
         ({"data": 3}, "data is 3."),
         ({"steps": -1}, "log=: RunSettings: steps is -1. It must be at least 0."),
-        ({"steps": "many"}, "log=: RunSettings: steps is 'many'."),
+        ({"steps": "many"}, "fit: steps is 'many', which is not a whole number. Give an int."),
         ({"checkpoint": {"evry": 3}}, "checkpoint=: CheckpointSettings: evry is not a setting. Did you mean 'every'?"),
-        ({"checkpoint": "often"}, "checkpoint=: CheckpointSettings: every is 'often'."),
-        ({"guard": 3}, "guard= is 3. Give a mapping of settings by name."),
+        ({"checkpoint": "often"}, "fit: checkpoint is 'often', which is not a whole number or a dict."),
+        ({"guard": 3}, "fit: guard is 3, which is not a dict. Give a dict, by name."),
         ({"guard": {"non_finite": "skp"}}, "guard=: GuardSettings: non_finite is 'skp'. Did you mean 'skip'?"),
         ({"log": {"every": 0}}, "log=: RunSettings: log_every is 0."),
         ({"loss": "los"}, "loss= is 'los', which is not a scalar that the step returns."),
         ({"loss": "error"}, "loss= is 'error', which is not a scalar that the step returns."),
         ({"learning_rate": "rate"}, "learning_rate= is 'rate'"),
-        ({"evaluate": 0.5}, "evaluate= is 0.5. Give a function without arguments."),
-        ({"callbacks": [print]}, "is not a callback. Subclass mm.Callback"),
+        ({"evaluate": 0.5}, "fit: evaluate is 0.5, which is not a function."),
+        ({"callbacks": [print]}, "which is not a Callback. Subclass mm.Callback, and give an object of it."),
     ],
 )
 def test_wrong_arguments_are_told_with_a_remedy(tmp_path, more, text):
-    with pytest.raises(mm.ConfigError) as caught:
+    with pytest.raises(mm.MeshmpiError) as caught:
         fit(tmp_path, **more)
     assert text in str(caught.value)
 
 
 def test_a_step_without_a_loss(tmp_path):
-    with pytest.raises(mm.ConfigError, match=r"step is 3\. Give what mm.compile"):
+    with pytest.raises(mm.ArgumentError, match=r"step is 3, which is not a CompiledStep\. Give what mm.compile"):
         mm.fit(3, batch, steps=1, folder=tmp_path)
     with mm.Graph() as graph:
         x = mm.placeholder("x", [mm.Dimension("a", 3)])

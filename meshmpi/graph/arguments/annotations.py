@@ -88,6 +88,8 @@ def _mapping_of(key: Rule, rule: Rule) -> Rule:
         same = all(a is b and c is d for (a, c), (b, d) in zip(pairs, items, strict=True))
         return value if same else dict(items)  # the caller's own dict may be there to be filled
 
+    if rule is ANYTHING:
+        return Rule("a dict", take, fixed("Give a dict, by name."), rule)
     said = f"a dict from {_plural(key.said)} to {_plural(rule.said)}"
     return Rule(said, take, fixed(f"Give a dict of {_plural(rule.said)} by name."), rule)
 
@@ -159,8 +161,8 @@ def _rule(node: ast.expr, namespace: Mapping[str, Any]) -> Rule:
     if not isinstance(node, ast.Subscript):
         return ANYTHING
     name = ast.unparse(node.value).rpartition(".")[2]
-    if name == "Callable":
-        return FUNCTION
+    if name in ("Callable", "PathLike"):
+        return FUNCTION if name == "Callable" else rules.PATH
     parts = [_rule(n, namespace) for n in (node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice])]
     if name in ("Sequence", "Iterable", "list"):
         return _list_of(parts[0])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from meshmpi.errors import ArgumentError, suggest
-from meshmpi.graph import call_of
+from meshmpi.graph import Tensor, call_of
 from meshmpi.graph.arguments.annotations import rule_of
 from meshmpi.graph.arguments.rules import ANYTHING, NO, Call, Rule, shown
 
@@ -119,10 +119,14 @@ def asked(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
         n = len(arguments)
         raise ArgumentError(
             f"{what}: the function {name}{signature} is called with {n} argument{'s' * (n != 1)}: {error}.",
-            f"Give a function that takes {n} {'tensor' if n == 1 else 'tensors'}.",
+            f"Give a function that takes {n} {_kind(arguments)}{'s' * (n != 1)}.",
             call_of(what),
         ) from None
     return function(*arguments)
+
+
+def _kind(arguments: Sequence[Any]) -> str:
+    return "tensor" if all(isinstance(a, Tensor) for a in arguments) else "argument"
 
 
 def check_all(namespace: dict[str, Any], names: Iterable[str], prefix: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -304,11 +305,12 @@ NUMBER = Rule("a number", _number, _float_advice)
 INTEGER = Rule("a whole number", _integer, fixed("Give an int."))
 TRUTH = Rule("True or False", _truth, fixed("Give True or False."))
 TEXT = Rule("a string", lambda value, call: value if isinstance(value, str) else NO, fixed("Give a string."))
+PATH = Rule("a path", lambda value, call: value if isinstance(value, os.PathLike) else NO, fixed("Give a path."))
 DIM_NAME = Rule("a dimension or its name", _name_of_dim, _dim_advice)
 DIMENSION = Rule("a dimension", _dimension, _dimension_advice)
 SHAPE = Rule("a list of dimensions", _shape, _shape_advice)
 DTYPE = Rule("a data type", _dtype, fixed(f"Use one of {', '.join(DTYPES)}."))
-FUNCTION = Rule("a function", _function, fixed("Give a function of tensors."))
+FUNCTION = Rule("a function", _function, fixed("Give a function."))
 LAYOUT = Rule("a layout", _layout, fixed("Write 'batch:rows;heads:cols'."))
 MESH_SHAPE = Rule("the shape of a mesh", _mesh_shape, fixed("Write it as 'rows:2;cols:2'."))
 INITIALIZER = Rule("an initializer", _initializer, _initializer_advice)
@@ -322,6 +324,8 @@ MADE_BY = {
     "Variable": "Give what mm.get_variable() returned, or one of graph.trainable_variables.",
     "Program": "Give step.program or plan.program.",
     "Machine": "Give mm.load_machine(name).",
+    "CompiledStep": "Give what mm.compile(...) returned.",
+    "Callback": "Subclass mm.Callback, and give an object of it.",
     "TransformerConfig": "Give mm.transformer.TransformerConfig(...).",
 }
 """Class -> how one comes by an object of it."""
