@@ -21,6 +21,7 @@ from meshmpi.errors import (
     ProgramError,
     RangeError,
     ShapeError,
+    TrainingError,
     UnusedUpdatesWarning,
     VariableError,
 )

@@ -99,6 +99,10 @@ class CheckpointError(MeshmpiError):
     """A checkpoint that is missing, damaged, or belongs to another model."""
 
 
+class TrainingError(MeshmpiError):
+    """A training that cannot go on; raised on all ranks."""
+
+
 class ConfigError(MeshmpiError):
     """A configuration key or value that does not exist or cannot be used."""
 

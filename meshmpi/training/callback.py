@@ -7,13 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
-from meshmpi.errors import MeshmpiError
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.mesh_protocol import AnyMesh
-
-
-class TrainingError(MeshmpiError):
-    """A training that cannot go on; raised on all ranks."""
 
 
 class Interrupted(Exception):

@@ -95,7 +95,7 @@ def fit(
 
     Raises:
         ConfigError, DataError, CheckpointError: An argument is wrong; data end too early; nothing fits to resume.
-        meshmpi.training.callback.TrainingError: Numbers are not finite, or replicas differ.
+        TrainingError: Numbers are not finite, or replicas differ.
 
     Example:
         >>> result = mm.fit(step, lambda n: {"x": inputs[n % 100]}, steps=1000, checkpoint=200)

@@ -13,11 +13,12 @@ import numpy as np
 
 from meshmpi.checking.diagnose import first_wrong, needed_bytes
 from meshmpi.compiler.lowering import lower
+from meshmpi.errors import TrainingError
 from meshmpi.graph import Tensor
 from meshmpi.runtime.agreement import Flag, gathered
 from meshmpi.runtime.cores import free_memory
 from meshmpi.runtime.replicas import compared
-from meshmpi.training.callback import Callback, Step, TrainingError
+from meshmpi.training.callback import Callback, Step
 from meshmpi.training.loop import Loop
 
 _REMEDY = (

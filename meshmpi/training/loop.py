@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.checkpoint import Manifest
+from meshmpi.errors import TrainingError
 from meshmpi.graph import Tensor
 from meshmpi.guard.flight import phase
 from meshmpi.guard.outcome import listening
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.compiled import CompiledStep
-from meshmpi.training.callback import Callback, Evaluation, Interrupted, Sample, Step, TrainingError
+from meshmpi.training.callback import Callback, Evaluation, Interrupted, Sample, Step
 from meshmpi.training.lock import check_held
 from meshmpi.training.saves import Saves
 from meshmpi.training.settings import LoopSettings

@@ -9,9 +9,9 @@ import pytest
 
 import meshmpi as mm
 from meshmpi import checkpoint
+from meshmpi.errors import TrainingError
 from meshmpi.launch.launch import TIMED_OUT, launch
 from meshmpi.nn import optimize
-from meshmpi.training.callback import TrainingError
 from meshmpi.training.metrics import read_metrics
 from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.settings import Settings

@@ -12,9 +12,9 @@ import pytest
 
 import meshmpi as mm
 from meshmpi import checkpoint, cli
-from meshmpi.errors import CheckpointError, ConfigError, DataError, LayoutError
+from meshmpi.errors import CheckpointError, ConfigError, DataError, LayoutError, TrainingError
 from meshmpi.launch.launch import launch
-from meshmpi.training.callback import Callback, TrainingError
+from meshmpi.training.callback import Callback
 from meshmpi.training.metrics import MetricsWriter, read_metrics
 from meshmpi.training.saves import Saves
 from meshmpi.training.signals import StopSignals

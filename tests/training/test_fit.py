@@ -16,8 +16,8 @@ import pytest
 
 import meshmpi as mm
 from meshmpi import checkpoint
+from meshmpi.errors import TrainingError
 from meshmpi.launch.launch import launch
-from meshmpi.training.callback import TrainingError
 from meshmpi.training.metrics import read_metrics
 from meshmpi.training.signals import STOPPED
 from tests.training.small import Rows, batch, network

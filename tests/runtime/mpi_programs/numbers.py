@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshmpi.training.callback import TrainingError
+from meshmpi.errors import TrainingError
 from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.settings import Settings
 from meshmpi.transformer.training.setup import make_mesh
