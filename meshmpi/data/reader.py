@@ -259,7 +259,7 @@ def _column(name: str, given: Any) -> Column:
 
 
 def _digest(columns: Mapping[str, Column]) -> str:
-    """Of names, shapes, types and some rows."""
+    """A hash of names, shapes, types and some rows."""
     found = sha256()
     for name, column in sorted(columns.items()):
         found.update(f"{name} {column.shape} {column.dtype.str}\n".encode())
