@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,9 +79,12 @@ def _train(options: Options) -> int:
 
 def _next_commands(settings: Settings, folder: Path, module: str) -> str:
     """What to type after a training."""
-    own = "meshmpi" if shutil.which("meshmpi") else f"{os.path.relpath(sys.executable)} -m meshmpi"
+    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
+    # A launcher may have put an environment on the path of ranks that is not on the user's.
+    on_path = sys.prefix in (os.environ.get("VIRTUAL_ENV"), sys.base_prefix)
+    own = "meshmpi" if on_path else f"{python} -m meshmpi"
     # Another module fetches the data that its settings name.
-    command = own if module == "meshmpi" else f"{os.path.relpath(sys.executable)} -m {module}"
+    command = own if module == "meshmpi" else f"{python} -m {module}"
     lines = [f"{own} sample {folder} --tokens 300"] if settings.task == "lm" else []
     lines += [f"{command} train {folder} --set train.steps={2 * settings.train.steps}", f"{own} checkpoint ls {folder}"]
     return "next:\n  " + "\n  ".join(lines)
