@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +18,21 @@ from tests.soak.namespaces import Hosts, unavailable
 pytestmark = [pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "-"), pytest.mark.matrix]
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Lets one of these tests run at a time, in all processes of this machine."""
+    with open(Path(tempfile.gettempdir(), "meshmpi-tests-of-hosts.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def started(where: str, dealt: str, *program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs a module on the hosts ``h1:2,h2:2``."""
     ranks = sum(int(part.partition(":")[2]) for part in where.split(","))
     command = [sys.executable, "-m", "meshmpi.launch", "-n", str(ranks), "--hosts", where, "--threads", "1"]
     command += ["--option=--rank-by", f"--option={dealt}", "-m", *program]
-    with Hosts(where.count(",") + 1, [folder]) as hosts:
+    # One at a time: interfaces that come and go disturb launchers that begin just then.
+    with alone(), Hosts(where.count(",") + 1, [folder]) as hosts:
         environment = {**os.environ, **hosts.environment(), "TMPDIR": str(folder)}
         environment |= {"MESHMPI_SHARED_FOLDER": str(folder), "MESHMPI_CACHE": str(folder / "cache")}
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
