@@ -150,6 +150,7 @@ EXAMPLES: dict[str, str] = {
     "constrain": "constrain(x, 'b:')",
     "stop_gradient": "stop_gradient(x)",
     "as_stored": "as_stored(x, v.variable)",
+    "local_function": "local_function(lambda t: t.cumsum(1), [x], [x], [a], gradient=lambda ts, ys, dys: dys)",
     "custom_gradient": "custom_gradient(lambda t: square(t), lambda ts, ys, dys: [dys[0]], [x])",
     "cwise": "cwise(lambda s, t: s * t, [x, y])",
     "repeat": "repeat(lambda t: tanh(t), 3, [x], shared_variables=True)",

@@ -73,6 +73,7 @@ _LAZY = {
 }
 _MODULES = {
     "data": "meshmpi.data",
+    "extend": "meshmpi.extend",
     "transformer": "meshmpi.transformer",
     "pretrained": "meshmpi.transformer.pretrained",
 }

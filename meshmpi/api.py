@@ -174,9 +174,9 @@ def _bound(
 
     debug = any_of(mesh, debug, "debug")
     if debug:
-        from meshmpi.compiler.passes.modes import check_indices
+        from meshmpi.compiler.passes.modes import check_calls
 
-        program = check_indices(program)
+        program = check_calls(program)
     with mesh.checking(debug):
         return CompiledStep(program, mesh, fetches, variables, kernels, atomic)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CORE = ("graph", "ir", "compiler", "kernels", "runtime", "nn", "files")
 SERVICES = ("planner", "checking", "drawing", "checkpoint", "guard", "launch", "doctor")
-SERVICES += ("training", "data", "validated.py")
+SERVICES += ("training", "data", "extend.py", "validated.py")
 FRONT = ("commands", "__init__.py", "__main__.py", "cli.py")
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 KIND_TEST = re.compile(r"\.kind (?:==|!=|in|not in) |(?:==|!=|(?<!for i) in) [\w.]+\.kind\b|match [\w.]+\.kind\b")

@@ -397,6 +397,11 @@ def _cumsum(op: Any, inputs: list, env: Environment) -> np.ndarray:
     return (np.flip(sums, axis) if op.reverse else sums).astype(x.dtype)
 
 
+def _local_function(op: Any, inputs: list, env: Environment) -> tuple[np.ndarray, ...]:
+    returned = op.function.call(*inputs)
+    return tuple(returned) if isinstance(returned, (list, tuple)) else (returned,)
+
+
 _RULES: dict[str, Callable[[Any, list, Environment], Any]] = {
     "Placeholder": _placeholder,
     "ReadVariable": _read_variable,
@@ -423,4 +428,5 @@ _RULES: dict[str, Callable[[Any, list, Environment], Any]] = {
     "Put": _put,
     "TopK": _top_k,
     "Cumsum": _cumsum,
+    "LocalFunction": _local_function,
 }

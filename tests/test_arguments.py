@@ -21,7 +21,7 @@ import meshmpi as mm
 from meshmpi.errors import MeshmpiError, without_library
 
 HERE = Path(__file__).name
-MODULES = {"": mm} | {f"{n}.": getattr(mm, n) for n in ("data", "optimize", "schedules", "transformer")}
+MODULES = {"": mm} | {f"{n}.": getattr(mm, n) for n in ("data", "extend", "optimize", "schedules", "transformer")}
 BELOW = ("Dimension", "Layout", "MeshShape", "Shape")
 """Classes of rooms below that of arguments: Python itself reports too many arguments, at the user's line."""
 LEFT_OUT = {
@@ -36,6 +36,7 @@ LEFT_OUT = {
     "Mesh": "needs ranks",
     "optimize.Optimizer": "a base class",
     "Callback": "a base class",
+    "extend.register": "takes a class; see tests/kinds/test_extend.py",
     "data.Reader": "made by mm.data.reader",
 }
 
@@ -46,7 +47,8 @@ def _public() -> Iterator[tuple[str, Callable[..., Any]]]:
         for name in names:
             value = getattr(module, name)
             error = isinstance(value, type) and issubclass(value, BaseException)
-            foreign = getattr(value, "__module__", "meshmpi").partition(".")[0] != "meshmpi"
+            home = getattr(value, "__module__", "meshmpi")
+            foreign = home.partition(".")[0] != "meshmpi" or (prefix == "extend." and home != module.__name__)
             if name.startswith("_") or isinstance(value, ModuleType) or error or foreign:
                 continue
             if callable(value) and prefix + name not in LEFT_OUT:
@@ -147,6 +149,11 @@ SPECIAL: dict[tuple[str, str], Callable[[World], Any]] = {
     ("optimize.serialize_training_step", "features"): lambda w: {"x": w.x},
     ("optimize.serialize_training_step", "batch_dim"): lambda w: "b",
     ("optimize.serialize_training_step", "model_fn"): lambda w: lambda part: {"loss": mm.reduce_mean(part["x"] * w.w)},
+    ("local_function", "fn"): lambda w: lambda block: block,
+    ("local_function", "outputs"): lambda w: [w.x],
+    ("extend.check_operation", "operation"): lambda w: mm.exp,
+    ("extend.check_operation", "inputs"): lambda w: [("a:3;b:2", np.ones((3, 2)))],
+    ("extend.check_operation", "expected"): lambda w: np.exp,
     ("Distribution", "kind"): lambda w: "normal",
     ("Distribution", "scale"): lambda w: 1.0,
     ("Distribution", "shift"): lambda w: 0.0,

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "launch": ["errors", "files", "runtime", "guard"],
     "planner": _RUN,
     "checking": _RUN,
+    "extend": [*_RUN, "checking"],
     "drawing": [*_RUN, "planner"],
     "checkpoint": _RUN,
     "data": [*_RUN],

@@ -15,6 +15,8 @@ from those of its inputs:
   decide otherwise (x > 0, floor, a maximum) it is the whole step, so that no decision that lies
   within rounding is reported as a mistake.
 - What only moves elements moves their errors.
+- A function of the user's: each result as if it were a sum of all that goes in, of the size of the largest result;
+  and the largest change of any result when an input is moved by its error, times `UNKNOWN`.
 
 Products of errors are neglected: "first order".  No number here is fitted to a result.
 """
@@ -26,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from meshmpi.checking.evaluate import evaluate_as
-from meshmpi.ir.kinds import Gather, Lookup, Map, Pad, Product, Put, Random, Reduce, Shift, TopK
+from meshmpi.ir.kinds import Gather, LocalFunction, Lookup, Map, Pad, Product, Put, Random, Reduce, Shift, TopK
 from meshmpi.ir.program import Instruction, Kind, Program
 from meshmpi.ir.scalar import SCALAR_FUNCTIONS
 
@@ -39,6 +41,10 @@ SPARE = 6
 ULPS = 8
 """Unit roundoffs of one elementwise function: 4 units in the last place.  Assumption, about the
 worst that NumPy and C libraries document for the transcendental functions used here."""
+
+
+UNKNOWN = 4
+"""How much more results may change that depend on several errors than on one.  Assumption."""
 
 
 EXACT = np.zeros(())
@@ -64,7 +70,7 @@ class Bounds:
             return
         errors = [self.errors[v] for v in i.inputs]
         with np.errstate(all="ignore"):
-            made = _RULES.get(type(i.attrs), _linear)(self, i, inputs, results, errors)
+            made = RULES.get(type(i.attrs), _linear)(self, i, inputs, results, errors)
         self.errors.update({v: np.where(np.isnan(e), np.inf, e) for v, e in zip(i.outputs, made, strict=True)})
 
     def roundoff(self, v: int) -> float:
@@ -235,5 +241,29 @@ def _top_k(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) 
     return [np.broadcast_to(np.moveaxis(a, axis, -1), sizes) for a in (error, unsure)]
 
 
-_RULES: dict[type[Kind], Rule] = {Map: _map, Random: _random, Reduce: _reduce, TopK: _top_k}
+def unknown(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
+    """A function of which nothing is known but its results."""
+    terms, errors = sum(x.size for x in xs), []
+    varied = [
+        evaluate_as(i, b.program, [*xs[:k], x, *xs[k + 1 :]], {})
+        for k, e in enumerate(es)
+        if e.any()
+        for x in _both_ways(xs[k], e)
+    ]
+    for n, (v, y) in enumerate(zip(i.outputs, ys, strict=True)):
+        largest = _wide(y)[np.isfinite(y)].max(initial=0.0)
+        changes = [float(distance(one[n], y).max(initial=0.0)) for one in varied]
+        error = b.of_sum(v, terms, np.full(y.shape, largest))
+        errors.append(error + UNKNOWN * max(changes) if changes else error)
+    return errors
+
+
+def _function(b: Bounds, i: Instruction, xs: Sequence, ys: Sequence, es: Sequence) -> list:
+    """Computed in the types that the function was declared with, whatever those of the program are."""
+    declared = {v: held.dtype for v, held in zip(i.outputs, i.of(LocalFunction).function.makes, strict=True)}
+    narrow = Bounds(b.program, {**b.precision, **declared})
+    return unknown(narrow, i, xs, ys, es)
+
+
+RULES: dict[type[Kind], Rule] = {Map: _map, Random: _random, Reduce: _reduce, TopK: _top_k, LocalFunction: _function}
 """The others are linear in their inputs."""

@@ -16,6 +16,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 from meshmpi.dims import Axes, MeshShape
+from meshmpi.errors import ProgramError
 from meshmpi.hashes import sha256
 from meshmpi.ir.bands import Band
 from meshmpi.ir.collective_bytes import reduced_bytes
@@ -97,7 +98,11 @@ class Kind(ByFields):
     def __init_subclass__(cls, kind: str = "", traits: Traits | None = None) -> None:
         if kind:
             cls.kind, cls.traits = kind, traits or cls.traits
-            KINDS[kind] = cls
+            there = KINDS.setdefault(kind, cls)
+            if (there.__module__, there.__qualname__) != (cls.__module__, cls.__qualname__):
+                known = f"{there.__qualname__} of {there.__module__}"
+                raise ProgramError(f"{cls.__qualname__} is kind '{kind}', and so is {known}.", "Give another kind=.")
+            KINDS[kind] = cls  # perhaps made anew, in a notebook
 
     # ---- meaning -----------------------------------------------------------------------------
 

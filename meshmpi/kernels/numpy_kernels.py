@@ -64,6 +64,12 @@ def _scanned(call: Call) -> Plan:
     return (plan_cumsum if call.instruction.kind == "cumsum" else plan_block_sum)(call)
 
 
+def _local_function(call: Call) -> Plan:
+    from meshmpi.kernels.local_functions import plan_local_function
+
+    return plan_local_function(call)
+
+
 def _tiled(call: Call) -> Plan:
     from meshmpi.kernels.tiled import plan_tiled
 
@@ -86,6 +92,7 @@ PLANS: dict[str, Callable[[Call], Plan]] = {
     "step": plan_step,
     "fused": lambda call: plan_fused(call, _planned),
     "tiled": _tiled,
+    "local_function": _local_function,
     **{kind: partial(plan_copies, pairs=pairs) for kind, pairs in PAIRS.items()},
 }
 """Kind -> how it is planned.  feed, read and write are the executor's own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from meshmpi.ir.kinds import (
     Fused,
     Gather,
     Iota,
+    LocalFunction,
     LocalSlice,
     Map,
     Pad,
@@ -46,6 +47,7 @@ from meshmpi.ir.kinds import (
     Wait,
     Write,
 )
+from meshmpi.ir.kinds.functions import ArrayType, Function
 from meshmpi.ir.program import Instruction, Kind, LocalType, Program, VariableType
 from meshmpi.ir.scalar import call
 from meshmpi.kernels import numpy_dtype
@@ -184,6 +186,12 @@ def _fused() -> Kind:
     return Fused(Shape("a:4"), body, {50: held("a:4/rows b:6")})
 
 
+def _function(call: Callable[..., Any], takes: str, makes: str) -> Kind:
+    """Of arrays with dims "ab c"; indices along a are independent."""
+    ins, outs = (tuple(ArrayType(tuple(names), "float64") for names in text.split()) for text in (takes, makes))
+    return LocalFunction(Function("f", call, ins, outs, 1), ("a",))
+
+
 def _tiled(band: Band | None = None) -> Kind:
     body = (Instruction(Map(call("negative", 1, "float64")), (0,), (50,)), Instruction(Contract(band), (50, 1), (100,)))
     return Tiled((TileDim("a", 2),), band, body, {50: held("a:8/rows k:6")})
@@ -244,6 +252,12 @@ SAMPLES = [
     Sample(BlockSum("a", "p"), [held("a:4/rows b:3")], [held("p:2/rows b:3")], by_blocks=True),
     Sample(Cumsum("b", exclusive=False, reverse=False), [held("a:4/rows b:6")], [held("a:4/rows b:6")]),
     Sample(Cumsum("b", exclusive=True, reverse=True), [held("a:4/rows b:6")], [held("a:4/rows b:6")]),
+    Sample(_function(lambda x: np.exp(x - x[:, :1]), "ab", "ab"), [held("a:4/rows b:6")], [held("b:6 a:4/rows")]),
+    Sample(
+        _function(lambda x, w: (np.exp(x) * w[:, None], x[::-1], x @ x.T), "ba b", "ba ba bc"),
+        [held("b:3 a:5/cols"), held("b:3")],
+        [held("b:3 a:5/cols"), held("b:3 a:5/cols"), held("b:3 c:3", pending="cols")],
+    ),
     Sample(_fused(), [held("a:4/rows b:6")], [held("a:4/rows")]),
     Sample(_tiled(), [held("a:8/rows k:6"), held("k:6 b:5")], [held("a:8/rows b:5")]),
     Sample(_tiled(_BAND), [held("a:8/rows k:6"), held("k:6 b:5")], [held("a:8/rows b:5")]),

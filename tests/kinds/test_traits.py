@@ -22,9 +22,9 @@ from tests.kinds.observe import ELSEWHERE, OBSERVED, aliases, choices, linear
 from tests.kinds.samples import MESH, RANKS, SAMPLES, Sample, cut
 
 LESS = {
-    "tileable": "conv transpose slice gather scatter_add put top_k block_sum cumsum iota",  # no chain goes through them
+    "tileable": "conv transpose slice gather scatter_add put top_k block_sum cumsum iota local_function",  # no chain
     "pointwise": "transpose take_shard feed read step iota",  # nothing is computed
-    "repeatable": "scatter_add put top_k block_sum feed read",  # kept rather than made again
+    "repeatable": "scatter_add put top_k block_sum local_function feed read",  # kept rather than made again
     "in_place": "contract:nothing all_reduce:same",  # of a product that sums nothing; of packed values
     "linear_in": "put block_sum cumsum all_reduce reduce_scatter all_gather all_to_all shift wait tiled",
 }

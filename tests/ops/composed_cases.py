@@ -245,3 +245,34 @@ def a_nan_is_largest_and_smallest(b: Builder) -> Sequence[Tensor]:
         mm.reduce_min(y, reduced_dim=b.a),
         mm.reduce_max(half, reduced_dim=b.b),
     ]
+
+
+def _rows(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Products of each row of x with w over its last dim, and the sum over rows of their sines."""
+    return x * w, np.sin(x * w).sum(0)
+
+
+def _rows_gradient(inputs: Sequence, outputs: Sequence, dys: Sequence) -> list:
+    (x, w), (dy, ds) = inputs, dys
+    inner = dy + ds * np.cos(x * w)
+    return [inner * w, (inner * x).sum(0)]
+
+
+@case()
+def local_function(b: Builder) -> Sequence[Tensor]:
+    x, w = b.feed("x", "a b"), b.variable("w", "b")
+    made = mm.local_function(_rows, [x, w], [x, w], batch_dims=[b.a], gradient=_rows_gradient)
+    whole = mm.local_function(lambda t: np.cumsum(t, 1), [made[0]], [x], "a", gradient=_running_gradient)
+    other = mm.local_function(lambda t: 2 * np.cumsum(t, 1), [made[0]], [x], "a", gradient=_running_gradient)
+    return [*made, whole, mm.stop_gradient(other)]
+
+
+def _running_gradient(inputs: Sequence, outputs: Sequence, dys: Sequence) -> list:
+    return [np.flip(np.cumsum(np.flip(dys[0], 1), 1), 1)]
+
+
+@case(gradients=False)
+def local_function_of_several_types(b: Builder) -> Sequence[Tensor]:
+    x, n = b.feed("x", "b a", "float32"), b.index("n", "a c", 0, 4)
+    results = [(b.shape("c"), "int32"), (b.shape("b a"), "bool")]
+    return mm.local_function(lambda t, k: (k.sum(0, np.int32), t > 0), [x, n], results, batch_dims=[b.a])

@@ -77,7 +77,7 @@ def test_every_primitive_has_a_row():
     used = {type(o).__name__ for case in CASES for o in build(case, UNEVEN).graph.operations}
     assert [n for n in known if n not in used] == []
     assert [n for n in known if n not in _RULES] == []
-    assert len(known) <= 25  # primitives stay few; the rest is composed
+    assert len(known) <= 26  # primitives stay few; the rest is composed
 
 
 def test_the_same_layout_twice_is_bit_identical():

@@ -1,10 +1,10 @@
-"""Optional modes of a step: `atomic` updates of variables, and checked indices in debug mode."""
+"""Optional modes of a step: `atomic` updates of variables, and what debug mode checks within a rank."""
 
 from __future__ import annotations
 
 from meshmpi.compiler.passes.rewrite import producers
-from meshmpi.ir.kinds import Lookup, Write
-from meshmpi.ir.program import Program
+from meshmpi.ir.kinds import LocalFunction, Lookup, Write
+from meshmpi.ir.program import Instruction, Program
 
 
 def write_last(program: Program) -> Program:
@@ -41,12 +41,13 @@ def _needed_by_collectives(program: Program) -> set[int]:
     return needed
 
 
-def check_indices(program: Program) -> Program:
-    """Every gather and scatter_add refuses an index outside its dim, unless it ``may_miss``."""
+def check_calls(program: Program) -> Program:
+    """Every gather and scatter_add refuses an index outside its dim, unless it ``may_miss``; functions are checked."""
     made = producers(program)
-    return program.with_instructions(
-        i.replaced(checked=made[i.inputs[1]].source.name or "the index")
-        if isinstance(i.attrs, Lookup) and not i.attrs.may_miss
-        else i
-        for i in program.instructions
-    )
+
+    def strict(i: Instruction) -> Instruction:
+        if isinstance(i.attrs, Lookup) and not i.attrs.may_miss:
+            return i.replaced(checked=made[i.inputs[1]].source.name or "the index")
+        return i.replaced(checked=True) if isinstance(i.attrs, LocalFunction) else i
+
+    return program.with_instructions(map(strict, program.instructions))

@@ -5,7 +5,7 @@ for the dimension, a Variable for its value) and refused otherwise, with an erro
 cure.  A new kind of argument is a rule in `rules` and a row in `annotations`; a function needs nothing but annotations.
 """
 
-from meshmpi.graph.arguments.checked import asked, check_all, checked, named
+from meshmpi.graph.arguments.checked import asked, check_all, check_takes, checked, named
 from meshmpi.graph.arguments.rules import shown
 
-__all__ = ["asked", "check_all", "checked", "named", "shown"]
+__all__ = ["asked", "check_all", "check_takes", "checked", "named", "shown"]

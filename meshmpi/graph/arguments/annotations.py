@@ -108,6 +108,9 @@ def _instance_of(name: str, namespace: Mapping[str, Any]) -> Rule:
     return Rule(f"{article} {name}", take, fixed(advice))
 
 
+_RESULT = _any_of(rules.TENSOR, _pair_of([rules.SHAPE, rules.DTYPE]))._replace(
+    said="a result type", advice=fixed("Give a pair, as ('batch:8;io:16', 'float32'), or a tensor that has both.")
+)
 _KINDS: dict[str, Rule] = {
     "Any": ANYTHING,
     "NoneType": NONE,
@@ -125,6 +128,7 @@ _KINDS: dict[str, Rule] = {
     "DType": rules.DTYPE,
     "VariableDType": rules.DTYPES_OF_VARIABLE,
     "DTypeLike": _any_of(rules.DTYPES_OF_VARIABLE, NONE),
+    "ResultLike": _RESULT,
     "Layout": rules.LAYOUT,
     "LayoutLike": rules.LAYOUT,
     "MeshShape": rules.MESH_SHAPE,

@@ -108,10 +108,16 @@ def named(function: F, name: str, doc: str) -> F:
 
 def asked(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
     """What a user's function returns; ArgumentError of ``what`` where it takes another number of arguments."""
+    check_takes(function, what, arguments, _kind(arguments))
+    return function(*arguments)
+
+
+def check_takes(function: Callable[..., Any], what: str, arguments: Sequence[Any], kind: str) -> None:
+    """ArgumentError of ``what`` where a user's function takes another number of arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C have none
-        return function(*arguments)
+        return
     try:
         signature.bind(*arguments)
     except TypeError as error:
@@ -119,10 +125,9 @@ def asked(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
         n = len(arguments)
         raise ArgumentError(
             f"{what}: the function {name}{signature} is called with {n} argument{'s' * (n != 1)}: {error}.",
-            f"Give a function that takes {n} {_kind(arguments)}{'s' * (n != 1)}.",
+            f"Give a function that takes {n} {kind}{'s' * (n != 1)}.",
             call_of(what),
         ) from None
-    return function(*arguments)
 
 
 def _kind(arguments: Sequence[Any]) -> str:

@@ -51,6 +51,7 @@ from meshmpi.graph.ops.elementwise import (
     where,
 )
 from meshmpi.graph.ops.indexing import gather, put, scatter_add, top_k
+from meshmpi.graph.ops.local_functions import local_function
 from meshmpi.graph.ops.placement import as_stored, constrain, stop_gradient
 from meshmpi.graph.ops.positions import range
 from meshmpi.graph.ops.reductions import (

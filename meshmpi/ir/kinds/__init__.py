@@ -5,6 +5,7 @@ Each class documents its kind, see also `program.Kind`. A new kind needs a row h
 """
 
 from meshmpi.ir.kinds.computing import Contract, Conv, Map, Product, Reduce, linear_in
+from meshmpi.ir.kinds.functions import LocalFunction
 from meshmpi.ir.kinds.indexing import BlockSum, Cumsum, Gather, Lookup, Put, ScatterAdd, TopK, block_sums
 from meshmpi.ir.kinds.moving import (
     COLLECTIVES,
