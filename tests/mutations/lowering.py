@@ -11,7 +11,8 @@ import pytest
 import meshmpi as mm
 from meshmpi.graph.ops import indexing, sources
 from meshmpi.ir import verify as verifying
-from meshmpi.ir.kinds import AllReduce, Gather, Random, View
+from meshmpi.ir.kinds import AllReduce, Gather, LocalFunction, Random, View
+from meshmpi.ir.kinds.functions import Function
 from meshmpi.ir.program import LocalType
 from meshmpi.kernels import random_numbers, ufunc_steps
 from tests.mutations.registry import Patch, mutation
@@ -58,6 +59,22 @@ def intermediate_products_lose_dims_that_only_operands_need(m: Patch) -> None:
         return mm.Shape(kept or list(dims))
 
     m.setattr(lowering.Lowering, "_pair_shape", wrong)
+
+
+@mutation("local_function")
+def two_functions_of_one_name_are_one(m: Patch) -> None:
+    m.setattr(Function, "__repr__", lambda self: self.name.rstrip("_23456789"))
+
+
+@mutation("local_function")
+def parts_of_a_functions_sum_are_not_added_up(m: Patch) -> None:
+    right = lowering.Lowering.emit_many
+
+    def wrong(self: Any, attrs: Any, inputs: Any, types: Any) -> list[int]:
+        return right(self, attrs, inputs, [t.finished() for t in types] if isinstance(attrs, LocalFunction) else types)
+
+    m.setattr(lowering.Lowering, "emit_many", wrong)
+    m.setattr(LocalFunction, "check", lambda self, program, i, xs: None)
 
 
 @mutation("einsum_with_lonely_dims")
