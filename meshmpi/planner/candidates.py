@@ -54,6 +54,7 @@ class Work:
     variables: Mapping[Names, int] = field(default_factory=dict)  # dims -> the same of the variables, as stored
     sums: Mapping[Sum, int] = field(default_factory=dict)  # with how often each occurs
     renamings: Mapping[Renaming, int] = field(default_factory=dict)  # likewise
+    operations: int = 1  # of the graph: pricing a layout takes time in proportion
 
     def conflicts(self) -> set[frozenset[str]]:
         """Pairs of dims that some tensor has both: they cannot share an axis."""

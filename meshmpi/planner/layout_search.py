@@ -30,7 +30,8 @@ def digest(graph: Graph, fetches: Sequence[Tensor], updates: Sequence[Update]) -
     """What a step does, by dims; see `planner.candidates.Work`."""
     shapes, tensors, variables = list[Shape](), Counter[Names](), Counter[Names]()
     sums, renamings = Counter[Sum](), Counter[Renaming]()
-    for operation in needed_operations(graph, [*fetches, *(u.value for u in updates)]):
+    operations = needed_operations(graph, [*fetches, *(u.value for u in updates)])
+    for operation in operations:
         for t in operation.outputs:
             shapes.append(t.shape)
             tensors[t.shape.names] += ITEM_BYTES[t.dtype]
@@ -45,7 +46,7 @@ def digest(graph: Graph, fetches: Sequence[Tensor], updates: Sequence[Update]) -
     sizes: dict[str, int] = {}
     for d in itertools.chain.from_iterable(shapes):
         sizes[d.name] = max(sizes.get(d.name, 0), d.size)
-    return Work(sizes, tensors, variables, sums, renamings)
+    return Work(sizes, tensors, variables, sums, renamings, len(operations))
 
 
 def _sum(operation: Operation) -> Sum | None:
@@ -99,6 +100,7 @@ def search_layouts(
     seconds: float = 30.0,
     most_axes: int = 2,
     mesh: str | MeshShape | None = None,
+    looked: Callable[..., object] | None = None,
 ) -> SearchResult:
     """The fastest layout of a graph, by predicted time, over meshes, layouts and storage.
 
@@ -110,9 +112,11 @@ def search_layouts(
         updates: As `mm.compile`.
         memory_limit: Bytes per rank, or as ``"1.5 GB"``; default: what the machine says, if it
             says.
-        seconds: Processor time of the search.  Plain data parallelism is priced whatever it takes.
+        seconds: How much is tried, as the processor time that it takes about; the answer is the same on a faster,
+            slower or busy machine.  Plain data parallelism is priced whatever it takes.
         most_axes: Maximum number of axes of the meshes that are tried.
         mesh: To try this mesh only.
+        looked: Called now and then with (candidates looked at, candidates known so far, text) while it searches.
 
     Returns:
         A `SearchResult`: ``result.best.layout``, ``print(result.report())``.
@@ -134,4 +138,14 @@ def search_layouts(
     price = pricing((graph, fetches, chosen), known, limit)
     meshes = [] if mesh is None else [MeshShape(mesh)]
     work = digest(graph, fetches, chosen)
-    return search(work, ranks, known, price, seconds=seconds, most_axes=most_axes, meshes=meshes, memory_limit=limit)
+    return search(
+        work,
+        ranks,
+        known,
+        price,
+        seconds=seconds,
+        most_axes=most_axes,
+        meshes=meshes,
+        memory_limit=limit,
+        looked=looked,
+    )
