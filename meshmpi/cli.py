@@ -6,7 +6,6 @@ Finds the command and runs it, on ranks that it starts if ``--ranks`` is given; 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import select
@@ -15,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from meshmpi.commands import checkpoints, doctor, inspecting, planning, pretrained, runs, training
-from meshmpi.commands.command import Command
+from meshmpi.commands.command import Command, Parser, Subparsers
 from meshmpi.commands.starting import fail
 from meshmpi.errors import ConfigError, MeshmpiError
 from meshmpi.guard import abort, exit_status
@@ -88,19 +87,33 @@ def _run(given: Sequence[str], module: str) -> int:
     abort.begin()
     try:
         _check_text(given)
-        options = _parser().parse_args(given)
-        options.module = module
+        parser = _parser()
+        _complete(parser)
+        options, rest = parser.parse_known_args(given)
+        if rest:
+            options.parser.refuse(rest)
+        options.module, options.stdout = module, sys.stdout
         command: Command = options.command
-        return command.run(options) if options.ranks is None else command.start(options, given)
+        # What is printed on the way shall not get between the lines of the answer.
+        with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+            return command.run(options) if options.ranks is None else command.start(options, given)
     except MeshmpiError as error:
         fail(f"{type(error).__name__}: {error}\n")
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="meshmpi", description="Named-tensor programs on a mesh of MPI ranks.")
+def _complete(parser: Parser) -> None:
+    """Answers a shell that asks for completions, if argcomplete is installed; then the process ends."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete  # pyright: ignore[reportMissingImports]  # the shell has it, perhaps elsewhere
+
+        argcomplete.autocomplete(parser)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="meshmpi", description="Named-tensor programs on a mesh of MPI ranks.")
     parser.add_argument("--version", action="version", version=f"meshmpi {VERSION}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands: Subparsers = parser.add_subparsers(required=True, metavar="command")
     commands.add_parser("run", help="start a script, a module or any command on MPI ranks", add_help=False)
     for family in (training, planning, inspecting, runs, checkpoints, pretrained):
         for command in family.COMMANDS:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +37,9 @@ COMMANDS = {
     "sample": "sample run --tokens 4",
     "plan": f"plan quickstart {SETS} --mesh rows:2;cols:2 --layout batch:rows;d_ff:cols",
     "search": f"search quickstart 2 {SETS} --machine tpuv2 --seconds 1",
+    "search of a function": "search model:graph --ranks 2 --machine tpuv2",
+    "plan of a function": "plan model:graph --ranks 2 --layout batch:all",
+    "show of settings": f"show quickstart {SETS} --ranks 2",
     "calibrate": "calibrate --quick --repeats 1 --out machine.toml",
     "verify": "verify model:graph --mesh rows:2",
     "show": "show model:graph --mesh rows:2 --layout batch:rows --out graph.html",
@@ -52,6 +57,8 @@ COMMANDS = {
 }
 ELSEWHERE = {"export"}
 """Needs a checkpoint to write like: tests/pretrained/test_commands.py."""
+TEXT_ONLY = {"train", "run"}
+"""They have no answer: what they do is in files."""
 MODEL = """
 import meshmpi as mm
 
@@ -74,7 +81,109 @@ def of_parser(parser: argparse.ArgumentParser, before: str = "") -> Iterator[str
 
 
 def test_every_command_is_here():
-    assert {*of_parser(cli._parser())} == {*COMMANDS} - {"train again"} | ELSEWHERE
+    again = {"train again", "search of a function", "plan of a function", "show of settings"}
+    assert {*of_parser(cli._parser())} == {*COMMANDS} - again | ELSEWHERE
+
+
+def leaves(parser: argparse.ArgumentParser, before: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The parsers of commands without parts, by name."""
+    parts = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    if not parts:
+        yield before.strip(), parser
+    for action in parts:
+        for name, part in action.choices.items():
+            yield from leaves(part, f"{before} {name}")
+
+
+def test_all_commands_with_an_answer_give_it_as_json():
+    without = {name for name, parser in leaves(cli._parser()) if "--json" not in parser._option_string_actions}
+    assert without == TEXT_ONLY
+
+
+def test_commands_that_look_at_a_model_name_it_and_its_ranks_alike():
+    parsers = dict(leaves(cli._parser()))
+    shared = {"--set", "--storage", "--mesh", "--layout", "--ranks", "--json", "--help-settings"}
+    for name in ("plan", "search", "show", "verify"):
+        known = parsers[name]
+        assert shared <= {*known._option_string_actions}, name
+        assert next(a for a in known._actions if a.dest == "model").help.startswith("a TOML file"), name
+
+
+def test_help_fits_a_screen_and_help_settings_has_the_rest(capsys: pytest.CaptureFixture[str]):
+    for name, parser in leaves(cli._parser()):
+        assert len(parser.format_help().splitlines()) < 60, name
+    for name in ("train", "plan", "search", "show", "verify"):
+        with pytest.raises(SystemExit) as end:
+            cli.main([name, "--help-settings"])
+        assert end.value.code == 0 and "[optimizer]" in capsys.readouterr().out, name
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("plan quickstart --layuot x", ["usage: meshmpi plan", "there is no argument '--layuot'", "'--layout'?"]),
+        ("plann quickstart", ["usage: meshmpi [", "'plann' is none. Did you mean 'plan'?"]),
+        ("checkpoint list run", ["usage: meshmpi checkpoint [", "'list' is none. "]),
+        ("plan", ["usage: meshmpi plan", "required: model"]),
+        ("show a b", ["usage: meshmpi show", "there is no argument 'b'"]),
+        ("plan quickstart --ranks two", ["usage: meshmpi plan", "argument --ranks: invalid int value: 'two'"]),
+    ],
+)
+def test_errors_show_the_usage_of_the_command(line: str, said: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        cli.main(line.split())
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and [words for words in said if words not in err] == [], err
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("plan quickstart --ranks 3 --mesh rows:2", "3"),
+        ("search model:graph", "a search needs a number of ranks"),
+        ("search model:graph 2 --ranks 3", "RANKS is 2, and --ranks 3"),
+        ("show model:grahp", "Did you mean 'graph'?"),
+        ("verify model:graph --set a=1", "a function does not take settings"),
+        ("plan model:graph --ranks 0", "--ranks is 0"),
+    ],
+)
+def test_wrong_numbers_of_ranks_and_models(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    (tmp_path / "model.py").write_text(MODEL)
+    assert cli.main(line.split()) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_with_json_everything_else_goes_to_stderr(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    import meshmpi.planner.report as report
+
+    right = report.planned
+    monkeypatch.setattr(report, "planned", lambda *a, **k: print("on the way") or right(*a, **k))
+    assert cli.main(["plan", "quickstart", "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["ranks"] == 1 and "on the way" in said.err
+
+
+def test_progress_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    words = ["search", "quickstart", "2", "--machine", "tpuv2", "--seconds", "0.2", "--set", "model.layers=1"]
+    assert cli.main(words) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("meshmpi.training.progress.is_terminal", lambda stream: True)
+    assert cli.main(words) == 0
+    assert "layouts, best" in capsys.readouterr().err
+
+
+def test_a_shell_is_given_completions(tmp_path: Path):
+    pytest.importorskip("argcomplete")
+    answer, line = tmp_path / "answer", "meshmpi pl"
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}
+    environment |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
+    subprocess.run([sys.executable, "-m", "meshmpi"], env=environment, check=True, timeout=60)
+    assert answer.read_text().split() == ["plan"]
 
 
 def test_run_starts_a_program_with_its_own_options(tmp_path: Path):
@@ -106,6 +215,10 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         status = cli.main(line.split(" "))
         said = capfd.readouterr()
         assert status == 0 and said.out, f"{name}: {said.out}{said.err}"
+        if name.split()[0] not in TEXT_ONLY:
+            shutil.rmtree(tmp_path / "converted", ignore_errors=True)
+            assert cli.main([*line.split(" "), "--json"]) == 0, name
+            assert json.loads(capfd.readouterr().out), f"{name} --json"
         if name == "train again":
             assert "resumed from run/checkpoints/step-00000004" in said.out and "train run --set" in said.out
             assert "schedule of the learning rate has 1,000 steps and the run 6" in said.out

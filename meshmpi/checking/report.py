@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from meshmpi.ir.program import Source
 
@@ -97,6 +98,22 @@ class Report:
     def tried(self) -> list[Check]:
         """Those of legal layouts."""
         return [c for c in self.checks if not c.refused]
+
+    def data(self) -> dict[str, Any]:
+        """Verdict, layouts and the first difference of each wrong one, for programs."""
+        checks = [
+            {
+                "mesh": c.mesh,
+                "layout": c.layout,
+                "ok": c.ok,
+                "refused": c.refused,
+                "error": c.error,
+                "stage": c.stage,
+                "first": None if c.first is None else {"source": str(c.first.source), "difference": str(c.first)},
+            }
+            for c in self.checks
+        ]
+        return {"ok": self.ok, "precision": self.precision, "skipped": self.skipped, "checks": checks}
 
     def largest(self) -> dict[str, tuple[Difference, Check]]:
         """Tensor -> the difference nearest to (or farthest beyond) its bound, over all layouts."""

@@ -8,7 +8,7 @@ Every rank's block is compared with the result, so replicas that differ are foun
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -67,6 +67,7 @@ def verify(
     storage: LayoutLike = None,
     kernels: str = "auto",
     seed: int = 0,
+    looked: Callable[[int, int, str], object] | None = None,
 ) -> Report:
     """Runs a graph in many layouts and compares every tensor with what one rank computes.
 
@@ -87,6 +88,7 @@ def verify(
         warm_steps: Steps that one rank takes first, so that no bias and no slot is still 0.
         kernels: "numpy"; "native": generated C kernels run too; "auto": if there is a C compiler.
         storage, seed: As for `mm.compile`; the seed is also that of feeds and sample.
+        looked: Called before each layout with (layouts done, layouts to try, the layout).
 
     Returns:
         A `Report`: ``.ok``, ``print(report)``, ``.wrong[0].first.source``; not ok if nothing was tried.
@@ -107,8 +109,10 @@ def verify(
         where = SimulatedMesh(shape) if ranks == "simulated" else _real_mesh(shape)
         runners = [_Runner(truth, where, Layout(one), Layout(storage)) for one in tried]
         native = None if kernels == "numpy" else _built(where, runners, kernels, report)
-        for runner in runners:
+        for done, runner in enumerate(runners):
             runner.check_.named = layouts != "all"
+            if looked is not None:
+                looked(done, len(runners), f"'{runner.check_.layout}' on {shape}")
             report.checks.append(runner.check(native))
     return report
 

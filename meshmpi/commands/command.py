@@ -1,21 +1,27 @@
-"""The class of commands, their arguments as table rows, and the arguments that several commands share."""
+"""The class of commands, their arguments as table rows, and what several commands share."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import math
+import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 from meshmpi.commands.starting import on_ranks
+from meshmpi.errors import suggest
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.transformer.training.config import describe, load
 from meshmpi.transformer.training.settings import Settings
 
 Options = argparse.Namespace
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Argument(NamedTuple):
@@ -69,6 +75,9 @@ MACHINE = argument(
     "",
     "FILE",
 )
+_MODEL = "a TOML file with settings, quickstart, the folder of a run, or module:function that builds a graph"
+MODEL = (argument("model", str, _MODEL), *SETTINGS)
+"""Arguments of the commands that look at a graph; `meshmpi.commands.model` reads them."""
 _GIVEN = {
     "config": (argument("config", Path, "a TOML file with settings, quickstart, or the folder of a run"), *SETTINGS),
     "mesh": (
@@ -76,12 +85,49 @@ _GIVEN = {
         argument("--layout", str, "dimensions and their axes, such as batch:rows;heads:cols (mesh.layout)"),
     ),
     "ranks": (argument("--ranks", int, "start the command on N MPI ranks", metavar="N"),),
+    "size": (argument("--ranks", int, "for N ranks, which are not started; without --mesh: on one axis", metavar="N"),),
+    "json": (argument("--json", bool, "print one JSON object, for programs; all else goes to stderr"),),
 }
 """Arguments that several commands take, by the name that `Command.takes` uses."""
 
 
 def _on_ranks(options: Options, given: Sequence[str]) -> int:
     return on_ranks(options.ranks, given, options.module)
+
+
+def here(options: Options, given: Sequence[str]) -> int:
+    """Does a command with --ranks in this process, where they are only a number."""
+    return options.command.run(options)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors show the usage of the command at hand, and the nearest name."""
+
+    def error(self, message: str, known: Iterable[str] = ()) -> NoReturn:
+        """Prints the error and ends the process with status 2."""
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong:
+            known = [c.strip(" '") for c in wrong[2].split(",")]
+            message = f"{message[: wrong.start()]}'{wrong[1]}' is none."
+            message += f" {suggest(wrong[1], known)}"
+        self.exit(2, f"{self.format_usage()}{self.prog}: error: {message}\n")
+
+    def refuse(self, rest: Sequence[str]) -> NoReturn:
+        """The error about arguments that nobody knows."""
+        word = rest[0].partition("=")[0]
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        near = f" {suggest(word, known)}" if word.startswith("-") else ""
+        more = f" (nor {' '.join(rest[1:])})" if len(rest) > 1 else ""
+        self.error(f"there is no argument '{rest[0]}'{more}.{near}")
+
+
+class _HelpSettings(argparse.Action):
+    """Prints all settings and ends the process."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        width = max(80, min(100, shutil.get_terminal_size().columns))
+        print(describe(Settings, width))
+        parser.exit()
 
 
 @dataclass(frozen=True)
@@ -92,36 +138,37 @@ class Command:
     run: Callable[[Options], int]  # does it and returns the exit status
     help: str  # one line about it
     arguments: Sequence[Argument] = ()
-    takes: Sequence[str] = ()  # which shared arguments it takes: "config", "mesh", "ranks"
+    takes: Sequence[str] = ()  # which shared arguments it takes, by their names in `_GIVEN`
     start: Callable[[Options, Sequence[str]], int] = _on_ranks  # does it with --ranks; takes the process's arguments
     one_of: Sequence[Argument] = ()  # further arguments, of which exactly one must be given
     description: str = ""  # begins the help of the command; default: the line about it
     epilog: str = ""  # ends the help
-    finish: Callable[[argparse.ArgumentParser], object] = lambda parser: None  # adds what rows cannot say
+    finish: Callable[[Parser], object] = lambda parser: None  # adds what rows cannot say
 
     def add_to(self, commands: Subparsers) -> None:
         """Adds the command to the subparsers of the command line."""
-        width = max(80, min(100, shutil.get_terminal_size().columns))
         made = commands.add_parser(
             self.name,
             help=self.help,
             description=self.description or f"{self.help[0].upper()}{self.help[1:]}.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            epilog=f"settings:\n\n{describe(Settings, width)}" if "config" in self.takes else self.epilog,
+            epilog=self.epilog,
         )
-        made.set_defaults(command=self, ranks=None)
+        made.set_defaults(command=self, ranks=None, json=False, parser=made)
         for name in self.takes:
             add_arguments(made, _GIVEN[name])
         if self.one_of:
             add_arguments(made.add_mutually_exclusive_group(required=True), self.one_of)
         add_arguments(made, self.arguments)
+        if "config" in self.takes or MODEL[0] in self.arguments:
+            made.add_argument("--help-settings", nargs=0, action=_HelpSettings, help="list all settings for --set")
         self.finish(made)
 
 
 def group(name: str, help: str, commands: Sequence[Command]) -> Command:
     """A command whose first argument chooses one of several."""
 
-    def finish(parser: argparse.ArgumentParser) -> None:
+    def finish(parser: Parser) -> None:
         actions = parser.add_subparsers(required=True, metavar="action")
         for command in commands:
             command.add_to(actions)
@@ -134,6 +181,45 @@ def settings_of(options: Options, config: Path | str, *more: str) -> Settings:
     mesh = (("shape", options.mesh), ("layout", options.layout), ("storage", options.storage))
     overrides = [*options.set, *(f"mesh.{key}={value}" for key, value in mesh if value is not None)]
     return load(Settings, config, [*overrides, *more])
+
+
+def answer(options: Options, text: str, data: object) -> None:
+    """Prints the answer of a command: text for people, or with --json an object for programs."""
+    if options.json:
+        print(json.dumps(_finite(data), indent=1, ensure_ascii=False), file=options.stdout, flush=True)
+    elif text:
+        print(text, flush=True)
+
+
+def answer_of(mesh: AnyMesh, options: Options, text: str, data: object) -> None:
+    """Prints the answer of a command that runs on ranks, on rank 0."""
+    if mesh.rank == 0:
+        answer(options, text, data)
+
+
+def _finite(data: object) -> object:
+    """``data`` with None for numbers that JSON has not: NaN and infinities."""
+    if isinstance(data, Mapping):
+        return {str(k): _finite(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(v) for v in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+@contextlib.contextmanager
+def watched(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A function that draws how far a command is: (done, of how many, text), on a terminal only."""
+    from meshmpi.training.progress import LiveLine
+
+    line = LiveLine("auto", print, sys.stderr)
+
+    def looked(done: int, total: int, text: str) -> None:
+        line.show(done, total, f"{what}, {text}")
+
+    try:
+        yield looked
+    finally:
+        line.clear()
 
 
 def say(mesh: AnyMesh, text: str, end: str = "\n") -> None:

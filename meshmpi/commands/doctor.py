@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     facts = gather(options.job_ranks, options.mpi, options.folder, options.limit, options.mesh)
     findings = examine(facts)
     if options.json:
-        print(json.dumps(as_dict(facts, findings), indent=1))
+        print(json.dumps(as_dict(facts, findings), indent=1), file=getattr(options, "stdout", None))
     else:
         print(f"{heading(facts)}\n\n{summary(findings)}")
     return int(verdict(findings) == BROKEN)

@@ -2,37 +2,79 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from meshmpi.commands.command import MACHINE, Command, Options, argument, settings_of
+from meshmpi.commands.command import MACHINE, MODEL, Command, Options, answer, argument, here, watched
+from meshmpi.commands.model import Model, asked_mesh, find_model, settings_of_model
 from meshmpi.commands.starting import on_ranks
+from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError
 from meshmpi.runtime.mesh import size_error
 from meshmpi.transformer.training.settings import MeshSettings
 from meshmpi.transformer.training.setup import make_mesh, mesh_shape
 
 
-def _plan(options: Options) -> int:
-    from meshmpi.transformer.training.report import plan_report
+def plan_of(model: Model, machine: str, program: bool = False) -> tuple[str, dict[str, Any]]:
+    """The cost of a step as text and as data; ``program``: with the text of the program."""
+    from meshmpi.planner.report import planned, took
 
-    print(plan_report(settings_of(options, options.config), options.program, options.machine))
+    began, how = time.perf_counter(), dict[str, Any]()
+    if model.settings is not None:
+        how = {"seed": model.settings.train.seed, "memory_limit": model.settings.mesh.memory_limit or None}
+    storage = model.storage or None
+    parts = {"fetches": model.fetches, "updates": model.updates, "storage": storage}
+    found = planned(model.graph, model.mesh, model.layout, machine, **parts, **how)
+    head = f"{model.parameters:,} parameters, mesh {model.mesh} ({model.mesh.size} ranks), layout '{model.layout}'"
+    text = str(found.plan.program)
+    lines = [text] if program else []
+    data = {"parameters": model.parameters, "storage": model.storage, **found.data()}
+    return "\n".join([*lines, head, *found.lines(), took(began)]), data | ({"program": text} if program else {})
+
+
+def _plan(options: Options) -> int:
+    answer(options, *plan_of(find_model(options, "all:1"), options.machine, options.program))
     return 0
 
 
 def _search(options: Options) -> int:
-    from meshmpi.transformer.training.report import search_report
+    from meshmpi.planner.layout_search import search_layouts
+    from meshmpi.planner.machine_file import find_machine
+    from meshmpi.transformer.training.searching import search_step
 
-    if options.on < 1:
-        raise ConfigError(f"the number of ranks is {options.on}.", "Give 1 or more.")
+    if options.on is not None and options.ranks is not None and options.on != options.ranks:
+        raise ConfigError(f"RANKS is {options.on}, and --ranks {options.ranks}.", "Give one of them.")
+    options.ranks = options.on if options.ranks is None else options.ranks
     if options.layout or options.storage:
         raise ConfigError(
             "a search finds the layout and the storage itself.",
             "Leave out --layout and --storage; `meshmpi plan` prices a given layout.",
         )
-    settings, o = settings_of(options, options.config), options
-    found, report = search_report(settings, o.on, o.machine, o.memory_limit, o.seconds, o.most_axes)
-    print(report)
+    settings = settings_of_model(options)
+    given = asked_mesh(options, "" if settings is None else settings.mesh.shape)
+    if not given:
+        raise ConfigError("a search needs a number of ranks.", "Give --ranks N, or the only mesh to try with --mesh.")
+    shape, only = MeshShape(given), bool(options.mesh or (settings is not None and settings.mesh.shape))
+    known = find_machine(options.machine, shape)
+    if known is None:
+        raise ConfigError(
+            "there is no description of a machine to predict times with.",
+            f"Run `meshmpi calibrate --ranks {shape.size}` first, or give --machine FILE (or core, tpuv2).",
+        )
+    limits: dict[str, Any] = {"memory_limit": options.memory_limit, "seconds": options.seconds}
+    with watched("layouts") as looked:
+        how = {**limits, "most_axes": options.most_axes, "looked": looked}
+        if settings is None:
+            model = find_model(options, given)
+            fetches = list(model.fetches.values()) if isinstance(model.fetches, dict) else list(model.fetches or ())
+            step = {"fetches": fetches, "updates": list(model.updates), "mesh": shape if only else None}
+            found = search_layouts(model.graph, shape.size, known, **step, **how)
+        else:
+            found = search_step(settings, shape.size, known, **how)
+    text = f"{shape.size} ranks, times predicted on {known.name}\n{found.report()}"
+    answer(options, text, {"ranks": shape.size, "machine": known.name, **found.data()})
     return 0 if found.best else 1
 
 
@@ -69,18 +111,20 @@ def _calibrate(options: Options) -> int:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(machine_text(machine), encoding="utf-8")
-        print(
+        text = (
             f"{machine.name}: products {machine.peak / 1e9:.0f} GFLOP/s, memory"
             f" {machine.memory(1e8) / 1e9:.1f} GB/s a rank; wrote {path}"
         )
+        rates = {"peak_flops": machine.peak, "memory_bytes_per_second": machine.memory(1e8)}
+        answer(options, text, {"wrote": str(path), "machine": machine.name, **rates})
     return 0
 
 
 _SEARCH = (
-    argument("on", int, "number of ranks to plan for", metavar="RANKS"),
+    argument("on", int, "the same as --ranks", metavar="RANKS", nargs="?", default=None),
     MACHINE,
     argument("--memory-limit", str, "memory of one rank, such as '8 GB'", metavar="SIZE"),
-    argument("--seconds", float, "time limit of the search", 30.0),
+    argument("--seconds", float, "how much to try, as the processor time that it takes about", 30.0),
     argument("--most-axes", int, "maximum number of mesh axes to try", 2),
 )
 _WHERE = "file for the description; default: where other commands look for it"
@@ -92,8 +136,11 @@ _CALIBRATE = (
 _PLAN = (argument("--program", bool, "also print the whole program"), MACHINE)
 _ON_RANKS = ("mesh", "ranks")
 _MEASURES = "measure this machine for time predictions"
+_COSTS = "print the cost of a step on a mesh of any size"
+_FINDS = "find the layout with the shortest predicted step"
+_TAKES = ("mesh", "size", "json")
 COMMANDS = (
-    Command("plan", _plan, "print the cost of a training step on a mesh of any size", _PLAN, ("config", "mesh")),
-    Command("search", _search, "find the layout with the shortest predicted step", _SEARCH, ("config", "mesh")),
-    Command("calibrate", _calibrate, _MEASURES, _CALIBRATE, _ON_RANKS, _start_calibrate),
+    Command("plan", _plan, _COSTS, (*MODEL, *_PLAN), _TAKES, here),
+    Command("search", _search, _FINDS, (*MODEL, *_SEARCH), _TAKES, here),
+    Command("calibrate", _calibrate, _MEASURES, _CALIBRATE, (*_ON_RANKS, "json"), _start_calibrate),
 )

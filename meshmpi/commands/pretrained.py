@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshmpi.commands.command import DRAWING, Command, Options, argument, say
+from meshmpi.commands.command import DRAWING, Command, Options, answer_of, argument, say
 from meshmpi.errors import ConfigError, DataError
 from meshmpi.runtime.mesh_protocol import AnyMesh
 
@@ -88,15 +88,17 @@ def _score(options: Options) -> int:
     lines = from_first(mesh, lambda: _predictable(reader.read(options.file), options.file, model))
     mask = None if tokenizer is None or "mask" in model.special else tokenizer.special.get("mask")
     scores = Scorer(model, mesh, layout, storage, options.batch, mask=mask).scores(lines)
-    rows = ["line\ttokens\tlog_likelihood\tperplexity"]
+    rows, data = ["line\ttokens\tlog_likelihood\tperplexity"], list[dict[str, Any]]()
     for s in [*scores, total(scores)]:
         name = s.number or "total"
         rows.append(f"{name}\t{s.tokens}\t{s.log_likelihood:.4f}\t{s.perplexity:.4f}")
+        data.append({"line": name, "tokens": s.tokens, "log_likelihood": s.log_likelihood, "perplexity": s.perplexity})
     cut = [line for line in lines if line.cut]
     if cut:
         tokens = sum(line.cut for line in cut)
         rows.append(f"note: {tokens} tokens of {len(cut)} lines were left out (--truncate)")
-    say(mesh, "\n".join(rows))
+    left_out = {"tokens_left_out": sum(line.cut for line in lines)}
+    answer_of(mesh, options, "\n".join(rows), {"lines": data[:-1], "total": data[-1], **left_out})
     return 0
 
 
@@ -179,18 +181,19 @@ def _print_texts(
             penalty, early = given.get("length_penalty"), given.get("early_stopping")
             how = {"power": 1.0 if penalty is None else penalty, "early_stopping": early or False}
         found = generator.beam_search(prompts, options.tokens, beams=options.beams, stop=stop, **how)
-        for k, beams in enumerate(found):
-            say(mesh, _beams_text(options, tokenizer, k, beams))
+        data = [_beams_data(tokenizer, k, beams) for k, beams in enumerate(found)]
+        text = "\n".join(_beams_text(options, one) for one in data)
+        answer_of(mesh, options, text, {"texts": data})
         return
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     choosing: dict[str, Any] = {"sampling": sampling, "stop": stop, "seed": options.seed}
-    if options.stream and len(prompts) == 1:
+    if options.stream and len(prompts) == 1 and not options.json:
         _stream(mesh, generator.stream(prompts, options.tokens, **choosing), tokenizer, stop)
         return
-    for k, tokens in enumerate(generator.generate(prompts, options.tokens, **choosing)):
-        text = _text(tokenizer, tokens)
-        several = json.dumps({"line": k + 1, "text": text, "tokens": tokens}, ensure_ascii=False)
-        say(mesh, text if options.prompts is None else several)
+    made = [list(tokens) for tokens in generator.generate(prompts, options.tokens, **choosing)]
+    data = [{"line": k + 1, "text": _text(tokenizer, tokens), "tokens": tokens} for k, tokens in enumerate(made)]
+    lines = [one["text"] if options.prompts is None else json.dumps(one, ensure_ascii=False) for one in data]
+    answer_of(mesh, options, "\n".join(lines) or "\n", {"texts": data})
 
 
 def otherwise(generation: Mapping[str, object], options: Options) -> str:
@@ -223,11 +226,15 @@ def _text(tokenizer: Vocabulary | None, tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens)
 
 
-def _beams_text(options: Options, tokenizer: Vocabulary | None, k: int, beams: Sequence[Hypothesis]) -> str:
-    if options.prompts is None:
-        return "\n".join(f"{b.score:.4f}\t{_text(tokenizer, b.tokens)}" for b in beams)
+def _beams_data(tokenizer: Vocabulary | None, k: int, beams: Sequence[Hypothesis]) -> dict[str, Any]:
     found = [{"text": _text(tokenizer, b.tokens), "score": b.score, "tokens": list(b.tokens)} for b in beams]
-    return json.dumps({"line": k + 1, "beams": found}, ensure_ascii=False)
+    return {"line": k + 1, "beams": found}
+
+
+def _beams_text(options: Options, data: Mapping[str, Any]) -> str:
+    if options.prompts is None:
+        return "\n".join(f"{b['score']:.4f}\t{b['text']}" for b in data["beams"])
+    return json.dumps(data, ensure_ascii=False)
 
 
 def _export(options: Options) -> int:
@@ -251,7 +258,7 @@ def _export(options: Options) -> int:
     folder = save(
         variables, like.architecture, options.out, dtype=options.dtype, max_shard_bytes=most, like=options.like
     )
-    say(mesh, f"wrote {folder}")
+    answer_of(mesh, options, f"wrote {folder}", {"wrote": str(folder)})
     return 0
 
 
@@ -316,7 +323,7 @@ _EXPORT = (
     argument("--max-shard", str, "split into files of at most this size", metavar="SIZE"),
     argument("--storage", str, "storage layout of the variables during the export, such as d_model:rows"),
 )
-_TAKES = ("mesh", "ranks")
+_TAKES = ("mesh", "ranks", "json")
 _LIKELIHOOD = "log-likelihood of each line of a file"
 COMMANDS = (
     Command("score", _score, _LIKELIHOOD, _SCORE, _TAKES, epilog=_LAYOUTS),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
-from meshmpi.commands.command import Command, Options, argument
+from meshmpi.commands.command import Command, Options, answer, argument
 
 
 def _status(options: Options) -> int:
@@ -15,10 +14,8 @@ def _status(options: Options) -> int:
 
     while True:
         rows = status.read(options.run)
-        if options.json:
-            print(json.dumps([{"age": row.age, **to_json(row.seen)} for row in rows], indent=1))
-        else:
-            print(status.table(rows), flush=True)
+        text = "" if options.json else status.table(rows)
+        answer(options, text, [{"age": row.age, **to_json(row.seen)} for row in rows])
         if not options.every:
             return 0
         try:
@@ -32,15 +29,16 @@ def _compare(options: Options) -> int:
     from meshmpi.training.compare import comparison, plot_comparison, read_runs
 
     runs = read_runs(options.runs)
-    print(comparison(runs))
+    text, data = comparison(runs), {"runs": [r.data() for r in runs]}
     if options.png is not None:
-        print(f"\ndrew {plot_comparison(runs, options.png)}")
+        path = plot_comparison(runs, options.png)
+        text, data = f"{text}\n\ndrew {path}", data | {"wrote": str(path)}
+    answer(options, text, data)
     return 0
 
 
 _STATUS = (
     argument("run", Path, "folder of a run"),
-    argument("--json", bool, "print everything as JSON, for programs"),
     argument("--every", float, "repeat until interrupted", metavar="SECONDS"),
 )
 _COMPARE = (
@@ -55,7 +53,8 @@ _TABLE = (
     "Prints a table of two or more runs, which may still be training: the settings that differ, losses at common"
     " steps, speed, memory and bytes."
 )
+_COMPARES = "compare settings, losses, speed and memory of runs"
 COMMANDS = (
-    Command("status", _status, "show what every rank of a run is doing", _STATUS, description=_STATES),
-    Command("compare", _compare, "compare settings, losses, speed and memory of runs", _COMPARE, description=_TABLE),
+    Command("status", _status, "show what every rank of a run is doing", _STATUS, ("json",), description=_STATES),
+    Command("compare", _compare, _COMPARES, _COMPARE, ("json",), description=_TABLE),
 )

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshmpi.commands.command import DRAWING, Command, Options, argument, say, settings_of
+from meshmpi.commands.command import DRAWING, Command, Options, answer_of, argument, say, settings_of
+from meshmpi.commands.model import model_of
+from meshmpi.commands.planning import plan_of
 from meshmpi.commands.starting import on_ranks
 from meshmpi.errors import ConfigError
 from meshmpi.runtime.mesh import size_error
@@ -63,10 +65,9 @@ def _train(options: Options) -> int:
 
         settings, initialize = fine_tuning(settings, options.init_from)
     if options.dry_run:
-        from meshmpi.transformer.training.report import plan_report
-
         if rank_by_environment() == 0:
-            print(plan_report(settings, machine=settings.mesh.machine, ranks=options.ranks or world_size()))
+            mesh = mesh_shape(settings.mesh, options.ranks or world_size())
+            print(plan_of(model_of(settings, options.config.stem, mesh), settings.mesh.machine)[0])
         return 0
     from meshmpi.transformer.training.run import train
 
@@ -114,8 +115,14 @@ def _sample(options: Options) -> int:
     checkpoint.load(saved.manifest, sampler.variables, extra=True)
     prompt, count = wanted["prompt"], wanted["tokens"]
     if options.beams:
-        for found in sampler.best(prompt, count, options.beams, options.alpha):
-            say(mesh, f"{found.score:.4f} {prompt}{vocabulary.decode(found.tokens)}")
+        best = sampler.best(prompt, count, options.beams, options.alpha)
+        found = [(b.score, prompt + vocabulary.decode(b.tokens)) for b in best]
+        data = {"texts": [{"score": score, "text": text} for score, text in found]}
+        answer_of(mesh, options, "\n".join(f"{score:.4f} {text}" for score, text in found), data)
+        return 0
+    if options.json:
+        text = "".join([prompt, *sampler.pieces(prompt, count, options.stop)])
+        answer_of(mesh, options, "", {"texts": [{"text": text}]})
         return 0
     pieces = sampler.pieces(prompt, count, options.stop)
     for text in itertools.chain([prompt], pieces) if options.stream else [prompt, *pieces]:
@@ -155,5 +162,5 @@ _SAMPLE = (
 )
 COMMANDS = (
     Command("train", _train, "train a Transformer", _TRAIN, ("config", "mesh", "ranks"), _start),
-    Command("sample", _sample, "continue a text with a trained model", _SAMPLE, ("mesh", "ranks")),
+    Command("sample", _sample, "continue a text with a trained model", _SAMPLE, ("mesh", "ranks", "json")),
 )

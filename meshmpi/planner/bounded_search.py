@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 from meshmpi.amounts import amount
 from meshmpi.dims import MeshShape
@@ -95,6 +95,10 @@ class SearchResult:
     def best(self) -> Priced | None:
         """The fastest layout that fits."""
         return self.ranking[0] if self.ranking else None
+
+    def data(self) -> dict[str, Any]:
+        """Everything, for programs: times in seconds, memory in bytes per rank."""
+        return asdict(self)
 
     def report(self, most: int = 5) -> str:
         """The best layouts and the reasons against others, as text."""

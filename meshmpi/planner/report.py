@@ -1,27 +1,110 @@
-"""A plan as text: what a rank computes, sends and holds, where in the user's code, and how long it takes.
+"""A plan as text and as data: what a rank computes, sends and holds, where in the user's code, and how long it takes.
 
-Text only, from programs, costs and predictions; nothing is measured here.
+From programs, costs and predictions only; nothing is measured here.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from meshmpi.amounts import amount
+from meshmpi.api import Plan, plan
 from meshmpi.compiler.cost import Cost
 from meshmpi.compiler.passes.memory import MemoryPlan
 from meshmpi.dims import Axes, MeshShape
+from meshmpi.graph import Graph
+from meshmpi.ir.kinds import COLLECTIVES
 from meshmpi.ir.program import Collective, Instruction, Program
-from meshmpi.planner.machine import Machine
+from meshmpi.planner.machine import Machine, axes_between_hosts, shared_axes
+from meshmpi.planner.machine_file import find_machine
 from meshmpi.planner.memory_use import memory_use
-from meshmpi.planner.timing import Prediction, summed
+from meshmpi.planner.timing import Prediction, predict_time, summed
+from meshmpi.runtime.compiled import memory_plan
 
 _GRADIENT = re.compile(r"^(.*) \(gradient of (.*)\)$")
 GRADIENT = " (gradient)"
 """Mark of a scope whose gradient is computed."""
+
+
+NO_MACHINE = "no time is predicted: this machine was not measured; `meshmpi calibrate` does it"
+
+
+class Planned(NamedTuple):
+    """A plan with its predicted time, where the machine is known."""
+
+    plan: Plan
+    layout: str
+    machine: Machine | None
+    prediction: Prediction | None
+
+    def lines(self) -> list[str]:
+        """For people."""
+        program, cost = self.plan.program, self.plan.cost
+        counts = program.counts()
+        lines = [str(cost)]
+        lines.append(f"{len(program.instructions)} instructions: " + ", ".join(f"{n} {k}" for k, n in counts.items()))
+        for kind in COLLECTIVES:
+            for axes, elements in program.values().get(kind, {}).items():
+                lines.append(f"  {kind} over {axes}: {elements:,} elements per rank and step")
+        lines += traffic_lines(program)
+        lines += memory_lines(program, memory_plan(program))
+        if self.machine is None or self.prediction is None:
+            return [*lines, NO_MACHINE]
+        between = axes_between_hosts(program.mesh, self.machine.ranks_per_host)
+        lines += network_lines(cost, program.mesh, between)
+        lines += [*time_lines(self.prediction), fit_line(cost, self.machine)]
+        return [line for line in lines if line]
+
+    def data(self) -> dict[str, Any]:
+        """For programs: bytes, FLOP and seconds, of the rank that has most of each."""
+        program, cost, timed = self.plan.program, self.plan.cost, self.prediction
+        sent = sent_by_scope(program).items()
+        use = memory_use(program, memory_plan(program))
+        return {
+            "mesh": dict(program.mesh.axes),
+            "ranks": program.mesh.size,
+            "layout": self.layout,
+            "flops": cost.flops,
+            "bytes_sent": cost.bytes_sent,
+            "bytes_sent_by": cost.bytes_by,
+            "bytes_sent_in": [
+                {"scope": scope, "kind": kind, "axes": axes, "line": line, "collectives": n, "bytes_sent": nbytes}
+                for (scope, kind, axes, line), (n, nbytes) in sent
+            ],
+            "peak_memory": cost.peak_memory,
+            "memory": cost.memory,
+            "memory_at_peak": dict(use.at_peak),
+            "instructions": program.counts(),
+            "machine": None if timed is None else timed.machine,
+            "seconds": None if timed is None else timed.seconds,
+            "seconds_by_kind": None if timed is None else timed.by_kind(),
+            "seconds_by_axes": None if timed is None else timed.by_axes(),
+            "seconds_by_bound": None if timed is None else timed.by_bound(),
+        }
+
+
+def took(began: float) -> str:
+    """What planning took since ``began``, a `time.perf_counter`; as a line."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f"planned in {time.perf_counter() - began:.1f} s; this process took {peak / 1024:.0f} MB of memory"
+
+
+def planned(graph: Graph, mesh: MeshShape, layout: str, machine: str = "", **how: Any) -> Planned:
+    """The plan of a step and its predicted time.
+
+    Args:
+        machine: Name or file of a machine; empty: this host, if it was measured for that mesh.
+        how: Further arguments of `mm.plan`.
+    """
+    known = find_machine(machine, mesh)
+    found = plan(graph, mesh, layout, shared=shared_axes(mesh, known), **how)
+    return Planned(found, layout, known, None if known is None else predict_time(found.program, known))
 
 
 def scope_of(i: Instruction, depth: int | None = None) -> str:

@@ -60,6 +60,20 @@ class Run:
     def tokens_per_second(self) -> float:
         return self.number("tokens_per_step") / self.step_seconds
 
+    def data(self) -> dict[str, Any]:
+        """For programs: settings, facts, losses by step; seconds and shares are medians."""
+        return {
+            "name": self.name,
+            "steps": self.steps,
+            "settings": self.settings,
+            "facts": self.facts,
+            "losses": self.losses(),
+            "held_out_losses": self.losses("held_out_loss"),
+            "step_seconds": self.step_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "communicating": self.communicating,
+        }
+
     def number(self, key: str) -> float:
         """A fact; NaN where it is not known."""
         return float(self.facts.get(key, math.nan))

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import meshmpi as mm
 from meshmpi import cli
+from meshmpi.commands.model import model_of
+from meshmpi.commands.planning import plan_of
 from meshmpi.transformer.models import paper_language_model, parameter_count
 from meshmpi.transformer.tasks.registry import build_training_graph
 from meshmpi.transformer.training.config import load
-from meshmpi.transformer.training.report import plan_report
 from meshmpi.transformer.training.settings import Settings, transformer_config
 
 CONFIGS = Path(__file__).resolve().parents[2] / "apps" / "transformer" / "configs"
@@ -71,4 +73,5 @@ def test_dry_run(tmp_path, capsys):
 
 def test_report_can_show_the_program():
     settings = load(Settings, CONFIGS / "yardstick.toml", ["model.layers=1"])
-    assert "program on mesh {all: 1}" in plan_report(settings, program=True)
+    text, data = plan_of(model_of(settings, "yardstick", mm.MeshShape("all:1")), "", program=True)
+    assert "program on mesh {all: 1}" in text and "program on mesh {all: 1}" in data["program"]

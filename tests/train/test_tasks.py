@@ -10,6 +10,8 @@ import pytest
 
 import meshmpi as mm
 from meshmpi import checkpoint, cli
+from meshmpi.commands.model import model_of
+from meshmpi.commands.planning import plan_of
 from meshmpi.errors import CheckpointError, ConfigError
 from meshmpi.runtime.feeding import BlockFeeder
 from meshmpi.training.callback import Sample
@@ -20,7 +22,6 @@ from meshmpi.transformer.tasks.language_model import LanguageModelTask
 from meshmpi.transformer.tasks.registry import TASKS, task_class
 from meshmpi.transformer.training.config import load
 from meshmpi.transformer.training.evaluation import HeldOutLoss
-from meshmpi.transformer.training.report import plan_report
 from meshmpi.transformer.training.run import train
 from meshmpi.transformer.training.saved import open_run
 from meshmpi.transformer.training.settings import Settings
@@ -130,7 +131,8 @@ def test_paper_translation_models(k):
 def test_paper_translation_models_lower_for_128_ranks(k):
     """One layer of each; heads 4 do not fill 8 ranks, which is legal."""
     layout = "mesh.layout=batch:rows;vocab:cols;d_ff:cols;heads:cols"
-    report = plan_report(paper_settings(k, "model.layers=1", "mesh.shape=rows:16;cols:8", layout))
+    settings = paper_settings(k, "model.layers=1", "mesh.shape=rows:16;cols:8", layout)
+    report, _ = plan_of(model_of(settings, "paper", mm.MeshShape(settings.mesh.shape)), "")
     assert "(128 ranks)" in report and "all_reduce over cols" in report
 
 
