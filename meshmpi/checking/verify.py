@@ -67,14 +67,12 @@ def verify(
     storage: LayoutLike = None,
     kernels: str = "auto",
     seed: int = 0,
-    looked: Callable[[int, int, str], object] | None = None,
 ) -> Report:
     """Runs a graph in many layouts and compares every tensor with what one rank computes.
 
     One rank computes every operation again, from what the layout made of its inputs.  Both must agree
-    up to rounding: for a sum of n terms, to first order (n + 5) u sum |terms|, u the unit roundoff
-    (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2; see `meshmpi.checking.bounds`).
-    No bound is tuned or grows with depth: a larger difference is a mistake or an overflow.
+    up to rounding: for a sum of n terms, to first order (n + 5) u sum |terms|, u the unit roundoff (see
+    `meshmpi.checking.bounds`).  No bound is tuned or grows with depth: a larger difference is a mistake or an overflow.
 
     Args:
         graph: With gradients and updates; every tensor is kept whole in float64, with its bound.
@@ -88,7 +86,6 @@ def verify(
         warm_steps: Steps that one rank takes first, so that no bias and no slot is still 0.
         kernels: "numpy"; "native": generated C kernels run too; "auto": if there is a C compiler.
         storage, seed: As for `mm.compile`; the seed is also that of feeds and sample.
-        looked: Called before each layout with (layouts done, layouts to try, the layout).
 
     Returns:
         A `Report`: ``.ok``, ``print(report)``, ``.wrong[0].first.source``; not ok if nothing was tried.
@@ -96,6 +93,35 @@ def verify(
     Raises:
         ConfigError, FeedError: Before anything runs.
     """
+    how = Asked(ranks, sample, precision, variables, warm_steps, storage, kernels, seed)
+    return verified(graph, layouts, mesh, fetches, updates, feeds, how)
+
+
+class Asked(NamedTuple):
+    """How to verify, see `verify`."""
+
+    ranks: str = "simulated"
+    sample: int | None = None
+    precision: str = "float64"
+    variables: Mapping[str, Any] | None = None
+    warm_steps: int = 1
+    storage: LayoutLike = None
+    kernels: str = "auto"
+    seed: int = 0
+
+
+def verified(
+    graph: Graph,
+    layouts: str | Sequence[LayoutLike],
+    mesh: Meshes,
+    fetches: Sequence[Tensor] | Mapping[str, Tensor] | None,
+    updates: Sequence[Update] | None,
+    feeds: Mapping[str, Any] | None,
+    how: Asked,
+    looked: Callable[[int, int, str], object] = lambda *_: None,
+) -> Report:
+    """As `verify`; ``looked`` is called before each layout with (layouts done, layouts to try, the layout)."""
+    ranks, sample, precision, variables, warm_steps, storage, kernels, seed = how
     _check_options(precision, ranks, sample, seed, kernels)
     named = named_fetches(graph, fetches)
     chosen = list(graph.updates if updates is None else updates)
@@ -103,16 +129,14 @@ def verify(
     _check_memory(graph, named, chosen)
     truth = Truth(graph, named, chosen, given, variables, warm_steps, precision, seed)
     report = Report([], precision)
-    shapes = [mesh] if isinstance(mesh, (str, MeshShape)) else list(mesh)
-    for shape in map(MeshShape, shapes):
+    for shape in map(MeshShape, [mesh] if isinstance(mesh, (str, MeshShape)) else list(mesh)):
         tried = _tried(graph, layouts, shape, sample, seed, report)
         where = SimulatedMesh(shape) if ranks == "simulated" else _real_mesh(shape)
         runners = [_Runner(truth, where, Layout(one), Layout(storage)) for one in tried]
         native = None if kernels == "numpy" else _built(where, runners, kernels, report)
         for done, runner in enumerate(runners):
             runner.check_.named = layouts != "all"
-            if looked is not None:
-                looked(done, len(runners), f"'{runner.check_.layout}' on {shape}")
+            looked(done, len(runners), f"'{runner.check_.layout}' on {shape}")
             report.checks.append(runner.check(native))
     return report
 

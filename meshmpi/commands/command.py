@@ -207,11 +207,11 @@ def _finite(data: object) -> object:
 
 
 @contextlib.contextmanager
-def watched(what: str) -> Iterator[Callable[[int, int, str], None]]:
+def watched(what: str, shown: bool = True) -> Iterator[Callable[[int, int, str], None]]:
     """A function that draws how far a command is: (done, of how many, text), on a terminal only."""
     from meshmpi.training.progress import LiveLine
 
-    line = LiveLine("auto", print, sys.stderr)
+    line = LiveLine("auto" if shown else "off", print, sys.stderr)
 
     def looked(done: int, total: int, text: str) -> None:
         line.show(done, total, f"{what}, {text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,25 +20,28 @@ SHOWN_AS = (".html", ".svg", ".png")
 
 
 def _verify(options: Options) -> int:
-    from meshmpi.checking import verify
+    from meshmpi.checking.verify import Asked, verified
     from meshmpi.runtime.world import rank_by_environment, world_size
 
     ranks = world_size()
     model = find_model(options, f"all:{ranks}" if ranks > 1 else DEFAULT_MESH)
     layouts = [options.layout] if options.layout else options.layouts
     first = rank_by_environment() == 0
-    with watched("layouts") if first else contextlib.nullcontext() as looked:
-        report = verify(
+    with watched("layouts", first) as looked:
+        report = verified(
             model.graph,
             "all" if layouts == ["all"] else layouts,
             model.mesh,
             model.fetches,
             model.updates,
-            ranks="mpi" if ranks > 1 else "simulated",
-            sample=options.sample,
-            precision="own" if options.own_types else "float64",
-            storage=model.storage or None,
-            looked=looked,
+            None,
+            Asked(
+                "mpi" if ranks > 1 else "simulated",
+                options.sample,
+                "own" if options.own_types else "float64",
+                storage=model.storage or None,
+            ),
+            looked,
         )
     if first:
         answer(options, report.text(options.rows), report.data())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ def _plan(options: Options) -> int:
 
 
 def _search(options: Options) -> int:
-    from meshmpi.planner.layout_search import search_layouts
+    from meshmpi.planner.layout_search import search_step
     from meshmpi.planner.machine_file import find_machine
-    from meshmpi.transformer.training.searching import search_step
+    from meshmpi.transformer.training.searching import search_training
 
     if options.on is not None and options.ranks is not None and options.on != options.ranks:
         raise ConfigError(f"RANKS is {options.on}, and --ranks {options.ranks}.", "Give one of them.")
@@ -63,16 +63,15 @@ def _search(options: Options) -> int:
             "there is no description of a machine to predict times with.",
             f"Run `meshmpi calibrate --ranks {shape.size}` first, or give --machine FILE (or core, tpuv2).",
         )
-    limits: dict[str, Any] = {"memory_limit": options.memory_limit, "seconds": options.seconds}
+    how: dict[str, Any] = {k: getattr(options, k) for k in ("memory_limit", "seconds", "most_axes")}
     with watched("layouts") as looked:
-        how = {**limits, "most_axes": options.most_axes, "looked": looked}
         if settings is None:
             model = find_model(options, given)
-            fetches = list(model.fetches.values()) if isinstance(model.fetches, dict) else list(model.fetches or ())
-            step = {"fetches": fetches, "updates": list(model.updates), "mesh": shape if only else None}
-            found = search_layouts(model.graph, shape.size, known, **step, **how)
+            named = model.fetches.values() if isinstance(model.fetches, Mapping) else model.fetches or ()
+            step, meshes = (model.graph, list(named), model.updates), [shape] if only else []
+            found = search_step(step, shape.size, known, meshes=meshes, **how, looked=looked)
         else:
-            found = search_step(settings, shape.size, known, **how)
+            found = search_training(settings, shape.size, known, **how, looked=looked)
     text = f"{shape.size} ranks, times predicted on {known.name}\n{found.report()}"
     answer(options, text, {"ranks": shape.size, "machine": known.name, **found.data()})
     return 0 if found.best else 1

@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from meshmpi.amounts import amount, bytes_of
 from meshmpi.api import lowered
@@ -18,7 +19,7 @@ from meshmpi.graph.ops.contraction import Einsum
 from meshmpi.graph.ops.indexing import Gather, ScatterAdd
 from meshmpi.graph.ops.structure import Reshape
 from meshmpi.ir.scalar import ITEM_BYTES
-from meshmpi.planner.bounded_search import Price, Priced, Rejected, SearchResult, search
+from meshmpi.planner.bounded_search import Looked, Price, Priced, Rejected, SearchResult, search
 from meshmpi.planner.candidates import Candidate, Names, Renaming, Sum, Work
 from meshmpi.planner.machine import Machine
 from meshmpi.planner.machine_file import load_machine
@@ -100,7 +101,6 @@ def search_layouts(
     seconds: float = 30.0,
     most_axes: int = 2,
     mesh: str | MeshShape | None = None,
-    looked: Callable[..., object] | None = None,
 ) -> SearchResult:
     """The fastest layout of a graph, by predicted time, over meshes, layouts and storage.
 
@@ -116,7 +116,6 @@ def search_layouts(
             slower or busy machine.  Plain data parallelism is priced whatever it takes.
         most_axes: Maximum number of axes of the meshes that are tried.
         mesh: To try this mesh only.
-        looked: Called now and then with (candidates looked at, candidates known so far, text) while it searches.
 
     Returns:
         A `SearchResult`: ``result.best.layout``, ``print(result.report())``.
@@ -133,19 +132,23 @@ def search_layouts(
         'batch:rows'
     """
     known = load_machine(machine) if isinstance(machine, str) else machine
-    limit = known.memory_bytes if memory_limit is None else bytes_of(memory_limit)
-    chosen = updates or graph.updates
-    price = pricing((graph, fetches, chosen), known, limit)
     meshes = [] if mesh is None else [MeshShape(mesh)]
-    work = digest(graph, fetches, chosen)
-    return search(
-        work,
-        ranks,
-        known,
-        price,
-        seconds=seconds,
-        most_axes=most_axes,
-        meshes=meshes,
-        memory_limit=limit,
-        looked=looked,
-    )
+    step = graph, fetches, updates or graph.updates
+    return search_step(step, ranks, known, memory_limit, seconds, most_axes, meshes)
+
+
+def search_step(
+    step: Step,
+    ranks: int,
+    machine: Machine,
+    memory_limit: int | str | None = None,
+    seconds: float = 30.0,
+    most_axes: int = 2,
+    meshes: Sequence[MeshShape] = (),
+    looked: Looked | None = None,
+) -> SearchResult:
+    """As `search_layouts`; ``looked`` hears how far it is."""
+    limit = machine.memory_bytes if memory_limit is None else bytes_of(memory_limit)
+    price, work = pricing(step, machine, limit), digest(*step)
+    limits: dict[str, Any] = {"seconds": seconds, "most_axes": most_axes, "memory_limit": limit}
+    return search(work, ranks, machine, price, **limits, meshes=meshes, looked=looked)

@@ -18,7 +18,7 @@ _SCREENED = 2
 """Layers of the model that a search looks at first."""
 
 
-def search_step(
+def search_training(
     settings: Settings,
     ranks: int,
     known: Machine,
