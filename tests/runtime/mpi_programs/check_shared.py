@@ -5,6 +5,7 @@ Prints one line with the number of cases.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -73,6 +74,24 @@ def check_races(mesh: Mesh, space: np.ndarray, rounds: int) -> None:
         assert (arrays[k] == wanted).all(), (turn, sizes[k], arrays[k], wanted)
 
 
+def check_long_runs(mesh: Mesh, space: np.ndarray) -> None:
+    """Runs of some pages that begin and end inside of cache lines, written past the caches; nothing beside them is."""
+    shared_memory.PAST_CACHE_BYTES, axes = 1, mesh.shape.names
+    index = mesh.shape.block_index(axes, mesh.coordinates)
+    for n, at in itertools.product((4093, 4096, 8200, 9999), (0, 4, 36, 60)):
+        sizes = [n + k for k in range(mesh.size)]
+        whole = np.arange(sum(sizes), dtype=np.float32)
+        first = sum(sizes[:index])
+        x = placed(space, whole[first : first + sizes[index]])
+        room = space[HALF : HALF + 4 * (whole.size + 40)].view(np.float32)
+        room[:] = -1.0
+        start = at // 4
+        out = room[start : start + whole.size]
+        mesh.bind(operands.AllGather(x, out, 0, sizes, axes), planned=True)()
+        assert (out == whole).all(), (n, at, np.flatnonzero(out != whole)[:5])
+        assert (room[:start] == -1.0).all() and (room[start + whole.size :] == -1.0).all(), (n, at)
+
+
 def check_step(mesh: Mesh, monkey: dict[str, Any]) -> None:
     """A step with each kind of collective sends no message, and computes what the simulated mesh does."""
     a, b, c = mm.Dimension("a", 16), mm.Dimension("b", 24), mm.Dimension("c", 8)
@@ -116,10 +135,12 @@ def main() -> None:
         assert mesh.size == 1 or shared.region_of(space) is not None
         for case in cases(text):
             shared_memory.PAST_CACHE_BYTES = 1 if count % 3 else 1 << 30
+            shared_memory.PAST_CACHE_RUN = 1
             check_case(case, mesh, simulated, space)
             count += 1
         if mesh.size > 1:
             check_races(mesh, space, 2000)
+            check_long_runs(mesh, space)
             used += 1
         if mesh.size > 1 and ";" not in text:
             check_step(mesh, mesh._collectives.BINDERS)  # pyright: ignore[reportPrivateUsage]
