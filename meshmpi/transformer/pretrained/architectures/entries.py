@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from meshmpi.dims import Dimension
+from meshmpi.dims import Dimension, Shape
 from meshmpi.transformer.models import TransformerConfig
 
 
@@ -100,8 +100,9 @@ def entries_of(
         config: The Transformer.
         names: On each line one of our layers or tables, and the name of its arrays without ``.weight``.  ``{i}`` is
             the number of a layer, ``{e}`` becomes ``.experts.expert_0`` and so on where a layer has experts, and
-            ``[1/3]`` is the second third of the array's columns.  Further names: the other factors of a gated unit,
-            else arrays with the same numbers.  A softmax that is tied is such an array of the embedding.
+            ``[1/2]`` is the second half of the array's columns, ``[k/qkv]`` the keys behind the queries.  Further
+            names: the other factors of a gated unit, else arrays with the same numbers.  A softmax that is tied is
+            such an array of the embedding; a softmax that is not takes the last name of its bias.
         legacy: (ending, old ending) of keys in older files.
         conv1d: Whether matrices of layers are (in, out), as in GPT-2, rather than (out, in), as in a torch Linear.
     """
@@ -164,8 +165,8 @@ class _Arrays:
                 if config.norm == "layer" and config.norm_bias:
                     yield Entry(f"{name}/bias", (f"{keys[0]}.bias",), model)
         elif last == "softmax_bias":
-            ties = tuple(f"{k}.bias" for k in keys[1:])
-            yield Entry(name, (f"{keys[0]}.bias",), (FileDim((config.vocab_dim,)),), ties=ties)
+            first, *others = (f"{k}.bias" for k in (keys if config.tied_softmax else keys[-1:]))
+            yield Entry(name, (first,), (FileDim((config.vocab_dim,)),), ties=tuple(others))
         elif not (
             (last == "softmax" and config.tied_softmax) or (last == "router" and not config.has_experts(self.layer))
         ):
@@ -178,8 +179,13 @@ class _Arrays:
         columns = FileDim(tuple(out_of))
         if key.endswith("]"):
             key, _, part = key[:-1].partition("[")
-            n, parts = map(int, part.split("/"))
-            columns = FileDim(columns.dims, n * columns.extent, parts * columns.extent)
+            own, _, parts = part.partition("/")
+            if parts.isdigit():
+                before, total = int(own), int(parts)
+                columns = FileDim(columns.dims, before * columns.extent, total * columns.extent)
+            else:
+                sizes = {x: Shape(self.linears[x][1]).size for x in parts}
+                columns = FileDim(columns.dims, sum(sizes[x] for x in parts[: parts.index(own)]), sum(sizes.values()))
         at = () if expert is None else ((self.config.experts_dim, expert),)
         dims = (FileDim(tuple(into)), columns) if self.conv1d else (columns, FileDim(tuple(into)))
         yield Entry(name + weight, (f"{key}.weight",), dims, at)

@@ -1,0 +1,183 @@
+"""Decoders, the language models: GPT-2, and LLaMA with its successors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from meshmpi.errors import ConfigError
+from meshmpi.nn.positions import RotaryScaling
+from meshmpi.transformer.pretrained.architectures.options import Options, short
+from meshmpi.transformer.pretrained.architectures.row import (
+    Keys,
+    Row,
+    Values,
+    activation,
+    count,
+    flag,
+    gated,
+    number,
+    repeated,
+    sizes,
+)
+
+_SCALINGS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""Types of rotations -> their numbers, in our order."""
+
+
+def _head_width(options: Options) -> int | None:
+    """The width of a head, where the file gives one."""
+    return None if options.get("head_dim", None) is None else options.count("head_dim", None)
+
+
+def _own_heads(options: Options) -> int:
+    """Heads of keys and values; as many as those of queries where the file says nothing."""
+    return options.count("num_key_value_heads", options.repeated("num_attention_heads", 32))
+
+
+def _window(options: Options) -> int:
+    """A null switches the window off; a missing key does not."""
+    size = options.count("sliding_window", 4096, least=0)
+    return 0 if options.values.get("sliding_window", size) is None else size
+
+
+def _rotations(options: Options) -> Values:
+    """The base and the scaling of rotations, in the words of present or older configs."""
+    given = options.table("rope_parameters", "rope_scaling")
+    found = Options(given, options.name)
+    base = found.number("rope_theta", options.number("rope_theta", 10000.0))
+    kind = found.word("rope_type", found.word("type", "default"))
+    names = _SCALINGS.get(kind)
+    others = sorted(given.keys() - {"rope_theta", "rope_type", "type"})
+    if names is None or others != sorted(names):
+        raise ConfigError(
+            f"this {options.name} model has rotations of type '{kind}' with"
+            f" {', '.join(others) or 'no numbers'}, which are not implemented.",
+            f"Use a model with those of type {', '.join(_SCALINGS)}.",
+        )
+    numbers = [float(found.number(n, None)) for n in names]
+    return {"rotary_base": float(base), "rotary_scaling": str(RotaryScaling(kind, *numbers)) if names else ""}
+
+
+def _rotations_without_windows(options: Options) -> Values:
+    """As `_rotations`, of models that could have windows in some layers."""
+    kinds = options.get("layer_types", [])
+    if not isinstance(kinds, list) or any(k != "full_attention" for k in kinds):
+        raise ConfigError(
+            f"this {options.name} model has layer_types={short(kinds)}, which are not implemented.",
+            "Use a model whose layers all have 'full_attention'.",
+        )
+    return _rotations(options)
+
+
+_GPT2: Keys = {
+    "vocab": count("vocab_size", 50257),
+    "length": count("n_positions", 1024, "max_position_embeddings"),
+    "d_model": count("n_embd", 768, "hidden_size"),
+    "d_ff": lambda options: options.count("n_inner", 4 * options.count("n_embd", 768, "hidden_size")),
+    "heads": repeated("n_head", 12, "num_attention_heads"),
+    "layers": repeated("n_layer", 12, "num_hidden_layers"),
+    "norm": "layer",
+    "norm_epsilon": number("layer_norm_epsilon", 1e-5),
+    "activation": activation("activation_function", "gelu_new"),
+    "ff_bias": True,
+    "attention_bias": True,
+    "initializers": "gpt2",
+    "tied_softmax": flag("tie_word_embeddings", True),
+    "scale_logits": flag("scale_attn_weights", True),
+    "attention_dropout": number("attn_pdrop", 0.1),
+    "residual_dropout": number("resid_pdrop", 0.1),
+    "embedding_dropout": number("embd_pdrop", 0.1),
+}
+_GPT2_NAMES = """
+    decoder/embedding                 transformer.wte
+    decoder/positions                 transformer.wpe
+    decoder/layer/attention_norm      transformer.h.{i}.ln_1
+    decoder/layer/attention/q         transformer.h.{i}.attn.c_attn[q/qkv]
+    decoder/layer/attention/k         transformer.h.{i}.attn.c_attn[k/qkv]
+    decoder/layer/attention/v         transformer.h.{i}.attn.c_attn[v/qkv]
+    decoder/layer/attention/o         transformer.h.{i}.attn.c_proj
+    decoder/layer/feed_forward_norm   transformer.h.{i}.ln_2
+    decoder/layer/feed_forward/wi     transformer.h.{i}.mlp.c_fc
+    decoder/layer/feed_forward/wo     transformer.h.{i}.mlp.c_proj
+    decoder/final_norm                transformer.ln_f
+    decoder/softmax                   lm_head
+    """
+
+
+_LLAMA: Keys = {
+    **sizes(32000, 2048, 4096, 11008, 32, 32),
+    "d_kv": _head_width,
+    "memory_heads": _own_heads,
+    "norm": "rms",
+    "norm_epsilon": number("rms_norm_eps", 1e-6),
+    "activation": gated("hidden_act", "silu"),
+    "tied_softmax": flag("tie_word_embeddings", False),
+    "scale_softmax": False,
+    "learned_positions": False,
+    "rotary": True,
+    "initializers": "gpt2",
+    "scale_logits": True,
+    "attention_dropout": number("attention_dropout", 0.0),
+}
+"""What LLaMA and its successors have in common."""
+_BIASES = {"ff_bias": flag("mlp_bias", False), "attention_bias": flag("attention_bias", False)}
+_MISTRAL = {**_LLAMA, "length": count("max_position_embeddings", 131072), "d_ff": count("intermediate_size", 14336)}
+_QWEN2: Keys = {
+    **_LLAMA,
+    **sizes(151936, 32768, 4096, 22016, 32, 32),
+    "memory_heads": count("num_key_value_heads", 32),
+    "attention_bias": True,
+    "attention_output_bias": False,
+}
+_LLAMA_NAMES = """
+    decoder/embedding                 model.embed_tokens
+    decoder/layer/attention_norm      model.layers.{i}.input_layernorm
+    decoder/layer/attention/q         model.layers.{i}.self_attn.q_proj
+    decoder/layer/attention/k         model.layers.{i}.self_attn.k_proj
+    decoder/layer/attention/v         model.layers.{i}.self_attn.v_proj
+    decoder/layer/attention/o         model.layers.{i}.self_attn.o_proj
+    decoder/layer/feed_forward_norm   model.layers.{i}.post_attention_layernorm
+    decoder/layer/feed_forward/wi     model.layers.{i}.mlp.gate_proj model.layers.{i}.mlp.up_proj
+    decoder/layer/feed_forward/wo     model.layers.{i}.mlp.down_proj
+    decoder/final_norm                model.norm
+    decoder/softmax                   lm_head
+    """
+_LLAMA_IGNORED = (r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+"""Frequencies of rotations in older files."""
+
+
+def _llama(keys: Keys, also: Callable[[Options], Values] = _rotations, **more: Any) -> Row:
+    """A row with LLaMA's names."""
+    only = {"is_encoder_decoder": (False,), **more.pop("only", {})}
+    more = {"names": _LLAMA_NAMES, "ignored": _LLAMA_IGNORED, "special": {"bos": 1, "eos": 2}, **more}
+    return Row("lm", keys=keys, also=also, only=only, prefix="model.", **more)
+
+
+DECODERS: dict[str, Row] = {
+    "gpt2": Row(  # Radford et al. 2019
+        "lm",
+        _GPT2_NAMES,
+        _GPT2,
+        only=dict.fromkeys(("scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder"), (False,)),
+        prefix="transformer.",
+        ignored=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",),  # causal masks of older files
+        special={"bos": 50256, "eos": 50256},
+        conv1d=True,
+    ),
+    "llama": _llama({**_LLAMA, **_BIASES}),  # Touvron et al. 2023
+    "mistral": _llama(  # Jiang et al. 2023
+        {**_MISTRAL, "memory_heads": count("num_key_value_heads", 8), "local_window": _window}
+    ),
+    "qwen2": _llama(  # Yang et al. 2024
+        _QWEN2,
+        _rotations_without_windows,
+        only={"use_sliding_window": (False,)},
+        special={},
+        harmless=("sliding_window", "max_window_layers"),  # where windows would be; none is switched on
+    ),
+}
