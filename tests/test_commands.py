@@ -56,7 +56,7 @@ COMMANDS = {
     "run": "run -n 2 --show script.py --steps 3",
 }
 ELSEWHERE = {"export"}
-"""Needs a checkpoint to write like: tests/pretrained/test_commands.py."""
+"""Needs a checkpoint to write like: tests/pretrained/test_fine_tuning.py."""
 TEXT_ONLY = {"train", "run"}
 """They have no answer: what they do is in files."""
 MODEL = """

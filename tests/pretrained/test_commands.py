@@ -1,110 +1,37 @@
-"""score, generate, export and train --init-from: what they print, and every mistake they tell."""
+"""score and generate: what they print, and every mistake they tell."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 import meshmpi as mm
-from meshmpi import cli
 from meshmpi.commands.pretrained import otherwise
-from meshmpi.launch.launch import launch
-from meshmpi.transformer.pretrained import architecture
 from meshmpi.transformer.pretrained.lines import Line
 from meshmpi.transformer.pretrained.model import open_model
 from meshmpi.transformer.pretrained.scoring import SHORTEST, Scorer, total
+from tests.pretrained.command_line import (
+    ESM,
+    GPT2,
+    LETTERS,
+    T5,
+    byte_tokenizer,
+    log_probabilities,
+    made,
+    on_ranks,
+    refused,
+    run,
+    same,
+    settings_file,
+    table,
+    written,
+)
 
-GPT2 = {
-    "model_type": "gpt2",
-    "n_layer": 1,
-    "n_embd": 16,
-    "n_head": 2,
-    "vocab_size": 300,
-    "n_positions": 24,
-    "bos_token_id": 256,
-    "eos_token_id": 256,
-}
-ESM = {
-    "model_type": "esm",
-    "num_hidden_layers": 1,
-    "hidden_size": 8,
-    "num_attention_heads": 2,
-    "intermediate_size": 12,
-    "vocab_size": 33,
-    "max_position_embeddings": 24,
-    "mask_token_id": 32,
-    "pad_token_id": 1,
-    "position_embedding_type": "rotary",
-    "token_dropout": True,
-    "layer_norm_eps": 1e-5,
-}
-T5 = {
-    "model_type": "t5",
-    "num_layers": 1,
-    "d_model": 8,
-    "num_heads": 2,
-    "d_kv": 4,
-    "d_ff": 12,
-    "vocab_size": 40,
-    "n_positions": 20,
-}
-LETTERS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<mask>"]
-
-
-@pytest.fixture(autouse=True)
-def _simulated(monkeypatch, tmp_path):
-    """Commands run on two simulated ranks, and keep their caches here."""
-    monkeypatch.setenv("MESHMPI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("meshmpi.transformer.training.setup.make_mesh", lambda s: mm.SimulatedMesh(s.shape or "all:2"))
-    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def made(folder: Path, config, seed=0) -> Path:
-    """A checkpoint with random weights."""
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    draw = np.random.default_rng(seed)
-    arrays = {
-        e.keys[0]: (0.5 * draw.standard_normal(e.file_shape)).astype(np.float32) for e in architecture(config).entries
-    }
-    save_file(arrays, folder / "model.safetensors")
-    return folder
-
-
-def byte_tokenizer(folder: Path) -> Path:
-    """A tokenizer.json of single bytes."""
-    tokenizers = pytest.importorskip("tokenizers")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    model = tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, [])
-    made = tokenizers.Tokenizer(model)
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def run(capsys, *words) -> str:
-    assert cli.main([str(w) for w in words]) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
-def refused(capsys, message, *words):
-    assert cli.main([str(w) for w in words]) == 1
-    err = capsys.readouterr().err
-    assert message in err and "Traceback" not in err, err
-
-
-def written(path: Path, text: str | bytes) -> Path:
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return path
+pytestmark = pytest.mark.usefixtures("simulated")
 
 
 BERT = {
@@ -136,44 +63,6 @@ def test_arguments_that_are_no_text(tmp_path, capsys):
 
 
 # ---- score -----------------------------------------------------------------------------------
-
-
-def by_hand(config, tokens, source=()):
-    """Log-probabilities [position, vocab] by one program of exactly this length."""
-    found = architecture(config)
-    from meshmpi.transformer.pretrained.architectures import model_inputs, model_logits
-
-    with mm.Graph() as graph:
-        inputs = model_inputs(found, 1, len(tokens), len(source))
-        logits = model_logits(found, inputs)
-    step = mm.compile(graph, mm.SimulatedMesh("all:1"), fetches={"logits": logits})
-    return step, {"tokens": np.array([tokens], np.int32), "mask": np.ones((1, len(tokens)), np.int32)} | (
-        {"source": np.array([source], np.int32), "source_mask": np.ones((1, len(source)), np.int32)} if source else {}
-    )
-
-
-def log_probabilities(folder, config, tokens, source=()):
-    step, feeds = by_hand(config, tokens, source)
-    mm_load(step, folder)
-    x = np.asarray(step(feeds)["logits"], np.float64)[0]
-    return x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
-
-
-def mm_load(step, folder):
-    open_model(folder).load(step)
-
-
-def table(text):
-    head, *rows = text.splitlines()
-    assert head.split("\t") == ["line", "tokens", "log_likelihood", "perplexity"]
-    return [row.split("\t") for row in rows if not row.startswith("note")]
-
-
-def same(found, expected):
-    """Equal lines and counts, and numbers but for rounding."""
-    assert [r[:2] for r in found] == [r[:2] for r in expected]
-    numbers = [[float(x) for row in rows for x in row[2:]] for rows in (found, expected)]
-    np.testing.assert_allclose(*numbers, rtol=1e-5)
 
 
 def test_scores_of_a_language_model(tmp_path, capsys):
@@ -400,110 +289,7 @@ def test_what_cannot_be_generated(tmp_path, capsys):
     refused(capsys, "which does not continue texts", "generate", masked, "--prompt", "A")
 
 
-# ---- fine-tuning and writing back ------------------------------------------------------------
-
-
-def settings_file(tmp_path, **sections) -> Path:
-    corpus = written(tmp_path / "corpus.txt", "the sea and the sky\n" * 60)
-    text = f'data.corpus = "{corpus}"\ndata.held_out_fraction = 0.2\n'
-    text += "train.steps = 3\ntrain.batch = 2\ntrain.plot = false\nsample.tokens = 0\n"
-    text += "evaluate.every = 0\nmodel.length = 12\n"
-    text += "".join(f"{k} = {v}\n" for k, v in sections.items())
-    return written(tmp_path / "config.toml", text)
-
-
-@pytest.fixture
-def simulated_training(monkeypatch):
-    monkeypatch.setattr("meshmpi.transformer.training.run.make_mesh", lambda s: mm.SimulatedMesh(s.shape or "all:2"))
-
-
-def held_out_loss(out: str) -> float:
-    line = next(x for x in reversed(out.splitlines()) if x.startswith("held-out loss"))
-    return float(line.split(": ")[1].split()[0])
-
-
-def test_fine_tuning_and_writing_back(tmp_path, capsys, simulated_training):
-    folder = byte_tokenizer(made(tmp_path / "m", GPT2))
-    config = settings_file(tmp_path)
-    common = ("train", config, "--init-from", folder, "--set", "optimizer.learning_rate=0.01")
-    out = run(capsys, *common, "--out", tmp_path / "run")
-    assert f"first values are those of {folder}" in out
-    # Before any step the model is the checkpoint's.
-    before = run(capsys, *common, "--out", tmp_path / "zero", "--set", "train.steps=0")
-    file = written(tmp_path / "lines", "the sea and\n")
-    assert held_out_loss(out) < held_out_loss(before)
-    untouched = table(run(capsys, "score", tmp_path / "zero", file))
-    tuned = table(run(capsys, "score", tmp_path / "run", file))
-    assert untouched[0][1] == tuned[0][1] == "10"  # a run has no token before the first
-    assert float(tuned[0][2]) > float(untouched[0][2])
-    logs = log_probabilities(folder, GPT2, open_model(folder).tokenizer().encoded("the sea an").ids)
-    ids = open_model(folder).tokenizer().encoded("the sea and").ids
-    expected = sum(logs[i, t] for i, t in enumerate(ids[1:]))
-    assert float(untouched[0][2]) == pytest.approx(expected, abs=2e-4)
-    # Written back, only the first positions have changed.
-    run(capsys, "export", tmp_path / "run", tmp_path / "out", "--like", folder, "--max-shard", "20 KB")
-    old, new = load_file(folder / "model.safetensors"), {}
-    for part in (tmp_path / "out").glob("*.safetensors"):
-        new |= load_file(part)
-    assert sorted(old) == sorted(new)
-    positions = "transformer.wpe.weight"
-    np.testing.assert_array_equal(new[positions][12:], old[positions][12:])
-    assert not np.array_equal(new[positions][:12], old[positions][:12])
-    assert (tmp_path / "out" / "tokenizer.json").exists()
-    scored = table(run(capsys, "score", tmp_path / "out", file))
-    assert float(scored[0][2]) > float(table(run(capsys, "score", folder, file))[0][2])
-    # A run goes on from a run, and resumes.
-    again = run(
-        capsys, "train", config, "--init-from", tmp_path / "run", "--out", tmp_path / "b", "--set", "train.steps=0"
-    )
-    assert held_out_loss(again) == pytest.approx(held_out_loss(out), rel=1e-5)
-    more = run(capsys, *common, "--out", tmp_path / "run", "--resume", "--set", "train.steps=4")
-    assert "resumed from" in more and "first values" not in more
-
-
-def test_a_given_vocabulary_replaces_the_tokenizer(tmp_path, capsys, simulated_training):
-    folder = made(tmp_path / "m", GPT2)
-    config = settings_file(tmp_path, **{"data.vocabulary": '"bytes"'})
-    run(capsys, "train", config, "--init-from", folder, "--out", tmp_path / "run")
-    found = open_model(tmp_path / "run")
-    assert found.manifest.about["vocabulary"] == {"kind": "bytes"}
-    assert (found.config.length, found.config.vocab) == (12, 300)
-
-
-def test_what_cannot_be_fine_tuned(tmp_path, capsys):
-    config = settings_file(tmp_path)
-    for name, values, kind in (("e", ESM, "encoder"), ("t", T5, "encoder_decoder")):
-        folder = made(tmp_path / name, values)
-        refused(
-            capsys,
-            f"is of kind {kind}, the task is 'lm'",
-            "train",
-            config,
-            "--init-from",
-            folder,
-            "--out",
-            tmp_path / "run",
-        )
-    folder = made(tmp_path / "m", GPT2)
-    refused(capsys, "m has no tokenizer", "train", config, "--init-from", folder, "--out", tmp_path / "run")
-    refused(capsys, "m exists already", "export", folder, folder, "--like", folder)
-
-
-def test_a_dry_run_has_the_sizes_of_the_checkpoint(tmp_path, capsys):
-    folder = byte_tokenizer(made(tmp_path / "m", GPT2))
-    out = run(capsys, "train", settings_file(tmp_path), "--init-from", folder, "--dry-run")
-    count = mm.transformer.parameter_count(architecture(GPT2).config.with_options(length=12))
-    assert f"{count:,}" in out
-
-
-# ---- under mpirun ----------------------------------------------------------------------------
-
-
-def on_ranks(tmp_path, n, *words):
-    environment = {"PYTHONPATH": os.getcwd(), "MESHMPI_CACHE": str(tmp_path / "cache")}
-    return launch(
-        n, ["-m", "meshmpi", *map(str, words)], timeout_seconds=120, capture_output=True, environment=environment
-    )
+# ---- under mpirun ----
 
 
 @pytest.mark.matrix
@@ -531,20 +317,6 @@ def test_mistakes_are_told_once(tmp_path):
     done = on_ranks(tmp_path, 2, "score", folder, file, "--token-ids")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.count("lines:2 is empty.") == 1
-
-
-@pytest.mark.matrix
-def test_fine_tuning_on_two_ranks(tmp_path, capsys, simulated_training):
-    folder = made(tmp_path / "m", GPT2)
-    config = settings_file(tmp_path, **{"data.vocabulary": '"bytes"'})
-    common = ("train", config, "--init-from", folder)
-    expected = held_out_loss(run(capsys, *common, "--out", tmp_path / "simulated"))
-    done = on_ranks(tmp_path, 2, *common, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    assert held_out_loss(done.stdout) == pytest.approx(expected, rel=1e-5)
-    done = on_ranks(tmp_path, 2, "export", tmp_path / "run", tmp_path / "out", "--like", folder, "--layout", "storage")
-    assert done.returncode == 0, done.stderr
-    assert sorted(load_file(tmp_path / "out" / "model.safetensors")) == sorted(load_file(folder / "model.safetensors"))
 
 
 def test_what_a_checkpoint_says_of_generation_and_is_not_done_is_named():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security import cache_attacks, document_attacks, file_attacks, link_attacks  # noqa: F401  (each adds its rows)
+from tests.security import archive_attacks, cache_attacks, document_attacks, file_attacks, link_attacks  # noqa: F401  (each adds its rows)
 from tests.security.registry import ATTACKS, Scene
 
 
