@@ -18,15 +18,16 @@ PACKAGE = ROOT / "meshmpi"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 _GRAPH = ["errors", "hashes", "amounts", "dims", "ir", "values", "graph"]
-_RUN = ["version", *_GRAPH, "files", "compiler", "kernels", "nn", "runtime", "api"]
+_RUN = ["version", *_GRAPH, "job", "files", "compiler", "kernels", "nn", "runtime", "api"]
 MAY_IMPORT = {
     # core: what is computed, and how
     "errors": [],
     "version": [],
     "amounts": ["errors"],
     "hashes": [],
+    "job": [],
     "dims": ["errors"],
-    "files": ["errors", "hashes"],
+    "files": ["errors", "hashes", "job"],
     "ir": ["errors", "hashes", "dims"],
     "values": ["errors", "dims", "ir"],
     "validated": ["errors"],
@@ -34,11 +35,11 @@ MAY_IMPORT = {
     "compiler": _GRAPH,
     "kernels": ["errors", "hashes", "dims", "ir", "files"],
     "nn": _GRAPH,
-    "runtime": [*_GRAPH, "files", "compiler", "kernels", "nn"],
+    "runtime": [*_GRAPH, "job", "files", "compiler", "kernels", "nn"],
     "api": [*_GRAPH, "compiler", "runtime"],
     # services: what one wants of a program besides running it
-    "guard": ["errors", "hashes", "dims", "files", "runtime"],
-    "launch": ["errors", "files", "runtime", "guard"],
+    "guard": ["errors", "hashes", "job", "dims", "files", "runtime"],
+    "launch": ["errors", "job", "files", "runtime", "guard"],
     "planner": _RUN,
     "checking": _RUN,
     "extend": [*_RUN, "checking"],
@@ -46,7 +47,7 @@ MAY_IMPORT = {
     "checkpoint": _RUN,
     "data": [*_RUN],
     "training": [*_RUN, "validated", "guard", "planner", "checking", "checkpoint"],
-    "doctor": ["errors", "amounts", "version", "dims", "files", "kernels", "runtime", "guard", "launch"],
+    "doctor": ["errors", "amounts", "version", "job", "dims", "files", "kernels", "runtime", "guard", "launch"],
     # product: Transformers
     "transformer": [*_RUN, "validated", "guard", "launch", "planner", "checking", "checkpoint", "training"],
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ from meshmpi.doctor.checks import examine
 from meshmpi.doctor.facts import Facts, gather, heading, in_bare_step, take_part
 from meshmpi.doctor.findings import BROKEN, Finding, summary, verdict
 from meshmpi.errors import MeshmpiError
-from meshmpi.runtime.world import in_job
+from meshmpi.job import in_job, rank_by_environment
 
 HELP = "what is wrong with this machine, and the commands that fix it"
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,8 +62,7 @@ def _mesh(text: str) -> MeshShape:
 
 def run(options: argparse.Namespace) -> int:
     """Gathers facts, examines them and prints; returns 1 if something is broken."""
-    rank = next((os.environ[v] for v in _RANK_VARIABLES if v in os.environ), "0")
-    if rank != "0" and (in_job() or in_bare_step()):  # rank 0 prints for all
+    if rank_by_environment() and (in_job() or in_bare_step()):  # rank 0 prints for all
         if in_job():
             take_part(options.limit)
         return 0
@@ -82,8 +79,8 @@ def as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
     """All facts and findings, for ``--json``."""
     import meshmpi
 
-    names = "OMPI_ PMI PRTE_ SLURM_ I_MPI_ FI_ OMP_ OPENBLAS_ MKL_ MPI4PY_ MESHMPI_ PBS_ LSB_ LD_LIBRARY_PATH CC"
-    shown = tuple(names.split())
+    names = "OMPI_ PMI PRTE_ SLURM_ I_MPI_ FI_ OMP_ OPENBLAS_ MKL_ MPI4PY_ MESHMPI_ LD_LIBRARY_PATH CC"
+    shown = tuple(f"{names} PBS_ PALS_ LSB_ JSM_ FLUX_ ALPS_".split())
     return {
         "meshmpi": meshmpi.__version__,
         "verdict": verdict(findings),

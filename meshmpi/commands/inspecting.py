@@ -21,7 +21,8 @@ SHOWN_AS = (".html", ".svg", ".png")
 
 def _verify(options: Options) -> int:
     from meshmpi.checking.verify import Asked, verified
-    from meshmpi.runtime.world import rank_by_environment, world_size
+    from meshmpi.job import rank_by_environment
+    from meshmpi.runtime.world import world_size
 
     ranks = world_size()
     model = find_model(options, f"all:{ranks}" if ranks > 1 else DEFAULT_MESH)

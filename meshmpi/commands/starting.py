@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi.guard import ending
+from meshmpi.job import rank_by_environment
 from meshmpi.runtime.processes import start_time
-from meshmpi.runtime.world import rank_by_environment
 from meshmpi.training import signals
 from meshmpi.training.lock import RUN_VARIABLE
 from meshmpi.training.signals import STOPPED

@@ -13,8 +13,9 @@ from meshmpi.commands.model import model_of
 from meshmpi.commands.planning import plan_of
 from meshmpi.commands.starting import on_ranks
 from meshmpi.errors import ConfigError
+from meshmpi.job import rank_by_environment
 from meshmpi.runtime.mesh import size_error
-from meshmpi.runtime.world import rank_by_environment, world_size
+from meshmpi.runtime.world import world_size
 from meshmpi.transformer.training.config import of_run
 from meshmpi.transformer.training.settings import MeshSettings, Settings
 from meshmpi.transformer.training.setup import chosen_layout, make_mesh, mesh_shape

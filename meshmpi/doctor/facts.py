@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from meshmpi.dims import MeshShape
 from meshmpi.errors import MeshmpiError
+from meshmpi.job import in_job, started_by
 from meshmpi.launch.launch import launch
 from meshmpi.launch.launchers import Launcher, find_launcher, launcher_at
 from meshmpi.runtime.cores import Cores, available_cores
 from meshmpi.runtime.probe import MARK
 from meshmpi.runtime.processes import stop_session
-from meshmpi.runtime.world import in_job
 from meshmpi.version import VERSION
 
 ANSWER_SECONDS = 60.0
@@ -202,6 +202,8 @@ def heading(facts: Facts) -> str:
         lines.append(f"MPI library: {first.strip()}, {library['library_file']} ({found_by(facts)})")
     if facts.launcher is not None:
         lines.append(f"MPI launcher: {facts.launcher.path} ({facts.launcher.kind} {facts.launcher.major})")
+    if facts.inside_job:
+        lines.append(f"started by: {started_by(facts.environment)}")
     for job in facts.jobs:
         hosts = list(dict.fromkeys(rank["host"] for rank in job))
         size = job[0].get("size", "?")

@@ -69,6 +69,9 @@ broken slurm-no-pmi
 warning slurm-alone
   A program started like this one has one rank; srun or a launcher starts the others.
     python -m meshmpi.launch -n <tasks> train.py   # or: meshmpi train CONFIG --ranks <tasks>
+warning allocation-alone
+  A program started like this one has one rank; the launcher of the allocation starts the others, on all its hosts.
+    <command> python train.py   # here: N is the number of ranks
 broken singletons
   The launcher and the MPI library are of different kinds, or their management interfaces (PMI) do not match.
     python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'

@@ -19,9 +19,8 @@ from meshmpi.errors import DataError
 from meshmpi.files import disk
 from meshmpi.files.private import Folder
 from meshmpi.hashes import sha256
+from meshmpi.job import first_of_host
 
-LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-"""Which rank of its host a process is, by Open MPI, Hydra (MPICH, Intel MPI) and Slurm."""
 MOST_DOCUMENT_BYTES = 1 << 24
 _SEAL = b"\n# sealed "
 _SEAL_BYTES = len(_SEAL) + 64 + 1
@@ -60,7 +59,7 @@ def opened(*parts: str, programs: bool = False) -> Folder:
 
 def first_here() -> bool:
     """Whether this is the first rank of its host, by the launcher's word, or no rank."""
-    return all(os.environ.get(name, "0") == "0" for name in LOCAL_RANK_VARIABLES)
+    return first_of_host()
 
 
 def refusal(*parts: str, programs: bool = False) -> str:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshmpi.errors import MeshmpiError, users_lines
 from meshmpi.guard import ending, exit_status, flight, lifeline, meeting, outcome, recovery, watchdog
+from meshmpi.job import IDENTITY, alone, in_job, on_several_hosts, rank_by_environment
 from meshmpi.runtime import processes
-from meshmpi.runtime.world import IDENTITY, in_job, on_several_hosts, rank_by_environment, size_by_environment
 
 if TYPE_CHECKING:
     from meshmpi.runtime.mpi import MPI
@@ -181,7 +181,7 @@ def _others_may_wait() -> bool:
     rank; one that a script around it has started may be one of several, so nothing is done.
     """
     started_by = processes.starter(IDENTITY)
-    if exit_status.pending() or size_by_environment() == 1:
+    if exit_status.pending() or alone():
         return False
     if started_by is None or started_by[0] != os.getppid():
         return False

@@ -15,8 +15,8 @@ import time
 
 from meshmpi.guard import flight
 from meshmpi.guard.exit_status import LOST
+from meshmpi.job import IDENTITY, rank_by_environment
 from meshmpi.runtime import processes
-from meshmpi.runtime.world import IDENTITY, rank_by_environment
 
 WAKE_SECONDS = 1.0
 """Where the kernel does not tell the end of a process (Linux before 5.3)."""

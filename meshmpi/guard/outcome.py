@@ -22,8 +22,8 @@ from meshmpi.files.private import replacing
 from meshmpi.guard.deadlock import named
 from meshmpi.guard.exit_status import LOST
 from meshmpi.hashes import sha256
+from meshmpi.job import rank_by_environment
 from meshmpi.runtime import processes
-from meshmpi.runtime.world import rank_by_environment
 
 if TYPE_CHECKING:
     import subprocess

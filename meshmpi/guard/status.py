@@ -20,8 +20,8 @@ from meshmpi.files import plain
 from meshmpi.files.private import replacing
 from meshmpi.guard import abort, flight, watchdog
 from meshmpi.guard.rings import Member, Reader, Seen, from_json, member, to_json
+from meshmpi.job import in_job
 from meshmpi.runtime import processes
-from meshmpi.runtime.world import in_job
 
 FOLDER = "status"
 CALLS_KEPT = 8

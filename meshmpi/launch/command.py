@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from meshmpi.errors import MeshError
+from meshmpi.job import size_by_environment
 from meshmpi.launch.launchers import Launcher, find_launcher, with_path
 from meshmpi.launch.start import wrapped
 from meshmpi.runtime.cores import Cores, available_cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SHM_BYTES_PER_RANK = 32 << 20  # assumption: twice what Open MPI's shared-memory segment takes
-_JOB_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+_BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
 def launch_command(
@@ -78,7 +78,7 @@ def launch_command(
 
 def _is_rank(variables: Mapping[str, str], n: int) -> bool:
     """Whether this process is already one of the n ranks that are asked for."""
-    job = next((int(variables[v]) for v in _JOB_SIZES if variables.get(v, "").isdigit()), None)
+    job = size_by_environment(variables)
     if job is not None and job != n:
         raise MeshError(
             f"this process is already one of {job} ranks of an MPI job and cannot start {n}.",

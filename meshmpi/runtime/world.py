@@ -13,39 +13,7 @@ from collections.abc import Iterator
 
 from meshmpi.dims import MeshShape
 from meshmpi.errors import MeshError
-
-JOB_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK")
-"""Each MPI launcher sets at least one: Open MPI's, Hydra's (MPICH, Intel MPI), Slurm's srun."""
-
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-"""Variables of the same launchers that say which rank this process is, before MPI is initialised."""
-
-
-IDENTITY = ("PMIX_NAMESPACE", *JOB_VARIABLES, *RANK_VARIABLES)
-"""Variables that together identify a rank among those of this job and of others on the same host."""
-
-
-def in_job() -> bool:
-    """Whether an MPI launcher started this process."""
-    return any(name in os.environ for name in JOB_VARIABLES)
-
-
-def size_by_environment() -> int:
-    """How many processes the MPI launcher says it started, 1 outside of a job; MPI is not asked."""
-    told = [os.environ.get(name, "") for name in JOB_VARIABLES if name.endswith("SIZE")]
-    return next((int(text) for text in told if text.isdigit()), 1)
-
-
-def on_several_hosts() -> bool:
-    """Whether the MPI launcher says that it started ranks on other hosts, too; MPI is not asked."""
-    here = [os.environ.get(n, "") for n in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")]
-    local = next((int(text) for text in here if text.isdigit()), size_by_environment())
-    return local < size_by_environment() or os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
-
-
-def rank_by_environment() -> int:
-    """Which rank the launcher made this process, 0 outside of a job; MPI is not asked."""
-    return next((int(os.environ[v]) for v in RANK_VARIABLES if v in os.environ), 0)
+from meshmpi.job import in_job, size_by_environment
 
 
 @contextlib.contextmanager
@@ -119,7 +87,7 @@ def size_error(shape: MeshShape, ranks: int) -> MeshError:
 
 def refuse_singletons(ranks: int) -> None:
     """N processes that are each rank 0 of 1 would do the same work, over each other's files."""
-    started = size_by_environment()
+    started = size_by_environment() or 1
     if ranks == 1 < started:
         raise MeshError(
             f"the launcher started {started} processes, but each of them is rank 0 of 1: launcher"

@@ -52,6 +52,11 @@ def script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+def _program(name: str) -> Callable[[Path], None]:
+    """A program of that name, which does nothing, in the folder ``bin``."""
+    return lambda folder: script(folder / "bin" / name, "exit 0")
+
+
 def _launcher_of_another_kind(folder: Path) -> None:
     """Answers as MPICH's, and starts two programs that know nothing of each other."""
     script(
@@ -168,6 +173,26 @@ BROKEN = [
     broken(
         "slurm-without-pmi | slurm-no-pmi | 4 tasks | srun --mpi=",
         environment="SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4 SLURM_PROCID=0",
+    ),
+    broken(
+        "flux-alone | allocation-alone | of Flux (FLUX_URI) | flux run -n N python train.py",
+        environment="FLUX_URI=local:///run/flux PATH={tmp}/bin:/usr/bin:/bin",
+        before=_program("flux"),
+    ),
+    broken(
+        "jsrun-alone | allocation-alone | of LSF with jsrun (LSB_JOBID) | jsrun -n N -a 1 -c 1 python",
+        environment="LSB_JOBID=7 PATH={tmp}/bin:/usr/bin:/bin",
+        before=_program("jsrun"),
+    ),
+    broken(
+        "aprun-alone | allocation-alone | of ALPS (PBS_JOBID) | aprun -n N python",
+        environment="PBS_JOBID=7 PATH={tmp}/bin:/usr/bin:/bin",
+        before=_program("aprun"),
+    ),
+    broken(
+        "pals-alone | allocation-alone | of PBS with PALS (PBS_JOBID) | mpiexec -n N python",
+        environment="PBS_JOBID=7 PATH={tmp}/bin:/usr/bin:/bin",
+        before=_program("palstat"),
     ),
     broken("slurm-alone | slurm-alone | SLURM_NTASKS=4 | -n 4", environment="SLURM_NTASKS=4 SLURM_JOB_ID=7"),
     broken(

@@ -16,7 +16,8 @@ from meshmpi.doctor.findings import found
 from meshmpi.launch.launch import launch
 from tests.doctor.environments import BROKEN, ROOT, Broken
 
-_OF_JOBS = "OMPI_ PMI PRTE_ SLURM_ I_MPI PBS_ LSB_ OMP_ OPENBLAS_ MKL_ MPI4PY_ MESHMPI_ CC TMPDIR LD_LIBRARY_PATH"
+_OF_JOBS = "OMPI_ PMI PRTE_ SLURM_ I_MPI PBS_ PALS_ LSB_ JSM_ FLUX_ ALPS_ OMP_ OPENBLAS_ MKL_"
+_OF_JOBS += " MPI4PY_ MESHMPI_ CC TMPDIR LD_LIBRARY_PATH"
 _DOCTOR = [sys.executable, "-m", "meshmpi", "doctor", "--json"]
 _SECONDS = 120
 

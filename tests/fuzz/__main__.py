@@ -41,7 +41,7 @@ def main() -> int:
 
 def _world():
     """The communicator of a job of several ranks; None in a single process."""
-    from meshmpi.runtime.world import in_job
+    from meshmpi.job import in_job
 
     if not in_job():
         return None

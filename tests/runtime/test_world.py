@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from meshmpi.runtime.world import JOB_VARIABLES, in_job, without_networks, world_size
+from meshmpi.job import JOB_VARIABLES, in_job
+from meshmpi.runtime.world import without_networks, world_size
 
 TRANSPORTS = "OMPI_MCA_btl"
 

@@ -14,7 +14,8 @@ import time
 import numpy as np
 
 import meshmpi as mm
-from meshmpi.runtime.world import rank_by_environment, world_size
+from meshmpi.job import rank_by_environment
+from meshmpi.runtime.world import world_size
 
 EARLY = ("early", "early exception", "shape")
 ROUNDS = int(os.environ.get("FAULTY_ROUNDS", "40"))

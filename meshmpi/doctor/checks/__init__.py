@@ -18,6 +18,7 @@ CHECKS: tuple[Check, ...] = (
     library.root,
     library.host_name,
     job.slurm,
+    job.allocation,
     job.one_job,
     job.ends,
     job.messages,

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 
 from meshmpi.doctor.facts import Facts
 from meshmpi.doctor.findings import Finding, found
-from meshmpi.runtime.world import in_job
+from meshmpi.job import in_job, size_by_environment
 
 CLOCK_SECONDS = 2.0
 """Difference of two hosts' clocks that is worth a line: file times then mislead."""
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_ALLOCATIONS = (
+    ("FLUX_URI", "Flux", "flux", "flux run -n N"),
+    ("LSB_JOBID", "LSF with jsrun", "jsrun", "jsrun -n N -a 1 -c 1"),
+    ("PBS_JOBID", "ALPS", "aprun", "aprun -n N"),
+    ("PBS_JOBID", "PBS with PALS", "palstat", "mpiexec -n N"),
+)
+"""Variable of an allocation -> whose it is, a program that it has, and how ranks are started in it."""
 _CAUSES = {
     "as root": ("run-as-root/job", "Open MPI refuses to start programs of root."),
     "not enough slots": ("no-slots", "the launcher counts fewer slots than ranks."),
@@ -39,6 +46,18 @@ def slurm(facts: Facts) -> Iterator[Finding]:
         yield found("slurm-alone", what, tasks=n)
 
 
+def allocation(facts: Facts) -> Iterator[Finding]:
+    """An allocation whose own launcher starts ranks, and in which this process is alone."""
+    if facts.inside_job or facts.ranks:
+        return
+    path = facts.environment.get("PATH")
+    for variable, name, program, command in _ALLOCATIONS:
+        if variable in facts.environment and shutil.which(program, path=path):
+            what = f"this is an allocation of {name} ({variable}), and this process is one alone."
+            yield found("allocation-alone", what, command=command)
+            return
+
+
 def _number(env: Mapping[str, str], name: str) -> int:
     text = env.get(name, "")
     return int(text) if text.isdigit() else 0
@@ -50,7 +69,7 @@ def one_job(facts: Facts) -> Iterator[Finding]:
         return
     expected = facts.wanted
     if facts.inside_job:
-        expected = next((n for name in _SIZES if (n := _number(facts.environment, name))), 0)
+        expected = size_by_environment(facts.environment) or _number(facts.environment, "SLURM_STEP_NUM_TASKS")
     if expected > 1 and int(facts.jobs[0][0].get("size", 0)) == 1:
         by = "the launcher" if facts.launcher is None else facts.launcher.path
         by = "this job's launcher" if facts.inside_job else by

@@ -25,14 +25,23 @@ from meshmpi.files.private import Folder
 from meshmpi.hashes import sha256
 
 FLAGS = tuple(
-    shlex.split(
-        "-O3 -march=native -std=gnu11 -fPIC -shared -w -fwrapv -fno-math-errno -fno-trapping-math -ffp-contract=fast"
-    )
+    shlex.split("-O3 -std=gnu11 -fPIC -shared -w -fwrapv -fno-math-errno -fno-trapping-math -ffp-contract=fast")
 )
 """Nothing of -ffast-math that changes values: -fassociative-math turns (x + y) - x into y, and
 inf - inf into 0.  Sums are reordered where the source says so, by ``omp simd reduction``."""
-OPTIONAL_FLAGS = ("-mprefer-vector-width=512", "-fopenmp-simd", "-fopenmp")
+TARGET_FLAGS = ("-march=native", "-mcpu=native")
+"""For the instructions of this processor; the second, which GCC for POWER has, where the first is refused.  A compiler
+that builds for another machine refuses both, and is told its processor in its command."""
+OPTIONAL_FLAGS = (*TARGET_FLAGS, "-mprefer-vector-width=512", "-fopenmp-simd", "-fopenmp")
 """Left out where the compiler refuses them."""
+TRIVIAL = b"""#include <math.h>
+double f(double x) { return exp(x); }
+#ifdef _OPENMP
+#include <omp.h>
+int threads(void) { return omp_get_max_threads(); }
+#endif
+"""
+"""Needs the libraries that generated code needs, so that a flag whose library is missing is left out."""
 BUILD_SECONDS = 300
 """A compiler that takes longer is taken for hung."""
 
@@ -97,7 +106,8 @@ def _facts(found: str) -> dict[str, Any]:
         raise CompilerError(f"'{found}' cannot build a trivial file.", "Try it by hand: " + shlex.join(command))
     accepts: list[bool] = []
     for flag in OPTIONAL_FLAGS:
-        accepts.append(_accepts((*_command(found, accepts), flag)))
+        known = flag == TARGET_FLAGS[1] and accepts[0]
+        accepts.append(not known and _accepts((*_command(found, accepts), flag)))
     return {"accepts": accepts, "version": _run([command[0], "--version"], 60)}
 
 
@@ -106,7 +116,7 @@ def _accepts(command: tuple[str, ...]) -> bool:
     import tempfile  # late: most processes find all in the cache
 
     with tempfile.TemporaryDirectory() as path, Folder.at(Path(path)) as folder:
-        folder.write("t.c", b"#include <math.h>\nint f(void) { return 0; }\n")
+        folder.write("t.c", TRIVIAL)
         try:
             _run([*command, "t.c", "-o", "t.so", "-lm"], 60, folder)
             _loaded(folder.read("t.so") or b"", "t", folder)
@@ -152,12 +162,12 @@ def kernel_folder() -> Path:
 
 @functools.lru_cache(maxsize=1)
 def processor() -> str:
-    """Identifies this kind of processor; -march=native depends on it."""
+    """Identifies this kind of processor, for which `TARGET_FLAGS` build."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine() + platform.processor()
-    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part", "cpu\t")  # the last: POWER
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 

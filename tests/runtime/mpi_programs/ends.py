@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import meshmpi as mm
-from meshmpi.runtime.world import rank_by_environment, size_by_environment
+from meshmpi.job import rank_by_environment, size_by_environment
 
 HOW = sys.argv[1]
 LAST = rank_by_environment() == size_by_environment() - 1

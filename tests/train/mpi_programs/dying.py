@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from meshmpi import cli
+from meshmpi.job import rank_by_environment
 from meshmpi.runtime.executor import Executor
-from meshmpi.runtime.world import rank_by_environment
 from meshmpi.transformer.training.trainer import Trainer
 
 takes_files = False
