@@ -66,9 +66,14 @@ def started_by(environment: Mapping[str, str] = os.environ) -> str:
     return next((s.name for s in _MPI if s.rank in environment or s.size in environment), "")
 
 
-def size_by_environment(environment: Mapping[str, str] = os.environ) -> int | None:
+def told_size(environment: Mapping[str, str] = os.environ) -> int | None:
     """How many ranks the MPI launcher says it started; None where none says."""
     return next((n for s in _MPI if (n := _number(environment, s.size)) is not None), None)
+
+
+def size_by_environment() -> int:
+    """How many ranks the MPI launcher says it started, 1 where none says."""
+    return told_size() or 1
 
 
 def rank_by_environment() -> int:
@@ -78,7 +83,7 @@ def rank_by_environment() -> int:
 
 def alone() -> bool:
     """Whether there is no other rank, as far as a launcher says."""
-    return not in_job() or size_by_environment() == 1
+    return not in_job() or told_size() == 1
 
 
 def first_of_host() -> bool:
@@ -90,6 +95,6 @@ def on_several_hosts() -> bool:
     """Whether the launcher says that it started ranks on other hosts, too."""
     if any(os.environ.get(s.hosts, "1") != "1" for s in STARTERS if s.hosts):
         return True
-    size = size_by_environment() or 1
+    size = size_by_environment()
     local = next((n for s in STARTERS if (n := _number(os.environ, s.local_size)) is not None), size)
     return local < size

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from meshmpi.errors import MeshError
-from meshmpi.job import size_by_environment
+from meshmpi.job import told_size
 from meshmpi.launch.launchers import Launcher, find_launcher, with_path
 from meshmpi.launch.start import wrapped
 from meshmpi.runtime.cores import Cores, available_cores
@@ -78,7 +78,7 @@ def launch_command(
 
 def _is_rank(variables: Mapping[str, str], n: int) -> bool:
     """Whether this process is already one of the n ranks that are asked for."""
-    job = size_by_environment(variables)
+    job = told_size(variables)
     if job is not None and job != n:
         raise MeshError(
             f"this process is already one of {job} ranks of an MPI job and cannot start {n}.",

@@ -87,7 +87,7 @@ def size_error(shape: MeshShape, ranks: int) -> MeshError:
 
 def refuse_singletons(ranks: int) -> None:
     """N processes that are each rank 0 of 1 would do the same work, over each other's files."""
-    started = size_by_environment() or 1
+    started = size_by_environment()
     if ranks == 1 < started:
         raise MeshError(
             f"the launcher started {started} processes, but each of them is rank 0 of 1: launcher"

@@ -70,7 +70,7 @@ def test_what_a_launcher_tells(row: str, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv(*word.split("=", 1))
     assert job.started_by().startswith(name) and bool(job.started_by()) == bool(name)
     assert job.in_job() == bool(name)
-    assert (job.rank_by_environment(), job.size_by_environment()) == (rank, size)
+    assert (job.rank_by_environment(), job.told_size()) == (rank, size)
     assert (job.first_of_host(), job.on_several_hosts()) == (first, several)
     assert job.alone() == (not name or size == 1)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from meshmpi.doctor.facts import Facts
 from meshmpi.doctor.findings import Finding, found
-from meshmpi.job import in_job, size_by_environment
+from meshmpi.job import in_job, told_size
 
 CLOCK_SECONDS = 2.0
 """Difference of two hosts' clocks that is worth a line: file times then mislead."""
@@ -69,7 +69,7 @@ def one_job(facts: Facts) -> Iterator[Finding]:
         return
     expected = facts.wanted
     if facts.inside_job:
-        expected = size_by_environment(facts.environment) or _number(facts.environment, "SLURM_STEP_NUM_TASKS")
+        expected = told_size(facts.environment) or _number(facts.environment, "SLURM_STEP_NUM_TASKS")
     if expected > 1 and int(facts.jobs[0][0].get("size", 0)) == 1:
         by = "the launcher" if facts.launcher is None else facts.launcher.path
         by = "this job's launcher" if facts.inside_job else by
