@@ -103,9 +103,10 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name == "__all__":  # of `from meshmpi import *`, which brings the layers too
         return [n for n in __dir__() if not n.startswith("_") and n not in _LAZY and n not in _MODULES]
-    if name.startswith("_"):  # Python's own questions
-        raise AttributeError(f"module 'meshmpi' has no attribute '{name}'")
-    from meshmpi.errors import suggest
+    from meshmpi.errors import missing, suggest
+
+    if name.startswith("_"):
+        raise missing("meshmpi", name, ())
 
     homes = {n: f"mm.{home}.{n}" for home, path in _HOMES.items() for n in _public(path)}
     known = [*__dir__(), *homes]

@@ -469,11 +469,11 @@ class Layout:
         for r in self.rules:
             for a in r.axes:
                 if a not in mesh.names:
-                    error = LayoutError(
-                        f"layout sends dimension '{r.dim}' to mesh axis '{a}', but the mesh is {mesh}.",
-                        suggest(a, mesh.names),
-                    )
-                    error.conflict = ((r.dim,), a)
+                    turned = r.dim in mesh.names and a in (known or ())
+                    near = f"Dimensions come first: write '{a}:{r.dim}'." if turned else suggest(a, mesh.names)
+                    text = f"layout sends dimension '{r.dim}' to mesh axis '{a}', but the mesh is {mesh}."
+                    error = LayoutError(text, near)
+                    error.conflict = None if turned else ((r.dim,), a)
                     raise error
             if known is not None and r.dim not in known and not r.optional:
                 raise LayoutError(

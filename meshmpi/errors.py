@@ -33,7 +33,7 @@ class MeshmpiError(Exception):
     """
 
     def __init__(self, problem: str, remedy: str = "", where: str = ""):
-        caller = _calling_line()
+        caller = users_line()
         if not where:
             where = f"the call at {caller}" if caller else ""
         elif caller and caller not in where:
@@ -142,9 +142,16 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"Known names: {', '.join(known)}." if known else "There are none of that kind here."
 
 
-def _calling_line() -> str:
+def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error of a module that is asked for a name that it does not have."""
+    if name.startswith("_"):  # Python's own questions
+        return AttributeError(f"module '{module}' has no attribute '{name}'")
+    return MissingNameError(f"module '{module}' has no '{name}'.", suggest(name, known))
+
+
+def users_line() -> str:
     """``"<file>:<line>"`` of the user's innermost frame, or an empty string."""
-    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         file = frame.f_code.co_filename
         if not _is_ours(file, frame) and not _is_pythons(file):

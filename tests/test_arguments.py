@@ -241,7 +241,9 @@ SPECIAL: dict[tuple[str, str], Callable[[World], Any]] = {
     ("schedules.cosine", "total_steps"): lambda w: 9,
     ("schedules.slanted_triangular", "total_steps"): lambda w: 99,
     ("CSVLogger", "path"): lambda w: "steps.csv",
-    ("fit", "step"): lambda w: mm.compile(w.graph, mm.SimulatedMesh("rows:2"), fetches=[w.loss]),
+    ("fit", "step"): lambda w: mm.compile(
+        w.graph, mm.SimulatedMesh("rows:2"), fetches=[w.loss], updates=mm.optimize.SGD(0.1).minimize(w.loss)
+    ),
     ("fit", "data"): lambda w: lambda n: {"x": np.ones((2, 4, 8))},
     ("fit", "steps"): lambda w: 1,
     ("fit", "folder"): lambda w: "a_run",

@@ -6,6 +6,8 @@ from meshmpi.checkpoint.folder import find
 from meshmpi.checkpoint.loading import Loaded, load, load_newest
 from meshmpi.checkpoint.manifest import ForeignCheckpointError, Manifest, check_same_model, read_manifest
 from meshmpi.checkpoint.saving import owns_block, save
+from meshmpi.errors import missing
+from meshmpi.graph.arguments.checked import check_all
 
 Partners = Buddies
 """The former name of `Buddies`."""
@@ -25,3 +27,10 @@ __all__ = [
     "read_manifest",
     "save",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise missing("meshmpi.checkpoint", name, __all__)
+
+
+check_all(globals(), ["find", "load", "load_newest", "read_manifest", "save"], "checkpoint.")

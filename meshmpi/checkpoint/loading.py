@@ -159,7 +159,7 @@ def load_newest(
 
     found, notes = from_first(store.mesh, look)
     if not found:
-        raise CheckpointError(f"there is no checkpoint in {folder}.", "Start without --resume, or name another run.")
+        raise CheckpointError(f"there is no checkpoint in {folder}.", "Start without resuming, or name another run.")
     damaged: list[str] = []
     for checkpoint in found:
         try:

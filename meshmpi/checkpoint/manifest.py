@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshmpi.checkpoint.folder import MANIFEST, NAME
+from meshmpi.checkpoint.folder import MANIFEST, NAME, find
 from meshmpi.checkpoint.pieces import Piece, Ranges, pieces
 from meshmpi.checkpoint.shard import FORMAT_NAMES, Identity, ShardReader, file_name
 from meshmpi.checkpoint.tensor_header import MOST_DIMS, MOST_SIZE
@@ -156,23 +156,30 @@ def manifest_text(
     return f"{digest(text)}\n{text}\n"
 
 
+def _near(folder: Path) -> str:
+    """The checkpoint that is meant where the folder of a run or of checkpoints was given, or a folder beside one."""
+    places = (folder / "checkpoints", folder, folder.parent)
+    found = next((newest for place in places for newest in find(place)), None)
+    return f"Give {found or 'a folder such as runs/name/checkpoints/step-00001200'}."
+
+
 def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
     """Reads and verifies the manifest of a checkpoint."""
     folder = Path(checkpoint)
     path = folder / MANIFEST
     try:
         data = plain.contents(path, links=False)
-        expected, text, rest = data.decode("utf-8").split("\n")
+        lines = data.decode("utf-8").split("\n")
+        if len(lines) != 3:
+            raise ValueError(f"{len(lines) - 1} whole lines, expected 2")
+        expected, text, rest = lines
         if (found := digest(text)) != expected or rest:
             raise ValueError(f"checksum {found[:8]}.. expected {expected[:8]}..")
         content = plain.parse_json(text)
         if not isinstance(content, dict) or content.get("format") == FORMAT:
             _check(content)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(
-            f"there is no checkpoint in {folder}: {MANIFEST} is missing.",
-            "Give a folder such as runs/name/checkpoints/step-00001200.",
-        ) from error
+        raise CheckpointError(f"there is no checkpoint in {folder}: {MANIFEST} is missing.", _near(folder)) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the manifest of {folder} is damaged ({error}).", f"Remove {folder}.") from error
     if content.get("format") != FORMAT:

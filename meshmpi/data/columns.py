@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from meshmpi.data.order import Places
-from meshmpi.errors import DataError
+from meshmpi.errors import DataError, suggest
 from meshmpi.files import plain
 
 Array = npt.NDArray[Any]
 _GROUPS = 4
+_NPY = b"\x93NUMPY"
 Rest = tuple[slice, ...]
 """Which part of every row, along the dimensions after the first; an empty tuple is all of it."""
 
@@ -42,14 +43,20 @@ class Column(ABC):
         """These rows, in the order asked for, as a new array."""
 
 
+def _of_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of a type are numbers; bfloat16 counts as void in NumPy."""
+    return dtype.kind in "biufcV" and dtype.names is None and not dtype.hasobject
+
+
 class ArrayColumn(Column):
     """A NumPy array, also one that is mapped from a file."""
 
     def __init__(self, name: str, array: Array) -> None:
         if not array.ndim:
             raise DataError(f"{name} is a single number and has no rows.", "Give an array of one dimension or more.")
-        if array.dtype.hasobject:
-            raise DataError(f"{name} holds Python objects.", "Give an array of numbers.")
+        if not _of_numbers(array.dtype):
+            what = "Python objects" if array.dtype.hasobject else f"{array.dtype}, not numbers"
+            raise DataError(f"{name} holds {what}.", "Give an array of numbers.")
         self.name, self.array, self.shape, self.dtype = name, np.asarray(array), array.shape, array.dtype
 
     def read(self, rows: Places, rest: Rest = ()) -> Array:
@@ -66,7 +73,7 @@ class RunColumn(Column):
             raise DataError(f"{name} is a single number and has no rows.", "Name an array.")
         self.name, self._array = name, array
         self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
-        if self.dtype.hasobject or self.dtype.kind not in "biufcV":
+        if not _of_numbers(self.dtype):
             raise DataError(f"{name} holds {array.dtype}, not numbers.", "Name an array of numbers.")
 
     def read(self, rows: Places, rest: Rest = ()) -> Array:
@@ -186,6 +193,14 @@ def library(name: str, path: Path) -> Any:
         ) from error
 
 
+def check_there(path: Path) -> None:
+    """DataError with the nearest name beside it where a file or folder does not exist."""
+    if not path.exists():
+        beside = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        near = suggest(path.name, beside)
+        raise DataError(f"{path} does not exist.", near if near.startswith("Did") else "Name a file or a folder.")
+
+
 def npy(path: Path) -> Column:
     """A .npy file, mapped; or a folder of them, in the order of their names."""
     if path.is_dir():
@@ -193,9 +208,21 @@ def npy(path: Path) -> Column:
         if not files:
             raise DataError(f"the folder {path} has no .npy files.", "Name a folder of .npy files of one column.")
         return JoinedColumn(str(path), [npy(file) for file in files])
+    check_there(path)
     with named(path):
-        os.close(plain.opened(path))  # nothing but a plain file is mapped
-        return ArrayColumn(str(path), np.load(path, mmap_mode="r", allow_pickle=False))
+        with os.fdopen(plain.opened(path), "rb") as file:  # nothing but a plain file is mapped
+            begin = file.read(len(_NPY))
+            if begin != _NPY:
+                raise DataError(
+                    f"{path} is not a .npy file: it begins with {begin!r}.",
+                    "Write it by numpy.save(path, array); mm.data.tokens reads numbers without a header.",
+                )
+        try:
+            return ArrayColumn(str(path), np.load(path, mmap_mode="r", allow_pickle=False))
+        except ValueError as error:
+            if "Python objects" not in str(error):
+                raise
+            raise DataError(f"{path} holds Python objects.", "Save an array of numbers.") from None
 
 
 def columns_of(path: Path) -> dict[str, Column]:
@@ -204,8 +231,9 @@ def columns_of(path: Path) -> dict[str, Column]:
     Raises:
         DataError: It cannot be read, is of no known format, or its package is missing.
     """
-    if not path.exists():
-        raise DataError(f"{path} does not exist.", "Name a file or a folder.")
+    check_there(path)
+    if path.is_dir() and not any(path.iterdir()):
+        raise DataError(f"the folder {path} is empty.", "Name a folder with files of data.")
     reader = next((reads for fits, reads in _FORMATS if fits(path)), None)
     if reader is None:
         raise DataError(
@@ -354,6 +382,7 @@ def chosen(path: Path, wanted: Mapping[str, str] | Sequence[str] | None) -> dict
         wanted: Feed -> column, or columns that have the names of feeds; None: all.
     """
     found = columns_of(path)
+    wanted = [wanted] if isinstance(wanted, str) else wanted
     names = dict(wanted) if isinstance(wanted, Mapping) else {n: n for n in (found if wanted is None else wanted)}
     for feed, column in names.items():
         if column not in found:

@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, NoReturn, Union
 
 import numpy as np
 
-from meshmpi.data.columns import Array, ArrayColumn, Column, WindowColumn, chosen, npy
+from meshmpi.data.columns import Array, ArrayColumn, Column, WindowColumn, check_there, chosen, npy
 from meshmpi.data.copies import copied
 from meshmpi.data.order import Places, rows_at
-from meshmpi.errors import DataError
+from meshmpi.errors import ArgumentError, DataError
 from meshmpi.files import plain
-from meshmpi.graph.arguments.checked import check_all
+from meshmpi.graph.arguments import asked, check_all, shown
 from meshmpi.hashes import sha256
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.feeding import BlockFeeder, Held
@@ -25,6 +25,8 @@ Map = Callable[[Blocks, Places], Mapping[str, Array]]
 """Rows as they were read, and their places in the training -> the feeds, with as many rows."""
 Source = Union[str, os.PathLike[str], Mapping[str, Any]]
 _SAMPLED = 16
+_LOOKED_AT = 1 << 10
+_PRINTED = frozenset(b"\t\n\r" + bytes(range(32, 127)))
 
 
 class Reader:
@@ -59,6 +61,17 @@ class Reader:
         self._feeder: tuple[CompiledStep, BlockFeeder] | None = None
         self.digest = _digest(self._columns)
 
+    def __iter__(self, *at: Any) -> NoReturn:
+        raise ArgumentError(
+            f"a reader of {self.rows:,} rows is not a list of batches: it has one for every step.",
+            "Give it to mm.fit(step, reader, steps=...), or write step(reader.block(step, n)) for n in range(steps).",
+        )
+
+    __getitem__ = __len__ = __iter__
+
+    def __bool__(self) -> bool:
+        return True
+
     @property
     def steps_per_epoch(self) -> float:
         return self.rows / self.batch
@@ -69,6 +82,8 @@ class Reader:
         Args:
             held: Feed -> its range along each dimension, rows first; None: the whole.
         """
+        if step < 0:
+            raise DataError(f"step {step} has no batch.", "Steps are counted from 0.")
         if self._pool is None:
             return self._read(step, held)
         if held is not self._held and held != self._held:
@@ -137,13 +152,20 @@ class Reader:
     def _mapped(self, blocks: Blocks, places: Places, wanted: Sequence[str]) -> Mapping[str, Array]:
         """The feeds that the user's function makes of columns."""
         assert self._map is not None
-        found = self._map(blocks, places)
+        given: Any = asked(self._map, "data.reader: map", blocks, places)
+        if not isinstance(given, Mapping):
+            raise DataError(f"map() returned {shown(given)}.", "Return a mapping with an array for each feed.")
+        found = {name: _array(f"'{name}' of map()", given[name]) for name in wanted if name in given}
         for name in wanted:
-            if not isinstance(found, Mapping) or name not in found:
-                raise DataError(f"map() returned no '{name}'.", "Return a mapping with an array for each feed.")
-            if len(found[name]) != len(places):
+            if name not in found:
                 raise DataError(
-                    f"map() was given {len(places)} rows and returned {len(found[name])} of '{name}'.",
+                    f"map() returned no '{name}', only {', '.join(map(str, given)) or 'nothing'}.",
+                    "Return a mapping with an array for each feed.",
+                )
+            rows = len(found[name]) if found[name].ndim else "a number"
+            if rows != len(places):
+                raise DataError(
+                    f"map() was given {len(places)} rows and returned {rows} of '{name}'.",
                     "Return as many rows as were given: a rank maps only its own.",
                 )
         return found
@@ -190,6 +212,11 @@ def reader(
         (16, 8)
     """
     if isinstance(source, Mapping):
+        if copy or columns is not None:
+            raise DataError(
+                "columns= and copy= are for a file with columns, and the source is a mapping.",
+                "Leave them out: its keys are the feeds.",
+            )
         found = {name: _column(name, given) for name, given in source.items()}
         if not found:
             raise DataError("there are no columns.", "Give {feed: array}.")
@@ -204,7 +231,7 @@ def tokens(
     *,
     batch: int,
     length: int,
-    dtype: str = "uint16",
+    dtype: str | type[Any] = "uint16",
     names: tuple[str, str] = ("tokens", "targets"),
     shuffle: bool = True,
     seed: int = 0,
@@ -224,9 +251,17 @@ def tokens(
         DataError: The file cannot be read, or is shorter than a window and its target.
     """
     file = Path(path)
+    check_there(file)
+    if file.is_dir():
+        raise DataError(f"{file} is a folder.", "Name one file of tokens.")
     column = npy(file) if file.suffix == ".npy" else _numbers(file, dtype)
     assert isinstance(column, ArrayColumn)
-    if column.array.ndim != 1 or length < 1 or len(column.array) <= length:
+    if column.array.ndim != 1 or column.dtype.kind not in "iu":
+        raise DataError(
+            f"{file} has {column.dtype} of shape {column.shape}, which is not a row of tokens.",
+            "Name a file of whole numbers, one after the other.",
+        )
+    if length < 1 or len(column.array) <= length:
         raise DataError(
             f"{file} has {len(column.array):,} tokens; a window of {length} and its target need {length + 1}.",
             "Use a longer text or a shorter length.",
@@ -235,16 +270,22 @@ def tokens(
     return Reader(windows, batch, shuffle, seed, None, prefetch)
 
 
-def _numbers(file: Path, dtype: str) -> ArrayColumn:
+def _numbers(file: Path, dtype: Any) -> ArrayColumn:
     """A file of numbers without a header, mapped."""
     try:
         kind = np.dtype(dtype)
-        os.close(plain.opened(file))
+        with os.fdopen(plain.opened(file), "rb") as opened:
+            begin = opened.read(_LOOKED_AT)
         size = file.stat().st_size
     except (OSError, TypeError, ValueError) as error:
         raise DataError(
             f"{file} cannot be read as {dtype}: {error}.", "Name a file of numbers and their type."
         ) from None
+    if kind.itemsize > 1 and begin and all(byte in _PRINTED for byte in begin):
+        raise DataError(
+            f"{file} is text, not numbers of {kind}: it begins with {begin[:20]!r}.",
+            "Write its tokens as numbers first, or give dtype='uint8' for a token per byte.",
+        )
     if not size or size % kind.itemsize:
         raise DataError(f"{file} has {size:,} bytes, which are no whole number of {kind}.", "Give the right dtype=.")
     return ArrayColumn(str(file), np.memmap(file, kind, "r"))
@@ -255,7 +296,18 @@ def _column(name: str, given: Any) -> Column:
         return npy(Path(given))
     if isinstance(given, Column):
         return given
-    return ArrayColumn(f"'{name}'", np.asarray(given))
+    return ArrayColumn(f"'{name}'", _array(f"'{name}'", given))
+
+
+def _array(what: str, given: Any) -> Array:
+    """An array from the user's memory."""
+    try:
+        array = np.asarray(given)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"{what} is not an array: {str(error).rstrip('.')}.", "Give rows of one length.") from None
+    if not array.ndim and array.dtype.hasobject:
+        raise DataError(f"{what} is {shown(given)}, which is not an array.", "Give an array with a row for each place.")
+    return array
 
 
 def _digest(columns: Mapping[str, Column]) -> str:
@@ -268,4 +320,4 @@ def _digest(columns: Mapping[str, Column]) -> str:
     return found.hexdigest()[:32]
 
 
-check_all(globals(), ["reader", "tokens"], "data.")
+check_all(globals(), ["Reader", "reader", "tokens"], "data.")

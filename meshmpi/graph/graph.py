@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from meshmpi.dims import Dimension, Layout, Shape
-from meshmpi.errors import ArgumentError, ShapeError, VariableError, calls_back, suggest
+from meshmpi.errors import ArgumentError, ShapeError, VariableError, calls_back, suggest, users_line
 from meshmpi.graph.scopes import Reuse, Scopes
 from meshmpi.ir.program import NOWHERE, Source
 from meshmpi.ir.scalar import DTYPES, DType, dtype_name
@@ -47,7 +47,8 @@ _COMPUTE = "Fetch it: step = mm.compile(graph, mesh, fetches=[x]), then step(...
 
 def call_of(what: str, *inputs: Tensor) -> str:
     """``"<operation> of <tensors> made at <file>:<line>"``: the user's line that is running, for errors."""
-    return str(user_source(what + _listed(inputs)))
+    made, line = what + _listed(inputs), users_line()
+    return f"{made} made at {line}" if line else str(user_source(made))
 
 
 def _listed(inputs: Sequence[Tensor]) -> str:

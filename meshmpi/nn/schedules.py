@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 from meshmpi.errors import ConfigError, suggest
+from meshmpi.errors import missing as _missing
 from meshmpi.graph import Tensor
 from meshmpi.graph.arguments import check_all as _check_all
 from meshmpi.graph.ops import elementwise as ew
@@ -234,3 +235,7 @@ def _share(name: str, fraction: float) -> None:
 
 __all__ = sorted([*SCHEDULES, "parse_schedule", "product"])
 _check_all(globals(), __all__, "schedules.")
+
+
+def __getattr__(name: str) -> object:
+    raise _missing("meshmpi.schedules", name, __all__)

@@ -10,7 +10,7 @@ import numpy as np
 from meshmpi.compiler.cost import Cost, program_cost
 from meshmpi.compiler.passes.memory import MemoryPlan, plan_memory
 from meshmpi.dims import Layout
-from meshmpi.errors import FeedError, MeshError, ProgramError, suggest
+from meshmpi.errors import FeedError, MeshError, MissingNameError, ProgramError, suggest
 from meshmpi.graph import Tensor
 from meshmpi.graph.arguments import shown
 from meshmpi.ir.kinds import Write
@@ -50,7 +50,14 @@ class Fetched(dict[Tensor, Any]):
     def __missing__(self, key: object) -> Any:
         if isinstance(key, str) and key in self._names:
             return self[self._names[key]]
-        raise KeyError(f"{key!r} was not fetched; fetched: {', '.join(self._names)}")
+        near = suggest(key, self._names) if isinstance(key, str) else "Give a fetched tensor or its name."
+        raise KeyError(f"{key!r} was not fetched; fetched: {', '.join(self._names)}. {near}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # Python's own questions
+            raise AttributeError(f"'Fetched' object has no attribute '{name}'")
+        near = f"Write result['{name}']." if name in self._names else suggest(name, self._names)
+        raise MissingNameError(f"results have no attribute '{name}': they are a dict by tensor or name.", near)
 
 
 class CompiledStep:
@@ -140,7 +147,7 @@ class CompiledStep:
         """
         return {kind: n * self._executor.runs for kind, n in self._executor.states[0].flops_by_kind().items()}
 
-    def __call__(self, feeds: Any = None, **named: Any) -> Fetched:
+    def __call__(self, feeds: Any = None, *more: Any, **named: Any) -> Fetched:
         """Runs one step.
 
         Args:
@@ -161,7 +168,11 @@ class CompiledStep:
                 f"this step was compiled for mesh {self.mesh.shape}, which was freed.",
                 "Make a new mm.Mesh() and compile for it.",
             )
-        self._feed({**self._by_name(feeds), **named})
+        feeds = (feeds, *more) if more else feeds  # arrays in the order of the placeholders: refused
+        by_name = self._by_name(feeds) if feeds is not None else {}
+        if twice := by_name.keys() & named.keys():
+            raise FeedError(f"feed '{min(twice)}' is given twice.", "Give it in the mapping or by name.")
+        self._feed({**by_name, **named})
         if self._compares:
             self._compare_feeds()
             self._compares = self._debug
@@ -195,8 +206,6 @@ class CompiledStep:
 
     def _by_name(self, feeds: Any) -> dict[str, Any]:
         """Feeds as they were given in one argument."""
-        if feeds is None:
-            return {}
         if isinstance(feeds, Mapping):
             return {n.name if isinstance(n, Tensor) else n: a for n, a in feeds.items()}
         names = list(self.program.feeds)
@@ -211,9 +220,9 @@ class CompiledStep:
     def _known_feed(self, name: str) -> None:
         if name not in self.program.feeds:
             raise FeedError(
-                f"there is no placeholder '{name}' in this program, which has only the placeholders"
+                f"there is no placeholder {name!r} in this program, which has only the placeholders"
                 " that its fetches and updates need.",
-                suggest(name, self.program.feeds),
+                suggest(str(name), self.program.feeds),
             )
 
     def _feed(self, feeds: Mapping[str, Any]) -> None:
@@ -262,8 +271,10 @@ class CompiledStep:
             )
         try:
             array = np.asarray(value if whole else value.block)
-        except ValueError as e:  # rows of different lengths
-            raise FeedError(f"feed '{name}' is not an array: {e}", remedy) from None
+        except (ValueError, TypeError, RuntimeError) as e:  # rows of different lengths; tensors of others
+            raise FeedError(f"feed '{name}' is not an array: {str(e).rstrip('.')}.", remedy) from None
+        if not array.ndim and array.dtype.kind in "OUS":
+            raise FeedError(f"feed '{name}' is {shown(value)}, which is not an array.", remedy)
         if not whole and len(states) > 1:
             raise FeedError(
                 f"feed '{name}' is one rank's block, of shape {array.shape}, but this process plays"

@@ -16,6 +16,7 @@ import numpy as np
 from meshmpi.amounts import amount
 from meshmpi.dims import Axes, MeshShape, MeshShapeLike
 from meshmpi.errors import MeshError, ProgramError
+from meshmpi.graph.arguments import checked
 from meshmpi.ir.collective_bytes import REDUCED_IN
 from meshmpi.ir.kinds import bytes_sent, wire_bytes
 from meshmpi.kernels.views import aligned_empty
@@ -95,6 +96,7 @@ class Mesh:
         {'rows': 0, 'cols': 0}
     """
 
+    @functools.partial(checked, name="Mesh")
     def __init__(
         self,
         shape: MeshShapeLike,

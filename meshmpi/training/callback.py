@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+from meshmpi.errors import ArgumentError, MissingNameError, suggest
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.mesh_protocol import AnyMesh
 
@@ -88,6 +90,29 @@ class Callback:
     """
 
     run: Run
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        called = {n: f for n, f in vars(Callback).items() if inspect.isfunction(f) and not n.startswith("_")}
+        for name, function in vars(cls).items():
+            if not name.startswith(("on_", "before_", "reports")) or not inspect.isfunction(function):
+                continue
+            if name not in called:
+                raise ArgumentError(f"callback {cls.__name__}: a run never calls {name}().", suggest(name, called))
+            given = [p for p in inspect.signature(called[name]).parameters if p != "self"]
+            try:
+                inspect.signature(function).bind(None, *given)
+            except TypeError as error:
+                raise ArgumentError(
+                    f"callback {cls.__name__}: {name}{inspect.signature(function)} is called with"
+                    f" {len(given)} argument{'s' * (len(given) != 1)} besides self: {error}.",
+                    f"Write def {name}({', '.join(['self', *given])}).",
+                ) from None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "run":
+            raise MissingNameError(f"callback {type(self).__name__} has no run yet.", "Use it from on_begin() on.")
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def on_begin(self, done: int, last: Mapping[str, float]) -> None:
         """The run begins after ``done`` steps; ``last`` holds the numbers of the step before, if known."""

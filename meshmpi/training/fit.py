@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, Union, runtime_checkable
@@ -12,8 +13,9 @@ from typing import Any, Protocol, TypeVar, Union, runtime_checkable
 from meshmpi.checkpoint import Manifest, find
 from meshmpi.errors import CheckpointError, ConfigError, DataError, suggest
 from meshmpi.graph import Tensor
-from meshmpi.graph.arguments.checked import asked, checked
+from meshmpi.graph.arguments import asked, checked, shown
 from meshmpi.guard.flight import phase
+from meshmpi.ir.kinds import Write
 from meshmpi.runtime.agreement import from_first
 from meshmpi.runtime.compiled import CompiledStep
 from meshmpi.runtime.feeding import BlockFeeder, Held
@@ -61,7 +63,7 @@ def fit(
     resume: Resume = False,
     loss: Fetch | None = None,
     learning_rate: Fetch | None = None,
-    finite: Tensor | None = None,
+    finite: Fetch | None = None,
     evaluate: Evaluate | None = None,
     evaluate_every: int = 0,
     checkpoint: int | Mapping[str, Any] = 0,
@@ -102,6 +104,8 @@ def fit(
     """
     settings = _settings(step, steps, evaluate_every, checkpoint, log, guard or {}, trace)
     fetches = _fetches(step, loss, learning_rate, finite)
+    _check_together(step, settings, evaluate, finite)
+    finite = step.fetches[finite] if isinstance(finite, str) else finite
     with StopSignals():
         at = Path(folder)
         source = from_first(step.mesh, lambda: bool(find(at / "checkpoints"))) if resume == "auto" else resume
@@ -150,14 +154,14 @@ class Fit(Loop):
     def evaluate(self, final: bool) -> Evaluation | None:
         if self._evaluate_now is None:
             return None
-        began, found = time.perf_counter(), asked(self._evaluate_now, "fit")
-        if not isinstance(found, Mapping):
-            found = {"loss": found}
+        began, given = time.perf_counter(), asked(self._evaluate_now, "fit: evaluate")
+        found = given if isinstance(given, Mapping) else {"loss": given}
         try:
-            numbers = {str(name): float(value) for name, value in found.items()}
+            numbers = {getattr(name, "name", str(name)): float(value) for name, value in found.items()}
         except (TypeError, ValueError):
+            told = [f"{name!r}: {shown(value)}" for name, value in found.items()]
             raise ConfigError(
-                f"evaluate() returned {found!r}, in which not every value is a number.",
+                f"evaluate() returned {{{', '.join(told)}}}, in which not every value is a number.",
                 "Return a loss, or numbers by name: {'loss': 0.1, 'accuracy': 0.97}.",
             ) from None
         return Evaluation(numbers.pop("loss", None), time.perf_counter() - began, numbers)
@@ -183,9 +187,10 @@ def _settings(
     pictured = {name: logging.pop(name) for name in ("title", "baselines") if name in logging}
     if "every" in logging:
         logging["log_every"] = logging.pop("every")
+    length = _section(RunSettings, "steps", steps, "steps")
     return LoopSettings(
-        train=_section(RunSettings, "log", {**logging, "steps": steps, "seed": step.program.seed}),
-        evaluate=_section(EvaluateSettings, "evaluate", {"every": evaluate_every}),
+        train=replace(_section(RunSettings, "log", logging), steps=length.steps, seed=step.program.seed),
+        evaluate=_section(EvaluateSettings, "evaluate_every", evaluate_every, "every"),
         checkpoint=_section(CheckpointSettings, "checkpoint", checkpoint, "every"),
         guard=_section(GuardSettings, "guard", guard),
         trace=_section(TraceSettings, "trace", trace, "steps"),
@@ -193,20 +198,41 @@ def _settings(
     )
 
 
+def _check_together(step: CompiledStep, settings: LoopSettings, evaluate: Any, finite: Any) -> None:
+    """ConfigError for arguments of which one makes no sense without another."""
+    if settings.evaluate.every and evaluate is None:
+        raise ConfigError(
+            f"fit: evaluate_every is {settings.evaluate.every}, and nothing says what to evaluate.",
+            "Give evaluate=, a function that returns a loss, or leave evaluate_every out.",
+        )
+    if settings.guard.non_finite == "skip" and finite is None:
+        raise ConfigError(
+            "fit: guard says 'skip', and no tensor says which steps are not finite: all updates would be made.",
+            "Compile with optimizer.minimize(loss, watch=[loss]) and optimizer.finite among the fetches, and give"
+            " finite=optimizer.finite.",
+        )
+    if not any(isinstance(i.attrs, Write) for i in step.program.instructions):
+        raise ConfigError(
+            "fit: the step updates no variable, so that nothing would be learned.",
+            "Compile it with updates=optimizer.minimize(loss).",
+        )
+
+
 def _section(settings_class: type[Section], name: str, given: Any, main: str = "") -> Section:
     """A section of the settings from an argument of `fit`; a plain number stands for the setting ``main``."""
-    if main and not isinstance(given, Mapping):
-        given = {main: given}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{name}= is {given!r}.", "Give a mapping of settings by name.")
+    alone = bool(main) and not isinstance(given, Mapping)
     try:
-        return settings_class(**given)
+        return settings_class(**({main: given} if alone else given))
     except ConfigError as error:
-        raise ConfigError(f"{name}=: {error.problem}", error.remedy) from None
+        told = error.problem.removeprefix(f"{settings_class.__name__}: ")
+        told = f"{name}{told.removeprefix(main)}" if alone else f"{name}: {told}"
+        raise ConfigError(
+            f"fit: {told}".replace("log_every", "every"), error.remedy.replace("log_every", "every")
+        ) from None
 
 
 def _fetches(
-    step: CompiledStep, loss: Fetch | None, learning_rate: Fetch | None, finite: Tensor | None
+    step: CompiledStep, loss: Fetch | None, learning_rate: Fetch | None, finite: Fetch | None
 ) -> dict[str, Tensor]:
     """The scalars that a step returns, by name; "loss" and "learning_rate" are those meant by the arguments."""
     scalars = {n: t for n, t in step.fetches.items() if not t.shape}
@@ -234,15 +260,44 @@ def _by_number(step: CompiledStep, data: Any) -> Callable[[int], Mapping[Any, An
     """Data of any of the forms that `fit` takes, as a function of the step's number."""
     if isinstance(data, Reader):
         feeder = BlockFeeder(step, list(step.program.feeds))
-        return lambda number: feeder.feeds(data.feeds(number, feeder.held))
+        return lambda number: feeder.feeds(_batch(step, data, data.feeds(number, feeder.held)))
     if callable(data):
-        return lambda number: asked(data, "fit", number)
-    if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping, Tensor)) and getattr(data, "ndim", 1):
-        return _Sequence(data)
+        return lambda number: _feeds(step, asked(data, "fit: data", number), number)
+    if isinstance(data, Mapping):
+        raise ConfigError(
+            f"data is one mapping, {{{', '.join(f'{k!r}: {shown(v)}' for k, v in data.items())}}}.",
+            "Give lambda step: feeds for the same feeds in every step, or mm.data.reader(data, batch=...) for batches"
+            " of its rows.",
+        )
+    if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Tensor)) and not hasattr(data, "ndim"):
+        batches = _Sequence(data)
+        return lambda number: _feeds(step, batches(number), number)
     raise ConfigError(
-        f"data is {data!r}.",
+        f"data is {shown(data)}.",
         "Give a function of the step's number that returns feeds, a reader of mm.data, or an iterable of feeds.",
     )
+
+
+def _feeds(step: CompiledStep, given: Any, number: int) -> Mapping[Any, Any]:
+    """The feeds of a step as the user's data gave them: a mapping."""
+    if not isinstance(given, Mapping):
+        names = ", ".join(f"'{n}': ..." for n in step.program.feeds)
+        raise DataError(
+            f"the data gave {shown(given)} for step {number}, not feeds.", f"Give feeds by name: {{{names}}}."
+        )
+    return given
+
+
+def _batch(step: CompiledStep, data: Any, blocks: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a reader gave; DataError where its batches have another number of rows than the feeds."""
+    rows = getattr(data, "batch", None)
+    wanted = {t.shape.sizes[0] for n, t in step.program.feeds.items() if n in blocks and t.shape}
+    if isinstance(rows, int) and len(wanted) == 1 and {rows} != wanted:
+        raise DataError(
+            f"the reader makes batches of {rows} rows, and the feeds of the step have {min(wanted)}.",
+            f"Give mm.data.reader(..., batch={min(wanted)}).",
+        )
+    return blocks
 
 
 class _Sequence:

@@ -64,7 +64,7 @@ class RunLock:
                 pass
         except OSError as error:
             raise ConfigError(
-                f"{self.path.parent} cannot be written: {error.strerror}.", "Give another folder: --out."
+                f"{self.path.parent} cannot be written: {error.strerror}.", "Give another folder, by --out or folder=."
             ) from error
 
     def _taken(self) -> bool:
@@ -80,7 +80,7 @@ class RunLock:
             if why := why_held(holder, self._me, age(self.path)):
                 raise ConfigError(
                     f"{self.path.parent} is being written by another job: {told(holder)}; {why}.",
-                    "Wait for its end, or give another folder: --out.",
+                    "Wait for its end, or give another folder, by --out or folder=.",
                 ) from None
             self._remove(holder)
             return False

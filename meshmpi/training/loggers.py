@@ -92,7 +92,14 @@ class WandbLogger(Callback):
         if self.run.mesh.rank == 0:
             wandb = importlib.import_module("wandb")
             self.run.folder.mkdir(parents=True, exist_ok=True)
-            self._wandb = wandb.init(**{"dir": str(self.run.folder), "resume": "allow", **self._init})
+            try:
+                self._wandb = wandb.init(**{"dir": str(self.run.folder), "resume": "allow", **self._init})
+            except (TypeError, wandb.Error) as error:
+                given = ", ".join(f"{name}={value!r}" for name, value in self._init.items())
+                raise ConfigError(
+                    f"WandbLogger: wandb.init({given}) failed: {error}",
+                    "Give arguments of wandb.init; without an account, set WANDB_MODE=offline.",
+                ) from error
 
     def on_step(self, step: Step) -> None:
         if self._wandb is not None:

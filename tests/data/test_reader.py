@@ -233,7 +233,7 @@ def test_what_cannot_be_read_is_told(tmp_path, monkeypatch):
     (tmp_path / "bad.npy").write_bytes(b"\x93NUMPY broken")
     wrong(tmp_path, tmp_path / "bad.npy", "bad.npy cannot be read:")
     np.save(tmp_path / "objects.npy", np.array([{}, None]))
-    wrong(tmp_path, tmp_path / "objects.npy", "objects.npy cannot be read:")
+    wrong(tmp_path, tmp_path / "objects.npy", "objects.npy holds Python objects.")
     (tmp_path / "empty").mkdir()
     wrong(tmp_path, {"x": tmp_path / "empty"}, "has no .npy files.")
     (tmp_path / "mixed").mkdir()

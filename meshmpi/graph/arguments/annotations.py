@@ -36,7 +36,19 @@ def _any_of(*choices: Rule) -> Rule:
     mostly, takes = [r for r in choices if r is not NONE], [r.take for r in choices]
     item = next((r.item for r in mostly if r.item is not None), None)
     said = " or ".join(dict.fromkeys(r.said for r in mostly))
-    return Rule(said, lambda value, call: _first(takes, value, call), mostly[0].advice, item)
+    return Rule(said, lambda value, call: _first(takes, value, call), _advice_of(mostly), item)
+
+
+def _advice_of(choices: Sequence[Rule]) -> Callable[[Any, Call], str]:
+    """The advice of the first; where all of them say "Give ...", of all."""
+
+    def advice(value: Any, call: Call) -> str:
+        said = list(dict.fromkeys(r.advice(value, call) for r in choices))
+        if not all(s.startswith("Give ") and s.count(".") == 1 for s in said):
+            return said[0]
+        return f"Give {' or '.join(s[5:-1] for s in said)}."
+
+    return advice
 
 
 def _list_of(rule: Rule) -> Rule:
@@ -64,6 +76,17 @@ def _list_of(rule: Rule) -> Rule:
 
 def _plural(said: str) -> str:
     return " or ".join(part.removeprefix("a ").removeprefix("an ") + "s" for part in said.split(" or "))
+
+
+def _tuple_of(rule: Rule) -> Rule:
+    """Several, as a tuple: ``tuple[int, ...]``."""
+    several = _list_of(rule)
+
+    def take(value: Any, call: Call) -> Any:
+        found = several.take(value, call) if isinstance(value, (list, tuple)) else NO
+        return NO if found is NO else tuple(found)
+
+    return several._replace(take=take)
 
 
 def _pair_of(parts: Sequence[Rule]) -> Rule:
@@ -103,7 +126,7 @@ def _instance_of(name: str, namespace: Mapping[str, Any]) -> Rule:
     def take(value: Any, call: Call) -> Any:
         return value if isinstance(value, cast("type", kind)) else NO
 
-    article = "an" if name[0] in "AEIO" else "a"
+    article = "an" if name[0] in "AEIOU" and not name.startswith("Un") else "a"
     advice = rules.MADE_BY.get(name, f"Give mm.{name}(...).")
     return Rule(f"{article} {name}", take, fixed(advice))
 
@@ -136,6 +159,9 @@ _KINDS: dict[str, Rule] = {
     "Callable": FUNCTION,
     "VariableLike": rules.VARIABLE,
     "VariableStore": rules.STORE,
+    "Fetch": _any_of(rules.TENSOR, rules.TEXT)._replace(
+        advice=fixed("Give a tensor that the step fetches, or its name.")
+    ),
     "Meshes": _list_of(rules.MESH_SHAPE)._replace(said="the shape of a mesh or a list of them"),
 }
 """Name in an annotation -> what it takes.  Other names are those of classes, or of types made of others."""
@@ -173,7 +199,7 @@ def _rule(node: ast.expr, namespace: Mapping[str, Any]) -> Rule:
     if name in ("Mapping", "dict"):
         return _mapping_of(parts[0], parts[1])
     if name == "tuple":
-        return _pair_of(parts)
+        return _tuple_of(parts[0]) if ast.unparse(node.slice).endswith(("...", "...)")) else _pair_of(parts)
     if name == "Optional":
         parts.append(NONE)
     return _any_of(*parts) if name in ("Union", "Optional") else ANYTHING

@@ -66,7 +66,8 @@ class _Signature:
                 return f"the argument {n} is given twice.", ""
         for n in self.required:
             if n not in given and n not in kwargs:
-                return f"the argument {n} is missing ({self.rules[n].said}).", ""
+                what = "" if self.rules[n] is ANYTHING else f" ({self.rules[n].said})"
+                return f"the argument {n} is missing{what}.", ""
         return None
 
     def __str__(self) -> str:
@@ -131,7 +132,7 @@ def check_takes(function: Callable[..., Any], what: str, arguments: Sequence[Any
 
 
 def _kind(arguments: Sequence[Any]) -> str:
-    return "tensor" if all(isinstance(a, Tensor) for a in arguments) else "argument"
+    return "tensor" if arguments and all(isinstance(a, Tensor) for a in arguments) else "argument"
 
 
 def check_all(namespace: dict[str, Any], names: Iterable[str], prefix: str = "") -> None:

@@ -341,5 +341,5 @@ def _store(value: Any, call: Call) -> Any:
     return value if hasattr(value, "types") and hasattr(value, "blocks") else NO
 
 
-STORE = Rule("variables of a step", _store, fixed("Give other_step.variables."))
+STORE = Rule("variables of a step", _store, fixed("Give step.variables, where step is what mm.compile(...) returned."))
 VARIABLE = Rule("the value of a variable", _variable, fixed(MADE_BY["Variable"]))
