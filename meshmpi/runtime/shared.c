@@ -21,6 +21,7 @@
 #define BLOCK 2048  // elements reduced at a time: they stay in the first-level cache
 #define DIMS 5
 #define PAGE 4096
+#define LONG 16  // pages from which on a row is reduced in two pages side by side
 #define PRIME 2147483647  // digests of calls are taken modulo this
 
 typedef struct {
@@ -222,11 +223,19 @@ typedef void (*Combine)(const Reduction *, int64_t, int64_t, int64_t);
 #define ROW(NAME) {NAME##_sum, NAME##_max, NAME##_min, NAME##_prod}
 static const Combine combine[][4] = {ROW(float64), ROW(float32), ROW(bfloat16), ROW(int64), ROW(int32), ROW(uint8)};
 
+static const int item_bytes[] = {8, 4, 2, 8, 4, 1};
+
+// Two pages are combined side by side, for the reason that `write_past_cache` has.
 static void reduce(const Reduction *r) {
     Combine f = combine[r->type][r->op];
-    for (int64_t row = 0; row < r->rows; row++)
-        for (int64_t first = 0; first < r->count; first += BLOCK)
+    int64_t page = PAGE / item_bytes[r->type], part = page / 8;
+    for (int64_t row = 0; row < r->rows; row++) {
+        int64_t first = 0;
+        for (; r->count >= LONG * page && first + 2 * page <= r->count; first += 2 * page)
+            for (int64_t i = first; i < first + page; i += part) f(r, row, i, part), f(r, row, i + page, part);
+        for (; first < r->count; first += BLOCK)
             f(r, row, first, r->count - first < BLOCK ? r->count - first : BLOCK);
+    }
 }
 
 // One barrier is enough: the slots of a call are written again two calls on, and the barrier of the call between

@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 import meshmpi as mm
+from meshmpi.kernels.views import accumulator_dtype, numpy_dtype
 from meshmpi.runtime import operands
 from meshmpi.runtime import shared as shared_memory
 from meshmpi.runtime.arrays import view_of
@@ -92,6 +93,26 @@ def check_long_runs(mesh: Mesh, space: np.ndarray) -> None:
         assert (room[:start] == -1.0).all() and (room[start + whole.size :] == -1.0).all(), (n, at)
 
 
+def check_long_sums(mesh: Mesh, space: np.ndarray) -> None:
+    """Sums over several pages have the bits of sums in the order of ranks, past the caches and through them."""
+    axes, index = mesh.shape.names, mesh.shape.block_index(mesh.shape.names, mesh.coordinates)
+    for nbytes, dtype, past in itertools.product(
+        (4000, 16388, 140_008), ("float64", "float32", "bfloat16", "uint8"), (0, 1)
+    ):
+        shared_memory.PAST_CACHE_BYTES, n = 1 if past else 1 << 30, nbytes // numpy_dtype(dtype).itemsize
+        handed = [np.random.default_rng(k).standard_normal(n * mesh.size) * 9 for k in range(mesh.size)]
+        xs = [np.abs(x).astype(numpy_dtype(dtype)) for x in handed]
+        total = xs[0].astype(accumulator_dtype(xs[0].dtype))
+        for x in xs[1:]:
+            total = total + x.astype(total.dtype)
+        wanted = total.astype(xs[0].dtype)
+        x, out = placed(space, xs[mesh.rank]), placed(space[HALF:], wanted[:n] * 0)
+        mesh.bind(operands.ReduceScatter(x, out, 0, [n] * mesh.size, axes), planned=True)()
+        assert out.tobytes() == wanted[n * index : n * (index + 1)].tobytes(), (n, dtype, past)
+        mesh.bind(operands.AllReduce(x, axes), planned=True)()
+        assert x.tobytes() == wanted.tobytes(), (n, dtype, past)
+
+
 def check_step(mesh: Mesh, monkey: dict[str, Any]) -> None:
     """A step with each kind of collective sends no message, and computes what the simulated mesh does."""
     a, b, c = mm.Dimension("a", 16), mm.Dimension("b", 24), mm.Dimension("c", 8)
@@ -141,6 +162,7 @@ def main() -> None:
         if mesh.size > 1:
             check_races(mesh, space, 2000)
             check_long_runs(mesh, space)
+            check_long_sums(mesh, space)
             used += 1
         if mesh.size > 1 and ";" not in text:
             check_step(mesh, mesh._collectives.BINDERS)  # pyright: ignore[reportPrivateUsage]
