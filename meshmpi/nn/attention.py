@@ -25,6 +25,7 @@ from meshmpi.ir.bands import Band
 from meshmpi.nn.functions import TensorOrNumber, softmax, widened
 from meshmpi.nn.initializers import random_normal_initializer, zeros_initializer
 from meshmpi.nn.layers import DTypeLike, dropout_over, variable_type
+from meshmpi.nn.normalization import rms_norm
 from meshmpi.nn.positions import RotaryScaling, rotary
 
 MASKED_LOGIT = -1e9
@@ -170,6 +171,9 @@ class AttentionOptions:
         rotary_base: Sets the slowest rotation.
         rotary_scaling: How rotations are slowed down for texts longer than in training.
         output_bias: Whether the output has a bias; None: if the other projections have.
+        query_norm: RMS norm of queries and keys before rotation: "head" over each head, "all" over all
+            heads together; "": none.
+        norm_epsilon: Number added to the mean square of that norm.
     """
 
     num_memory_heads: int = 0
@@ -178,6 +182,8 @@ class AttentionOptions:
     rotary_base: float = 10000.0
     rotary_scaling: RotaryScaling | None = None
     output_bias: bool | None = None
+    query_norm: str = ""
+    norm_epsilon: float = 1e-6
 
     def heads_dims(self, heads: Dimension) -> tuple[list[Dimension], list[Dimension]]:
         """(Dims of the queries' heads, those of the memory's).
@@ -233,22 +239,26 @@ class Projections:
 
     def queries(self, x: Tensor) -> Tensor:
         """[batch dims, length, heads, kv] of [batch dims, length, io]."""
-        return self._rotated(self._made(x, "q", [self.io], self.per_query), x)
+        return self._rotated(self._made(x, "q", [self.io], self.per_query), x, "q_norm")
 
     def memories(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory [batch dims, memory length, io]."""
         if self.options.shared_kv:
             kv = self._made(memory, "kv", [self.io], self.per_memory)
-            return self._rotated(kv, memory), kv
+            return self._rotated(kv, memory, "k_norm"), kv
         k, v = (self._made(memory, name, [self.io], self.per_memory) for name in ("k", "v"))
-        return self._rotated(k, memory), v
+        return self._rotated(k, memory, "k_norm"), v
 
     def output(self, y: Tensor) -> Tensor:
         """[batch dims, length, io] of [batch dims, length, heads, kv]."""
         return self._made(y, "o", self.per_query, [self.io])
 
-    def _rotated(self, y: Tensor, x: Tensor) -> Tensor:
+    def _rotated(self, y: Tensor, x: Tensor, norm: str) -> Tensor:
+        """Queries or keys y of x, normalised and rotated as the options say."""
         o = self.options
+        if o.query_norm:
+            heads = self.per_query if norm == "q_norm" else self.per_memory
+            y = rms_norm(y, heads if o.query_norm == "all" else self.kv, o.norm_epsilon, norm, True, self.dtype)
         return rotary(y, x.shape[-2], self.kv, o.rotary_base, self.positions, o.rotary_scaling) if o.rotary else y
 
     def _made(self, x: Tensor, name: str, reduced: list[Dimension], new: list[Dimension]) -> Tensor:

@@ -54,7 +54,7 @@ def layer_norm(
 
 def rms_norm(
     x: Tensor,
-    dim: DimLike,
+    dim: DimLike | Sequence[DimLike],
     epsilon: float = 1e-6,
     name: str | None = None,
     use_scale: bool = True,
@@ -62,11 +62,16 @@ def rms_norm(
 ) -> Tensor:
     """x / sqrt(mean of x**2 over ``dim`` + epsilon) * scale.
 
-    The arguments are those of `layer_norm`.
+    The other arguments are those of `layer_norm`.
+
+    Args:
+        dim: One dim or several; the scale has all of them.
 
     Source: Zhang and Sennrich 2019.
     """
-    return rms_norm_subsampled(x, dim, 1.0, epsilon, name, use_scale, variable_dtype)
+    name, wide = layer_name(name, "rms_norm"), widened(x)
+    shape = Shape([x.shape.dim(dim_name(d)) for d in as_list(dim)])
+    return _normalised(x, wide, wide, shape.names, epsilon, name, variable_dtype, shape if use_scale else None)
 
 
 def rms_norm_subsampled(
@@ -112,7 +117,7 @@ def _normalised(
     x: Tensor,
     centred: Tensor,
     sample: Tensor,
-    dim: DimLike,
+    dim: DimLike | Sequence[str],
     epsilon: float,
     name: str,
     variable_dtype: DTypeLike,
@@ -121,14 +126,15 @@ def _normalised(
 ) -> Tensor:
     """centred / sqrt(mean square of the sample + epsilon), scaled and moved, in the type of x."""
     dtype = wide_type(variable_type(variable_dtype, x))
-    mean_square = reduce_mean(ew.square(sample), reduced_dim=dim_name(dim))
+    names = [dim_name(d) for d in as_list(dim)]
+    mean_square = reduce_mean(ew.square(sample), output_shape=x.shape.without(names))
     y = ew.multiply(centred, ew.rsqrt(ew.add(mean_square, epsilon)), output_shape=x.shape)
     with scope(name):
         if scale_shape is not None:
             scale = get_variable("scale", scale_shape, dtype, ones_initializer(), decays=False)
             y = ew.multiply(y, scale, output_shape=x.shape)
         if use_bias:
-            shape = Shape([x.shape.dim(dim_name(dim))])
+            shape = Shape([x.shape.dim(n) for n in names])
             bias = get_variable("bias", shape, dtype, zeros_initializer(), decays=False)
             y = ew.add(y, bias, output_shape=x.shape)
         return ew.cast(y, x.dtype)

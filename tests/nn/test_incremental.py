@@ -24,6 +24,8 @@ OPTIONS = {
     "t5": {"relative_buckets": 8, "learned_positions": False, "tied_softmax": True},
     "local_window": {"local_window": 3, "rotary": True},
     "experts": {"experts": 3, "experts_every": 1, "expert_eval_capacity": 3.0},
+    "qwen3": {"memory_heads": 2, "rotary": True, "learned_positions": False, "query_norm": "head"},
+    "olmo2": {"query_norm": "all", "norm_output": True, "rotary": True, "position_offset": 2},
     "norm_after": {"norm_after": True, "embedding_norm": True, "softmax_bias": True},
 }
 SCHEDULE = (

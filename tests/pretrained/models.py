@@ -58,6 +58,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 12,
 }
+_WITHOUT_FF = {name: size for name, size in SMALL.items() if name != "intermediate_size"}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {**GPT2, "n_inner": 10}),
     "gpt2_untied": (
@@ -92,6 +93,20 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "mistral": ("MistralConfig", "MistralForCausalLM", {**SMALL, "num_key_value_heads": 1, "sliding_window": 3}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**SMALL, "num_key_value_heads": 3}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**SMALL, "num_key_value_heads": 1, "head_dim": 6}),
+    "olmo": ("OlmoConfig", "OlmoForCausalLM", {**SMALL, "tie_word_embeddings": True}),
+    "olmo2": (
+        "Olmo2Config",
+        "Olmo2ForCausalLM",
+        {**SMALL, "num_attention_heads": 6, "num_key_value_heads": 3, "attention_bias": True},
+    ),
+    "opt": ("OPTConfig", "OPTForCausalLM", {**_WITHOUT_FF, "ffn_dim": 10}),
+    "phi3": (
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        {**SMALL, "num_attention_heads": 6, "num_key_value_heads": 3, "sliding_window": 3, "pad_token_id": 0},
+    ),
+    "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", {**SMALL, "num_key_value_heads": 1}),
     "t5": ("T5Config", "T5ForConditionalGeneration", T5),
     "t5_v1_1": (
         "T5Config",
@@ -107,6 +122,17 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**ESM, "token_dropout": False, "emb_layer_norm_before": True, "tie_word_embeddings": False},
     ),
     "bert": ("BertConfig", "BertForMaskedLM", SMALL),
+    "roberta": ("RobertaConfig", "RobertaForMaskedLM", SMALL),
+    "xlm_roberta": (
+        "XLMRobertaConfig",
+        "XLMRobertaForMaskedLM",
+        {**SMALL, "type_vocab_size": 1, "tie_word_embeddings": False},
+    ),
+    "distilbert": (
+        "DistilBertConfig",
+        "DistilBertForMaskedLM",
+        {"dim": 12, "n_heads": 3, "n_layers": 2, "hidden_dim": 10, "vocab_size": 23, "max_position_embeddings": 16},
+    ),
     "bert_other": (
         "BertConfig",
         "BertForMaskedLM",

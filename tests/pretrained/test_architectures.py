@@ -56,6 +56,7 @@ ESM = {
 }
 LLAMA = {**SIZES, "model_type": "llama", "num_key_value_heads": 3}
 BERT = {**SIZES, "model_type": "bert"}
+WITHOUT_FF = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
 CONFIGS = {
     "gpt2": (GPT2, ()),
     "gpt2_untied": ({**GPT2, "tie_word_embeddings": False, "n_inner": 7}, ()),
@@ -65,6 +66,12 @@ CONFIGS = {
     "mistral": ({**LLAMA, "model_type": "mistral", "sliding_window": 3}, ()),
     "mistral_whole": ({**LLAMA, "model_type": "mistral", "sliding_window": None}, ()),
     "qwen2": ({**LLAMA, "model_type": "qwen2", "max_window_layers": 2}, ()),
+    "qwen3": ({**LLAMA, "model_type": "qwen3"}, ()),
+    "olmo": ({**LLAMA, "model_type": "olmo"}, ()),
+    "olmo2": ({**LLAMA, "model_type": "olmo2", "num_key_value_heads": 1}, ()),
+    "opt": ({**WITHOUT_FF, "model_type": "opt", "ffn_dim": 10}, ()),
+    "phi3": ({**LLAMA, "model_type": "phi3", "num_key_value_heads": 1}, ()),
+    "starcoder2": ({**LLAMA, "model_type": "starcoder2"}, ()),
     "t5": (T5, ()),
     "t5_v1_1": ({**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, ()),
     "t5_two_tables": ({**T5, "tie_word_embeddings": False}, TABLES),
@@ -72,6 +79,10 @@ CONFIGS = {
     "esm": (ESM, ()),
     "esm_untied": ({**ESM, "tie_word_embeddings": False, "emb_layer_norm_before": True}, ()),
     "bert": (BERT, ()),
+    "roberta": ({**BERT, "model_type": "roberta"}, ()),
+    "camembert": ({**BERT, "model_type": "camembert"}, ()),
+    "xlm_roberta": ({**BERT, "model_type": "xlm-roberta", "tie_word_embeddings": False}, ()),
+    "distilbert": ({**WITHOUT_FF, "model_type": "distilbert", "hidden_dim": 10}, ()),
     "bert_untied": ({**BERT, "tie_word_embeddings": False}, ()),
 }
 

@@ -132,6 +132,18 @@ class TransformerConfig:
     attention_output_bias: OrNone[bool] = setting(
         None, "whether the output of attention has a bias; none: as attention_bias"
     )
+    query_norm: Literal["", "head", "all"] = setting(
+        "", "RMS norm of queries and keys: head: over each head, all: over all heads together; empty: none"
+    )
+    norm_output: bool = setting(
+        False, "whether norms are those of what sublayers return, before it is added to the residual stream"
+    )
+    position_offset: int = setting(
+        0,
+        "row of the position table for the first token of a text; if not 0, padding is not counted and has the row"
+        " before",
+        minimum=0,
+    )
 
     def check(self) -> None:
         """Refuses values that contradict each other or do not name anything.
@@ -153,6 +165,8 @@ class TransformerConfig:
                 f" {self.local_window}; a local window has no relative bias.",
                 "Set one of them to 0, or use rotary positions.",
             )
+        if self.norm_after and self.norm_output:
+            raise ConfigError("Transformer: norm_after and norm_output are both true.", "Set one of them to false.")
         self._check_experts()
         self._check_tokens()
 
@@ -192,6 +206,11 @@ class TransformerConfig:
     experts_dim = _Dim("experts")
     types_dim = _Dim("token_types")
     transform_dim = _Dim("d_transform", "d_model")  # of ``head_transform``
+
+    @property
+    def positions_dim(self) -> Dimension:
+        """Rows of the position table."""
+        return Dimension("length", self.length + self.position_offset)
 
     @property
     def vocab_dim(self) -> Dimension:
@@ -264,6 +283,8 @@ class TransformerConfig:
             rotary_base=self.rotary_base,
             rotary_scaling=RotaryScaling.parse(self.rotary_scaling),
             output_bias=self.attention_output_bias,
+            query_norm=self.query_norm,
+            norm_epsilon=self.norm_epsilon,
         )
 
     def attention_initializers(self) -> AttentionInitializers:

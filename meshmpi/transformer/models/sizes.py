@@ -29,7 +29,7 @@ def encoder_decoder_parameter_count(config: TransformerConfig) -> int:
 def _shared(c: TransformerConfig) -> int:
     """Embedding, softmax matrix and positions."""
     tables = c.vocab * (1 if c.tied_softmax else 2)
-    return (tables + (c.length if c.learned_positions else 0)) * c.d_model
+    return (tables + (c.positions_dim.size if c.learned_positions else 0)) * c.d_model
 
 
 def _ends(c: TransformerConfig) -> int:
@@ -63,7 +63,8 @@ def _attention(c: TransformerConfig) -> int:
     memory = (c.memory_heads or c.heads) * c.d_kv
     biases = c.heads * c.d_kv + 2 * memory if c.attention_bias else 0
     biases += c.d_model if c.attention_has_output_bias else 0
-    return 2 * c.d_model * (c.heads * c.d_kv + memory) + biases
+    norms = {"": 0, "head": 2 * c.d_kv, "all": c.heads * c.d_kv + memory}[c.query_norm]
+    return 2 * c.d_model * (c.heads * c.d_kv + memory) + biases + norms
 
 
 def _norm(c: TransformerConfig) -> int:

@@ -14,7 +14,7 @@ from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.contraction import einsum
 from meshmpi.graph.ops.indexing import gather
 from meshmpi.graph.ops.placement import constrain
-from meshmpi.graph.ops.reductions import reduce_sum
+from meshmpi.graph.ops.reductions import cumsum, reduce_sum
 from meshmpi.graph.ops.sources import get_variable, ones
 from meshmpi.graph.ops.structure import rename_dimension, reshape
 from meshmpi.graph.ops.structure import slice as slice_dim
@@ -72,9 +72,13 @@ class Stack:
         return self.placed(y)
 
     def sublayer(self, x: Tensor, name: str, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """x + dropout(function(norm(x))), or norm(x + dropout(function(x))) with ``norm_after``."""
-        after = self.config.norm_after
-        y = function(x if after else self.norm(x, f"{name}_norm"))
+        """x + dropout(function(norm(x))), or norm(x + dropout(function(x))) with ``norm_after``.
+
+        With ``norm_output`` it is x + dropout(norm(function(x))).
+        """
+        after, output = self.config.norm_after, self.config.norm_output
+        y = function(x if after or output else self.norm(x, f"{name}_norm"))
+        y = self.norm(y, f"{name}_norm") if output else y
         y = ew.add(x, self.dropped(self.placed(y), self.config.residual_dropout))
         return self.norm(y, f"{name}_norm") if after else y
 
@@ -210,7 +214,7 @@ class Stack:
 
     def position_embedding(self) -> Tensor | None:
         """The table ``positions`` [length, d_model] of the current scope, if the config has one."""
-        return self._table("positions", self.config.length_dim) if self.config.learned_positions else None
+        return self._table("positions", self.config.positions_dim) if self.config.learned_positions else None
 
     def _table(self, name: str, rows: Dimension) -> Tensor:
         shape = Shape([rows, self.config.model_dim])
@@ -236,7 +240,8 @@ class Stack:
             length_name: Name of the dim of positions of ``tokens``.
             places: int32 [batch, length]: the position of each token in its own sequence; None: 0, 1,
                 2, ... along the length.
-            real: bool [batch, length]: which positions count for ``token_dropout``; None: all.
+            real: bool [batch, length]: which positions count for ``token_dropout`` and ``position_offset``;
+                None: all.
             types: int32 [batch, length], kinds of tokens; None: all of kind 0.
 
         Raises:
@@ -253,11 +258,15 @@ class Stack:
                     "Cut the tokens, or make a config with a greater length.",
                     str(tokens.source),
                 )
+            first = c.position_offset
+            if first and places is None and real is not None:
+                counted = ew.cast(real, "int32")
+                places = ew.subtract(ew.multiply(cumsum(counted, length_name), counted), 1)
             if places is None:
-                places = rename_dimension(slice_dim(positions, 0, length, "length"), "length", length_name)
+                vectors = rename_dimension(slice_dim(positions, first, length, "length"), "length", length_name)
             else:
-                places = gather(positions, places, c.length_dim)
-            x = ew.add(x, places, output_shape=x.shape)
+                vectors = gather(positions, ew.add(places, first) if first else places, c.positions_dim)
+            x = ew.add(x, vectors, output_shape=x.shape)
         if c.token_types:
             kinds = self._table("token_types", c.types_dim)
             if types is None:

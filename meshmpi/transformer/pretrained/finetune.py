@@ -83,13 +83,12 @@ def shortened(model: Model, length: int) -> Model:
     if length == found.config.length:
         return model
     config = found.config.with_options(length=length)
-    entries = tuple(_shortened(entry, length) for entry in found.entries)
+    entries = tuple(_shortened(entry, config.positions_dim) for entry in found.entries)
     return dataclasses.replace(model, architecture=dataclasses.replace(found, config=config, entries=entries))
 
 
-def _shortened(entry: Entry, length: int) -> Entry:
+def _shortened(entry: Entry, rows: Dimension) -> Entry:
     dims = tuple(
-        FileDim((Dimension("length", length),), d.start, d.size) if [x.name for x in d.dims] == ["length"] else d
-        for d in entry.file_dims
+        FileDim((rows,), d.start, d.size) if [x.name for x in d.dims] == [rows.name] else d for d in entry.file_dims
     )
     return dataclasses.replace(entry, file_dims=dims)

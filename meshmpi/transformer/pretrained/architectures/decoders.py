@@ -1,4 +1,4 @@
-"""Decoders, the language models: GPT-2, and LLaMA with its successors."""
+"""Decoders, the language models: GPT-2, OPT, and LLaMA with its successors."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def _head_width(options: Options) -> int | None:
     return None if options.get("head_dim", None) is None else options.count("head_dim", None)
 
 
+def _opt_width(options: Options) -> int:
+    """The width of OPT, whose embeddings could have another one."""
+    width = options.count("hidden_size", 768)
+    options.only("word_embed_proj_dim", width)
+    return width
+
+
 def _own_heads(options: Options) -> int:
     """Heads of keys and values; as many as those of queries where the file says nothing."""
     return options.count("num_key_value_heads", options.repeated("num_attention_heads", 32))
@@ -52,7 +59,8 @@ def _rotations(options: Options) -> Values:
     base = found.number("rope_theta", options.number("rope_theta", 10000.0))
     kind = found.word("rope_type", found.word("type", "default"))
     names = _SCALINGS.get(kind)
-    others = sorted(given.keys() - {"rope_theta", "rope_type", "type"})
+    found.only("partial_rotary_factor", 1.0)
+    others = sorted(given.keys() - {"rope_theta", "rope_type", "type", "partial_rotary_factor"})
     if names is None or others != sorted(names):
         raise ConfigError(
             f"this {options.name} model has rotations of type '{kind}' with"
@@ -126,6 +134,7 @@ _LLAMA: Keys = {
 }
 """What LLaMA and its successors have in common."""
 _BIASES = {"ff_bias": flag("mlp_bias", False), "attention_bias": flag("attention_bias", False)}
+_NO_SCALES = {"norm": "layer", "norm_epsilon": 1e-5, "norm_scale": False, "norm_bias": False}
 _MISTRAL = {**_LLAMA, "length": count("max_position_embeddings", 131072), "d_ff": count("intermediate_size", 14336)}
 _QWEN2: Keys = {
     **_LLAMA,
@@ -147,6 +156,80 @@ _LLAMA_NAMES = """
     decoder/final_norm                model.norm
     decoder/softmax                   lm_head
     """
+_PHI3_NAMES = """
+    decoder/embedding                 model.embed_tokens
+    decoder/layer/attention_norm      model.layers.{i}.input_layernorm
+    decoder/layer/attention/q         model.layers.{i}.self_attn.qkv_proj[q/qkv]
+    decoder/layer/attention/k         model.layers.{i}.self_attn.qkv_proj[k/qkv]
+    decoder/layer/attention/v         model.layers.{i}.self_attn.qkv_proj[v/qkv]
+    decoder/layer/attention/o         model.layers.{i}.self_attn.o_proj
+    decoder/layer/feed_forward_norm   model.layers.{i}.post_attention_layernorm
+    decoder/layer/feed_forward/wi     model.layers.{i}.mlp.gate_up_proj[0/2] model.layers.{i}.mlp.gate_up_proj[1/2]
+    decoder/layer/feed_forward/wo     model.layers.{i}.mlp.down_proj
+    decoder/final_norm                model.norm
+    decoder/softmax                   lm_head
+    """
+_QUERY_NORMS = """
+    decoder/layer/attention/q_norm    model.layers.{i}.self_attn.q_norm
+    decoder/layer/attention/k_norm    model.layers.{i}.self_attn.k_norm
+    """
+_OLMO2_NAMES = (
+    _LLAMA_NAMES.replace("post_attention_layernorm", "post_feedforward_layernorm").replace(
+        "input_layernorm", "post_attention_layernorm"
+    )
+    + _QUERY_NORMS
+)
+_STARCODER2_NAMES = _LLAMA_NAMES.replace("{i}.mlp.gate_proj model.layers.{i}.mlp.up_proj", "{i}.mlp.c_fc").replace(
+    "mlp.down_proj", "mlp.c_proj"
+)
+_STARCODER2: Keys = {
+    **_LLAMA,
+    **sizes(49152, 4096, 3072, 12288, 24, 30),
+    "memory_heads": count("num_key_value_heads", 2),
+    "norm": "layer",
+    "norm_epsilon": number("norm_epsilon", 1e-5),
+    "activation": activation("hidden_act", "gelu_pytorch_tanh"),
+    "tied_softmax": flag("tie_word_embeddings", True),
+    "ff_bias": flag("use_bias", True),
+    "attention_bias": flag("use_bias", True),
+    "residual_dropout": number("residual_dropout", 0.0),
+    "embedding_dropout": number("embedding_dropout", 0.0),
+    "local_window": count("sliding_window", 0, least=0),
+}
+_OPT: Keys = {
+    **sizes(50272, 2048, 768, 3072, 12, 12),
+    "d_model": _opt_width,
+    "d_ff": count("ffn_dim", 3072),
+    "norm": "layer",
+    "norm_epsilon": 1e-5,
+    "activation": activation("activation_function", "relu"),
+    "ff_bias": True,
+    "attention_bias": True,
+    "initializers": "gpt2",
+    "scale_logits": True,
+    "tied_softmax": flag("tie_word_embeddings", True),
+    "attention_dropout": number("attention_dropout", 0.0),
+    "residual_dropout": number("dropout", 0.1),
+    "embedding_dropout": 0.0,
+    "position_offset": 2,
+}
+_OPT_NAMES = """
+    decoder/embedding                 model.decoder.embed_tokens
+    decoder/positions                 model.decoder.embed_positions
+    decoder/layer/attention_norm      model.decoder.layers.{i}.self_attn_layer_norm
+    decoder/layer/attention/q         model.decoder.layers.{i}.self_attn.q_proj
+    decoder/layer/attention/k         model.decoder.layers.{i}.self_attn.k_proj
+    decoder/layer/attention/v         model.decoder.layers.{i}.self_attn.v_proj
+    decoder/layer/attention/o         model.decoder.layers.{i}.self_attn.out_proj
+    decoder/layer/feed_forward_norm   model.decoder.layers.{i}.final_layer_norm
+    decoder/layer/feed_forward/wi     model.decoder.layers.{i}.fc1
+    decoder/layer/feed_forward/wo     model.decoder.layers.{i}.fc2
+    decoder/final_norm                model.decoder.final_layer_norm
+    decoder/softmax                   lm_head
+    """
+_OPT_ONLY = {"_remove_final_layer_norm": (False,)} | dict.fromkeys(
+    ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"), (True,)
+)
 _LLAMA_IGNORED = (r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 """Frequencies of rotations in older files."""
 
@@ -172,6 +255,66 @@ DECODERS: dict[str, Row] = {
     "llama": _llama({**_LLAMA, **_BIASES}),  # Touvron et al. 2023
     "mistral": _llama(  # Jiang et al. 2023
         {**_MISTRAL, "memory_heads": count("num_key_value_heads", 8), "local_window": _window}
+    ),
+    "olmo": _llama(  # Groeneveld et al. 2024
+        {**_LLAMA, "vocab": count("vocab_size", 50304), **_NO_SCALES, **_BIASES},
+        only={"clip_qkv": (None,)},
+        special={"eos": 50279, "pad": 1},
+    ),
+    "olmo2": _llama(  # OLMo team 2024
+        {
+            **_LLAMA,
+            **_BIASES,
+            "vocab": count("vocab_size", 50304),
+            "norm_epsilon": number("rms_norm_eps", 1e-5),
+            "query_norm": "all",
+            "norm_output": True,
+        },
+        names=_OLMO2_NAMES,
+        special={"eos": 50279, "pad": 1},
+    ),
+    "opt": Row(  # Zhang et al. 2022
+        "lm",
+        _OPT_NAMES,
+        _OPT,
+        only=_OPT_ONLY,
+        prefix="model.",
+        special={"bos": 2, "eos": 2, "pad": 1},
+        harmless=("layerdrop", "init_std"),  # how it was trained
+    ),
+    "phi3": _llama(  # Abdin et al. 2024
+        {
+            **_LLAMA,
+            **sizes(32064, 4096, 3072, 8192, 32, 32),
+            "norm_epsilon": number("rms_norm_eps", 1e-5),
+            "residual_dropout": number("resid_pdrop", 0.0),
+            "embedding_dropout": number("embd_pdrop", 0.0),
+            "local_window": count("sliding_window", 0, least=0),
+        },
+        names=_PHI3_NAMES,
+        only={"partial_rotary_factor": (1.0,)},
+        special={"bos": 1, "eos": 32000, "pad": 32000},
+        harmless=("original_max_position_embeddings",),  # for rotations that are refused
+    ),
+    "starcoder2": _llama(  # Lozhkov et al. 2024
+        _STARCODER2,
+        names=_STARCODER2_NAMES,
+        only={"norm_type": ("layer_norm",), "mlp_type": ("default",)},
+        special={"bos": 50256, "eos": 50256},
+    ),
+    "qwen3": _llama(  # Yang et al. 2025
+        {
+            **_QWEN2,
+            "d_kv": count("head_dim", 128),
+            "attention_bias": flag("attention_bias", False),
+            "attention_output_bias": None,
+            "query_norm": "head",
+        },
+        _rotations_without_windows,
+        names=_LLAMA_NAMES + _QUERY_NORMS,
+        only={"use_sliding_window": (False,)},
+        special={},
+        harmless=("sliding_window", "max_window_layers"),
     ),
     "qwen2": _llama(  # Yang et al. 2024
         _QWEN2,

@@ -1,9 +1,19 @@
-"""Encoders of masked language models: BERT and ESM."""
+"""Encoders of masked language models: BERT and its successors, ESM."""
 
 from __future__ import annotations
 
 from meshmpi.transformer.pretrained.architectures.options import Options
-from meshmpi.transformer.pretrained.architectures.row import Keys, Row, Values, activation, count, flag, number, sizes
+from meshmpi.transformer.pretrained.architectures.row import (
+    Keys,
+    Row,
+    Values,
+    activation,
+    count,
+    flag,
+    number,
+    repeated,
+    sizes,
+)
 
 _LEGACY = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 """Names of norms in the first files of BERT."""
@@ -52,6 +62,56 @@ _BERT_NAMES = """
     """
 
 
+_ROBERTA_NAMES = _BERT_NAMES.replace(" bert.", " roberta.").replace("cls.predictions.transform.dense", "lm_head.dense")
+_ROBERTA_NAMES = _ROBERTA_NAMES.replace("cls.predictions.transform.LayerNorm", "lm_head.layer_norm")
+_ROBERTA_NAMES = _ROBERTA_NAMES.replace("cls.predictions", "lm_head")
+_ROBERTA: Keys = {
+    **_BERT,
+    "vocab": count("vocab_size", 50265),
+    "length": lambda options: options.count("max_position_embeddings", 512) - _after_padding(options),
+    "padding_id": count("pad_token_id", 1, least=-1),
+    "position_offset": lambda options: _after_padding(options),
+}
+_DISTILBERT: Keys = {
+    **_ENCODER,
+    "vocab": count("vocab_size", 30522),
+    "length": count("max_position_embeddings", 512),
+    "d_model": count("dim", 768, "hidden_size"),
+    "d_ff": count("hidden_dim", 3072),
+    "heads": repeated("n_heads", 12, "num_attention_heads"),
+    "layers": repeated("n_layers", 6, "num_hidden_layers"),
+    "norm_after": True,
+    "norm_epsilon": 1e-12,
+    "activation": activation("activation", "gelu"),
+    "embedding_norm": True,
+    "attention_dropout": number("attention_dropout", 0.1),
+    "residual_dropout": number("dropout", 0.1),
+    "padding_id": count("pad_token_id", 0, least=-1),
+}
+_DISTILBERT_NAMES = """
+    encoder/embedding                 distilbert.embeddings.word_embeddings
+    encoder/positions                 distilbert.embeddings.position_embeddings
+    encoder/embedding_norm            distilbert.embeddings.LayerNorm
+    encoder/layer/attention/q         distilbert.transformer.layer.{i}.attention.q_lin
+    encoder/layer/attention/k         distilbert.transformer.layer.{i}.attention.k_lin
+    encoder/layer/attention/v         distilbert.transformer.layer.{i}.attention.v_lin
+    encoder/layer/attention/o         distilbert.transformer.layer.{i}.attention.out_lin
+    encoder/layer/attention_norm      distilbert.transformer.layer.{i}.sa_layer_norm
+    encoder/layer/feed_forward/wi     distilbert.transformer.layer.{i}.ffn.lin1
+    encoder/layer/feed_forward/wo     distilbert.transformer.layer.{i}.ffn.lin2
+    encoder/layer/feed_forward_norm   distilbert.transformer.layer.{i}.output_layer_norm
+    encoder/head                      vocab_transform
+    encoder/head_norm                 vocab_layer_norm
+    encoder/softmax                   vocab_projector
+    encoder/softmax_bias              vocab_projector
+    """
+
+
+def _after_padding(options: Options) -> int:
+    """The row of RoBERTa's position table for a text's first token: that behind the padding's."""
+    return options.count("pad_token_id", 1, least=-1) + 1
+
+
 def _rotated_only(options: Options) -> bool:
     """True; ConfigError where positions are learned."""
     options.only("position_embedding_type", "rotary", default="absolute")
@@ -95,6 +155,16 @@ _ESM_NAMES = """
     """
 
 
+_ROBERTA_ROW = Row(  # Liu et al. 2019, Martin et al. 2020, Conneau et al. 2020
+    "encoder",
+    _ROBERTA_NAMES,
+    _ROBERTA,
+    only={**_NO_DECODER, "position_embedding_type": ("absolute",)},
+    prefix="roberta.",
+    ignored=(r"(roberta\.)?pooler\..*", r"(roberta\.)?embeddings\.position_ids", r"lm_head\.bias"),
+    special={"bos": 0, "eos": 2, "pad": 1},
+    legacy=_LEGACY,
+)
 ENCODERS: dict[str, Row] = {
     "bert": Row(  # Devlin et al. 2019
         "encoder",
@@ -111,6 +181,16 @@ ENCODERS: dict[str, Row] = {
         special={"pad": 0},
         legacy=_LEGACY,
     ),
+    "distilbert": Row(  # Sanh et al. 2019
+        "encoder",
+        _DISTILBERT_NAMES,
+        _DISTILBERT,
+        prefix="distilbert.",
+        special={"pad": 0},
+        # The first values of positions; other tasks; a name of tie_word_embeddings that changes nothing.
+        harmless=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"),
+    ),
+    **dict.fromkeys(("camembert", "roberta", "xlm-roberta"), _ROBERTA_ROW),
     "esm": Row(  # ESM-2 of proteins, Lin et al. 2023
         "encoder",
         _ESM_NAMES,

@@ -106,7 +106,7 @@ def entries_of(
         legacy: (ending, old ending) of keys in older files.
         conv1d: Whether matrices of layers are (in, out), as in GPT-2, rather than (out, in), as in a torch Linear.
     """
-    rows = [line.split() for line in names.strip().splitlines()]
+    rows = [line.split() for line in names.splitlines() if line.strip()]
     ties = tuple(f"{row[1]}.weight" for row in rows if config.tied_softmax and row[0].endswith("/softmax"))
     found: list[Entry] = []
     for layered, group in groupby(rows, key=lambda row: "{i}" in row[1]):
@@ -158,8 +158,11 @@ class _Arrays:
         if last in self.linears:
             for n, key in enumerate(keys):
                 yield from self._linear(last, f"{name}/dense_{n}" if len(keys) > 1 else name, key, expert)
+        elif last in ("q_norm", "k_norm"):
+            dims = self.linears[last[0]][1] if config.query_norm == "all" else [config.kv_dim]
+            yield Entry(f"{name}/scale", (f"{keys[0]}.weight",), (FileDim(tuple(dims)),))
         elif last.endswith("norm"):
-            if last != "embedding_norm" or config.embedding_norm:
+            if config.norm_scale and (last != "embedding_norm" or config.embedding_norm):
                 model = (FileDim((config.model_dim,)),)
                 yield Entry(f"{name}/scale", (f"{keys[0]}.weight",), model)
                 if config.norm == "layer" and config.norm_bias:
@@ -200,5 +203,5 @@ class _Arrays:
             return [Dimension("buckets", config.relative_buckets)], self.heads
         if last == "router":
             return [config.experts_dim._replace(name=f"all_{config.experts_dim.name}")], model
-        rows = {"positions": "length_dim", "token_types": "types_dim"}
+        rows = {"positions": "positions_dim", "token_types": "types_dim"}
         return [getattr(config, rows.get(last, "vocab_dim"))], model
