@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 
 from meshmpi.commands import checkpoints, doctor, inspecting, planning, pretrained, runs, training
-from meshmpi.commands.command import Command, Parser, Subparsers
+from meshmpi.commands.command import Command, Subparsers
+from meshmpi.commands.parser import Parser
 from meshmpi.commands.starting import fail
 from meshmpi.errors import ConfigError, MeshmpiError
 from meshmpi.guard import abort, exit_status
@@ -83,7 +84,7 @@ def _run(given: Sequence[str], module: str) -> int:
     if given[:1] == ["run"]:  # what follows the program is for the program
         from meshmpi.launch.__main__ import main as launch
 
-        return launch(given[1:], "meshmpi run")
+        return launch(given[1:], "meshmpi run", Parser)
     abort.begin()
     try:
         _check_text(given)

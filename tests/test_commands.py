@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 import meshmpi as mm
 from meshmpi import cli
+from meshmpi.commands.command import watched
 
 SMALL = (
     "data.corpus=text.txt",
@@ -100,6 +102,17 @@ def test_all_commands_with_an_answer_give_it_as_json():
     assert without == TEXT_ONLY
 
 
+def documented_keys() -> dict[str, tuple[set[str], str]]:
+    """The keys of each command's answer, and the notes that name further ones, by the table in docs/commands.md."""
+    page = (Path(__file__).parents[1] / "docs" / "commands.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    return {row[1].strip(" `"): ({part.strip(" `") for part in row[2].split(",")}, row[3]) for row in rows}
+
+
+def test_every_answer_is_documented():
+    assert {*documented_keys()} == {name for name, _ in leaves(cli._parser())} - TEXT_ONLY
+
+
 def test_commands_that_look_at_a_model_name_it_and_its_ranks_alike():
     parsers = dict(leaves(cli._parser()))
     shared = {"--set", "--storage", "--mesh", "--layout", "--ranks", "--json", "--help-settings"}
@@ -122,8 +135,13 @@ def test_help_fits_a_screen_and_help_settings_has_the_rest(capsys: pytest.Captur
     "line, said",
     [
         ("plan quickstart --layuot x", ["usage: meshmpi plan", "there is no argument '--layuot'", "'--layout'?"]),
-        ("plann quickstart", ["usage: meshmpi [", "'plann' is none. Did you mean 'plan'?"]),
-        ("checkpoint list run", ["usage: meshmpi checkpoint [", "'list' is none. "]),
+        ("plann quickstart", ["usage: meshmpi [", "there is no command 'plann'. Did you mean 'plan'?"]),
+        ("checkpoint list run", ["usage: meshmpi checkpoint [", "there is no action 'list'. "]),
+        ("checkpoint vrify run", ["there is no action 'vrify'. Did you mean 'verify'?"]),
+        ("doctor --jsn", ["usage: meshmpi doctor", "there is no argument '--jsn'. Did you mean '--json'?"]),
+        ("run --rnaks 2 a.py", ["usage: meshmpi run", "there is no argument '--rnaks'. Did you mean '--ranks'?"]),
+        ("run a.py", ["usage: meshmpi run", "required: -n/--ranks"]),
+        ("run -n 2 --bind cor a.py", ["usage: meshmpi run", "--bind cannot be 'cor'. Did you mean 'core'?"]),
         ("plan", ["usage: meshmpi plan", "required: model"]),
         ("show a b", ["usage: meshmpi show", "there is no argument 'b'"]),
         ("plan quickstart --ranks two", ["usage: meshmpi plan", "argument --ranks: invalid int value: 'two'"]),
@@ -174,7 +192,27 @@ def test_progress_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, c
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("meshmpi.training.progress.is_terminal", lambda stream: True)
     assert cli.main(words) == 0
-    assert "layouts, best" in capsys.readouterr().err
+    drawn = capsys.readouterr().err
+    assert "layouts, 0:00" in drawn and "of " in drawn and "best " in drawn, drawn
+
+
+def test_progress_tells_the_time_taken_and_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys):
+    now = itertools.count(0.0, 10.0)
+    monkeypatch.setattr("meshmpi.training.progress.is_terminal", lambda stream: True)
+    monkeypatch.setattr("meshmpi.commands.command.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("meshmpi.training.progress.bar", lambda done, total, text, width: f"{done}/{total} {text}|")
+    with watched("layouts") as looked:
+        for done, total in ((0, 8), (1, 8), (5, 8), (0, 3), (1, 3)):
+            looked(done, total, "x")
+    drawn = capsys.readouterr().err.replace("\r\x1b[K", "").split("|")[:-1]
+    # Each drawing reads the clock twice, so 20 s pass between two of them.
+    assert drawn == [
+        "0/8 layouts, 0:10, x",
+        "1/8 layouts, 0:30, 2:20 left, x",
+        "5/8 layouts, 0:50, 0:24 left, x",
+        "0/3 layouts, 1:10, x",
+        "1/3 layouts, 1:30, 0:40 left, x",
+    ]
 
 
 def test_a_shell_is_given_completions(tmp_path: Path):
@@ -211,6 +249,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
     (tmp_path / "lines").write_text("the fox\n")
     (tmp_path / "model.py").write_text(MODEL)
+    documented = documented_keys()
     for name, line in COMMANDS.items():
         status = cli.main(line.split(" "))
         said = capfd.readouterr()
@@ -218,7 +257,10 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         if name.split()[0] not in TEXT_ONLY:
             shutil.rmtree(tmp_path / "converted", ignore_errors=True)
             assert cli.main([*line.split(" "), "--json"]) == 0, name
-            assert json.loads(capfd.readouterr().out), f"{name} --json"
+            found = json.loads(capfd.readouterr().out)
+            keys, notes = documented[name.split(" of ")[0]]
+            further = [key for key in found if key not in keys and f"`{key}`" not in notes]
+            assert isinstance(found, dict) and keys <= {*found} and further == [], f"{name} --json: {[*found]}"
         if name == "train again":
             assert "resumed from run/checkpoints/step-00000004" in said.out and "train run --set" in said.out
             assert "schedule of the learning rate has 1,000 steps and the run 6" in said.out

@@ -6,16 +6,16 @@ import argparse
 import contextlib
 import json
 import math
-import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from meshmpi.commands.parser import Parser
 from meshmpi.commands.starting import on_ranks
-from meshmpi.errors import suggest
 from meshmpi.runtime.mesh_protocol import AnyMesh
 from meshmpi.transformer.training.config import describe, load
 from meshmpi.transformer.training.settings import Settings
@@ -98,27 +98,6 @@ def _on_ranks(options: Options, given: Sequence[str]) -> int:
 def here(options: Options, given: Sequence[str]) -> int:
     """Does a command with --ranks in this process, where they are only a number."""
     return options.command.run(options)
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors show the usage of the command at hand, and the nearest name."""
-
-    def error(self, message: str, known: Iterable[str] = ()) -> NoReturn:
-        """Prints the error and ends the process with status 2."""
-        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
-        if wrong:
-            known = [c.strip(" '") for c in wrong[2].split(",")]
-            message = f"{message[: wrong.start()]}'{wrong[1]}' is none."
-            message += f" {suggest(wrong[1], known)}"
-        self.exit(2, f"{self.format_usage()}{self.prog}: error: {message}\n")
-
-    def refuse(self, rest: Sequence[str]) -> NoReturn:
-        """The error about arguments that nobody knows."""
-        word = rest[0].partition("=")[0]
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        near = f" {suggest(word, known)}" if word.startswith("-") else ""
-        more = f" (nor {' '.join(rest[1:])})" if len(rest) > 1 else ""
-        self.error(f"there is no argument '{rest[0]}'{more}.{near}")
 
 
 class _HelpSettings(argparse.Action):
@@ -208,13 +187,17 @@ def _finite(data: object) -> object:
 
 @contextlib.contextmanager
 def watched(what: str, shown: bool = True) -> Iterator[Callable[[int, int, str], None]]:
-    """A function that draws how far a command is: (done, of how many, text), on a terminal only."""
-    from meshmpi.training.progress import LiveLine
+    """A function that draws how far a command is: (done, of how many, text), with times, on a terminal only."""
+    from meshmpi.training.progress import LiveLine, clock
 
-    line = LiveLine("auto" if shown else "off", print, sys.stderr)
+    line, began = LiveLine("auto" if shown else "off", print, sys.stderr), time.monotonic()
+    lists = dict[int, tuple[int, float]]()  # how many there are of them -> how many were done first, and when
 
     def looked(done: int, total: int, text: str) -> None:
-        line.show(done, total, f"{what}, {text}")
+        now = time.monotonic()
+        first, then = lists.setdefault(total, (done, now))
+        left = f", {clock((total - done) * (now - then) / (done - first))} left" if done > first else ""
+        line.show(done, total, f"{what}, {clock(now - began)}{left}, {text}")
 
     try:
         yield looked

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from meshmpi.commands.parser import Parser
 from meshmpi.dims import MeshShape
 from meshmpi.doctor.checks import examine
 from meshmpi.doctor.facts import Facts, gather, heading, in_bare_step, take_part
@@ -23,7 +24,7 @@ HELP = "what is wrong with this machine, and the commands that fix it"
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command without the rest of the command line and returns the exit status."""
-    parser = argparse.ArgumentParser(prog="meshmpi doctor", description=f"{HELP[0].upper()}{HELP[1:]}.")
+    parser = Parser(prog="meshmpi doctor", description=f"{HELP[0].upper()}{HELP[1:]}.")
     add_arguments(parser)
     return run(parser.parse_args(arguments))
 

@@ -15,7 +15,7 @@ def _status(options: Options) -> int:
     while True:
         rows = status.read(options.run)
         text = "" if options.json else status.table(rows)
-        answer(options, text, [{"age": row.age, **to_json(row.seen)} for row in rows])
+        answer(options, text, {"ranks": [{"age": row.age, **to_json(row.seen)} for row in rows]})
         if not options.every:
             return 0
         try:

@@ -12,14 +12,18 @@ from meshmpi.launch.command import launch_command
 from meshmpi.launch.launch import launch
 
 
-def main(arguments: Sequence[str] | None = None, name: str = "python -m meshmpi.launch") -> int:
-    """The command line called ``name``; returns the exit status of the job."""
-    parser = argparse.ArgumentParser(
+def main(
+    arguments: Sequence[str] | None = None,
+    name: str = "python -m meshmpi.launch",
+    kind: type[argparse.ArgumentParser] = argparse.ArgumentParser,
+) -> int:
+    """The command line called ``name``, read by a parser of this kind; returns the exit status of the job."""
+    parser = kind(
         prog=name,
         description="Start a Python program (or, after --, any command) on several MPI ranks.",
         usage="%(prog)s -n RANKS [options] (script.py | -m module | -- command) [arguments]",
     )
-    parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="number of ranks")
+    parser.add_argument("-n", "--ranks", dest="n", type=int, metavar="RANKS", help="number of ranks")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop the job after this time")
     parser.add_argument("--mpi", help="openmpi, mpich, intel, or the path of an mpirun")
     parser.add_argument("--threads", type=int, help="threads per rank (default: cores / ranks)")
@@ -37,6 +41,8 @@ def main(arguments: Sequence[str] | None = None, name: str = "python -m meshmpi.
     own, program = _split(list(sys.argv[1:] if arguments is None else arguments))
     settings = vars(parser.parse_args(own))
     n, show, seconds = (settings.pop(name) for name in ("n", "show", "timeout"))
+    if n is None:  # said after an unknown argument, which may be a misspelt one
+        parser.error("the following arguments are required: -n/--ranks")
     if not program:
         parser.error("no program to start")
     try:
@@ -53,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, name: str = "python -m meshmpi.
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Parts the launcher's own options from the program: at ``--``, ``-m``, ``-c`` or a name."""
-    takes_value = {"-n", "--timeout", "--mpi", "--threads", "--bind", "--option", "--hosts"}
+    takes_value = {"-n", "--ranks", "--timeout", "--mpi", "--threads", "--bind", "--option", "--hosts"}
     k = 0
     while k < len(arguments):
         word = arguments[k]

@@ -25,7 +25,7 @@ PRICED_PER_SECOND, LISTED_PER_SECOND = 9000, 2500
 """Operations of a graph that are lowered, optimised and priced, and candidates that are listed, in a second of work:
 the rates of the quickstart and of the paper's model with 2 layers on an Intel Xeon with AMX (8,000 to 14,000)."""
 Looked = Callable[[int, int, str], object]
-"""Called with the number of candidates looked at, that of those known so far, and the best until then, as text."""
+"""Called with how much is done, of how much, and what is looked at and best until then, as text."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,8 @@ class LayoutSearch:
             if c.bound >= self.best:
                 tried += 1
             elif self.spent < stop or self._too_large(c):
-                self.tell(k, len(found), f"best {1e3 * self.best:.4g} ms")
+                share_done = max(k / len(found), self.spent / self.limit_seconds)
+                self.tell(int(99 * min(1, share_done)), 100, f"{k} of {len(found)}, best {1e3 * self.best:.4g} ms")
                 self.try_one(c)
                 tried += 1
         return tried

@@ -156,7 +156,7 @@ class Progress(Callback):
         self._record(loss=step.loss, **rate, **times, **step.reports)
         self._since = [a + b for a, b in zip(self._since, (1, step.seconds, step.comm_seconds), strict=True)]
         self._seconds, self._steps = self._seconds + step.seconds, self._steps + 1
-        left = _clock((self._total - self._done) * self._seconds / self._steps)
+        left = clock((self._total - self._done) * self._seconds / self._steps)
         if self._done % self._settings.train.log_every == 0 or self._done == self._total or self._steps == 1:
             self._say_step(step, left)
         elif self._live.active:
@@ -220,7 +220,8 @@ def _speed(per_second: float, unit: str) -> str:
     return f"{per_second:,.{0 if per_second >= 100 else 2}f} {unit}/s"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds as ``"1:02:03"`` or ``"2:03"``."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

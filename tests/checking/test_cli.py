@@ -105,4 +105,4 @@ def test_json_that_is_read_to_its_end_is_whole(tmp_path):
         "status.read = lambda run: []\nsys.exit(cli.main(['status', 'run', '--json']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, [], "")
+    assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, {"ranks": []}, "")

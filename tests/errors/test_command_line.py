@@ -54,7 +54,10 @@ def test_a_mistake_ends_in_one_message(name: str, tmp_path: Path, monkeypatch, c
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["trian"], ["'trian' is none", "'train'"]), (["train", "--rank", "two"], ["--rank", "invalid int value: 'two'"])],
+    [
+        (["trian"], ["there is no command 'trian'", "'train'"]),
+        (["train", "--rank", "two"], ["--rank", "invalid int value: 'two'"]),
+    ],
 )
 def test_a_command_or_option_that_does_not_exist(arguments, words, capsys):
     with pytest.raises(SystemExit) as left:
