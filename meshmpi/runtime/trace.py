@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _ROUND_TRIPS = 20  # to compare two clocks; the quickest one counts
 _TAG = 7001
+_LONGEST = 1e6  # seconds of a call that a file may tell
 
 
 POLL = "advance"
@@ -213,7 +214,7 @@ LOCAL, TALK, BACKGROUND = 0, 1, 2
 _TRACKS = {LOCAL: "compute", TALK: "collectives", BACKGROUND: "in the background"}
 _COLORS = {"wait": "terrible", "transfer": "thread_state_runnable"}  # names of Chrome's palette
 _MICROSECONDS = 1e6
-_MOST_BYTES = 1 << 30  # of a trace that is read, also once it is decompressed
+_MOST_BYTES = 1 << 27  # of a trace that is read, also once it is decompressed
 _WAIT, _POLL_NAME = "wait for others", "work on reductions in the background"
 
 
@@ -295,7 +296,10 @@ def read_trace(path: str | Path) -> tuple[list[Recorded], int, int]:
     try:
         data = plain.contents(path, _MOST_BYTES)
         if data[:2] == b"\x1f\x8b":
-            data = zlib.decompressobj(31).decompress(data, _MOST_BYTES)
+            unpacking = zlib.decompressobj(31)
+            data = unpacking.decompress(data, _MOST_BYTES)
+            if unpacking.unconsumed_tail:
+                raise ValueError(f"it unpacks to more than {_MOST_BYTES:,} bytes; record fewer steps")
         events = plain.parse_json(data)["traceEvents"]
         timed = [e for e in events if e["ph"] == "X" and e["tid"] != BACKGROUND]
         calls, waits = dict[tuple[int, str, str], float](), dict[tuple[int, str, str], float]()
@@ -303,6 +307,8 @@ def read_trace(path: str | Path) -> tuple[list[Recorded], int, int]:
         waited, n, last = 0.0, 0, None
         for e in timed:
             about, seconds = e["args"], float(e["dur"]) / _MICROSECONDS
+            if not 0 <= seconds < _LONGEST:
+                raise ValueError(f"a call took {seconds} s")
             run = int(e["pid"]), int(about["step"])
             if run != last:
                 runs[run] = None
@@ -317,7 +323,7 @@ def read_trace(path: str | Path) -> tuple[list[Recorded], int, int]:
             n, waited = n + 1, 0.0
         if len({k for k, *_ in calls}) < len(calls):
             raise ValueError("its steps or ranks did not make the same calls")
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, zlib.error) as error:
         raise ConfigError(
             f"'{path}' is not a trace: {getattr(error, 'strerror', None) or error}.",
             "Give the trace.json.gz that `meshmpi train --trace` wrote.",

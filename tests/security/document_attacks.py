@@ -7,12 +7,14 @@ code, or fails with anything but an error of ours.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import signal
 import socket
 import struct
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from meshmpi.checkpoint.tools import read_whole
 from meshmpi.errors import MeshmpiError
 from meshmpi.guard import status
 from meshmpi.planner.machine_file import load_machine
+from meshmpi.runtime.trace import read_trace
 from meshmpi.training.compare import read_run
 from meshmpi.transformer.pretrained import files
 from meshmpi.transformer.pretrained.files import Checkpoint
@@ -138,6 +141,9 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a_status": (f"{status.FOLDER}/rank-00000.json", _status),
     "settings_of_a_run": ("settings.json", lambda p: read_run(p.parent)),
     "hashes_of_tokens": ("hashes.json", lambda p: Sealed(p.parent)),
+    "a_trace": ("trace.json.gz", read_trace),
+    "data": ("x.npy", lambda p: mm.data.reader({"x": p}, batch=1)),
+    "tokens": ("tokens.bin", lambda p: mm.data.tokens(p, batch=1, length=4, dtype="float32")),
 }
 
 
@@ -163,6 +169,55 @@ for _hostile in HOSTILE:
     for _reader in READERS:
         if (_hostile, _reader) not in FINE:
             _row(_hostile, _reader)
+
+
+# ---- traces ------------------------------------------------------------------------------------
+
+_EVENT = {"name": "contract", "ph": "X", "pid": 0, "tid": 0, "dur": 1.0, "args": {"step": 0, "tensor": "y"}}
+TRACES: dict[str, object] = {
+    "without_events": {"traceEvents": []},
+    "of_numbers": {"traceEvents": [1, 2]},
+    "without_a_table": [_EVENT],
+    "of_an_endless_rank": {"traceEvents": [{**_EVENT, "pid": float("inf")}]},
+    "of_an_endless_call": {"traceEvents": [{**_EVENT, "dur": float("inf")}]},
+    "of_no_time": {"traceEvents": [{**_EVENT, "dur": float("nan")}]},
+    "of_time_that_runs_back": {"traceEvents": [{**_EVENT, "dur": -1.0}]},
+    "of_a_list_as_rank": {"traceEvents": [{**_EVENT, "pid": [0]}]},
+    "of_text_about_a_call": {"traceEvents": [{**_EVENT, "args": "y"}]},
+    "of_other_calls_later": {"traceEvents": [_EVENT, {**_EVENT, "pid": 1, "name": "map"}]},
+}
+
+
+def _trace_row(name: str) -> None:
+    def attempt(scene: Scene) -> str:
+        path = scene.folder / "trace.json"
+        path.write_text(json.dumps(TRACES[name]))
+        return gained_by(lambda: read_trace(path))
+
+    attempt.__name__ = f"a_trace_{name}"
+    attempt.__doc__ = f"A trace {name}: {__doc__.splitlines()[2]}"
+    attack()(attempt)
+
+
+for _trace in TRACES:
+    _trace_row(_trace)
+
+
+@attack()
+def a_trace_that_unpacks_without_end(scene: Scene) -> str:
+    """A small file takes all memory."""
+    path, packer = scene.folder / "trace.json.gz", zlib.compressobj(9, wbits=31)
+    path.write_bytes(packer.compress(b" " * (512 << 20)) + packer.flush())
+    return gained_by(lambda: read_trace(path))
+
+
+@attack()
+def a_trace_that_was_cut(scene: Scene) -> str:
+    """The first half of a file is taken for all of it, or fails otherwise than by our error."""
+    path, whole = scene.folder / "trace.json.gz", json.dumps({"traceEvents": [_EVENT] * 1000}).encode()
+    packed = gzip.compress(whole)
+    path.write_bytes(packed[: len(packed) // 2])
+    return gained_by(lambda: read_trace(path))
 
 
 # ---- manifests -------------------------------------------------------------------------------
