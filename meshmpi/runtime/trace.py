@@ -214,6 +214,7 @@ LOCAL, TALK, BACKGROUND = 0, 1, 2
 _TRACKS = {LOCAL: "compute", TALK: "collectives", BACKGROUND: "in the background"}
 _COLORS = {"wait": "terrible", "transfer": "thread_state_runnable"}  # names of Chrome's palette
 _MICROSECONDS = 1e6
+_PART = 1 << 20
 _MOST_BYTES = 1 << 27  # of a trace that is read, also once it is decompressed
 _WAIT, _POLL_NAME = "wait for others", "work on reductions in the background"
 
@@ -287,6 +288,19 @@ class Recorded(NamedTuple):
     waited: float  # seconds of them in which it waited for other ranks
 
 
+def _unpacked(data: bytes) -> bytes:
+    """What a gzip file holds; ValueError where that is too much."""
+    unpacking, parts = zlib.decompressobj(31), list[bytes]()
+    while data and len(parts) * _PART <= _MOST_BYTES:
+        parts.append(unpacking.decompress(data, _PART))
+        data = unpacking.unconsumed_tail
+    if data:
+        raise ValueError(f"it unpacks to more than {_MOST_BYTES:,} bytes; record fewer steps")
+    if not unpacking.eof:
+        raise ValueError("it ends early")
+    return b"".join(parts)
+
+
 def read_trace(path: str | Path) -> tuple[list[Recorded], int, int]:
     """The calls of a step from a file of `write_trace`, in order; the numbers of its steps and ranks.
 
@@ -296,10 +310,7 @@ def read_trace(path: str | Path) -> tuple[list[Recorded], int, int]:
     try:
         data = plain.contents(path, _MOST_BYTES)
         if data[:2] == b"\x1f\x8b":
-            unpacking = zlib.decompressobj(31)
-            data = unpacking.decompress(data, _MOST_BYTES)
-            if unpacking.unconsumed_tail:
-                raise ValueError(f"it unpacks to more than {_MOST_BYTES:,} bytes; record fewer steps")
+            data = _unpacked(data)
         events = plain.parse_json(data)["traceEvents"]
         timed = [e for e in events if e["ph"] == "X" and e["tid"] != BACKGROUND]
         calls, waits = dict[tuple[int, str, str], float](), dict[tuple[int, str, str], float]()
