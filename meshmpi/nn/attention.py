@@ -20,7 +20,8 @@ from meshmpi.graph.ops.positions import band_mask
 from meshmpi.graph.ops.positions import range as index_range
 from meshmpi.graph.ops.reductions import reduce_mean
 from meshmpi.graph.ops.sources import VariableDType, get_variable
-from meshmpi.graph.ops.structure import DimLike, dim_name, rename_dimension, reshape
+from meshmpi.graph.ops.structure import DimLike, concat, dim_name, rename_dimension, reshape
+from meshmpi.graph.ops.structure import slice as slice_dim
 from meshmpi.ir.bands import Band
 from meshmpi.nn.functions import TensorOrNumber, softmax, widened
 from meshmpi.nn.initializers import random_normal_initializer, zeros_initializer
@@ -174,6 +175,7 @@ class AttentionOptions:
         query_norm: RMS norm of queries and keys before rotation: "head" over each head, "all" over all
             heads together; "": none.
         norm_epsilon: Number added to the mean square of that norm.
+        rotary_width: How many elements of a head are rotated, the first ones; 0: all.
     """
 
     num_memory_heads: int = 0
@@ -184,6 +186,7 @@ class AttentionOptions:
     output_bias: bool | None = None
     query_norm: str = ""
     norm_epsilon: float = 1e-6
+    rotary_width: int = 0
 
     def heads_dims(self, heads: Dimension) -> tuple[list[Dimension], list[Dimension]]:
         """(Dims of the queries' heads, those of the memory's).
@@ -259,7 +262,13 @@ class Projections:
         if o.query_norm:
             heads = self.per_query if norm == "q_norm" else self.per_memory
             y = rms_norm(y, heads if o.query_norm == "all" else self.kv, o.norm_epsilon, norm, True, self.dtype)
-        return rotary(y, x.shape[-2], self.kv, o.rotary_base, self.positions, o.rotary_scaling) if o.rotary else y
+        if not o.rotary:
+            return y
+        how, width, whole = (o.rotary_base, self.positions, o.rotary_scaling), o.rotary_width, self.kv.size
+        if width in (0, whole):
+            return rotary(y, x.shape[-2], self.kv, *how)
+        turned = rotary(slice_dim(y, 0, width, self.kv.name), x.shape[-2], self.kv.name, *how)
+        return concat([turned, slice_dim(y, width, whole - width, self.kv.name)], self.kv.name)
 
     def _made(self, x: Tensor, name: str, reduced: list[Dimension], new: list[Dimension]) -> Tensor:
         initializers = self.initializers or attention_initializers(self.io, self.kv, self.heads)

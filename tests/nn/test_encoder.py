@@ -45,6 +45,7 @@ OPTIONS = {
     "experts": {"experts": 2, "experts_every": 2, "experts_remainder": 1, "expert_places": 3},
     "olmo2": {"memory_heads": 1, "query_norm": "all", "norm_output": True, "rotary": True},
     "roberta": {"norm_after": True, "position_offset": 1},
+    "parallel": {"parallel": True, "rotary": True, "rotary_width": 2, "norm": "layer"},
     "grouped": {"memory_heads": 1, "rotary": True, "rotary_base": 50.0, "rotary_scaling": "linear:3"},
 }
 RNG = np.random.default_rng(2)
@@ -287,6 +288,8 @@ def test_errors_of_models():
         ({"rotary_scaling": "linear"}, "rotary_scaling is 'linear'"),
         ({"rotary_scaling": "llama3:8,4,1,64"}, "do not fit"),
         ({"norm_after": 1}, "norm_after is 1. It must be a valid boolean"),
+        ({"norm_after": True, "parallel": True}, "norm_after and parallel are both true"),
+        ({"rotary_width": 3}, "rotary_width is 3 of d_kv"),
         ({"norm_after": True, "norm_output": True}, "norm_after and norm_output are both true"),
     ],
 )

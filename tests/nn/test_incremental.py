@@ -26,6 +26,7 @@ OPTIONS = {
     "experts": {"experts": 3, "experts_every": 1, "expert_eval_capacity": 3.0},
     "qwen3": {"memory_heads": 2, "rotary": True, "learned_positions": False, "query_norm": "head"},
     "olmo2": {"query_norm": "all", "norm_output": True, "rotary": True, "position_offset": 2},
+    "pythia": {"parallel": True, "rotary": True, "rotary_width": 2, "learned_positions": False},
     "norm_after": {"norm_after": True, "embedding_norm": True, "softmax_bias": True},
 }
 SCHEDULE = (

@@ -66,6 +66,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GPT2LMHeadModel",
         {**GPT2, "tie_word_embeddings": False, "scale_attn_weights": False, "activation_function": "relu"},
     ),
+    "pythia": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {**SMALL, "rotary_pct": 0.5}),
+    "gpt_neox": (
+        "GPTNeoXConfig",
+        "GPTNeoXForCausalLM",
+        {**SMALL, "use_parallel_residual": False, "rotary_pct": 1.0, "rotary_emb_base": 500, "attention_bias": False},
+    ),
     "llama": ("LlamaConfig", "LlamaForCausalLM", SMALL),
     "llama_gqa": (
         "LlamaConfig",

@@ -16,7 +16,7 @@ from meshmpi.transformer.models import encoder_decoder_parameter_count, paramete
 from meshmpi.transformer.pretrained.architectures import ARCHITECTURES, architecture, model_inputs, model_logits
 from meshmpi.transformer.pretrained.architectures.options import HARMLESS, Options
 from tests.nn.build import value
-from tests.pretrained.whole import arrays_of, by_variable, read_whole, variables_of
+from tests.pretrained.whole import arrays_of, by_variable, read_whole, variables_of, where
 
 GPT2 = {"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 2, "vocab_size": 19, "n_positions": 8}
 SIZES = {
@@ -60,6 +60,7 @@ WITHOUT_FF = {name: size for name, size in SIZES.items() if name != "intermediat
 CONFIGS = {
     "gpt2": (GPT2, ()),
     "gpt2_untied": ({**GPT2, "tie_word_embeddings": False, "n_inner": 7}, ()),
+    "gpt_neox": ({**SIZES, "model_type": "gpt_neox", "rotary_pct": 0.5}, ()),
     "llama": (LLAMA, ()),
     "llama_gqa": ({**LLAMA, "num_attention_heads": 6, "head_dim": 4, "attention_bias": True}, ()),
     "llama_mqa": ({**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True}, ()),
@@ -161,7 +162,7 @@ def test_entries_are_the_variables(name):
     for e in found.entries:
         array = arrays.setdefault(e.keys[0], np.zeros(e.file_shape, int))
         assert array.shape == e.file_shape
-        array[tuple(slice(d.start, d.start + d.extent) for d in e.file_dims)] += 1
+        array[where(e)] += 1
     assert all((a == 1).all() for a in arrays.values())
 
 

@@ -28,7 +28,7 @@ LAYOUTS = {
     "2d_d_model": ("rows:2;cols:2", "d_model:rows;heads:cols;d_ff:cols;vocab:cols;experts?:cols", ""),
     "length": ("rows:2;cols:2", "length:rows;source_length?:rows;memory_length:cols;d_transform?:cols", ""),
 }
-FIRST = ("gpt2", "llama_gqa", "olmo2", "t5_v1_1", "switch", "esm2", "roberta")
+FIRST = ("gpt2", "pythia", "llama_gqa", "olmo2", "t5_v1_1", "switch", "esm2", "roberta")
 
 
 @functools.cache

@@ -18,10 +18,19 @@ def by_variable(architecture: Architecture) -> dict[str, list[Entry]]:
     return found
 
 
+def where(entry: Entry):
+    """Index of the entry's elements in the file's array."""
+    indices = []
+    for d in entry.file_dims:
+        rows = np.arange(d.size).reshape(d.dims[0].size, d.period) if d.period else np.arange(d.size)[None]
+        indices.append(rows[:, d.start : d.start + d.extent // len(rows)].reshape(-1))
+    return np.ix_(*indices)
+
+
 def read_whole(entry: Entry, array: np.ndarray, order: Shape) -> np.ndarray:
     """The entry's part of a file's array in the order of its variable, without the dims of ``at``."""
     assert array.shape == entry.file_shape
-    mine = array[tuple(slice(d.start, d.start + d.extent) for d in entry.file_dims)]
+    mine = array[where(entry)]
     names = [d.name for d in entry.dims]
     return mine.reshape([d.size for d in entry.dims]).transpose([names.index(n) for n in order.names if n in names])
 
@@ -51,6 +60,5 @@ def arrays_of(architecture: Architecture, variables: Mapping[str, np.ndarray], s
         kept = [d.name for d in order if d.name not in at]
         mine = value[tuple(at.get(d.name, slice(None)) for d in order)]
         mine = mine.transpose([kept.index(d.name) for d in entry.dims])
-        block = tuple(slice(d.start, d.start + d.extent) for d in entry.file_dims)
-        array[block] = mine.reshape([d.extent for d in entry.file_dims])
+        array[where(entry)] = mine.reshape([d.extent for d in entry.file_dims])
     return arrays

@@ -138,6 +138,10 @@ class TransformerConfig:
     norm_output: bool = setting(
         False, "whether norms are those of what sublayers return, before it is added to the residual stream"
     )
+    rotary_width: int = setting(0, "how many elements of each head are rotated, the first ones; 0: all d_kv", minimum=0)
+    parallel: bool = setting(
+        False, "whether the feed-forward layer reads the input of attention instead of the sum after it"
+    )
     position_offset: int = setting(
         0,
         "row of the position table for the first token of a text; if not 0, padding is not counted and has the row"
@@ -167,6 +171,13 @@ class TransformerConfig:
             )
         if self.norm_after and self.norm_output:
             raise ConfigError("Transformer: norm_after and norm_output are both true.", "Set one of them to false.")
+        if self.norm_after and self.parallel:
+            raise ConfigError("Transformer: norm_after and parallel are both true.", "Set one of them to false.")
+        if self.rotary_width % 2 or self.rotary_width > self.d_kv:
+            raise ConfigError(
+                f"Transformer: rotary_width is {self.rotary_width} of d_kv {self.d_kv}.",
+                "Give an even number up to d_kv.",
+            )
         self._check_experts()
         self._check_tokens()
 
@@ -285,6 +296,7 @@ class TransformerConfig:
             output_bias=self.attention_output_bias,
             query_norm=self.query_norm,
             norm_epsilon=self.norm_epsilon,
+            rotary_width=self.rotary_width,
         )
 
     def attention_initializers(self) -> AttentionInitializers:

@@ -150,7 +150,7 @@ def _decoded(
     x = stack.embed(chunk.tokens, table, positions, places=look.positions)
     for i in range(config.layers):
         with layer_scope(i):
-            x = stack.feed_forward(cross(stack.sublayer(x, "attention", look.attend)), i)
+            x = stack.feed_forward(cross(stack.sublayer(x, "attention", look.attend)), x, i)
     x = stack.final(x)
     last = ew.maximum(ew.subtract(chunk.count, 1), 0)
     return Decoded(stack.logits(gather(x, last, "length"), table), look.updates)

@@ -71,15 +71,17 @@ class Stack:
         # the sum pending in it is scattered at once.
         return self.placed(y)
 
-    def sublayer(self, x: Tensor, name: str, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def sublayer(
+        self, x: Tensor, name: str, function: Callable[[Tensor], Tensor], stream: Tensor | None = None
+    ) -> Tensor:
         """x + dropout(function(norm(x))), or norm(x + dropout(function(x))) with ``norm_after``.
 
-        With ``norm_output`` it is x + dropout(norm(function(x))).
+        With ``norm_output`` it is x + dropout(norm(function(x))).  A given ``stream`` takes the place of x in the sum.
         """
         after, output = self.config.norm_after, self.config.norm_output
         y = function(x if after or output else self.norm(x, f"{name}_norm"))
         y = self.norm(y, f"{name}_norm") if output else y
-        y = ew.add(x, self.dropped(self.placed(y), self.config.residual_dropout))
+        y = ew.add(x if stream is None else stream, self.dropped(self.placed(y), self.config.residual_dropout))
         return self.norm(y, f"{name}_norm") if after else y
 
     def _attention(self, self_attention: bool = True) -> dict[str, Any]:
@@ -142,11 +144,12 @@ class Stack:
         memory, how = length._replace(name="memory_length"), (bidirectional, c.relative_buckets, c.relative_distance)
         return relative_position_bias(heads, length, memory, *how, variable_dtype=c.variable_dtype)
 
-    def feed_forward(self, x: Tensor, layer: int, mask: Tensor | None = None) -> Tensor:
+    def feed_forward(self, x: Tensor, begun: Tensor, layer: int, mask: Tensor | None = None) -> Tensor:
         """x plus two dense layers or a mixture of experts, as the number of the layer says.
 
         Args:
-            x: [batch, length, d_model].
+            x: [batch, length, d_model], the stream after attention.
+            begun: The stream before attention, which these layers read if the config says ``parallel``.
             layer: Number of the layer.
             mask: bool [batch, length]: positions that may take places of experts; None: all.
         """
@@ -170,7 +173,7 @@ class Stack:
                 self.mixtures.append(found)
             return found.output
 
-        return self.sublayer(x, "feed_forward", feed_forward)
+        return self.sublayer(begun if c.parallel else x, "feed_forward", feed_forward, x)
 
     def layers(self, x: Tensor, attend: Callable[[Tensor], Tensor], mask: Tensor | None) -> Tensor:
         """The output of all layers, with the final norm.
@@ -185,13 +188,13 @@ class Stack:
             with layer_scope(i):
 
                 def inside(x: Tensor, i: int = i) -> Tensor:
-                    x = attend(x)
-                    return x if c.has_experts(i) else self.feed_forward(x, i, mask)
+                    y = attend(x)
+                    return y if c.has_experts(i) else self.feed_forward(y, x, i, mask)
 
                 again = self.training and c.recompute == "layers"
-                x = recompute_grad(inside, [x]) if again else inside(x)
+                begun, x = x, recompute_grad(inside, [x]) if again else inside(x)
                 # What experts return is needed outside, so experts are not computed again.
-                x = self.feed_forward(x, i, mask) if c.has_experts(i) else x
+                x = self.feed_forward(x, begun, i, mask) if c.has_experts(i) else x
         return self.final(x)
 
     def final(self, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,9 +175,12 @@ def file_pieces(dim: FileDim, ranges: Mapping[str, Range]) -> tuple[Range, ...]:
     ``ranges`` has (start, stop) of the block along each of our dims that it runs over.
     """
     indices = np.zeros(1, np.int64)
-    for d in dim.dims:
+    steps = [math.prod(later.size for later in dim.dims[k + 1 :]) for k in range(len(dim.dims))]
+    if dim.period:
+        steps[0] = dim.period
+    for d, step in zip(dim.dims, steps, strict=True):
         a, b = ranges[d.name]
-        indices = (indices[:, None] * d.size + np.arange(a, b, dtype=np.int64)).reshape(-1)
+        indices = (indices[:, None] + step * np.arange(a, b, dtype=np.int64)).reshape(-1)
     if not indices.size:
         return ()
     cuts = np.flatnonzero(np.diff(indices) != 1)

@@ -52,14 +52,18 @@ def _window(options: Options) -> int:
     return 0 if options.values.get("sliding_window", size) is None else size
 
 
-def _rotations(options: Options) -> Values:
-    """The base and the scaling of rotations, in the words of present or older configs."""
-    given = options.table("rope_parameters", "rope_scaling")
+def _rotations(options: Options, whole: bool = True) -> Values:
+    """The base and the scaling of rotations, in the words of present or older configs.
+
+    Heads that are not rotated as a ``whole`` are refused, unless the row reads which part is.
+    """
+    given, aliases = options.table("rope_parameters", "rope_scaling"), () if whole else ("rotary_emb_base",)
     found = Options(given, options.name)
-    base = found.number("rope_theta", options.number("rope_theta", 10000.0))
+    base = found.number("rope_theta", options.number("rope_theta", 10000.0, *aliases))
     kind = found.word("rope_type", found.word("type", "default"))
     names = _SCALINGS.get(kind)
-    found.only("partial_rotary_factor", 1.0)
+    if whole:
+        found.only("partial_rotary_factor", 1.0)
     others = sorted(given.keys() - {"rope_theta", "rope_type", "type", "partial_rotary_factor"})
     if names is None or others != sorted(names):
         raise ConfigError(
@@ -69,6 +73,19 @@ def _rotations(options: Options) -> Values:
         )
     numbers = [float(found.number(n, None)) for n in names]
     return {"rotary_base": float(base), "rotary_scaling": str(RotaryScaling(kind, *numbers)) if names else ""}
+
+
+def _rotations_of_neox(options: Options) -> Values:
+    """Rotations of a part of each head, in the words of present or older configs."""
+    given = Options(options.table("rope_parameters", "rope_scaling"), options.name)
+    share = given.number("partial_rotary_factor", options.number("rotary_pct", 0.25))
+    width = options.head(options.count("hidden_size", 6144), options.repeated("num_attention_heads", 64))
+    if not 0 < int(width * min(share, 2)) <= width:
+        raise ConfigError(
+            f"this {options.name} model rotates a share of {short(share)} of heads of width {width}.",
+            "Give a share above 0 and up to 1.",
+        )
+    return {**_rotations(options, whole=False), "rotary_width": int(width * share)}
 
 
 def _rotations_without_windows(options: Options) -> Values:
@@ -196,6 +213,36 @@ _STARCODER2: Keys = {
     "embedding_dropout": number("embedding_dropout", 0.0),
     "local_window": count("sliding_window", 0, least=0),
 }
+_NEOX: Keys = {
+    **sizes(50432, 2048, 6144, 24576, 64, 44),
+    "norm": "layer",
+    "norm_epsilon": number("layer_norm_eps", 1e-5),
+    "activation": activation("hidden_act", "gelu"),
+    "ff_bias": True,
+    "attention_bias": flag("attention_bias", True),
+    "initializers": "gpt2",
+    "scale_logits": True,
+    "scale_softmax": False,
+    "tied_softmax": flag("tie_word_embeddings", False),
+    "learned_positions": False,
+    "rotary": True,
+    "parallel": flag("use_parallel_residual", True),
+    "attention_dropout": number("attention_dropout", 0.0),
+    "residual_dropout": number("hidden_dropout", 0.0),
+}
+_NEOX_NAMES = """
+    decoder/embedding                 gpt_neox.embed_in
+    decoder/layer/attention_norm      gpt_neox.layers.{i}.input_layernorm
+    decoder/layer/attention/q         gpt_neox.layers.{i}.attention.query_key_value[q|qkv]
+    decoder/layer/attention/k         gpt_neox.layers.{i}.attention.query_key_value[k|qkv]
+    decoder/layer/attention/v         gpt_neox.layers.{i}.attention.query_key_value[v|qkv]
+    decoder/layer/attention/o         gpt_neox.layers.{i}.attention.dense
+    decoder/layer/feed_forward_norm   gpt_neox.layers.{i}.post_attention_layernorm
+    decoder/layer/feed_forward/wi     gpt_neox.layers.{i}.mlp.dense_h_to_4h
+    decoder/layer/feed_forward/wo     gpt_neox.layers.{i}.mlp.dense_4h_to_h
+    decoder/final_norm                gpt_neox.final_layer_norm
+    decoder/softmax                   embed_out
+    """
 _OPT: Keys = {
     **sizes(50272, 2048, 768, 3072, 12, 12),
     "d_model": _opt_width,
@@ -251,6 +298,18 @@ DECODERS: dict[str, Row] = {
         ignored=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",),  # causal masks of older files
         special={"bos": 50256, "eos": 50256},
         conv1d=True,
+    ),
+    "gpt_neox": Row(  # Black et al. 2022; Pythia, Biderman et al. 2023
+        "lm",
+        _NEOX_NAMES,
+        _NEOX,
+        _rotations_of_neox,
+        only={"is_decoder": (False,)},
+        prefix="gpt_neox.",
+        # Causal masks and frequencies of rotations in older files.
+        ignored=(r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+        special={"bos": 0, "eos": 2},
+        legacy=(("embed_out.weight", "lm_head.weight"),),
     ),
     "llama": _llama({**_LLAMA, **_BIASES}),  # Touvron et al. 2023
     "mistral": _llama(  # Jiang et al. 2023

@@ -25,6 +25,7 @@ class FileDim:
     dims: tuple[Dimension, ...]
     start: int = 0
     total: int = 0  # size of the dim in the file; 0: the product of ``dims``
+    period: int = 0  # distance in the file of neighbours along the first of ``dims``; 0: they follow each other
 
     @property
     def extent(self) -> int:
@@ -100,9 +101,10 @@ def entries_of(
         config: The Transformer.
         names: On each line one of our layers or tables, and the name of its arrays without ``.weight``.  ``{i}`` is
             the number of a layer, ``{e}`` becomes ``.experts.expert_0`` and so on where a layer has experts, and
-            ``[1/2]`` is the second half of the array's columns, ``[k/qkv]`` the keys behind the queries.  Further
-            names: the other factors of a gated unit, else arrays with the same numbers.  A softmax that is tied is
-            such an array of the embedding; a softmax that is not takes the last name of its bias.
+            ``[1/2]`` is the second half of the array's columns, ``[k/qkv]`` the keys behind the queries, and
+            ``[k|qkv]`` the same in each head.  Further names: the other factors of a gated unit, else arrays with
+            the same numbers.  A softmax that is tied is such an array of the embedding; a softmax that is not takes
+            the last name of its bias.
         legacy: (ending, old ending) of keys in older files.
         conv1d: Whether matrices of layers are (in, out), as in GPT-2, rather than (out, in), as in a torch Linear.
     """
@@ -182,18 +184,24 @@ class _Arrays:
         columns = FileDim(tuple(out_of))
         if key.endswith("]"):
             key, _, part = key[:-1].partition("[")
-            own, _, parts = part.partition("/")
-            if parts.isdigit():
-                before, total = int(own), int(parts)
-                columns = FileDim(columns.dims, before * columns.extent, total * columns.extent)
-            else:
-                sizes = {x: Shape(self.linears[x][1]).size for x in parts}
-                columns = FileDim(columns.dims, sum(sizes[x] for x in parts[: parts.index(own)]), sum(sizes.values()))
+            columns = self._part(part, columns)
         at = () if expert is None else ((self.config.experts_dim, expert),)
         dims = (FileDim(tuple(into)), columns) if self.conv1d else (columns, FileDim(tuple(into)))
         yield Entry(name + weight, (f"{key}.weight",), dims, at)
         if biased:
             yield Entry(name + bias, (f"{key}.bias",), (columns,), at)
+
+    def _part(self, part: str, columns: FileDim) -> FileDim:
+        """The ``columns`` of a matrix in an array that holds several."""
+        own, each, parts = part.replace("/", " / ").replace("|", " | ").split()
+        if parts.isdigit():
+            return FileDim(columns.dims, int(own) * columns.extent, int(parts) * columns.extent)
+        # Of all heads, or of one where every head has its queries, keys and values side by side.
+        sizes = [Shape(self.linears[x][1][each == "|" :]).size for x in parts]
+        start, total = sum(sizes[: parts.index(own)]), sum(sizes)
+        if each == "/":
+            return FileDim(columns.dims, start, total)
+        return FileDim(columns.dims, start, total * columns.dims[0].size, total)
 
     def _table(self, last: str) -> tuple[Sequence[Dimension], Sequence[Dimension]]:
         """Dims of an array that is not a linear layer."""
