@@ -16,6 +16,7 @@ import pytest
 
 import meshmpi as mm
 from meshmpi import cli
+from meshmpi.commands import doctor
 from meshmpi.commands.command import watched
 
 SMALL = (
@@ -55,7 +56,7 @@ COMMANDS = {
     "score": "score run lines",
     "generate": "generate run --prompt the --tokens 3",
     "doctor": "doctor --ranks 0",
-    "run": "run -n 2 --show script.py --steps 3",
+    "run": "run --ranks 2 --show script.py --steps 3",
 }
 ELSEWHERE = {"export"}
 """Needs a checkpoint to write like: tests/pretrained/test_fine_tuning.py."""
@@ -111,6 +112,12 @@ def documented_keys() -> dict[str, tuple[set[str], str]]:
 
 def test_every_answer_is_documented():
     assert {*documented_keys()} == {name for name, _ in leaves(cli._parser())} - TEXT_ONLY
+
+
+def test_the_doctor_suggests_names_without_the_command_line(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        doctor.main(["--jsn"])
+    assert "there is no argument '--jsn'. Did you mean '--json'?" in capsys.readouterr().err
 
 
 def test_commands_that_look_at_a_model_name_it_and_its_ranks_alike():
