@@ -78,7 +78,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Order:
-    """What `generate` was asked for."""
+    """The arguments of `generate`."""
 
     prompts: Sequence[Sequence[int]]
     max_tokens: int

@@ -100,7 +100,7 @@ class Sampler:
         return "".join(self.pieces(prompt, count, stop))
 
     def best(self, prompt: str, count: int, beams: int, alpha: float) -> list[Hypothesis]:
-        """What `Generator.beam_search` finds for a prompt.  Collective."""
+        """The results of `Generator.beam_search` for a prompt.  Collective."""
         text = [int(t) for t in self.vocabulary.encode(prompt or "\n")]
         return self._generator.beam_search([text], count, beams=beams, alpha=alpha)[0]
 

@@ -40,7 +40,7 @@ def source_ids(batch: Dimension, source: Dimension) -> Tensor:
 
 
 def projections(config: TransformerConfig, x: Tensor, positions: Tensor | None) -> Projections:
-    """Those of an attention of the current scope; of self-attention with ``positions``."""
+    """The projections of an attention layer in the current scope; self-attention gives ``positions``."""
     return Projections(
         config.model_dim,
         config.kv_dim,

@@ -1,4 +1,4 @@
-"""The configuration of a Transformer: sizes, options, dimensions and initializers.  Builds no graph."""
+"""Holds the configuration of a Transformer: sizes, options, dimensions, initializers.  Builds no graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders that take a few tokens at a time and cache the keys and values of earlier ones.
+"""Builds decoders that take a few tokens at a time and cache the keys and values of earlier ones.
 
 Caches are variables [memory_length, batch, heads, d_kv] (with beams [.., batch, beam, ..]). New rows are written in
 place; the first positions of a cache are contiguous, so the cost of a program depends only on the positions that it
@@ -80,7 +80,7 @@ class Chunk:
 
 @dataclass
 class Decoded:
-    """What a call of a decoder gives.
+    """The result of one call of a decoder.
 
     Attributes:
         logits: [batch, vocab] (or [batch, beam, vocab]) of the token after the last of each row.

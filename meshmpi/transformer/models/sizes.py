@@ -1,4 +1,4 @@
-"""Formulas for the number of parameters, and the models of the paper's Tables 2 and 3."""
+"""Counts parameters by formula, and makes the models of the paper's Tables 2 and 3."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _ends(c: TransformerConfig) -> int:
 
 
 def _head(c: TransformerConfig) -> int:
-    """What makes logits, but for the softmax matrix."""
+    """Parameters of the output head without the softmax matrix."""
     transform = c.d_model**2 + c.d_model + _norm(c) if c.head_transform else 0
     return transform + (c.vocab if c.softmax_bias else 0)
 

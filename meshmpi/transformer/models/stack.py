@@ -1,4 +1,4 @@
-"""Common parts of all Transformers: embeddings, sublayers, layers, logits, loss.  The config has all options."""
+"""Builds the parts of all Transformers: embeddings, sublayers, layers, logits, loss.  The config has all options."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Stack:
         return self.final(x)
 
     def final(self, x: Tensor) -> Tensor:
-        """What a stack returns: its stream, normalised unless every layer ended with a norm."""
+        """The output of a stack: its stream, normalised unless every layer ended with a norm."""
         x = x if self.config.norm_after else self.norm(x, "final_norm")
         return self.dropped(x, self.config.final_dropout)
 

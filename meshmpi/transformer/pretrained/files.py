@@ -1,4 +1,4 @@
-"""Checkpoints in Hugging Face's files: one .safetensors file, or several with an index.
+"""Reads Hugging Face's files: one .safetensors file, or several with an index.
 
 Opening a checkpoint checks everything that its headers and index say; `Checkpoint.read` then reads only the
 bytes of one block.

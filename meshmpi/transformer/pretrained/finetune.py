@@ -1,4 +1,4 @@
-"""Fine-tuning: settings, vocabulary and initial values from a trained model."""
+"""Prepares fine-tuning: takes settings, vocabulary and initial values from a trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts that hold each weight of a Transformer once on the whole mesh; any other layout works too."""
+"""Suggests layouts that hold each weight of a Transformer once on the whole mesh; any other works too."""
 
 from __future__ import annotations
 

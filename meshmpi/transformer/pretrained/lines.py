@@ -1,4 +1,4 @@
-"""Files with one text per line, as token ids; errors name the line."""
+"""Reads files with one text per line as token ids; errors name the line."""
 
 from __future__ import annotations
 

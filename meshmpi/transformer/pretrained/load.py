@@ -26,7 +26,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was read."""
+    """The result of `load`."""
 
     path: str  # the file or index
     variables: tuple[str, ...]  # names of the variables that were filled
@@ -127,7 +127,7 @@ def _check_ties(store: VariableStore, entry: Entry, checkpoint: Checkpoint, keys
 
 @dataclass(frozen=True)
 class Part:
-    """What one entry contributes to a block.
+    """The part of a block that one entry fills.
 
     Attributes:
         pieces: Along each dim of the file's array the (start, stop) that belong to the block.
@@ -149,7 +149,7 @@ class Part:
 
 
 def part_of(entry: Entry, order: Shape, block: tuple[Range, ...]) -> Part | None:
-    """What ``entry`` contributes to a block of its variable; None if nothing.
+    """The part of a block that ``entry`` fills; None if it fills nothing of it.
 
     ``order`` is the shape of the variable, ``block`` has (start, stop) along each of its dims.
     """

@@ -1,4 +1,4 @@
-"""Log-likelihoods of texts: left to right, masked token by token, or of targets given sources.
+"""Computes log-likelihoods of texts: left to right, token by masked token, or of targets given sources.
 
 Rows of similar length are computed together by one program; programs share the variables.
 """

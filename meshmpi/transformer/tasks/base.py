@@ -105,7 +105,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluation(self, held_out: HeldOut, total: float, seconds: float) -> Evaluation:
-        """What a sum of held-out losses, in nats, means."""
+        """Explains a sum of held-out losses, in nats."""
 
     def sample(self, variables: VariableStore, layout: str) -> Sample:
         """The sample of the trained model.  Collective."""

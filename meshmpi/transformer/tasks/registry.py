@@ -1,4 +1,4 @@
-"""The tasks by the value of the setting ``task``."""
+"""Finds a task by the value of the setting ``task``."""
 
 from __future__ import annotations
 

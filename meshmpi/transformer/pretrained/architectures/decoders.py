@@ -1,4 +1,4 @@
-"""Decoders, the language models: GPT-2, OPT, and LLaMA with its successors."""
+"""Describes decoders, the language models: GPT-2, GPT-NeoX, OPT, and LLaMA with its successors."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ _LLAMA: Keys = {
     "scale_logits": True,
     "attention_dropout": number("attention_dropout", 0.0),
 }
-"""What LLaMA and its successors have in common."""
+"""Fields that are read alike for LLaMA and its successors."""
 _BIASES = {"ff_bias": flag("mlp_bias", False), "attention_bias": flag("attention_bias", False)}
 _NO_SCALES = {"norm": "layer", "norm_epsilon": 1e-5, "norm_scale": False, "norm_bias": False}
 _MISTRAL = {**_LLAMA, "length": count("max_position_embeddings", 131072), "d_ff": count("intermediate_size", 14336)}

@@ -1,4 +1,4 @@
-"""Encoder-decoders: T5, and Switch with its experts."""
+"""Describes encoder-decoders: T5, and Switch with its experts."""
 
 from __future__ import annotations
 
@@ -82,8 +82,10 @@ _T5: Keys = {
     "relative_distance": count("relative_attention_max_distance", 128),
     "padding_id": count("pad_token_id", 0, least=-1),
 }
-"""What T5 and Switch have in common.  A stack has one table of biases by distance, which its first block holds and
-all use; attention to the source has none."""
+"""Fields that are read alike for T5 and Switch.
+
+A stack has one table of biases by distance, which its first block holds and all use; attention to the source has none.
+"""
 _SWITCH: Keys = {
     **_T5,
     "activation": activation("dense_act_fn", "relu"),

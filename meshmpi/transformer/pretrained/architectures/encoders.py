@@ -1,4 +1,4 @@
-"""Encoders of masked language models: BERT and its successors, ESM."""
+"""Describes encoders of masked language models: BERT with its successors, and ESM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENCODER: Keys = {
     "attention_dropout": number("attention_probs_dropout_prob", 0.1),
     "residual_dropout": number("hidden_dropout_prob", 0.1),
 }
-"""What BERT and ESM have in common."""
+"""Fields that are read alike for BERT and ESM."""
 _BERT: Keys = {
     **sizes(30522, 512, 768, 3072, 12, 12),
     **_ENCODER,

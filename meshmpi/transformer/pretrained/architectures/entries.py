@@ -1,4 +1,4 @@
-"""The position of a variable's numbers in a checkpoint, as data, so that each block can be read alone."""
+"""Says as data where a checkpoint has the numbers of each variable, so that any block can be read alone."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from meshmpi.transformer.pretrained.architectures.entries import Architecture
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model is fed, all int32; names of the feeds are those of the attributes."""
+    """The feeds of a model, all int32; each is called as its attribute."""
 
     tokens: Tensor  # [batch, length]; for an encoder-decoder the target, moved right by one
     mask: Tensor  # [batch, length], 1 for tokens and 0 for padding

@@ -1,4 +1,4 @@
-"""What is known of an architecture, as data, and the functions that read its options.
+"""Describes an architecture as data, and reads its options from a config.json.
 
 A field of `TransformerConfig` is given as its value, or as a function of the options that returns it.
 """
@@ -51,7 +51,7 @@ def read(options: Options, keys: Keys) -> Values:
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of an architecture; called with options, it makes the `Architecture`.
+    """Describes an architecture; called with options, it makes the `Architecture`.
 
     A new architecture whose parts `TransformerConfig` has is a row of `ARCHITECTURES` and no other code.
 

@@ -1,4 +1,4 @@
-"""The architectures, one row per ``model_type`` of a config.json."""
+"""Finds the architecture of a config.json by its ``model_type``."""
 
 from __future__ import annotations
 
