@@ -14,6 +14,7 @@ from meshmpi.graph.graph import (
     current_graph,
     layer_name,
     only,
+    part,
     scope,
     shared_turns,
 )

@@ -1,7 +1,6 @@
 """The named-tensor graph: tensors, operations, variables.
 
-A graph says *what* is computed.  It knows no mesh, no layout, no MPI and holds no arrays (an
-initializer given as an array is checked and carried along).
+A graph says *what* is computed.  It knows no mesh, no layout, no MPI and no arrays but those of initializers.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _COMPUTE = "Fetch it: step = mm.compile(graph, mesh, fetches=[x]), then step(...
 
 def call_of(what: str, *inputs: Tensor) -> str:
     """``"<operation> of <tensors> made at <file>:<line>"``: the user's line that is running, for errors."""
-    made, line = what + _listed(inputs), users_line()
+    line, made = users_line(), what + _listed(inputs)
     return f"{made} made at {line}" if line else str(user_source(made))
 
 
@@ -366,8 +365,7 @@ class Graph:
 
     def unique_name(self, base: str) -> str:
         """``base`` inside the current scopes, with a number appended when it is taken."""
-        full = self.scoped(base)
-        n = self._names.get(full, 0)
+        n = self._names.get(full := self.scopes.operation(base), 0)
         self._names[full] = n + 1
         return full if n == 0 else f"{full}_{n}"
 
@@ -449,6 +447,11 @@ def current_graph() -> Graph:
 def building() -> bool:
     """Whether a graph is under construction."""
     return bool(_stack)
+
+
+def part(name: str) -> AbstractContextManager[None]:
+    """Operations made inside are called ``name/...``, an intermediate of a layer, in pictures and lists."""
+    return current_graph().scopes.part(name)
 
 
 def scope(name: str = "", *, reuse: Reuse | None = None) -> AbstractContextManager[None]:

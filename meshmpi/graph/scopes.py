@@ -20,6 +20,7 @@ class _Scope(NamedTuple):
     prefix: str
     reuse: Reuse
     counts: dict[str, int]  # unnamed layers since reuse was switched on; inner scopes share it
+    part: str = ""  # prefix of operations, not of variables
 
 
 class Scopes:
@@ -38,6 +39,19 @@ class Scopes:
     def full(self, name: str) -> str:
         """``name`` with the prefix of the open scopes."""
         return self._open[-1].prefix + name
+
+    def operation(self, base: str) -> str:
+        """``base`` with the prefixes of the open scopes and of the part of a layer."""
+        return self.full(self._open[-1].part + base)
+
+    @contextmanager
+    def part(self, name: str) -> Generator[None, None, None]:
+        """Operations made inside are a part of a layer: ``name/`` stands before their names, not before variables'."""
+        self._open.append(self._open[-1]._replace(part=f"{name}/"))
+        try:
+            yield
+        finally:
+            self._open.pop()
 
     @contextmanager
     def opened(self, name: str, reuse: Reuse | None, since: Mark | None = None) -> Generator[None, None, None]:

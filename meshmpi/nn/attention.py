@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from meshmpi.dims import Dimension, Shape
 from meshmpi.errors import ShapeError
-from meshmpi.graph import Tensor, layer_name, scope
+from meshmpi.graph import Tensor, layer_name, part, scope
 from meshmpi.graph.ops import elementwise as ew
 from meshmpi.graph.ops.contraction import einsum
 from meshmpi.graph.ops.positions import band_mask
@@ -59,17 +59,20 @@ class Weighting(NamedTuple):
         key_dim, memory_dim = q.shape.dim(dim_name(key)), k.shape.dim(dim_name(memory))
         scale = 1.0 / math.sqrt(key_dim.size) if self.scale is None else self.scale
         # Softmax in at least float32, whatever q and k are.
-        logits = widened(einsum([q, k], _logits_shape(q, k, key_dim, memory_dim), band=self.band))
-        if scale != 1.0:
-            logits = ew.multiply(logits, scale)
-        if self.position_bias is not None:
-            logits = ew.add(logits, ew.cast(self.position_bias, logits.dtype), output_shape=logits.shape)
-        if self.mask is not None:
-            logits = ew.where(self.mask, logits, MASKED_LOGIT, output_shape=logits.shape)
-        weights = ew.cast(softmax(logits, memory_dim, self.extra_logit, band=self.band), v.dtype)
+        with part("attention_weights"):
+            logits = widened(einsum([q, k], _logits_shape(q, k, key_dim, memory_dim), band=self.band))
+            if scale != 1.0:
+                logits = ew.multiply(logits, scale)
+            if self.position_bias is not None:
+                logits = ew.add(logits, ew.cast(self.position_bias, logits.dtype), output_shape=logits.shape)
+            if self.mask is not None:
+                logits = ew.where(self.mask, logits, MASKED_LOGIT, output_shape=logits.shape)
+            weights = ew.cast(softmax(logits, memory_dim, self.extra_logit, band=self.band), v.dtype)
+        # Outside: random numbers depend on the name.
         weights = dropout_over(weights, self.is_training, self.dropout_rate, self.dropout_broadcast_dims)
         value_dim = v.shape.dim(dim_name(value))
-        return einsum([weights, v], Shape([value_dim if d == key_dim else d for d in q.shape]), band=self.band)
+        with part("weighted_values"):
+            return einsum([weights, v], Shape([value_dim if d == key_dim else d for d in q.shape]), band=self.band)
 
 
 def _logits_shape(q: Tensor, k: Tensor, key: Dimension, memory: Dimension) -> Shape:
@@ -206,6 +209,10 @@ class AttentionOptions:
         return [memory, Dimension("query_heads", heads.size // n)], [memory]
 
 
+_PARTS = {"q": "queries", "k": "keys", "v": "values", "kv": "keys_and_values", "o": "output"}
+"""Variable -> what the product with it is called in pictures and lists."""
+
+
 @dataclass(frozen=True)
 class Projections:
     """The projections of an attention layer, as variables of the current scope.
@@ -274,12 +281,14 @@ class Projections:
         initializers = self.initializers or attention_initializers(self.io, self.kv, self.heads)
         initializer = getattr(initializers, "k" if name == "kv" else name)
         weight = get_variable(name, Shape([*reduced, *new]), self.dtype, initializer)
-        y = einsum([x, weight], Shape([*x.shape.without(d.name for d in reduced), *new]))
+        with part(_PARTS[name]):
+            y = einsum([x, weight], Shape([*x.shape.without(d.name for d in reduced), *new]))
         own = self.options.output_bias if name == "o" else None
         if not (self.use_bias if own is None else own):
             return y
         bias = get_variable(f"{name}_bias", Shape(new), self.dtype, zeros_initializer(), decays=False)
-        return ew.add(y, bias, output_shape=y.shape)
+        with part(_PARTS[name]):
+            return ew.add(y, bias, output_shape=y.shape)
 
 
 def multihead_attention(

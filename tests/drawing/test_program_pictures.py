@@ -351,7 +351,7 @@ def test_command_verify(tmp_path, capsys, monkeypatch):
     assert command(["verify", "my_model:nothing"]) == 1
     assert "returned int, not a graph" in capsys.readouterr().err
     assert command(["verify", "my_model:none"]) == 1
-    assert "cannot be found" in capsys.readouterr().err
+    assert "has no function 'none'" in capsys.readouterr().err
 
 
 @pytest.mark.matrix

@@ -8,6 +8,7 @@ import pytest
 
 import meshmpi as mm
 from meshmpi.errors import VariableError
+from meshmpi.planner.report import scope_of
 
 OUT, HEADS, KV = mm.Dimension("out", 6), mm.Dimension("heads", 2), mm.Dimension("d_kv", 4)
 VOCAB, LENGTH = mm.Dimension("vocab", 11), mm.Dimension("length", 8)
@@ -187,3 +188,20 @@ def test_another_shape_is_refused_though_sharing_was_asked_for():
         mm.dense(x(), OUT, name="tower")
         with pytest.raises(VariableError, match="is requested as"):
             mm.dense(x(), mm.Dimension("out", 7), name="tower")
+
+
+def test_intermediates_of_attention_have_names_in_lists_and_variables_keep_theirs():
+    with mm.Graph() as graph:
+        x = mm.placeholder("x", "batch:2;length:4;io:8")
+        heads, kv = mm.Dimension("heads", 2), mm.Dimension("kv", 4)
+        y = mm.multihead_attention(x, None, None, kv, heads, True, 0.5, use_bias=True)
+        updates = mm.optimize.SGD(0.1).minimize(mm.reduce_mean(mm.square(y)))
+    program = mm.plan(graph, "rows:2", "heads:rows", fetches=[y], updates=updates).program
+    places = {scope_of(i) for i in program.instructions}
+    parts = ("queries", "keys", "values", "attention_weights", "weighted_values", "output")
+    for part in parts:
+        assert {f"attention/{part}", f"attention/{part} (gradient)"} <= places, part
+    variables = [f"attention/{n}{b}" for n in "qkvo" for b in ("", "_bias")]
+    assert sorted(n for n in program.variables if n.startswith("attention")) == sorted(variables)
+    # Random numbers depend on the name of what drops: it stands outside of the parts.
+    assert [o.name for o in graph.operations if o.base_name == "dropout"] == ["attention/dropout"]
