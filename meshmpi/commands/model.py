@@ -17,6 +17,7 @@ from meshmpi.commands.command import Options, settings_of
 from meshmpi.dims import MeshShape
 from meshmpi.errors import ConfigError, suggest
 from meshmpi.graph import Graph, Tensor, Update
+from meshmpi.graph.arguments import asked
 from meshmpi.runtime.mesh import size_error
 from meshmpi.transformer.training.settings import Settings
 
@@ -91,7 +92,7 @@ def _from_function(text: str, options: Options, mesh: str) -> Model:
     if not callable(function):
         known = [n for n, value in vars(found).items() if callable(value) and not n.startswith("_")]
         raise ConfigError(f"module '{module}' has no function '{name}'.", suggest(name, known))
-    return _of_graph(name, text, function(), options, MeshShape(asked_mesh(options, "", mesh)))
+    return _of_graph(name, text, asked(function, text), options, MeshShape(asked_mesh(options, "", mesh)))
 
 
 def _of_graph(name: str, text: str, found: object, options: Options, mesh: MeshShape) -> Model:

@@ -333,6 +333,9 @@ def graph():
         mm.optimize.SGD(0.1).minimize(y)
     return {"graph": g, "fetches": {"y": y}}
 
+def needs(a):
+    return a
+
 def nothing():
     return 3
 """
@@ -352,6 +355,8 @@ def test_command_verify(tmp_path, capsys, monkeypatch):
     assert "returned int, not a graph" in capsys.readouterr().err
     assert command(["verify", "my_model:none"]) == 1
     assert "has no function 'none'" in capsys.readouterr().err
+    assert command(["verify", "my_model:needs"]) == 1
+    assert "needs(a) is called with 0 arguments" in capsys.readouterr().err
 
 
 @pytest.mark.matrix
