@@ -110,7 +110,7 @@ def check(task: Task, kernels: NativeKernels) -> None:
         dtype = program.types[v].dtype
         bound = TOLERANCE.get(dtype, 0) * task.factor
         if task.flushes:
-            b = np.where((a == 0) & (np.abs(b) < SMALLEST_NORMAL), 0, b).astype(b.dtype)
+            b = np.where((a == 0) & (np.abs(b) < SMALLEST_NORMAL), np.zeros_like(b), b)
         compare(a, b, dtype, task.ulps, bound, f"{task.label}, output {v}")
 
 
