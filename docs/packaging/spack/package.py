@@ -1,9 +1,12 @@
-# Spack: put this file into a repository of your own as packages/py_meshmpi/package.py, then
+# Spack, from 1.0 on: put this file into a repository of your own as packages/py_meshmpi/package.py, then
 #
 #     spack develop --path /path/to/the/checkout py-meshmpi@0.1.0
 #     spack install py-meshmpi ^openmpi        (or ^mpich, ^intel-oneapi-mpi)
+#
+# Before 1.0 spack.package has PythonPackage itself: leave the first import out.
 
 from spack.package import *
+from spack_repo.builtin.build_systems.python import PythonPackage
 
 
 class PyMeshmpi(PythonPackage):
