@@ -1,4 +1,4 @@
-"""All-reduces over several hosts: by lanes, beside MPI's own, and three stages written by hand with mpi4py.
+"""Collectives over several hosts: by lanes, beside MPI's own; all_reduce also in three stages by hand with mpi4py.
 
 Start it with as many ranks on each host::
 
@@ -17,10 +17,10 @@ import numpy as np
 from mpi4py import MPI
 
 import meshmpi as mm
-from meshmpi.runtime.operands import AllReduce
+from meshmpi.runtime.operands import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
-"""Bytes of the vector."""
+"""Bytes of the vector; of what an all_gather makes, and of what a rank hands to the other two."""
 
 
 def by_hand(mesh: mm.Mesh, n: int) -> Callable[[], None]:
@@ -55,8 +55,8 @@ def network_bytes() -> int:
     return sum(int(row[9]) for row in rows if row[0] != "lo:")
 
 
-def sent(mesh: mm.Mesh, call: Callable[[], None], size: int) -> float:
-    """Bytes that the hosts send in a call, in units of what the best all_reduce of ``size`` bytes needs."""
+def sent(mesh: mm.Mesh, call: Callable[[], None], size: int, least: float) -> float:
+    """Bytes that the hosts send in a call of ``size`` bytes, in units of the ``least``."""
     first = [mesh.host_of.index(host) for host in range(mesh.hosts)]
     mine = mesh.rank in first
     repeats = max(3, (4 << 20) // size)
@@ -66,29 +66,54 @@ def sent(mesh: mm.Mesh, call: Callable[[], None], size: int) -> float:
         call()
     mesh.comm.Barrier()
     total = mesh.comm.allreduce(network_bytes() - before if mine else 0)
-    return total / repeats / (2 * (mesh.hosts - 1) * size)
+    return total / repeats / least
+
+
+def divided(mesh: mm.Mesh, kind: str, size: int) -> Collective:
+    """A collective of float32, in memory that ranks of a host share."""
+    whole, n = mesh.allocate(size).view(np.float32), mesh.size
+    part = mesh.allocate(size // n).view(np.float32)
+    if kind == "all_gather":
+        return AllGather(part, whole, 0, [part.size] * n, "all")
+    if kind == "reduce_scatter":
+        return ReduceScatter(whole, part, 0, [part.size] * n, "all")
+    out = mesh.allocate(size).view(np.float32).reshape(n, -1)
+    return AllToAll(whole.reshape(1, -1), out, 1, 0, [part.size] * n, [1] * n, "all")
+
+
+def report(mesh: mm.Mesh, kind: str, seconds: float) -> None:
+    """Prints a line for each size."""
+    if mesh.rank == 0:
+        print(f"{kind:>14} {'lanes':>18} {'flat MPI':>18}" + f" {'by hand':>18}" * (kind == "all_reduce"))
+    for size in SIZES:
+        least = (mesh.hosts - 1) * size
+        if kind == "all_reduce":
+            x = mesh.allocate(size).view(np.float32)
+            y = np.ones(size // 4, np.float32)
+            ways = [mesh.bind(AllReduce(x, "all"), planned=True), mesh.bind(AllReduce(y, "all"))]
+            ways.append(by_hand(mesh, size // 4))
+            least *= 2
+        else:
+            call = divided(mesh, kind, size)
+            ways = [mesh.bind(call, planned=planned) for planned in (True, False)]
+            if kind == "all_to_all":
+                least *= mesh.size // mesh.hosts
+        found = [(microseconds(mesh, way, seconds), sent(mesh, way, size, least)) for way in ways]
+        if mesh.rank == 0:
+            print(f"{size:>14,} " + " ".join(f"{t:>11,.0f} ({share:.2f})" for t, share in found), flush=True)
 
 
 def main() -> None:
-    """Prints a line for each size."""
+    """Prints a table for each collective."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each way and size")
+    parser.add_argument("--kinds", default="all_reduce,all_gather,reduce_scatter,all_to_all")
     options = parser.parse_args()
     mesh = mm.Mesh(f"all:{MPI.COMM_WORLD.size}")
     if mesh.rank == 0:
         print(f"{mesh.size} ranks on {mesh.hosts} hosts; microseconds (bytes sent between hosts / the least possible)")
-        print(f"{'bytes':>10} {'lanes':>18} {'by hand':>18} {'flat MPI':>18}")
-    for size in SIZES:
-        x = mesh.allocate(size).view(np.float32)
-        y = np.ones(size // 4, np.float32)
-        ways = (
-            mesh.bind(AllReduce(x, "all"), planned=True),
-            by_hand(mesh, size // 4),
-            lambda y=y: mesh.comm.Allreduce(MPI.IN_PLACE, y),
-        )
-        found = [(microseconds(mesh, way, options.seconds), sent(mesh, way, size)) for way in ways]
-        if mesh.rank == 0:
-            print(f"{size:>10,} " + " ".join(f"{t:>11,.0f} ({share:.2f})" for t, share in found), flush=True)
+    for kind in options.kinds.split(","):
+        report(mesh, kind, options.seconds)
 
 
 if __name__ == "__main__":

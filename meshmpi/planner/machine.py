@@ -214,16 +214,22 @@ class Machine:
     def collective(self, mesh: MeshShape, axes: Axes, kind: str, handed: int) -> float:
         """Seconds of a collective over axes of a mesh, to which each rank hands so many bytes.
 
-        An all_reduce between hosts goes by lanes: inside each host, between equal ranks of all, inside each.
+        Between hosts an all_reduce, all_gather or reduce_scatter goes by lanes: those between equal ranks of all hosts
+        move what crosses the network, the ranks of each host the rest.
         """
         n, network = mesh.count(axes), self.network(mesh, axes)
         inside, r = self.networks.get(""), 1
-        if kind == "all_reduce" and network is self.between and inside is not None:
+        if kind in ("all_reduce", "all_gather", "reduce_scatter") and network is self.between and inside is not None:
             r = lanes(mesh, axes, self.ranks_per_host)
         if r == 1 or inside is None:
             return network.seconds(kind, handed, n)
-        here = inside.seconds("reduce_scatter", handed, r) + inside.seconds("all_gather", handed, r)
-        return here + network.seconds(kind, -(-handed // r), max(2, n // r))
+        hosts = max(2, n // r)
+        if kind == "all_gather":
+            return network.seconds(kind, handed, hosts) + inside.seconds(kind, hosts * handed, r)
+        here = inside.seconds("reduce_scatter", handed, r)
+        if kind == "all_reduce":
+            here += inside.seconds("all_gather", handed, r)
+        return here + network.seconds(kind, -(-handed // r), hosts)
 
     def operation(self, function: str) -> float:
         """Seconds of a scalar function on one float32 element."""

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from meshmpi.kernels.steps import Bound
     from meshmpi.runtime.collectives import Group
-    from meshmpi.runtime.shared import Lanes, SharedMemory
+    from meshmpi.runtime.lanes import Lanes
+    from meshmpi.runtime.shared import SharedMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -291,42 +292,40 @@ class Mesh:
         number = sum(1 << self.shape.names.index(a) for a in group.axes)
         if set(members) <= set(memory.ranks):
             return memory.bind(number, members, group, call)
-        one_by_one = isinstance(call, AllReduce) and str(call.x.dtype) not in REDUCED_IN and call.x.size > 0
-        lanes = self._lanes_of(group) if one_by_one else None
-        if lanes is None or not isinstance(call, AllReduce):
+        reduces = isinstance(call, AllReduce | ReduceScatter)
+        if isinstance(call, Shift | AllToAll) or (reduces and (str(call.x.dtype) in REDUCED_IN or call.x.size == 0)):
+            return None
+        lanes = self._lanes_of(group)
+        if lanes is None:
             return None
         # Hosts that could not share this memory have told nobody yet.
-        able = functools.partial(group.comm.allgather, memory.region_of(call.x) is not None)
+        able = functools.partial(group.comm.allgather, memory.can_divide(lanes, call))
         if not all(self.outside("lanes", able, axes=self.shape.in_mesh_order(group.axes))()):
             return None
-        lane, x = self._lanes[group.axes], call.x
+        lane = self._lanes[group.axes]
+        if not isinstance(call, AllReduce):
+            return memory.bind_divided(number, lanes, lane.comm, call)
 
         def reduce(part: np.ndarray) -> Bound:
             return self._collectives.BINDERS["all_reduce"](lane, AllReduce(part, group.axes, call.op))
 
-        return memory.bind_lanes(number, lanes._replace(op=call.op), x, reduce)
+        return memory.bind_lanes(number, lanes._replace(op=call.op), call.x, reduce)
 
     def _lanes_of(self, group: Group) -> Lanes | None:
-        """How a group that spans hosts divides an all_reduce; None where each of its ranks is alone on its host."""
+        """How a group that spans hosts divides a collective; None where each of its ranks is alone on its host."""
         from mpi4py import MPI
 
-        from meshmpi.runtime.shared import Lanes
+        from meshmpi.runtime.lanes import lanes_of
 
-        members = self.group(group.axes)
-        hosts = [self.host_of[r] for r in members]
-        here = tuple(r for r in members if self.host_of[r] == self.host_of[self.rank])
-        count = min(hosts.count(h) for h in hosts)
-        if max(hosts.count(h) for h in hosts) == 1:
-            return None
-        if group.axes not in self._lanes:
-            mine = here.index(self.rank)
-            split = functools.partial(group.comm.Split, mine if mine < count else MPI.UNDEFINED, self.rank)
+        lanes = lanes_of(self.group(group.axes), group.blocks, self.host_of, self.rank)
+        if lanes is not None and group.axes not in self._lanes:
+            color = lanes.split.place if lanes.split.has_lane else MPI.UNDEFINED
+            split = functools.partial(group.comm.Split, color, lanes.split.here)
             made = functools.partial(self._watch.made, group.comm, split)
             comm = self.outside("communicator", made, "lanes", self.shape.in_mesh_order(group.axes))()
-            n = len(set(hosts))
-            lane = cast("MPI.Intracomm", comm)
-            self._lanes[group.axes] = self._collectives.Group(group.axes, lane, tuple(range(n)), 0)
-        return Lanes(here, count)
+            numbers = tuple(range(len(lanes.split.hosts)))
+            self._lanes[group.axes] = self._collectives.Group(group.axes, cast("MPI.Intracomm", comm), numbers, 0)
+        return lanes
 
     def _counted(self, call: Collective, group: Group, handed: Handed, run: Bound, op: str) -> Bound:
         """``run``, which counts and records itself; a short message takes a microsecond."""

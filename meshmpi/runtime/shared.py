@@ -19,7 +19,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -31,6 +31,7 @@ from meshmpi.kernels.steps import Bound, nothing, run_all
 from meshmpi.kernels.views import collapse
 from meshmpi.runtime.calls import Place, SelfRecording, Tally
 from meshmpi.runtime.collectives import Group
+from meshmpi.runtime.lanes import Divisible, Lanes, block_shapes, combining, divided, exchange, reduction_bytes
 from meshmpi.runtime.operands import (
     OPS,
     AllGather,
@@ -86,20 +87,6 @@ _COLLECTIVE = _record("group", "record", "copies", "reductions", "copy", "reduct
 
 def _address(x: np.ndarray) -> int:
     return x.__array_interface__["data"][0]
-
-
-class Lanes(NamedTuple):
-    """How ranks of several hosts divide an all_reduce: rank k of each host is of lane k, as far as all hosts have one.
-
-    Attributes:
-        here: Ranks of the group on this host, ascending.
-        count: Number of lanes.
-        op: The reduction.
-    """
-
-    here: tuple[int, ...]
-    count: int
-    op: str = "sum"
 
 
 class Region:
@@ -252,7 +239,7 @@ class SharedMemory:
         """
         inside = _Work(self, lanes.here, None)
         xs = inside.of_all(x, [x.shape] * len(lanes.here)) or []
-        parts = starts([PART_ELEMENTS * k for k in block_sizes(-(-x.size // PART_ELEMENTS), lanes.count)])
+        parts = starts([PART_ELEMENTS * k for k in block_sizes(-(-x.size // PART_ELEMENTS), lanes.split.count)])
         flat = [one.reshape(1, -1) for one in xs]
         mine, steps = lanes.here.index(self.rank), list[Bound]()
         back = _Work(self, lanes.here, None)
@@ -267,6 +254,41 @@ class SharedMemory:
         group = self.group(number, lanes.here)
         first_step, last = (self._bound(work, group).recorded(None, Tally()) for work in (inside, back))
         return run_all([first_step, *steps, last])
+
+    def can_divide(self, lanes: Lanes, call: Any) -> bool:
+        """Whether this rank can take part in a collective by lanes: its arrays are shared, its scratch is enough."""
+        arrays = (getattr(call, name) for name in ("x", "out") if hasattr(call, name))
+        if any(self.region_of(x) is None for x in arrays):
+            return False
+        given = getattr(call, "workspace", None)
+        reduces = isinstance(call, ReduceScatter) and given is not None
+        return not reduces or reduction_bytes(call, lanes.split) <= given.nbytes
+
+    def bind_divided(self, number: int, lanes: Lanes, lane: MPI.Comm, call: Divisible) -> Bound:
+        """An all_gather or reduce_scatter over ranks of several hosts, see `meshmpi.runtime.lanes`.
+
+        Args:
+            number: Which set of mesh axes the group is over.
+            lanes: Of the group.
+            lane: The ranks of the own lane, by host; MPI.COMM_NULL without one.
+            call: Of which `can_divide` is true on all ranks.
+        """
+        before, after = (_Work(self, lanes.here, None) for _ in range(2))
+        shapes = [block_shapes(call, b) for b in lanes.split.blocks]
+        held = (before.of_all(x, s) or [] for x, s in zip((call.x, call.out), zip(*shapes, strict=True), strict=True))
+        xs, outs = (dict(zip(lanes.split.blocks, arrays, strict=True)) for arrays in held)
+        steps = divided(call, lanes.split, xs, outs)
+        op = getattr(call, "op", "")
+        for to, sources in steps.sums:
+            before.reduce(op, [to], sources)
+        for to, source in steps.copies:
+            after.copy(to, source, call.out.nbytes)
+        before.kept += [call, steps]
+        after.kept = before.kept
+        group = self.group(number, lanes.here)
+        first_step, last = (self._bound(work, group).recorded(None, Tally()) for work in (before, after))
+        between = [exchange(lane, steps.sends, steps.receives)] if lanes.split.has_lane else []
+        return run_all([first_step, *between, combining(op, steps.totals), last])
 
     def _bound(self, work: _Work, group: int) -> Bound:
         copies, reductions = (np.array(rows, t) for rows, t in ((work.copies, _COPY), (work.reductions, _REDUCTION)))

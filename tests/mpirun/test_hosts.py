@@ -44,6 +44,7 @@ def started(where: str, dealt: str, *program: str, folder: Path) -> subprocess.C
         ("h1:2,h2:2", "rows:2;cols:2", "rows"),
         ("h1:2,h2:2", "all:4", "all"),
         ("h1:2,h2:1,h3:1", "rows:2;cols:2", "rows+cols"),
+        ("h1:3,h2:2", "all:5", "all"),
     ],
 )
 @pytest.mark.parametrize("dealt", ["slot", "node"])

@@ -98,13 +98,17 @@ def test_axes_between_hosts_are_priced_by_their_own_level():
     assert uneven.network(MESH, ("cols",)).bandwidth == 1e7  # ranks 2 and 3
 
 
-def test_an_all_reduce_between_hosts_is_priced_by_lanes():
+def test_collectives_between_hosts_are_priced_by_lanes():
     machine = parse_machine("ranks_per_host = 2\n" + LEVELS, "levels")
     inside, between = machine.networks[""], machine.between
     assert between is not None
     here = inside.seconds("reduce_scatter", 8000, 2) + inside.seconds("all_gather", 8000, 2)
     by_lanes = here + between.seconds("all_reduce", 4000, 2)
     assert machine.collective(MESH, ("rows", "cols"), "all_reduce", 8000) == pytest.approx(by_lanes)
+    by_lanes = between.seconds("all_gather", 8000, 2) + inside.seconds("all_gather", 16000, 2)
+    assert machine.collective(MESH, ("rows", "cols"), "all_gather", 8000) == pytest.approx(by_lanes)
+    by_lanes = inside.seconds("reduce_scatter", 8000, 2) + between.seconds("reduce_scatter", 4000, 2)
+    assert machine.collective(MESH, ("rows", "cols"), "reduce_scatter", 8000) == pytest.approx(by_lanes)
     assert machine.collective(MESH, ("rows",), "all_reduce", 8000) == between.seconds("all_reduce", 8000, 2)
     assert machine.collective(MESH, ("cols",), "all_reduce", 8000) == inside.seconds("all_reduce", 8000, 2)
     assert machine.collective(MESH, ("rows", "cols"), "all_to_all", 8000) == between.seconds("all_to_all", 8000, 4)

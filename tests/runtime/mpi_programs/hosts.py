@@ -2,13 +2,59 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
 
 import meshmpi as mm
 from meshmpi.runtime import operands
+from meshmpi.runtime.arrays import view_of
+
+
+def check_divided(mesh: mm.Mesh) -> None:
+    """Collectives over all axes, in memory that is shared, are equal to MPI's; integers, so that sums are exact."""
+    rng, n = np.random.default_rng(mesh.rank), mesh.size
+    room = mesh.allocate(1 << 18)
+    for axes in (mesh.shape.names, mesh.shape.names[::-1]):
+        mine = mesh.shape.block_index(axes, mesh.coordinates)
+        for dtype, sizes in (("float32", [5] * n), ("int32", [(3 * k) % 4 for k in range(n)]), ("bool", [2] * n)):
+            b, total = sizes[mine], sum(sizes)
+
+            def pair(before: tuple[int, ...], after: tuple[int, ...], dtype: str = dtype) -> list[np.ndarray]:
+                found, at = [], 0
+                for shape in (before, after):
+                    found.append(view_of(room, at, shape, dtype))
+                    at = 1 << 17
+                found[0][...] = rng.integers(0, 9, before).astype(dtype)
+                return found
+
+            also = [1] * (n - 1) + [3]
+            calls: list[Callable[..., operands.Collective]] = [
+                functools.partial(operands.AllGather, axis=1, sizes=sizes, axes=axes),
+                functools.partial(operands.ReduceScatter, axis=1, sizes=sizes, axes=axes, op="max"),
+                functools.partial(operands.ReduceScatter, axis=1, sizes=sizes, axes=axes),
+                functools.partial(operands.AllToAll, split_axis=1, concat_axis=2, axes=axes),
+                functools.partial(operands.AllToAll, split_axis=2, concat_axis=1, axes=axes),
+            ]
+            calls[3] = functools.partial(calls[3], split_sizes=sizes, concat_sizes=also)
+            calls[4] = functools.partial(calls[4], split_sizes=also, concat_sizes=sizes)
+            shapes = [((4, b, 3), (4, total, 3)), *[((4, total, 3), (4, b, 3))] * 2]
+            shapes += [((2, total, also[mine]), (2, b, n + 2)), ((2, b, n + 2), (2, total, also[mine]))]
+            for make, (before, after) in zip(calls, shapes, strict=True):
+                x, out = pair(before, after)
+                kept, flat = x.copy(), np.empty(after, dtype)
+                run = mesh.bind(make(x, out), planned=True)
+                run()
+                mesh.bind(make(kept, flat))()
+                assert (out == flat).all(), (make(x, out), out, flat)
+                x[...], kept[...] = x[::-1].copy(), kept[::-1].copy()
+                run()
+                mesh.bind(make(kept, flat))()
+                assert (out == flat).all()
+    assert mesh.hosts == mesh.size or mesh._lanes  # pyright: ignore[reportPrivateUsage]
 
 
 def main() -> None:
@@ -38,6 +84,8 @@ def main() -> None:
         assert (y == wanted).all(), (op, dtype, y, wanted)
     shared = mesh._shared  # pyright: ignore[reportPrivateUsage]
     assert shared and [names[r] for r in shared.ranks] == [names[mesh.rank]] * len(shared.ranks)
+
+    check_divided(mesh)
 
     with mm.Graph() as graph:
         feed = mm.placeholder("x", "batch:12;io:8")
