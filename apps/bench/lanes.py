@@ -17,10 +17,10 @@ import numpy as np
 from mpi4py import MPI
 
 import meshmpi as mm
-from meshmpi.runtime.operands import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
+from meshmpi.runtime.operands import AllGather, AllReduce, Collective, ReduceScatter
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
-"""Bytes of the vector; of what an all_gather makes, and of what a rank hands to the other two."""
+"""Bytes of the vector; of what an all_gather makes, and of what a rank hands to a reduce_scatter."""
 
 
 def by_hand(mesh: mm.Mesh, n: int) -> Callable[[], None]:
@@ -75,10 +75,7 @@ def divided(mesh: mm.Mesh, kind: str, size: int) -> Collective:
     part = mesh.allocate(size // n).view(np.float32)
     if kind == "all_gather":
         return AllGather(part, whole, 0, [part.size] * n, "all")
-    if kind == "reduce_scatter":
-        return ReduceScatter(whole, part, 0, [part.size] * n, "all")
-    out = mesh.allocate(size).view(np.float32).reshape(n, -1)
-    return AllToAll(whole.reshape(1, -1), out, 1, 0, [part.size] * n, [1] * n, "all")
+    return ReduceScatter(whole, part, 0, [part.size] * n, "all")
 
 
 def report(mesh: mm.Mesh, kind: str, seconds: float) -> None:
@@ -96,8 +93,6 @@ def report(mesh: mm.Mesh, kind: str, seconds: float) -> None:
         else:
             call = divided(mesh, kind, size)
             ways = [mesh.bind(call, planned=planned) for planned in (True, False)]
-            if kind == "all_to_all":
-                least *= mesh.size // mesh.hosts
         found = [(microseconds(mesh, way, seconds), sent(mesh, way, size, least)) for way in ways]
         if mesh.rank == 0:
             print(f"{size:>14,} " + " ".join(f"{t:>11,.0f} ({share:.2f})" for t, share in found), flush=True)
@@ -107,7 +102,7 @@ def main() -> None:
     """Prints a table for each collective."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each way and size")
-    parser.add_argument("--kinds", default="all_reduce,all_gather,reduce_scatter,all_to_all")
+    parser.add_argument("--kinds", default="all_reduce,all_gather,reduce_scatter")
     options = parser.parse_args()
     mesh = mm.Mesh(f"all:{MPI.COMM_WORLD.size}")
     if mesh.rank == 0:
