@@ -10,10 +10,12 @@ import pytest
 
 from meshmpi.errors import DataError
 from meshmpi.files.cache import cache_folder, make_file, make_folder
+from meshmpi.transformer.text import sentence_pieces
 from meshmpi.transformer.text.base import bits_per_byte, count_bytes
 from meshmpi.transformer.text.characters import ByteVocabulary, CharacterVocabulary
 from meshmpi.transformer.text.sentence_pieces import SentencePieceVocabulary
 from meshmpi.transformer.text.vocabulary import build_vocabulary, load_vocabulary, restore_vocabulary, save_vocabulary
+from meshmpi.transformer.training import data
 from meshmpi.transformer.training.corpora import open_corpus
 from meshmpi.transformer.training.data import TokenStream, load_dataset, prepare, token_dtype
 from meshmpi.transformer.training.evaluation import HeldOutText
@@ -125,6 +127,39 @@ def test_byte_pairs_lose_nothing():
     assert np.array_equal(same.encode(strange), tokens)
     with pytest.raises(DataError, match="could not learn a vocabulary of 9999"):
         SentencePieceVocabulary.train(text.split("\n"), 9999)
+
+
+def test_byte_pairs_of_parts_are_those_of_the_whole(monkeypatch):
+    """Tokens of parts are kept; a full store begins anew.  SentencePiece on the whole text says what is right."""
+    pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
+    text = "the cat  sat\ton the mat\n\n   the hat\r\nñandú  \n" * 20
+    vocabulary = SentencePieceVocabulary.train(text.split("\n"), 290)
+    strange = f"{text}  \n \nnaïve ☃ \U0001f600\u2581x \x00\u00a0 y \x0b z {text}"
+    wanted = vocabulary._processor.encode(strange)
+    for most in (1 << 19, 3):
+        monkeypatch.setattr(sentence_pieces, "MOST_WORDS", most)
+        assert vocabulary.encode(strange).tolist() == wanted
+        assert len(vocabulary._known) < 60
+    assert vocabulary.encode("").tolist() == []
+
+
+def test_a_long_text_is_learnt_from_in_part(tmp_path, monkeypatch):
+    pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
+    monkeypatch.setattr(data, "LEARNT_BYTES", 3 << 20)
+    seen = []
+    right = data.build_vocabulary
+    monkeypatch.setattr(data, "build_vocabulary", lambda name, train, held_out: right(name, seen_of(train), held_out))
+
+    def seen_of(train):
+        for piece in train:
+            seen.append(len(piece))
+            yield piece
+
+    file = tmp_path / "text.txt"
+    file.write_text("".join(f"line {n} of a text that is long\n" for n in range(220_000)))
+    found = prepare(str(file), "bpe:300")
+    assert file.stat().st_size / 3.2 < sum(seen) < file.stat().st_size / 2
+    assert len(found.train) > 10 * 220_000 * 0.8, "all of it is encoded"
 
 
 def test_byte_pairs_without_their_package(monkeypatch, text_file):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
+import re
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,10 @@ from meshmpi.errors import DataError
 from meshmpi.transformer.text.base import Tokens, Vocabulary, as_text, optional_package
 
 _SPACE = "\u2581"  # SentencePiece writes it for a space
+_WORDS = re.compile(r"\n| *[^ \n]+| +")
+"""Parts of a text across which no token goes of a vocabulary that was learnt here."""
+MOST_WORDS = 1 << 19
+"""Parts whose tokens are kept: a text has few different ones, most of them often."""
 
 
 class SentencePieceVocabulary(Vocabulary):
@@ -36,6 +42,7 @@ class SentencePieceVocabulary(Vocabulary):
         self.size = int(p.get_piece_size())
         self.name = name or f"bpe:{self.size}"
         self.token_bytes = np.array([self._bytes_of(t) for t in range(self.size)], np.int32)
+        self._known: dict[str, list[int]] = {}
         # T5's extra ids stand behind the pieces of the file.
         self._refused = [*(p.id_to_piece(t) for t in range(self.size) if p.is_control(t)), "<extra_id_"] if name else []
 
@@ -52,7 +59,15 @@ class SentencePieceVocabulary(Vocabulary):
                 f"the text has {found!r}, a special token, which {self.name} would cut into pieces.",
                 "Put tokenizer.json, which knows it, next to it, or give --token-ids.",
             )
-        return np.array(self._processor.encode(text), np.int32)
+        if self._from_file:
+            return np.array(self._processor.encode(text), np.int32)
+        words, known = _WORDS.findall(text), self._known
+        missing = [word for word in dict.fromkeys(words) if word not in known]
+        if len(known) + len(missing) > MOST_WORDS:
+            known.clear()
+            missing = list(dict.fromkeys(words))
+        known.update(zip(missing, self._processor.encode(missing), strict=True))
+        return np.fromiter(itertools.chain.from_iterable(map(known.__getitem__, words)), np.int32)
 
     def unknown(self, text: str) -> list[str]:
         p = self._processor

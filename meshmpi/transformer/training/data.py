@@ -6,6 +6,7 @@ A batch depends only on (seed, step, row): the step number is enough to resume, 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from meshmpi.transformer.text.base import Vocabulary
 from meshmpi.transformer.text.vocabulary import (
     build_vocabulary,
     check_vocabulary_name,
+    learnt_size,
     restore_vocabulary,
     save_vocabulary,
     vocabulary_key,
@@ -29,6 +31,8 @@ from meshmpi.transformer.text.vocabulary import (
 from meshmpi.transformer.training.corpora import Corpus, open_corpus
 from meshmpi.transformer.training.sealed import CheckedArray, Sealed, seal
 
+LEARNT_BYTES = 128 << 20
+"""Text of which a vocabulary ``bpe:<size>`` is learnt; SentencePiece takes about 8 times as much memory."""
 _FORMAT = "2"  # part of every name in the cache: raise it when the files change
 _MASK64 = (1 << 64) - 1
 Block = npt.NDArray[np.int32]
@@ -67,7 +71,10 @@ def prepare(
 
 
 def _write_tokens(text: Corpus, name: str, folder: Path) -> None:
-    vocabulary = build_vocabulary(name, text.train_pieces(), text.held_out_pieces())
+    train = text.train_pieces()
+    if learnt_size(name):  # takes memory in proportion to the text: of a long one every n-th piece tells the tokens
+        train = itertools.islice(text.train_pieces(1 << 20), 0, None, -(-text.train_bytes // LEARNT_BYTES))
+    vocabulary = build_vocabulary(name, train, text.held_out_pieces())
     save_vocabulary(vocabulary, folder / "vocabulary.json")
     dtype = token_dtype(vocabulary.size)
     digest = hashlib.sha256((folder / "vocabulary.json").read_bytes())
