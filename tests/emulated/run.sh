@@ -5,7 +5,7 @@
 #
 # On Debian with qemu-user-static, debootstrap and gcc-aarch64-linux-gnu, or g++-powerpc64le-linux-gnu.  Python and its
 # packages are those of the other processor and run in qemu; the compiler of kernels is a cross compiler and does not.
-# Tests that start another Python are left out.  Without SME, with which OpenBLAS computes NaN in qemu 7.2.  20 to 40 minutes each.  EMULATED: the folder for files of the system.
+# Tests that start another Python are left out.  SVE code is for any length of vectors, as -march=native makes it.  Without SME, with which OpenBLAS computes NaN in qemu 7.2.  20 to 40 minutes each.  EMULATED: the folder for files of the system.
 set -euo pipefail
 name=${1:?neon, sve256, sve512 or power9}
 shift
@@ -14,8 +14,8 @@ folder=${EMULATED:-/var/tmp/meshmpi-emulated}
 python=${PYTHON:-python3}
 case $name in
     neon)   arch=arm64 cpu=neoverse-n1 flags="-march=armv8.2-a" ;;
-    sve256) arch=arm64 cpu=max,sme=off,sve256=on,sve-default-vector-length=32 flags="-march=armv8.2-a+sve -msve-vector-bits=256" ;;
-    sve512) arch=arm64 cpu=max,sme=off,sve512=on,sve-default-vector-length=64 flags="-march=armv8.2-a+sve -msve-vector-bits=512" ;;
+    sve256) arch=arm64 cpu=max,sme=off,sve256=on,sve-default-vector-length=32 flags="-march=armv8.2-a+sve" ;;
+    sve512) arch=arm64 cpu=max,sme=off,sve512=on,sve-default-vector-length=64 flags="-march=armv8.2-a+sve" ;;
     power9) arch=ppc64el cpu=power9 flags="-mcpu=power9" ;;
     *) echo "there is no $name" >&2; exit 2 ;;
 esac

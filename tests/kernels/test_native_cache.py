@@ -124,6 +124,23 @@ def test_a_damaged_note_of_the_compiler_is_made_anew(tmp_path: Path, cache: Path
 
 
 @needs_compiler
+def test_a_flag_with_which_sums_are_wrong_is_left_out(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    """As by GCC 12 for processors with SVE."""
+    flag, wrong = "-fopenmp-simd", "s/a += v;/a = v;/"
+    text = f'for word; do if [ "$word" = {flag} ]; then sed -i "{wrong}" "$source"; fi; done'
+    monkeypatch.setenv("MESHMPI_CC", script(tmp_path, text))
+    found = compiler.compiler()
+    assert flag not in found and "-march=native" in found and "-O3" in found
+
+
+@needs_compiler
+def test_a_compiler_that_can_add_nothing_is_none(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MESHMPI_CC", script(tmp_path, 'sed -i "s/a += v;/a = v;/" "$source"'))
+    with pytest.raises(compiler.CompilerError, match="cannot build a small file that computes what it should"):
+        compiler.compiler()
+
+
+@needs_compiler
 def test_a_killed_builder_does_not_hold_up_the_others(tmp_path: Path, cache: Path):
     ready = tmp_path / "ready"
     text = f'if grep -q answer "$source" 2>/dev/null && [ ! -e {ready} ]; then\n  touch {ready}; sleep 60\nfi'

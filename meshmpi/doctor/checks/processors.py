@@ -69,7 +69,7 @@ def compiler(facts: Facts) -> Iterator[Finding]:
     unset = f"unset {named}                  # {named}={facts.environment[named]}\n" if named else ""
     if "no C compiler was found" in error:
         yield found("compiler-missing", error.split(". ")[0] + ".", unset=unset)
-    elif "cannot build a trivial file" in error or "did not run" in error:
+    elif "cannot build a small file" in error or "did not run" in error:
         yield found("compiler-broken", error.split(". ")[0] + ".", unset=unset)
     elif error and "No module named" not in error:
         yield found("compiler-broken", f"{error}.", unset=unset)
