@@ -10,7 +10,8 @@ import pytest
 from meshmpi.compiler.passes.pipeline import optimize
 from meshmpi.dims import MeshShape
 from meshmpi.errors import MeshError, ProgramError
-from meshmpi.ir.program import Program
+from meshmpi.ir.kinds.functions import ArrayType, Function
+from meshmpi.ir.program import LocalType, Program
 from meshmpi.ir.scalar import Expr, Step, call
 from meshmpi.ir.verify import Proven, verify
 from tests.passes import exchange_rows, local_rows, scan_rows, tiled_rows
@@ -39,6 +40,16 @@ def _x(h: Hand) -> int:
 
 def _tape(*steps: Step, results: tuple[str, ...] = ("t0",)) -> Expr:
     return Expr(steps, results)
+
+
+def _declared(takes: str, makes: str) -> Function:
+    """A function of one array with dims of one letter."""
+    array = [ArrayType(tuple(names), t(" ".join(names)).dtype) for names in (takes, makes)]
+    return Function("f", lambda x: x, (array[0],), (array[1],))
+
+
+def _function(h: Hand, x: LocalType, y: LocalType, makes: str = "ab") -> int:
+    return h.add("local_function", [h.feed("x", x)], y, function=_declared("ab", makes), batch_dims=("a",))
 
 
 ROWS: dict[str, tuple[Row, str]] = {
@@ -232,6 +243,28 @@ ROWS: dict[str, tuple[Row, str]] = {
         lambda h: h.add(
             "scatter_add", [h.feed("x", t("a/rows c")), h.feed("i", t("a/rows", dtype="int32"))], t("b c"), dim="b"
         ),
+        "must leave a reduction pending",
+    ),
+    "a function whose result has other dims than it declares": (
+        lambda h: _function(h, t("a/rows b"), t("a/rows")),
+        "where its function has",
+    ),
+    "a function of an unfinished sum": (
+        lambda h: h.add(
+            "local_function", [h.pending("a b", "cols")], t("a b"), function=_declared("ab", "ab"), batch_dims=("a",)
+        ),
+        "unfinished input",
+    ),
+    "a function that splits its result in another way": (
+        lambda h: _function(h, t("a/rows b"), t("a b")),
+        "split in two ways",
+    ),
+    "a function split along a dim that is no batch dim": (
+        lambda h: _function(h, t("a b/cols"), t("a b/cols")),
+        "which is no batch dimension",
+    ),
+    "a function whose sum over a batch dim is not pending": (
+        lambda h: _function(h, t("a/rows b"), t("b"), "b"),
         "must leave a reduction pending",
     ),
     "a put of updates split over dims of the index": (
