@@ -296,3 +296,10 @@ def test_errors_of_models():
 def test_bad_options(options, message):
     with pytest.raises(ConfigError, match=message):
         SMALL.with_options(**options)
+
+
+def test_parallel_sublayers_are_refused_where_a_decoder_has_a_source():
+    with mm.Graph():
+        source, target = (mm.placeholder(n, f"batch:2;{n}:4", "int32") for n in ("source_length", "length"))
+        with pytest.raises(ConfigError, match="parallel is true for an encoder-decoder"):
+            mm.transformer.encoder_decoder(SMALL.with_options(parallel=True, length=4), source, target)

@@ -230,14 +230,14 @@ def encoder_decoder(
     Raises:
         ShapeError: Tokens have other dims or are too long.
         ConfigError: Rows are packed and the config has a local window, which takes no mask; or it
-            has ``token_dropout``.
+            has ``token_dropout``; or its sublayers are ``parallel``.
 
     Source: Vaswani et al. 2017, with norms before the sublayers.
     """
     check_tokens(source, "source tokens", SOURCE_LENGTH)
     check_tokens(decoder_tokens, "decoder tokens", "length")
     _check_causal(config)
-    _check_packing(config, packing)
+    _check_pairs(config, packing)
     shared = Stack(config)
     tables = [shared.token_embedding(stack) for stack in ("encoder", "decoder")]
     positions, real = shared.position_embedding(), _real(config, source, source_mask)
@@ -349,8 +349,14 @@ def _check_causal(config: TransformerConfig) -> None:
         )
 
 
-def _check_packing(config: TransformerConfig, packing: PackedPairs | None) -> None:
-    """ConfigError where a local window would look across pairs."""
+def _check_pairs(config: TransformerConfig, packing: PackedPairs | None) -> None:
+    """ConfigError where a local window would look across pairs, or sublayers of a decoder with a source are parallel."""
+    if config.parallel:
+        raise ConfigError(
+            "Transformer: parallel is true for an encoder-decoder, whose decoder attends to the source between the two"
+            " sublayers.",
+            "Set parallel to false.",
+        )
     if packing is not None and config.local_window:
         raise ConfigError(
             f"several pairs share a row and local_window is {config.local_window}: a local window"
