@@ -350,7 +350,7 @@ def _check_causal(config: TransformerConfig) -> None:
 
 
 def _check_pairs(config: TransformerConfig, packing: PackedPairs | None) -> None:
-    """ConfigError where a local window would look across pairs, or sublayers of a decoder with a source are parallel."""
+    """ConfigError where a local window would look across pairs, or sublayers are parallel."""
     if config.parallel:
         raise ConfigError(
             "Transformer: parallel is true for an encoder-decoder, whose decoder attends to the source between the two"
