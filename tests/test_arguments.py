@@ -103,6 +103,7 @@ def _by_annotation(annotation: str, w: World) -> Any:
         "TensorLike": w.x,
         "Sequence[Tensor]": [w.x],
         "DimLike": "d_model",
+        "DimsLike": ["d_model"],
         "Dimension": w.new,
         "ShapeLike": w.x.shape,
         "int": 2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshmpi.dims import Shape
+from meshmpi.dims import DimsLike, Shape
 from meshmpi.errors import ShapeError
 from meshmpi.graph import Tensor, Update, layer_name, scope
 from meshmpi.graph.ops import elementwise as ew
@@ -54,7 +54,7 @@ def layer_norm(
 
 def rms_norm(
     x: Tensor,
-    dim: DimLike | Sequence[DimLike],
+    dim: DimsLike,
     epsilon: float = 1e-6,
     name: str | None = None,
     use_scale: bool = True,

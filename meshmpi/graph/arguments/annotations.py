@@ -145,7 +145,7 @@ _KINDS: dict[str, Rule] = {
     "Dimension": rules.DIMENSION,
     "DimLike": rules.DIM_NAME,
     "Dims": _list_of(rules.DIMENSION),
-    "DimsLike": _list_of(rules.DIM_NAME),
+    "DimsLike": _list_of(rules.DIM_NAME)._replace(said="a dimension, its name or a list of them"),
     "Shape": rules.SHAPE,
     "ShapeLike": rules.SHAPE,
     "DType": rules.DTYPE,
