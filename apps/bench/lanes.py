@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,8 @@ def main() -> None:
     parser.add_argument("--kinds", default="all_reduce,all_gather,reduce_scatter")
     options = parser.parse_args()
     mesh = mm.Mesh(f"all:{MPI.COMM_WORLD.size}")
+    if mesh.hosts < 2:
+        sys.exit("start it on ranks of several hosts: meshmpi run -n 4 --hosts n1:2,n2:2 -m apps.bench.lanes")
     if mesh.rank == 0:
         print(f"{mesh.size} ranks on {mesh.hosts} hosts; microseconds (bytes sent between hosts / the least possible)")
     for kind in options.kinds.split(","):
