@@ -303,8 +303,9 @@ class Mesh:
         if not all(self.outside("lanes", able, axes=self.shape.in_mesh_order(group.axes))()):
             return None
         lane = self._lanes[group.axes]
-        if not isinstance(call, AllReduce):
+        if isinstance(call, AllGather | ReduceScatter):
             return memory.bind_divided(number, lanes, lane.comm, call)
+        assert isinstance(call, AllReduce)
 
         def reduce(part: np.ndarray) -> Bound:
             return self._collectives.BINDERS["all_reduce"](lane, AllReduce(part, group.axes, call.op))

@@ -261,8 +261,9 @@ class SharedMemory:
         if any(self.region_of(x) is None for x in arrays):
             return False
         given = getattr(call, "workspace", None)
-        reduces = isinstance(call, ReduceScatter) and given is not None
-        return not reduces or reduction_bytes(call, lanes.split) <= given.nbytes
+        if given is None or not isinstance(call, ReduceScatter):
+            return True
+        return reduction_bytes(call, lanes.split) <= given.nbytes
 
     def bind_divided(self, number: int, lanes: Lanes, lane: MPI.Comm, call: Divisible) -> Bound:
         """An all_gather or reduce_scatter over ranks of several hosts, see `meshmpi.runtime.lanes`.

@@ -83,7 +83,7 @@ def _tuple_of(rule: Rule) -> Rule:
     several = _list_of(rule)
 
     def take(value: Any, call: Call) -> Any:
-        found = several.take(value, call) if isinstance(value, (list, tuple)) else NO
+        found: Any = several.take(value, call) if isinstance(value, (list, tuple)) else NO
         return NO if found is NO else tuple(found)
 
     return several._replace(take=take)
