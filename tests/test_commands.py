@@ -16,8 +16,10 @@ import pytest
 
 import meshmpi as mm
 from meshmpi import cli
-from meshmpi.commands import doctor
+from meshmpi.commands import doctor, training
 from meshmpi.commands.command import watched
+from meshmpi.transformer.training.config import load
+from meshmpi.transformer.training.settings import Settings
 
 SMALL = (
     "data.corpus=text.txt",
@@ -240,6 +242,21 @@ def test_run_starts_a_program_with_its_own_options(tmp_path: Path):
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     assert done.returncode == 0 and done.stdout == 2 * "2 -n 5 --help\n", done.stdout + done.stderr
+
+
+def test_a_run_goes_on_with_as_many_ranks(tmp_path: Path):
+    settings = load(Settings, None, ["train.steps=40"])
+    for ranks, more in [(1, ""), (4, " --ranks 4")]:
+        done = training._next_commands(settings, tmp_path, "meshmpi", ranks, stopped=False)
+        assert f"meshmpi train {tmp_path}{more} --set train.steps=80\n" in done
+        stopped = training._next_commands(settings, tmp_path, "meshmpi", ranks, stopped=True)
+        assert stopped.endswith(f"meshmpi train {tmp_path}{more}")
+
+
+def test_a_text_in_place_of_settings_is_recognised(tmp_path: Path):
+    (tmp_path / "own.txt").write_text("To be or not to be\n")
+    with pytest.raises(mm.ConfigError, match=r"--set data\.corpus=.*own\.txt"):
+        load(Settings, tmp_path / "own.txt", [])
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):

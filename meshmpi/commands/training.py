@@ -74,21 +74,24 @@ def _train(options: Options) -> int:
 
     folder = _folder(options)
     result = train(settings, folder, resume=_resume(options), initialize=initialize)
-    if rank_by_environment() == 0 and not result.stopped_by:
-        print(_next_commands(settings, folder, options.module))
+    if rank_by_environment() == 0 and (result.checkpoint or not result.stopped_by):
+        print(_next_commands(settings, folder, options.module, world_size(), bool(result.stopped_by)))
     return result.exit_status
 
 
-def _next_commands(settings: Settings, folder: Path, module: str) -> str:
-    """What to type after a training."""
+def _next_commands(settings: Settings, folder: Path, module: str, ranks: int, stopped: bool) -> str:
+    """What to type after a training, on as many ranks; after one that was stopped, only what goes on with it."""
     python = min(sys.executable, os.path.relpath(sys.executable), key=len)
     # A launcher may have put an environment on the path of ranks that is not on the user's.
     on_path = sys.prefix in (os.environ.get("VIRTUAL_ENV"), sys.base_prefix)
     own = "meshmpi" if on_path else f"{python} -m meshmpi"
     # Another module fetches the data that its settings name.
     command = own if module == "meshmpi" else f"{python} -m {module}"
+    again = f"{command} train {folder}" + (f" --ranks {ranks}" if ranks > 1 else "")
+    if stopped:
+        return f"go on with:\n  {again}"
     lines = [f"{own} sample {folder} --tokens 300"] if settings.task == "lm" else []
-    lines += [f"{command} train {folder} --set train.steps={2 * settings.train.steps}", f"{own} checkpoint ls {folder}"]
+    lines += [f"{again} --set train.steps={2 * settings.train.steps}", f"{own} checkpoint ls {folder}"]
     return "next:\n  " + "\n  ".join(lines)
 
 

@@ -48,9 +48,10 @@ def load(settings_class: type[T], path: str | Path | None = None, overrides: Ite
         try:
             values = plain.parse_toml(text)
         except ValueError as error:
-            raise ConfigError(
-                f"{path} is not valid TOML: {error}.", "Correct the line named; lines are: [section], or key = value."
-            ) from error
+            remedy = "Correct the line named; lines are: [section], or key = value."
+            if Path(path).suffix != ".toml":
+                remedy += f" To train on a text: meshmpi train quickstart --set data.corpus={path}."
+            raise ConfigError(f"{path} is not valid TOML: {error}.", remedy) from error
         places = _Places(str(path), text)
     for item in overrides:
         _override(settings_class, values, item, places)
