@@ -30,7 +30,7 @@ help: ## Show this list
 train: $(RUN_READY) ## Train the language model of CONFIG on N ranks
 	$(LAUNCH) -n $(N) -- $(BIN)/python -m apps.transformer $(CONFIG) $(ARGS)
 
-test: $(DEV_READY) ## Run the quick tests, about 5 minutes on 2 cores; they start their own MPI jobs
+test: $(DEV_READY) ## Run the quick tests, 6 to 7 minutes on 2 cores; they start their own MPI jobs
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not matrix' $(ARGS)
 
 test-all: $(DEV_READY) ## Run all tests: all combinations of operations, layouts, types and numbers of ranks
